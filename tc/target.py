@@ -1,0 +1,337 @@
+"""What code is compiled for: instruction set, vector shape, cores and caches.
+
+A `Target` is plain data and prints as text that `Target.parse` reads back, so that it can stand in file names, reports
+and tuning records. It names no operating system and no object format: those belong to code generation.
+
+Feature flags are trusted, CPU names are not: virtual machines report a name that does not go with their flags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from llvmlite import binding as llvm
+
+from tc.errors import UnsupportedError, UserError
+
+# The psABI levels. Each adds to the one before; the first is what every x86-64 has.
+_V1 = ("cmov", "cx8", "fxsr", "mmx", "sse", "sse2")
+_V2 = (*_V1, "crc32", "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+_V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+
+# What a CPU name may imply, and what must therefore be switched off by name where the machine lacks it.
+_IMPLIED_BY_NAME = frozenset(_V4).difference(_V1) | {
+    "adx", "aes", "amx-bf16", "amx-fp16", "amx-int8", "amx-tile", "avx10.1", "avx10.2", "avx512bf16",
+    "avx512bitalg", "avx512fp16", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512vp2intersect",
+    "avx512vpopcntdq", "avxifma", "avxneconvert", "avxvnni", "avxvnniint16", "avxvnniint8", "fma4", "gfni", "pclmul",
+    "prfchw", "rdrnd", "rdseed", "sha", "sse4a", "tbm", "vaes", "vpclmulqdq", "xop", "xsavec", "xsaveopt", "xsaves",
+}  # fmt: skip
+
+_SYSFS = Path("/sys")
+_PROC = Path("/proc")
+_SIZE = re.compile(r"(\d+)([KMG]?)")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine that code is compiled for.
+
+    `cpu` is the name that LLVM takes instruction costs from; which instructions may be used is `features` alone
+    (LLVM's names, sorted). `cores` counts the cores that the process may use. Cache sizes are in bytes:
+    L1 data and L2 of one core, and the whole L3 that the cores share, 0 where there is none.
+    """
+
+    kind: str = "cpu"
+    cpu: str = "x86-64"
+    features: tuple[str, ...] = _V1
+    vector_bits: int = 128
+    num_vector_registers: int = 16
+    cores: int = 1
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 256 << 10
+    l3_bytes: int = 8 << 20
+    cache_line_bytes: int = 64
+
+    def __post_init__(self) -> None:
+        if self.kind in ("cuda", "opencl"):
+            raise UnsupportedError(
+                f"target: {self.kind} devices are not supported yet; use 'native' or another CPU target"
+            )
+        if self.kind != "cpu":
+            raise UserError(f"target: unknown kind '{self.kind}'; the only kind is 'cpu'")
+        if self.vector_bits not in (128, 256, 512):
+            raise UserError(f"target: vector_bits is {self.vector_bits}, must be 128, 256 or 512")
+        widest = widest_vector_bits(self.features)
+        if self.vector_bits > widest:
+            raise UserError(f"target: vector_bits is {self.vector_bits}, but the features allow {widest} at most")
+        for name in ("cores", "num_vector_registers", "l1_bytes", "l2_bytes", "cache_line_bytes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"target: {name} is {getattr(self, name)}, must be at least 1")
+
+    def has(self, feature: str) -> bool:
+        """Whether instructions of `feature` (an LLVM name such as "avx512vnni") may be used."""
+        return feature in self.features
+
+    def lanes(self, dtype_bits: int) -> int:
+        """How many elements of `dtype_bits` bits one vector register holds."""
+        return self.vector_bits // dtype_bits
+
+    @property
+    def llvm_features(self) -> str:
+        """The feature string for LLVM: everything on that is there, everything off that `cpu` might imply and is not.
+
+        With 512-bit vectors LLVM's preference for 256-bit ones, which several CPU names carry, is off as well.
+        """
+        switches = [f"+{name}" for name in self.features]
+        if not self.has("neon"):
+            switches += [f"-{name}" for name in sorted(_IMPLIED_BY_NAME.difference(self.features))]
+        if self.vector_bits == 512:
+            switches.append("-prefer-256-bit")
+        return ",".join(switches)
+
+    def fingerprint(self) -> str:
+        """16 hex digits that differ when the same program may become different machine code.
+
+        Cores and cache sizes are not part of it: they act through the schedule, which is part of the program.
+        """
+        code_facts = (self.kind, self.cpu, self.features, self.vector_bits)
+        return hashlib.sha256(repr(code_facts).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise."""
+        for level in _LEVELS:
+            if self == replace(_LEVELS[level], cores=self.cores):
+                return f"{level}:cores={self.cores}"
+        facts = {
+            "name": self.cpu,
+            "vector_bits": self.vector_bits,
+            "registers": self.num_vector_registers,
+            "cores": self.cores,
+            "l1": _format_size(self.l1_bytes),
+            "l2": _format_size(self.l2_bytes),
+            "l3": _format_size(self.l3_bytes),
+            "line": self.cache_line_bytes,
+            "features": "+".join(self.features),
+        }
+        return "cpu:" + ",".join(f"{key}={value}" for key, value in facts.items())
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """Read a target from text.
+
+            native                        this machine
+            x86-64-v2, -v3, -v4           any machine of that level, with modest caches
+            native:cores=1,l2=1M          the same with some facts changed
+            cpu:name=...,features=a+b     every fact given, the rest as for plain x86-64
+
+        Raises UserError for a name or a fact that is not known, UnsupportedError for devices that are not CPUs.
+        """
+        base, _, facts = text.strip().partition(":")
+        if base in ("cuda", "opencl"):
+            return Target(kind=base)
+        if base == "native":
+            target = native_target()
+        elif base == "cpu":
+            target = Target()
+        elif base in _LEVELS:
+            target = replace(_LEVELS[base], cores=available_cores())
+        else:
+            known = ", ".join(("native", *_LEVELS, "cpu:..."))
+            raise UserError(f"target: unknown target '{text}'; known are {known}")
+        return _with_facts(target, facts) if facts else target
+
+
+def widest_vector_bits(features: tuple[str, ...]) -> int:
+    """The widest vectors for which `features` have a complete instruction set, integers included."""
+    present = set(features)
+    if present.issuperset(("avx512f", "avx512bw", "avx512dq", "avx512vl")):
+        return 512
+    return 256 if "avx2" in present else 128
+
+
+def available_cpus() -> int:
+    """How many logical CPUs this process may keep busy: its affinity mask, bounded by its cgroup's quota.
+
+    A quota of 2.5 CPUs counts as 2: threads that wait for each other must all be running.
+    """
+    return _within_quota(len(affinity_cpus()), _cgroup_quota(_PROC, _SYSFS))
+
+
+def available_cores() -> int:
+    """Like `available_cpus`, but two hardware threads of one core count once."""
+    siblings = {_read(_cpu_folder(cpu) / "topology/thread_siblings_list") or str(cpu) for cpu in affinity_cpus()}
+    return _within_quota(len(siblings), _cgroup_quota(_PROC, _SYSFS))
+
+
+def affinity_cpus() -> tuple[int, ...]:
+    """The numbers of the logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def native_target() -> Target:
+    """The machine this process runs on, with the cores it may use now."""
+    return replace(_host_target(), cores=available_cores())
+
+
+@cache
+def _host_target() -> Target:
+    features = tuple(sorted(name for name, present in _host_features().items() if present))
+    vector_bits = widest_vector_bits(features)
+    many_registers = vector_bits == 512 or "neon" in features
+    sizes = _cache_sizes(_cpu_folder(affinity_cpus()[0]) / "cache")
+    return Target(
+        cpu=llvm.get_host_cpu_name() or "generic",
+        features=features,
+        vector_bits=vector_bits,
+        num_vector_registers=32 if many_registers else 16,
+        **sizes,
+    )
+
+
+def _host_features() -> dict[str, bool]:
+    try:
+        return dict(llvm.get_host_cpu_features())
+    except RuntimeError:  # LLVM cannot ask this operating system
+        return {}
+
+
+def _cpu_folder(cpu: int) -> Path:
+    return _SYSFS / f"devices/system/cpu/cpu{cpu}"
+
+
+def _cache_sizes(folder: Path) -> dict[str, int]:
+    """The `Target` fields that the kernel's description of one CPU's caches states; those it leaves out are absent."""
+    sizes = {}
+    for index in sorted(folder.glob("index*")):
+        if _read(index / "type") == "Instruction":
+            continue
+        size, line = _parse_size(_read(index / "size")), _parse_size(_read(index / "coherency_line_size"))
+        if size:
+            sizes[f"l{_read(index / 'level')}_bytes"] = size
+        if line:
+            sizes["cache_line_bytes"] = line
+    if "l2_bytes" in sizes:
+        sizes.setdefault("l3_bytes", 0)
+    known = ("l1_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes")
+    return {name: size for name, size in sizes.items() if name in known}
+
+
+def _within_quota(cpus: int, quota: float | None) -> int:
+    return max(1, cpus if quota is None else min(cpus, int(quota)))
+
+
+def _cgroup_quota(proc: Path, sysfs: Path) -> float | None:
+    """The CPU time that this process's control groups allow, in CPUs; None without a bound.
+
+    Every group above the process's own counts too. Reads version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`).
+    """
+    quotas = []
+    for line in _read(proc / "self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        mounts = ("", "unified") if not controllers else (controllers, "cpu")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for mount in mounts:
+            quotas += _quotas_up_from(sysfs / "fs/cgroup" / mount, group)
+    return min(quotas, default=None)
+
+
+def _quotas_up_from(root: Path, group: str) -> list[float]:
+    folder = root / group.strip("/")
+    folders = [folder, *folder.parents]
+    bounds = (_folder_quota(at) for at in folders[: folders.index(root) + 1])
+    return [bound for bound in bounds if bound is not None]
+
+
+def _folder_quota(folder: Path) -> float | None:
+    fields = _read(folder / "cpu.max").split()
+    if not fields:
+        fields = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+    try:
+        quota, period = (int(field) for field in fields)
+    except ValueError:  # "max", or no such file
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _parse_size(text: str) -> int | None:
+    matched = _SIZE.fullmatch(text.strip())
+    return int(matched[1]) * _UNITS[matched[2]] if matched else None
+
+
+def _format_size(size_bytes: int) -> str:
+    for unit in ("G", "M", "K"):
+        if size_bytes and size_bytes % _UNITS[unit] == 0:
+            return f"{size_bytes // _UNITS[unit]}{unit}"
+    return str(size_bytes)
+
+
+_FACT_FIELDS = {
+    "vector_bits": "vector_bits",
+    "registers": "num_vector_registers",
+    "cores": "cores",
+    "l1": "l1_bytes",
+    "l2": "l2_bytes",
+    "l3": "l3_bytes",
+    "line": "cache_line_bytes",
+}
+
+
+def _with_facts(target: Target, text: str) -> Target:
+    """`target` with the facts of `key=value,...` put in. Without a word on vectors, they follow the features."""
+    changes: dict[str, object] = {}
+    for fact in text.split(","):
+        key, equals, value = fact.strip().partition("=")
+        if not equals or not value and key != "features":
+            raise UserError(f"target: '{fact}' is not of the form key=value")
+        if key == "name":
+            changes["cpu"] = value
+        elif key == "features":
+            changes["features"] = tuple(sorted(filter(None, value.split("+"))))
+        elif key in _FACT_FIELDS:
+            changes[_FACT_FIELDS[key]] = _parse_fact(key, value)
+        else:
+            known = ", ".join(("name", "features", *_FACT_FIELDS))
+            raise UserError(f"target: unknown fact '{key}'; known are {known}")
+    if "features" in changes:
+        vector_bits = widest_vector_bits(changes["features"])  # type: ignore[arg-type]
+        changes.setdefault("vector_bits", vector_bits)
+        changes.setdefault("num_vector_registers", 32 if vector_bits == 512 else 16)
+    return replace(target, **changes)  # type: ignore[arg-type]
+
+
+def _parse_fact(key: str, value: str) -> int:
+    number = _parse_size(value)
+    if number is None:
+        raise UserError(f"target: {key}={value} is not a number (sizes may end in K, M or G)")
+    return number
+
+
+_LEVELS = {
+    "x86-64-v2": Target(cpu="x86-64-v2", features=tuple(sorted(_V2))),
+    "x86-64-v3": Target(cpu="x86-64-v3", features=tuple(sorted(_V3)), vector_bits=256),
+    "x86-64-v4": Target(
+        cpu="x86-64-v4",
+        features=tuple(sorted(_V4)),
+        vector_bits=512,
+        num_vector_registers=32,
+        l2_bytes=1 << 20,
+        l3_bytes=16 << 20,
+    ),
+}
