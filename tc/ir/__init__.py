@@ -1,0 +1,1 @@
+"""What programs are: scalar expressions, the graph IR, the loop IR, their text, their verifiers."""

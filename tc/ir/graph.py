@@ -1,0 +1,259 @@
+"""The graph IR: typed, functional, in A-normal form.
+
+A `Function` is a flat tuple of bindings. The right-hand side of a binding is one operation over *atoms* (variables and
+constants), so nesting is as deep as the control flow, never as the model. Bodies of `If` and `Loop` are functions that may use
+variables of the enclosing functions.
+
+Effects: everything is pure except `CallExtern` with `effect=True`, and those keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+
+from tc.ir import dtype as dtypes
+from tc.ir.expr import Expr, Var, const
+from tc.ir.node import Located, Node
+from tc.ir.types import DimFact, FunctionType, TensorType, Type
+
+AttrValue = Union[None, bool, int, float, str, dtypes.DType, Expr, "tuple[AttrValue, ...]"]
+
+
+class Attrs(Mapping[str, AttrValue]):
+    """Read-only view of an attribute tuple, by name: `attrs["axis"]`, `attrs.axis`."""
+
+    def __init__(self, items: tuple[tuple[str, AttrValue], ...]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> AttrValue:
+        return self._items[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._items[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorVar(Located):
+    """A binder of the graph and its uses. `type` is a tensor, tuple or function type."""
+
+    name: str
+    type: Type
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False)
+class TensorConst(Located):
+    """A literal tensor. `value` (C-contiguous; read-only by convention, possibly memory-mapped) has the type's dtype and shape."""
+
+    value: np.ndarray
+    name: str = ""
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(tuple(const(dim) for dim in self.value.shape), dtypes.from_numpy(self.value.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalRef(Located):
+    """A function of the module, by name, as a value or as a callee."""
+
+    name: str
+    type: FunctionType
+
+
+Atom = Union[TensorVar, TensorConst, GlobalRef]
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Located):
+    """The operator `op` of the registry on `args`. An absent optional operand is None. Result type: the op's `infer`."""
+
+    op: str
+    args: tuple[Atom | None, ...]
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CallFunction(Located):
+    """A call of a graph function: a `GlobalRef`, or a variable of function type."""
+
+    callee: Atom
+    args: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CallTir(Located):
+    """A call of the loop-level PrimFunc `callee` of the same module, in destination-passing style.
+
+    The PrimFunc takes the buffers of `args`, then those of the results, then the scalars `dims`. `result_types` are the types
+    of the results.
+    """
+
+    callee: str
+    args: tuple[Atom, ...]
+    dims: tuple[Expr, ...]
+    result_types: tuple[TensorType, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CallExtern(Located):
+    """A call out of the compiler: a C symbol ("c:name") or a registered Python function ("py:name").
+
+    A C symbol has the PrimFunc calling convention: data pointers of args and results, then the i64 `dims`.
+    """
+
+    symbol: str
+    args: tuple[Atom, ...]
+    dims: tuple[Expr, ...]
+    result_types: tuple[TensorType, ...]
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+    effect: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Tuple(Located):
+    """Makes a tuple."""
+
+    fields: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class GetItem(Located):
+    """Field `index` of a tuple."""
+
+    operand: Atom
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class If(Located):
+    """`then_branch()` when the bool scalar `condition` holds, else `else_branch()`; both take nothing and return alike."""
+
+    condition: Atom
+    then_branch: Function
+    else_branch: Function
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(Located):
+    """Run `body` at most `trip_count` times (a dim expression, or None: until the condition fails) while `condition` holds.
+
+    body(i: i64[], carried...) -> (condition: bool[], carried..., scanned...). `condition` is the bool scalar before the first
+    iteration. Results: the last carried values (the `init` ones when there is no iteration), then each scanned value of every
+    iteration stacked along a new first axis. Source: ONNX `Loop`.
+    """
+
+    trip_count: Expr | None
+    condition: Atom
+    init: tuple[Atom, ...]
+    body: Function
+
+
+@dataclass(frozen=True, eq=False)
+class ReadDims(Located):
+    """Bind symbolic dims to the elements of an integer tensor, at run time: `n, m = read_dims(t)`; checked to be >= 0.
+
+    The variables are `Var`s in `dims`; they are in scope below. This is how shapes that depend on data enter types.
+    """
+
+    operand: Atom
+    dims: tuple[Var, ...]
+
+
+Operation = Union[Call, CallFunction, CallTir, CallExtern, Tuple, GetItem, If, Loop, ReadDims, TensorVar, TensorConst, GlobalRef]
+
+
+@dataclass(frozen=True, eq=False)
+class Binding(Located):
+    """`targets = value`. Several targets take a multi-result operation apart; `ReadDims` has none."""
+
+    targets: tuple[TensorVar, ...]
+    value: Operation
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Located):
+    """A graph function: run the bindings in order, return `results`.
+
+    Symbolic dims that occur in the parameter types as a plain variable are bound by the arguments' shapes; every other occurrence
+    is an equation that the arguments must satisfy. `facts` hold promises about dims. `attrs`: free-form notes (source, fusion group).
+    """
+
+    name: str
+    params: tuple[TensorVar, ...]
+    bindings: tuple[Binding, ...]
+    results: tuple[Atom, ...]
+    facts: tuple[DimFact, ...] = ()
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+
+    @property
+    def type(self) -> FunctionType:
+        return FunctionType(tuple(p.type for p in self.params), tuple(r.type for r in self.results))
+
+
+def atoms_of(value: Operation) -> tuple[Atom, ...]:
+    """The variables and constants an operation uses directly; those inside the bodies of If and Loop are not included."""
+    match value:
+        case TensorVar() | TensorConst() | GlobalRef():
+            return (value,)
+        case Call(args=args):
+            return tuple(arg for arg in args if arg is not None)
+        case CallTir(args=args) | CallExtern(args=args):
+            return args
+        case CallFunction(callee=callee, args=args):
+            return (callee, *args)
+        case Tuple(fields=fields):
+            return fields
+        case GetItem(operand=operand) | ReadDims(operand=operand):
+            return (operand,)
+        case If(condition=condition):
+            return (condition,)
+        case Loop(condition=condition, init=init):
+            return (condition, *init)
+    raise AssertionError(f"unknown operation {type(value).__name__}")
+
+
+def bodies_of(value: Operation) -> tuple[Function, ...]:
+    """The nested functions of an operation."""
+    match value:
+        case If(then_branch=then_branch, else_branch=else_branch):
+            return then_branch, else_branch
+        case Loop(body=body):
+            return (body,)
+    return ()
+
+
+def free_vars(func: Function) -> list[TensorVar]:
+    """Variables that `func` uses and does not bind, in order of first use (captured from enclosing functions)."""
+    bound: set[TensorVar] = set(func.params)
+    found: dict[TensorVar, None] = {}
+
+    def use(atom: Node) -> None:
+        if isinstance(atom, TensorVar) and atom not in bound:
+            found.setdefault(atom)
+
+    for binding in func.bindings:
+        for atom in atoms_of(binding.value):
+            use(atom)
+        for body in bodies_of(binding.value):
+            for var in free_vars(body):
+                use(var)
+        bound.update(binding.targets)
+    for result in func.results:
+        use(result)
+    return list(found)

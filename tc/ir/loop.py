@@ -1,0 +1,204 @@
+"""The loop IR: loops over buffers, with `Block`s that say what is computed, apart from the order it is computed in.
+
+Before scheduling a PrimFunc is a sequence of loop nests, each around one `Block`. A block's body speaks only of the block's own
+axes; the surrounding loops give the axes their values. That separation is what lets a schedule split, reorder and
+move loops and still know which iterations are independent. Source: TensorIR (Feng et al., 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Union
+
+from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.dtype import bool_
+from tc.ir.node import Located, Node
+from tc.ir.types import DimFact
+
+TRUE = Const(True, bool_)
+
+AnnotationValue = Union[int, float, str, bool]
+Annotations = tuple[tuple[str, AnnotationValue], ...]
+
+
+class LoopKind(Enum):
+    """How the iterations of a loop are carried out. All but SERIAL require that they are independent, or a reduction that the
+    emitter keeps in order (UNROLLED)."""
+
+    SERIAL = "range"
+    PARALLEL = "parallel"
+    VECTORIZED = "vectorized"
+    UNROLLED = "unrolled"
+    BOUND = "bound"
+
+
+class AxisKind(Enum):
+    """SPATIAL: iterations write different elements. REDUCTION: iterations update the same elements. ORDERED: must run in order."""
+
+    SPATIAL = "spatial"
+    REDUCTION = "reduction"
+    ORDERED = "ordered"
+
+
+class Stmt(Located):
+    """Something that runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class For(Stmt):
+    """Run `body` for `var` = 0, 1, ..., `extent` - 1; not at all when `extent` <= 0.
+
+    `thread` names the GPU axis ("block.x", "thread.x") of a BOUND loop. Annotations guide passes and emitters
+    (`unroll_factor`, `grain`, `prefetch`).
+    """
+
+    var: Var
+    extent: Expr
+    body: Stmt
+    kind: LoopKind = LoopKind.SERIAL
+    thread: str = ""
+    annotations: Annotations = ()
+
+
+@dataclass(frozen=True, eq=False)
+class BlockAxis(Node):
+    """`var` takes the value `value` (an expression of the surrounding loops), always in [0, extent)."""
+
+    var: Var
+    extent: Expr
+    kind: AxisKind
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Stmt):
+    """One unit of computation: `body` for one point of the axes' space, if `where` holds (over the surrounding loops).
+
+    For a reduction, `init` (over the spatial axes) runs before the first update of each point: at the first iteration of every
+    reduction axis (all of them 0). Every point of the axes' space is visited exactly once, except that points may be repeated
+    when a block without reduction axes is recomputed. `name` is unique in the PrimFunc.
+    """
+
+    name: str
+    axes: tuple[BlockAxis, ...]
+    body: Stmt
+    init: Stmt | None = None
+    where: Expr = TRUE
+    annotations: Annotations = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Seq(Stmt):
+    """One after the other. Empty means: do nothing."""
+
+    stmts: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class If(Stmt):
+    """`then_body` when `condition` holds, else `else_body` (if any)."""
+
+    condition: Expr
+    then_body: Stmt
+    else_body: Stmt | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class While(Stmt):
+    """Run `body` as long as `condition`, evaluated before each iteration, holds."""
+
+    condition: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class Let(Stmt):
+    """`var` stands for the value that `value` has now, inside `body`."""
+
+    var: Var
+    value: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class Store(Stmt):
+    """buffer[indices] = value; one index per dimension, in range or the program is wrong."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Alloc(Stmt):
+    """`buffer` exists inside `body`; its contents are undefined at first."""
+
+    buffer: Buffer
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class IntrinsicCall(Stmt):
+    """A target intrinsic put there by `tensorize`: `name` of the intrinsic table, on regions of buffers.
+
+    Each operand is a `Load` that names the first element of the region it touches, or a scalar expression.
+    """
+
+    name: str
+    operands: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PrimFunc(Located):
+    """A loop-level function in destination-passing style.
+
+    `params` are buffers (inputs, then the `num_outputs` outputs) followed by the scalar variables for symbolic dims. Buffers
+    do not overlap, except that an output may be the same memory as an input when `attrs` has ("in_place", index of that input).
+    `facts` are promises about the dims. Calling convention of compiled code: one pointer per buffer, then one i64 per scalar.
+    """
+
+    name: str
+    params: tuple[Buffer | Var, ...]
+    body: Stmt
+    num_outputs: int = 1
+    facts: tuple[DimFact, ...] = ()
+    attrs: Annotations = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return tuple(param for param in self.params if isinstance(param, Buffer))
+
+    @property
+    def inputs(self) -> tuple[Buffer, ...]:
+        buffers = self.buffers
+        return buffers[: len(buffers) - self.num_outputs]
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        buffers = self.buffers
+        return buffers[len(buffers) - self.num_outputs :]
+
+    @property
+    def dims(self) -> tuple[Var, ...]:
+        return tuple(param for param in self.params if isinstance(param, Var))
+
+
+def seq(*stmts: Stmt) -> Stmt:
+    """The statements one after the other, flattened; a single one is itself."""
+    flat: list[Stmt] = []
+    for stmt in stmts:
+        flat.extend(stmt.stmts if isinstance(stmt, Seq) else (stmt,))
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def store(target: Expr, value: Expr) -> Store:
+    """`store(A[i, j], value)`."""
+    assert isinstance(target, Load), "the target of a store is an element of a buffer"
+    return Store(target.buffer, target.indices, value)
+
+
+def annotation(node: For | Block | PrimFunc, name: str, default: AnnotationValue | None = None) -> AnnotationValue | None:
+    """The annotation called `name`, or `default`."""
+    items = node.attrs if isinstance(node, PrimFunc) else node.annotations
+    return next((value for key, value in items if key == name), default)

@@ -1,0 +1,151 @@
+"""Immutable IR nodes and the generic walks over them.
+
+Walking reads the dataclass fields: a child is a field that is a `Node`, or a `Node` inside a tuple (nested tuples too).
+A new node class therefore needs no code here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from tc.errors import Span
+
+NodeT = TypeVar("NodeT", bound="Node")
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An immutable piece of IR. `==` is identity; `structural_equal` compares programs up to the names of binders."""
+
+
+@dataclass(frozen=True, eq=False)
+class Located(Node):
+    """A node that remembers where the user wrote it. `span` is never part of a comparison."""
+
+    span: Span | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+
+_FIELD_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    """Names of the fields of a node class that carry meaning (all but `span`), in order."""
+    names = _FIELD_NAMES.get(cls)
+    if names is None:
+        names = tuple(f.name for f in fields(cls) if f.name != "span")
+        _FIELD_NAMES[cls] = names
+    return names
+
+
+def children(node: Node) -> Iterator[Node]:
+    """The nodes directly below `node`, in field order."""
+    for name in field_names(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, Node):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _nodes_in(value)
+
+
+def _nodes_in(values: tuple[Any, ...]) -> Iterator[Node]:
+    for value in values:
+        if isinstance(value, Node):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _nodes_in(value)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """`node` and everything below it, parents first. A node shared by two parents is met twice."""
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(reversed(list(children(top))))
+
+
+def replace(node: NodeT, **changes: Any) -> NodeT:
+    """`node` with some fields changed; the same object when nothing differs."""
+    if all(getattr(node, name) is value for name, value in changes.items()):
+        return node
+    values = {name: getattr(node, name) for name in field_names(type(node))}
+    values.update(changes)
+    if isinstance(node, Located):
+        values.setdefault("span", node.span)
+    return type(node)(**values)
+
+
+def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
+    """`node` with each direct child replaced by `visit(child)`; the same object when no child changed."""
+    changes: dict[str, Any] = {}
+    for name in field_names(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, Node):
+            new: Any = visit(value)
+        elif isinstance(value, tuple) and value:
+            new = _map_tuple(value, visit)
+        else:
+            continue
+        if new is not value:
+            changes[name] = new
+    return replace(node, **changes) if changes else node
+
+
+def _map_tuple(values: tuple[Any, ...], visit: Callable[[Node], Node]) -> tuple[Any, ...]:
+    changed = False
+    result = []
+    for value in values:
+        if isinstance(value, Node):
+            new: Any = visit(value)
+        elif isinstance(value, tuple):
+            new = _map_tuple(value, visit)
+        else:
+            new = value
+        changed = changed or new is not value
+        result.append(new)
+    return tuple(result) if changed else values
+
+
+def transform(node: NodeT, rewrite: Callable[[Node], Node | None]) -> NodeT:
+    """Rewrite bottom-up: children first, then `rewrite(node)`; None keeps the node.
+
+    A subtree shared by several parents is rewritten once (by identity), and stays shared. Returns the same object when
+    nothing changed.
+    """
+    done: dict[int, Node] = {}
+    kept: list[Node] = []  # keeps ids alive while they are keys
+
+    def visit(current: Node) -> Node:
+        found = done.get(id(current))
+        if found is not None:
+            return found
+        rebuilt = map_children(current, visit)
+        result = rewrite(rebuilt)
+        final = rebuilt if result is None else result
+        done[id(current)] = final
+        kept.append(current)
+        return final
+
+    return visit(node)  # type: ignore[return-value]
+
+
+def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
+    """Replace nodes that are keys of `mapping` (by identity: variables, buffers, blocks) by their values.
+
+    The replacement itself is not searched again. Binders are replaced too when they are keys.
+    """
+    if not mapping:
+        return node
+    done: dict[int, Node] = {id(key): value for key, value in mapping.items()}
+
+    def visit(current: Node) -> Node:
+        found = done.get(id(current))
+        if found is not None:
+            return found
+        result = map_children(current, visit)
+        done[id(current)] = result
+        return result
+
+    return visit(node)  # type: ignore[return-value]
