@@ -106,8 +106,8 @@ class Target:
 
     def __str__(self) -> str:
         """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise."""
-        for level in _LEVELS:
-            if self == replace(_LEVELS[level], cores=self.cores):
+        for level, machine in _LEVELS.items():
+            if self == replace(machine, cores=self.cores):
                 return f"{level}:cores={self.cores}"
         facts = {
             "name": self.cpu,
@@ -187,14 +187,13 @@ def _host_target() -> Target:
     features = tuple(sorted(name for name, present in _host_features().items() if present))
     vector_bits = widest_vector_bits(features)
     many_registers = vector_bits == 512 or "neon" in features
-    sizes = _cache_sizes(_cpu_folder(affinity_cpus()[0]) / "cache")
-    return Target(
+    target = Target(
         cpu=llvm.get_host_cpu_name() or "generic",
         features=features,
         vector_bits=vector_bits,
         num_vector_registers=32 if many_registers else 16,
-        **sizes,
     )
+    return _with_cache_sizes(target, _cpu_folder(affinity_cpus()[0]) / "cache")
 
 
 def _host_features() -> dict[str, bool]:
@@ -208,21 +207,23 @@ def _cpu_folder(cpu: int) -> Path:
     return _SYSFS / f"devices/system/cpu/cpu{cpu}"
 
 
-def _cache_sizes(folder: Path) -> dict[str, int]:
-    """The `Target` fields that the kernel's description of one CPU's caches states; those it leaves out are absent."""
+def _with_cache_sizes(target: Target, folder: Path) -> Target:
+    """`target` with what the kernel's description of one CPU's caches says; what it leaves out stays."""
     sizes = {}
     for index in sorted(folder.glob("index*")):
         if _read(index / "type") == "Instruction":
             continue
         size, line = _parse_size(_read(index / "size")), _parse_size(_read(index / "coherency_line_size"))
         if size:
-            sizes[f"l{_read(index / 'level')}_bytes"] = size
+            sizes[_read(index / "level")] = size
         if line:
-            sizes["cache_line_bytes"] = line
-    if "l2_bytes" in sizes:
-        sizes.setdefault("l3_bytes", 0)
-    known = ("l1_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes")
-    return {name: size for name, size in sizes.items() if name in known}
+            target = replace(target, cache_line_bytes=line)
+    return replace(
+        target,
+        l1_bytes=sizes.get("1", target.l1_bytes),
+        l2_bytes=sizes.get("2", target.l2_bytes),
+        l3_bytes=sizes.get("3", 0 if sizes else target.l3_bytes),
+    )
 
 
 def _within_quota(cpus: int, quota: float | None) -> int:
@@ -298,7 +299,7 @@ def _with_facts(target: Target, text: str) -> Target:
     changes: dict[str, object] = {}
     for fact in text.split(","):
         key, equals, value = fact.strip().partition("=")
-        if not equals or not value and key != "features":
+        if not equals or (not value and key != "features"):
             raise UserError(f"target: '{fact}' is not of the form key=value")
         if key == "name":
             changes["cpu"] = value

@@ -1,0 +1,47 @@
+"""Options, markers and fixtures that all tests share."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# The same examples on every run, and no failure because the machine was busy.
+settings.register_profile("tc", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("tc")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files; read the diff afterwards")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if ctypes.util.find_library("cuda") is None:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no GPU driver on this machine"))
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Object code compiled by tests goes to a folder of this run that its worker processes share."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TC_CACHE_DIR", str(folder / "cache"))
+        yield
