@@ -1,0 +1,1 @@
+"""Operators: one `OpDef` record each, in a registry."""

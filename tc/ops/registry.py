@@ -1,0 +1,143 @@
+"""The record that defines an operator, and the table of all of them.
+
+Everything the compiler knows about an operator is in its `OpDef`: its type rule over symbolic shapes, its meaning in numpy, its
+meaning as loops. How it fuses is not stated: it is inferred from the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tc.errors import ShapeError, UnsupportedError
+from tc.ir.arith import Facts, prove
+from tc.ir.expr import Expr
+from tc.ir.graph import Attrs, AttrValue
+from tc.ir.types import TensorType
+from tc.te import Tensor
+
+Infer = Callable[[Sequence["TensorType | None"], Attrs], "TensorType | tuple[TensorType, ...]"]
+Reference = Callable[[Sequence["np.ndarray | None"], Attrs], Any]
+Compute = Callable[[Sequence["Tensor | None"], Attrs, Sequence[TensorType]], "Tensor | tuple[Tensor, ...]"]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """An operator.
+
+    infer(types, attrs): the result types; an absent optional operand is None. Raises ShapeError for operands that do not fit;
+        facts that can be neither proven nor refuted go to `require`.
+    reference(arrays, attrs): the results in numpy, in the stated dtypes. Attributes that are dims come as ints.
+    compute(tensors, attrs, types): the results as tensor expressions; `types` are the inferred result types. None when the
+        operator has no loops: it then runs as a call of `reference`.
+    defaults: attributes and their default values; every attribute of the operator is listed. REQUIRED marks one without default.
+    cheap: recomputing the result in each consumer costs less than storing it (constants, index arithmetic).
+    samples(rng): for tests: (arrays, attrs) pairs that cover the corners.
+    """
+
+    name: str
+    infer: Infer
+    reference: Reference
+    compute: Compute | None = None
+    defaults: dict[str, AttrValue] = field(default_factory=dict)
+    cheap: bool = False
+    samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] | None = None
+
+    def attrs(self, given: dict[str, AttrValue] | tuple[tuple[str, AttrValue], ...]) -> Attrs:
+        """The given attributes with the defaults filled in; ShapeError for one that is unknown or missing."""
+        values = dict(given)
+        for name in values:
+            if name not in self.defaults:
+                raise ShapeError(f"{self.name}: no attribute {name!r}; known: {', '.join(self.defaults) or 'none'}")
+        merged = {**self.defaults, **values}
+        missing = [name for name, value in merged.items() if value is REQUIRED]
+        if missing:
+            raise ShapeError(f"{self.name}: attribute {missing[0]!r} is required")
+        return Attrs(tuple(merged.items()))
+
+    def infer_types(self, types: Sequence[TensorType | None], attrs: Attrs) -> tuple[TensorType, ...]:
+        """`infer`, always as a tuple."""
+        result = self.infer(types, attrs)
+        return result if isinstance(result, tuple) else (result,)
+
+    def run_reference(self, arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
+        """`reference`, always as a tuple of arrays."""
+        result = self.reference(arrays, attrs)
+        return tuple(np.asarray(r) for r in (result if isinstance(result, tuple) else (result,)))
+
+    def compute_tensors(
+        self, tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]
+    ) -> tuple[Tensor, ...]:
+        """`compute`, always as a tuple."""
+        if self.compute is None:
+            raise UnsupportedError(f"{self.name} has no loop definition")
+        result = self.compute(tensors, attrs, types)
+        return result if isinstance(result, tuple) else (result,)
+
+
+REQUIRED: Any = object()
+OPS: dict[str, OpDef] = {}
+
+
+def register(op: OpDef) -> OpDef:
+    """Add an operator to the table; its name must be new."""
+    assert op.name not in OPS, f"operator {op.name} is registered twice"
+    OPS[op.name] = op
+    return op
+
+
+def get_op(name: str) -> OpDef:
+    """The operator called `name`; UnsupportedError when there is none."""
+    found = OPS.get(name)
+    if found is None:
+        raise UnsupportedError(f"there is no operator {name!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition over dims that must hold at run time, and the words to use when it does not."""
+
+    condition: Expr
+    message: str
+
+
+@dataclass
+class _Context:
+    facts: Facts
+    requirements: list[Requirement]
+
+
+_CONTEXT: ContextVar[_Context | None] = ContextVar("inference", default=None)
+
+
+@contextmanager
+def inference(facts: Facts) -> Iterator[list[Requirement]]:
+    """Infer types under `facts`; yields the list that collects what must be checked at run time."""
+    context = _Context(facts, [])
+    token = _CONTEXT.set(context)
+    try:
+        yield context.requirements
+    finally:
+        _CONTEXT.reset(token)
+
+
+def current_facts() -> Facts:
+    """The facts that type rules may rely on."""
+    context = _CONTEXT.get()
+    return context.facts if context is not None else Facts()
+
+
+def require(condition: Expr, message: str) -> None:
+    """State that `condition` must hold: nothing if it is proven, ShapeError if it is refuted, else a check at run time."""
+    context = _CONTEXT.get()
+    known = prove(condition, context.facts if context is not None else Facts())
+    if known is False:
+        raise ShapeError(message)
+    if known is None and context is not None:
+        context.requirements.append(Requirement(condition, message))

@@ -1,0 +1,369 @@
+"""Tensor expressions: say what each element of a result is, get an unscheduled PrimFunc.
+
+A `Stage` computes one or more buffers over one space of axes. Expressions read other stages through plain loads
+(`x[i, j]`), so composing operators is composing Python functions, and fusing two operators needs no code here.
+
+    y = compute((n, m), lambda i, j: x[i, j] * 2.0, "double")
+    z = reduce("sum", (n,), (m,), lambda i, k: y[i, k], "row_sum")
+    func = create_prim_func("f", inputs=(x,), outputs=(z,), dims=(n,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tc.ir.dtype import DType, i64, int_range
+from tc.ir.expr import (
+    Buffer,
+    Const,
+    Expr,
+    ExprLike,
+    Load,
+    Var,
+    add,
+    as_expr,
+    call,
+    const,
+    equal,
+    logical_and,
+    logical_or,
+    maximum,
+    minimum,
+    mul,
+    select,
+)
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
+from tc.ir.node import Node, substitute, walk
+from tc.ir.types import DimFact
+
+
+@dataclass(frozen=True, eq=False)
+class Stage(Node):
+    """What computes `buffers`, all of one shape, over `axes` (one per dim).
+
+    Without reduction axes, `values[k]` is the element of `buffers[k]`. With them, `init[k]` is the start and `values[k]` the
+    next state, in terms of loads of the buffers at the axes; all states advance together. A stage with `raw` set is opaque: `raw`
+    writes the buffers by itself.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    axes: tuple[Var, ...] = ()
+    reduce_axes: tuple[Var, ...] = ()
+    reduce_extents: tuple[Expr, ...] = ()
+    init: tuple[Expr, ...] = ()
+    values: tuple[Expr, ...] = ()
+    raw: Stmt | None = None
+    annotations: tuple[tuple[str, int | float | str | bool], ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Read(Expr):
+    """An element of a `Tensor`, while tensor expressions are put together; `create_prim_func` makes it a `Load`."""
+
+    tensor: Tensor
+    indices: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.tensor.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.tensor.name}[{', '.join(map(repr, self.indices))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One buffer and the stage that computes it; None for an input."""
+
+    buffer: Buffer
+    stage: Stage | None = None
+
+    def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Read:
+        items = _shape(indices if isinstance(indices, tuple) else (indices,))
+        assert len(items) == len(self.shape), f"{self.buffer} indexed with {len(items)} indices"
+        return Read(self, items)
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.buffer.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+
+def placeholder(shape: Sequence[ExprLike], dtype: DType, name: str) -> Tensor:
+    """An input tensor."""
+    return Tensor(Buffer(name, _shape(shape), dtype))
+
+
+def _shape(dims: Sequence[ExprLike]) -> tuple[Expr, ...]:
+    return tuple(as_expr(dim) for dim in dims)
+
+
+_AXIS_NAMES = "ijklmnpq"
+
+
+def _axes(count: int, prefix: str) -> tuple[Var, ...]:
+    names = [f"{prefix}{_AXIS_NAMES[d]}" if count <= len(_AXIS_NAMES) else f"{prefix}{d}" for d in range(count)]
+    return tuple(Var(name, i64) for name in names)
+
+
+def compute(shape: Sequence[ExprLike], body: Callable[..., Expr], name: str) -> Tensor:
+    """The tensor whose element at (i, j, ...) is `body(i, j, ...)`."""
+    dims = _shape(shape)
+    axes = _axes(len(dims), "")
+    value = body(*axes)
+    buffer = Buffer(name, dims, value.dtype)
+    return Tensor(buffer, Stage(name, (buffer,), axes, values=(value,)))
+
+
+def compute_many(shape: Sequence[ExprLike], body: Callable[..., tuple[Expr, ...]], names: Sequence[str]) -> tuple[Tensor, ...]:
+    """Several tensors of one shape computed together: `body(i, j, ...)` gives one value for each."""
+    dims = _shape(shape)
+    axes = _axes(len(dims), "")
+    values = body(*axes)
+    buffers = tuple(Buffer(name, dims, value.dtype) for name, value in zip(names, values, strict=True))
+    stage = Stage(names[0], buffers, axes, values=values)
+    return tuple(Tensor(buffer, stage) for buffer in buffers)
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """An associative, commutative combination with an identity; what reductions are made of.
+
+    The state is a tuple of scalars. Splitting a reduction, running it in parallel and joining partial results all derive from
+    `identity` and `combine`. A `commutative` monoid may take its elements in any order.
+    """
+
+    name: str
+    identity: Callable[[tuple[DType, ...]], tuple[Expr, ...]]
+    combine: Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]
+
+
+def lowest(dtype: DType) -> Const:
+    """The identity of max."""
+    return const(float("-inf"), dtype) if dtype.is_float else const(int_range(dtype)[0], dtype)
+
+
+def highest(dtype: DType) -> Const:
+    """The identity of min."""
+    return const(float("inf"), dtype) if dtype.is_float else const(int_range(dtype)[1], dtype)
+
+
+def _is_nan(value: Expr) -> Expr:
+    return call("isnan", value) if value.dtype.is_float else as_expr(False)
+
+
+def _arg_combine(better: Callable[[Expr, Expr], Expr]) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
+    """(value, index) pairs: the better value, the lower index among equals; NaN wins over all, as in numpy."""
+
+    def combine(old: tuple[Expr, ...], new: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        (old_value, old_index), (value, index) = old, new
+        nan, old_nan = _is_nan(value), _is_nan(old_value)
+        tie = logical_and(logical_or(equal(value, old_value), logical_and(nan, old_nan)), index < old_index)
+        wins = logical_or(tie, logical_and(_not(old_nan), logical_or(nan, better(value, old_value))))
+        return select(wins, value, old_value), select(wins, index, old_index)
+
+    return combine
+
+
+def _not(condition: Expr) -> Expr:
+    return select(condition, as_expr(False), as_expr(True)) if not isinstance(condition, Const) else as_expr(not condition.value)
+
+
+def _log_sum_exp_combine(old: tuple[Expr, ...], new: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """(m, s) stands for exp(m) * s."""
+    (m0, s0), (m1, s1) = old, new
+    m = maximum(m0, m1)
+
+    def scaled(s: Expr, own: Expr) -> Expr:  # -inf - -inf is NaN, and means nothing was summed yet
+        return select(equal(own, m), s, s * call("exp", own - m))
+
+    return m, scaled(s0, m0) + scaled(s1, m1)
+
+
+MONOIDS: dict[str, Monoid] = {
+    monoid.name: monoid
+    for monoid in (
+        Monoid("sum", lambda t: (const(0, t[0]),), lambda a, b: (add(a[0], b[0]),)),
+        Monoid("prod", lambda t: (const(1, t[0]),), lambda a, b: (mul(a[0], b[0]),)),
+        Monoid("max", lambda t: (lowest(t[0]),), lambda a, b: (maximum(a[0], b[0]),)),
+        Monoid("min", lambda t: (highest(t[0]),), lambda a, b: (minimum(a[0], b[0]),)),
+        Monoid("all", lambda t: (const(1, t[0]),), lambda a, b: (logical_and(a[0], b[0]),)),
+        Monoid("any", lambda t: (const(0, t[0]),), lambda a, b: (logical_or(a[0], b[0]),)),
+        Monoid("argmax", lambda t: (lowest(t[0]), const(int_range(t[1])[1], t[1])), _arg_combine(lambda a, b: b < a)),
+        Monoid("argmin", lambda t: (highest(t[0]), const(int_range(t[1])[1], t[1])), _arg_combine(lambda a, b: a < b)),
+        Monoid("log_sum_exp", lambda t: (lowest(t[0]), const(0, t[1])), _log_sum_exp_combine),
+    )
+}
+
+
+def reduce(
+    monoid: str,
+    shape: Sequence[ExprLike],
+    reduce_shape: Sequence[ExprLike],
+    body: Callable[..., Expr | tuple[Expr, ...]],
+    name: str,
+) -> Tensor:
+    """Combine `body(*axes, *reduce_axes)` over the reduction axes. For a monoid of several states, the first one is returned."""
+    return reduce_many(monoid, shape, reduce_shape, body, (name,))[0]
+
+
+def reduce_many(
+    monoid: str,
+    shape: Sequence[ExprLike],
+    reduce_shape: Sequence[ExprLike],
+    body: Callable[..., Expr | tuple[Expr, ...]],
+    names: Sequence[str],
+) -> tuple[Tensor, ...]:
+    """As `reduce`; returns every state of the monoid."""
+    dims, extents = _shape(shape), _shape(reduce_shape)
+    axes, reduce_axes = _axes(len(dims), ""), _axes(len(extents), "r")
+    made = body(*axes, *reduce_axes)
+    values = made if isinstance(made, tuple) else (made,)
+    labels = [*names, *(f"{names[0]}_state{k}" for k in range(len(names), len(values)))]
+    buffers = tuple(Buffer(label, dims, value.dtype) for label, value in zip(labels, values, strict=True))
+    rule = MONOIDS[monoid]
+    state = tuple(Load(buffer, axes) for buffer in buffers)
+    stage = Stage(
+        names[0],
+        buffers,
+        axes,
+        reduce_axes,
+        extents,
+        init=rule.identity(tuple(value.dtype for value in values)),
+        values=rule.combine(state, values),
+        annotations=(("monoid", monoid),),
+    )
+    return tuple(Tensor(buffer, stage) for buffer in buffers)
+
+
+def raw(
+    outputs: Sequence[tuple[str, Sequence[ExprLike], DType]], body: Callable[..., Stmt], name: str
+) -> tuple[Tensor, ...]:
+    """An opaque stage: `body(*output_buffers)` is a statement that writes every element of the outputs."""
+    buffers = tuple(Buffer(label, _shape(shape), dtype) for label, shape, dtype in outputs)
+    stage = Stage(name, buffers, raw=body(*buffers))
+    return tuple(Tensor(buffer, stage) for buffer in buffers)
+
+
+def stages_of(outputs: Iterable[Tensor]) -> list[Stage]:
+    """Every stage that the outputs need, producers first."""
+    order: dict[Stage, None] = {}
+    stack = [(tensor.stage, False) for tensor in outputs if tensor.stage is not None][::-1]
+    while stack:
+        stage, ready = stack.pop()
+        if stage in order:
+            continue
+        if ready:
+            order[stage] = None
+            continue
+        stack.append((stage, True))
+        stack.extend((tensor.stage, False) for tensor in reversed(tensors_read(stage)) if tensor.stage is not None)
+    return list(order)
+
+
+def tensors_read(stage: Stage) -> list[Tensor]:
+    """The tensors a stage reads, in order of appearance."""
+    return list(dict.fromkeys(node.tensor for node in walk(stage) if isinstance(node, Read)))
+
+
+def create_prim_func(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    dims: Sequence[Var] = (),
+    facts: tuple[DimFact, ...] = (),
+    attrs: tuple[tuple[str, int | float | str | bool], ...] = (),
+) -> PrimFunc:
+    """The unscheduled PrimFunc: one loop nest around one block per stage, producers first, intermediates allocated.
+
+    Block names are made unique by a suffix. An output that is an input, or is listed twice, gets a copying stage.
+    """
+    finals = _distinct_outputs(inputs, outputs)
+    stages = stages_of(finals)
+    produced = {buffer for stage in stages for buffer in stage.buffers}
+    results = [tensor.buffer for tensor in finals]
+    names = _unique_names([stage.name for stage in stages])
+    body: Stmt = seq(*(_stage_nest(stage, label) for stage, label in zip(stages, names, strict=True)))
+    for buffer in reversed([b for stage in stages for b in stage.buffers]):
+        if buffer in produced and buffer not in results:
+            body = Alloc(buffer, body)
+    return PrimFunc(name, (*(t.buffer for t in inputs), *results, *dims), body, len(results), facts, attrs)
+
+
+def _distinct_outputs(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    seen = {tensor.buffer for tensor in inputs}
+    finals = []
+    for tensor in outputs:
+        if tensor.buffer in seen:
+            tensor = compute(tensor.shape, lambda *axes, source=tensor: source[axes], f"{tensor.name}_copy")
+        seen.add(tensor.buffer)
+        finals.append(tensor)
+    return finals
+
+
+def _unique_names(names: Iterable[str]) -> list[str]:
+    used: set[str] = set()
+    result = []
+    for name in names:
+        label, count = name, 0
+        while label in used:
+            count += 1
+            label = f"{name}_{count}"
+        used.add(label)
+        result.append(label)
+    return result
+
+
+def _to_load(expr: Node) -> Node:
+    """Replace every `Read` below by a `Load`."""
+    from_reads: dict[Node, Node] = {}
+    for node in walk(expr):
+        if isinstance(node, Read) and node not in from_reads:
+            from_reads[node] = Load(node.tensor.buffer, tuple(_to_load(i) for i in node.indices))  # type: ignore[misc]
+    return substitute(expr, from_reads)
+
+
+def _stage_nest(stage: Stage, label: str) -> Stmt:
+    if stage.raw is not None:
+        return Block(label, (), _to_load(stage.raw), annotations=stage.annotations)  # type: ignore[arg-type]
+    dims = stage.buffers[0].shape
+    loops = [(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(stage.axes, dims, strict=True)]
+    loops += [(axis, n, AxisKind.REDUCTION) for axis, n in zip(stage.reduce_axes, stage.reduce_extents, strict=True)]
+    loop_vars = [Var(f"{axis.name}", i64) for axis, _, _ in loops]
+    axes = [Var(f"v{axis.name}", i64) for axis, _, _ in loops]
+    renamed = dict(zip((axis for axis, _, _ in loops), axes, strict=True))
+    values = [_to_load(substitute(value, renamed)) for value in stage.values]
+    target = tuple(axes[: len(dims)])
+    block = Block(
+        label,
+        tuple(
+            BlockAxis(axis, extent, kind, loop_var)
+            for axis, (_, extent, kind), loop_var in zip(axes, loops, loop_vars, strict=True)
+        ),
+        _store_all(stage.buffers, target, values),
+        init=seq(*(Store(b, target, v) for b, v in zip(stage.buffers, stage.init, strict=True))) if stage.init else None,
+        annotations=stage.annotations,
+    )
+    body: Stmt = block
+    for loop_var, (_, extent, _) in reversed(list(zip(loop_vars, loops, strict=True))):
+        body = For(loop_var, extent, body)
+    return body
+
+
+def _store_all(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Node]) -> Stmt:
+    """Store all values at once: with several, each is named first, since later ones may read what earlier ones overwrite."""
+    if len(buffers) == 1:
+        return Store(buffers[0], target, values[0])  # type: ignore[arg-type]
+    names = [Var(f"new{k}", buffer.dtype) for k, buffer in enumerate(buffers)]
+    body = seq(*(Store(buffer, target, name) for buffer, name in zip(buffers, names, strict=True)))
+    for name, value in reversed(list(zip(names, values, strict=True))):
+        body = Let(name, value, body)  # type: ignore[arg-type]
+    return body
