@@ -1,0 +1,144 @@
+"""The execution plan: what the native entry point of a graph function does, step by step.
+
+A plan is what is left of a graph function when every operation is a compiled kernel and every value has a place in memory. Its
+sizes and offsets are expressions over the dims, so one plan serves all shapes. Code generation turns it into one native
+function; nothing interprets it at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tc.ir.expr import Expr, Var, const
+from tc.ir.graph import AttrValue, TensorConst, TensorVar
+from tc.ir.node import Located, Node
+from tc.ir.types import DimFact, TensorType
+
+
+class Place(Enum):
+    """Who owns the memory of a slot. DYNAMIC memory is allocated by an `Allocate` step and freed when the entry returns,
+    unless it is an output: its size depends on data."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    ARENA = "arena"
+    DYNAMIC = "dynamic"
+
+
+@dataclass(frozen=True, eq=False)
+class Slot(Node):
+    """A tensor's memory: `offset` bytes into input/output/constant/dynamic block number `index`, or into the arena (index 0)."""
+
+    place: Place
+    index: int
+    type: TensorType
+    offset: Expr = const(0)
+
+
+class Step(Located):
+    """One thing the entry point does. `span` names the model's node."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launch(Step):
+    """Run kernel `kernel` (a PrimFunc of the module) on the slots' memory with the scalars `dims`."""
+
+    kernel: str
+    slots: tuple[Slot, ...]
+    dims: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CallOut(Step):
+    """Call "c:symbol" (PrimFunc calling convention) or "py:name" / "op:name" (Python, through a callback that receives arrays).
+
+    "op:name" runs the reference kernel of operator `name` with `attrs`, whose expressions are evaluated at the dims first.
+    """
+
+    symbol: str
+    args: tuple[Slot | None, ...]
+    results: tuple[Slot, ...]
+    dims: tuple[Expr, ...] = ()
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class BindDims(Step):
+    """Set `dims` to the elements of the integer tensor in `slot`; an element below 0 is an error."""
+
+    slot: Slot
+    dims: tuple[Var, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Check(Step):
+    """Stop with `message` unless `condition` holds."""
+
+    condition: Expr
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Allocate(Step):
+    """Allocate dynamic block number `index` of `size_bytes`, freeing what it held."""
+
+    index: int
+    size_bytes: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Copy(Step):
+    """Copy `size_bytes` from `source` to `target`; they do not overlap."""
+
+    source: Slot
+    target: Slot
+    size_bytes: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Step):
+    """`then_steps` if the bool scalar in `condition` is true, else `else_steps`."""
+
+    condition: Slot
+    then_steps: tuple[Step, ...]
+    else_steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Step):
+    """Run `body` with `index` = 0, 1, ... while the bool scalar in `condition` (None: always) is true and `index` < `trip_count`
+    (None: no bound). `condition` is read before each iteration."""
+
+    index: Var
+    trip_count: Expr | None
+    condition: Slot | None
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StoreIndex(Step):
+    """Write the value of a dim expression as an i64 scalar into `slot` (a loop's iteration number, as a tensor)."""
+
+    slot: Slot
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class ExecutionPlan(Located):
+    """The program of one graph function.
+
+    Dims are bound from the inputs' shapes (first plain occurrence; all others are checked), then `facts` and the Check steps hold.
+    `arena_bytes` is over those dims only. Arena offsets and sizes are multiples of 64.
+    """
+
+    name: str
+    inputs: tuple[TensorVar, ...]
+    outputs: tuple[TensorVar, ...]
+    constants: tuple[TensorConst, ...]
+    facts: tuple[DimFact, ...]
+    arena_bytes: Expr
+    num_dynamic: int
+    steps: tuple[Step, ...]
+    output_slots: tuple[Slot, ...]
