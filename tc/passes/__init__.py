@@ -1,0 +1,1 @@
+"""Rewrites: graph to graph, graph to loops, loops to loops."""

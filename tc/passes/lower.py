@@ -1,0 +1,144 @@
+"""Graph to loops: each primitive function becomes a PrimFunc. The only file that knows both levels well.
+
+A primitive function is a graph function with the attribute `primitive`: what `fuse_ops` decided to run as one kernel. It is a flat
+list of operator calls without control flow. Its loops are the tensor expressions of its operators, read one through the
+other; equal kernels (up to names) are kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tc.errors import LoweringError, located
+from tc.ir.arith import Facts
+from tc.ir.expr import Expr, Var, const
+from tc.ir.graph import (
+    Atom,
+    Attrs,
+    Binding,
+    Call,
+    CallFunction,
+    CallTir,
+    Function,
+    GlobalRef,
+    TensorConst,
+    TensorVar,
+)
+from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, transform, walk
+from tc.ir.structural import structural_hash
+from tc.ir.types import TensorType
+from tc.ops.registry import get_op, inference
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.manager import graph_pass
+from tc.te import Tensor, compute, create_prim_func, placeholder
+
+
+def is_primitive(func: Function) -> bool:
+    """Whether the function is to become one kernel."""
+    return bool(Attrs(func.attrs).get("primitive"))
+
+
+@graph_pass
+def lower_primitives(module: IRModule) -> IRModule:
+    """Replace every primitive function by its PrimFunc, and every call of it by a CallTir. Equal kernels are merged."""
+    lowered: dict[str, PrimFunc] = {}
+    dims_of: dict[str, tuple[Var, ...]] = {}
+    by_hash: dict[str, PrimFunc] = {}
+    for func in module.graph_functions:
+        if is_primitive(func):
+            prim = lower_function(func)
+            dims_of[func.name] = free_dims(func)
+            lowered[func.name] = by_hash.setdefault(structural_hash(prim), prim)
+    if not lowered:
+        return module
+
+    def call_kernel(node: Node) -> Node | None:
+        match node:
+            case Binding(targets=targets, value=CallFunction(callee=GlobalRef(name=name), args=args) as call):
+                if name not in lowered:
+                    return None
+                types = tuple(_tensor_type(target) for target in targets)
+                dims = dims_of[name]  # a primitive function speaks of its caller's dims by the same variables
+                return replace(node, value=CallTir(lowered[name].name, args, dims, types, span=call.span))
+        return None
+
+    kept = [func for func in module.functions if not (isinstance(func, Function) and func.name in lowered)]
+    rewritten = [transform(func, call_kernel) if isinstance(func, Function) else func for func in kept]
+    return IRModule((*rewritten, *by_hash.values()), module.entry)
+
+
+def _tensor_type(atom: Atom) -> TensorType:
+    assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
+    return atom.type
+
+
+def dims_of_types(types: Sequence[TensorType]) -> tuple[Var, ...]:
+    """The symbolic dims in the types, in order of appearance."""
+    found = (node for type_ in types for dim in type_.shape for node in walk(dim) if isinstance(node, Var))
+    return tuple(dict.fromkeys(found))
+
+
+def free_dims(func: Function) -> tuple[Var, ...]:
+    """The symbolic dims that a function without nested functions mentions, in order of appearance."""
+    found: dict[Var, None] = dict.fromkeys(dims_of_types([_tensor_type(param) for param in func.params]))
+    for binding in func.bindings:
+        if isinstance(binding.value, Call):
+            attrs = (value for _, value in binding.value.attrs)
+            found.update(dict.fromkeys(var for value in attrs for var in _vars_in(value)))
+        found.update(dict.fromkeys(dims_of_types([_tensor_type(target) for target in binding.targets])))
+    return tuple(found)
+
+
+def _vars_in(value: object) -> list[Var]:
+    if isinstance(value, Expr):
+        return [node for node in walk(value) if isinstance(node, Var)]
+    if isinstance(value, tuple):
+        return [var for item in value for var in _vars_in(item)]
+    return []
+
+
+def lower_function(func: Function) -> PrimFunc:
+    """The unscheduled PrimFunc of a primitive function. Its scalars are `free_dims(func)`; one-element constants become literals.
+
+    Raises LoweringError for what has no loops, naming the node.
+    """
+    facts = Facts.of(func.facts)
+    tensors: dict[TensorVar, Tensor] = {}
+    inputs = []
+    for param in func.params:
+        type_ = _tensor_type(param)
+        tensors[param] = placeholder(type_.shape, type_.dtype, param.name)
+        inputs.append(tensors[param])
+    with inference(facts):
+        for binding in func.bindings:
+            with located(binding.span):
+                results = _lower_binding(binding, tensors)
+            tensors.update(zip(binding.targets, results, strict=True))
+    outputs = [tensors[result] for result in func.results if isinstance(result, TensorVar)]
+    assert len(outputs) == len(func.results), "results of a primitive function are variables"
+    prim = create_prim_func(func.name, inputs, outputs, free_dims(func), func.facts)
+    return simplify_loops(prim)
+
+
+def _lower_binding(binding: Binding, tensors: dict[TensorVar, Tensor]) -> tuple[Tensor, ...]:
+    call = binding.value
+    if not isinstance(call, Call):
+        raise LoweringError(f"a primitive function may hold operator calls only, found {type(call).__name__}")
+    op = get_op(call.op)
+    if op.compute is None:
+        raise LoweringError(f"{call.op} has no loop definition")
+    operands = [None if arg is None else _operand(arg, tensors) for arg in call.args]
+    types = [_tensor_type(target) for target in binding.targets]
+    return op.compute_tensors(operands, op.attrs(call.attrs), types)
+
+
+def _operand(atom: Atom, tensors: dict[TensorVar, Tensor]) -> Tensor:
+    match atom:
+        case TensorVar():
+            return tensors[atom]
+        case TensorConst(value=value) if value.size == 1:
+            literal = const(value.reshape(()).item(), atom.type.dtype)
+            return compute(atom.type.shape, lambda *axes: literal, "literal")
+    raise LoweringError(f"a primitive function takes its large constants as parameters, found {atom!r}")
