@@ -1,0 +1,311 @@
+"""Decide which operators run as one kernel.
+
+Each operator starts as a group of its own. A group grows along immediate post-dominators: when every path from an operator leads
+through one later operator, and all operators on the paths may be computed element by element with it, they join. Everything but
+the last operator of a group is then invisible outside, so a group has one place in the program: that of its last operator.
+Source: the post-dominator fusion of TVM (Chen et al., 2018) and Relay; kinds are inferred (`fusion_kind`), not declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tc.ir.arith import Facts, equal_shapes
+from tc.ir.graph import (
+    Atom,
+    Binding,
+    Call,
+    CallFunction,
+    Function,
+    GlobalRef,
+    TensorConst,
+    TensorVar,
+    atoms_of,
+    bodies_of,
+    free_vars,
+)
+from tc.ir.module import IRModule
+from tc.ir.node import replace
+from tc.ir.types import DimFact, FunctionType, TensorType
+from tc.ops.registry import get_op, inference
+from tc.passes.graph.fusion_kind import Access, FusionKind, LoopShape, infer_loop_shape
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True) -> IRModule:
+    """Move each group of operators that fuse into a primitive function, and call it.
+
+    Every operator call with a loop definition ends up in exactly one primitive function; with `enable` off each is alone. A kernel
+    takes its constants of more than one element as parameters. Groups hold at most `max_ops` operators.
+    """
+    made: list[Function] = []
+    names = _Names({func.name for func in module.functions})
+    functions = [
+        _fuse_function(func, func.facts, made, names, max_ops if enable else 1) if isinstance(func, Function) else func
+        for func in module.functions
+    ]
+    return IRModule((*functions, *made), module.entry) if made else module
+
+
+class _Names:
+    """Hands out unused names."""
+
+    def __init__(self, used: set[str]) -> None:
+        self._used = used
+
+    def fresh(self, base: str) -> str:
+        name, count = base, 0
+        while name in self._used:
+            count += 1
+            name = f"{base}_{count}"
+        self._used.add(name)
+        return name
+
+
+@dataclass(eq=False)
+class _Node:
+    """One binding in the dataflow graph of a function. `index` is its position, `users` the positions that use its results."""
+
+    index: int
+    binding: Binding
+    shape: LoopShape
+    users: list[int] = field(default_factory=list)
+    escapes: bool = False
+    group: int = -1
+    post_dominator: int = -1
+    depth: int = 0
+
+
+def _fuse_function(
+    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int
+) -> Function:
+    func = _fuse_bodies(func, facts, made, names, max_ops)
+    nodes = _dataflow(func, facts)
+    _set_post_dominators(nodes)
+    _Grouping(nodes, Facts.of(facts), max_ops).run()
+    members: dict[int, list[_Node]] = {}
+    for node in nodes:
+        members.setdefault(node.group, []).append(node)
+    bindings: list[Binding] = []
+    for node in nodes:
+        group = members[node.group]
+        if not _is_fusable(node):
+            bindings.append(node.binding)
+        elif node is group[-1]:
+            bindings.append(_outline(group, facts, made, names))
+    return replace(func, bindings=tuple(bindings))
+
+
+def _fuse_bodies(
+    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int
+) -> Function:
+    """Fuse inside the bodies of If and Loop."""
+
+    def inside(binding: Binding) -> Binding:
+        value = binding.value
+        changes = {
+            name: _fuse_function(body, facts, made, names, max_ops)
+            for name in ("then_branch", "else_branch", "body")
+            if isinstance(body := getattr(value, name, None), Function)
+        }
+        return replace(binding, value=replace(value, **changes)) if changes else binding
+
+    return replace(func, bindings=tuple(map(inside, func.bindings)))
+
+
+def _is_fusable(node: _Node) -> bool:
+    return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).compute is not None
+
+
+def _dataflow(func: Function, facts: tuple[DimFact, ...]) -> list[_Node]:
+    nodes: list[_Node] = []
+    producer: dict[TensorVar, _Node] = {}
+    with inference(Facts.of(facts)):
+        for index, binding in enumerate(func.bindings):
+            node = _Node(index, binding, _loop_shape(binding))
+            for atom in _used_by(binding):
+                source = producer.get(atom) if isinstance(atom, TensorVar) else None
+                if source is not None:
+                    source.users.append(index)
+            producer.update(dict.fromkeys(binding.targets, node))
+            nodes.append(node)
+    for result in func.results:
+        if isinstance(result, TensorVar) and result in producer:
+            producer[result].escapes = True
+    return nodes
+
+
+def _used_by(binding: Binding) -> Iterator[Atom]:
+    yield from atoms_of(binding.value)
+    for body in bodies_of(binding.value):
+        yield from free_vars(body)
+
+
+def _loop_shape(binding: Binding) -> LoopShape:
+    call = binding.value
+    if not isinstance(call, Call):
+        return LoopShape(FusionKind.OPAQUE, ())
+    op = get_op(call.op)
+    types = [None if arg is None else arg.type for arg in call.args]
+    results = [target.type for target in binding.targets]
+    return infer_loop_shape(op, types, op.attrs(call.attrs), results)  # type: ignore[arg-type]
+
+
+_EXIT = -1
+
+
+def _set_post_dominators(nodes: list[_Node]) -> None:
+    """Immediate post-dominators: the nearest node through which all uses go; _EXIT when results leave the function."""
+    for node in reversed(nodes):
+        if node.escapes or not node.users:
+            node.post_dominator, node.depth = _EXIT, 1
+            continue
+        common = node.users[0]
+        for user in node.users[1:]:
+            common = _common_post_dominator(nodes, common, user)
+        node.post_dominator = common
+        node.depth = 1 if common == _EXIT else nodes[common].depth + 1
+
+
+def _common_post_dominator(nodes: list[_Node], a: int, b: int) -> int:
+    while a != b:
+        if a == _EXIT or b == _EXIT:
+            return _EXIT
+        if nodes[a].depth >= nodes[b].depth:
+            a = nodes[a].post_dominator
+        else:
+            b = nodes[b].post_dominator
+    return a
+
+
+class _Grouping:
+    """Joins nodes into groups; the state is each node's `group` (the smallest index of its members)."""
+
+    def __init__(self, nodes: list[_Node], facts: Facts, max_ops: int) -> None:
+        self.nodes = nodes
+        self.facts = facts
+        self.max_ops = max_ops
+        self.members = {node.index: [node] for node in nodes}
+        for node in nodes:
+            node.group = node.index
+
+    def run(self) -> None:
+        """Epilogues first, so that they end up with the heavy operator before them; then elementwise chains and prologues."""
+        for node in reversed(self.nodes):
+            if _is_fusable(node) and node.shape.kind in (FusionKind.REDUCTION, FusionKind.CONTRACTION):
+                self._grow(node, self._is_epilogue)
+        for node in self.nodes:
+            if _is_fusable(node) and node.shape.kind is FusionKind.ELEMENTWISE:
+                self._grow(node, self._is_consumer)
+
+    def _grow(self, node: _Node, may_join: object) -> None:
+        """Join `node` with its post-dominator, then with that one's, as long as everything between may join."""
+        last = node
+        while last.post_dominator != _EXIT:
+            sink = self.nodes[last.post_dominator]
+            path = self._between(last, sink)
+            if not all(may_join(node, member, path) for member in path):  # type: ignore[operator]
+                return
+            if not self._join([last, *path]):
+                return
+            last = sink
+
+    def _between(self, node: _Node, sink: _Node) -> list[_Node]:
+        """Everything on the paths from `node` (exclusive) to `sink` (inclusive)."""
+        found = {sink.index}
+        stack = [user for user in node.users if user != sink.index]
+        while stack:
+            index = stack.pop()
+            if index not in found:
+                found.add(index)
+                stack.extend(user for user in self.nodes[index].users if user != sink.index)
+        return [self.nodes[index] for index in sorted(found)]
+
+    def _is_epilogue(self, anchor: _Node, member: _Node, path: list[_Node]) -> bool:
+        """Whether `member` maps the anchor's result element by element, without changing its shape."""
+        if not _is_fusable(member) or member.shape.kind is not FusionKind.ELEMENTWISE:
+            return False
+        if self._anchors(member):
+            return False
+        inside = {target for node in (*self.members[anchor.group], *path) for target in node.binding.targets}
+        call = member.binding.value
+        assert isinstance(call, Call)
+        for arg, access in zip(call.args, member.shape.accesses, strict=True):
+            if arg in inside and access not in (Access.IDENTITY, None):
+                return False
+        return self._same_shape(anchor, member)
+
+    def _is_consumer(self, node: _Node, member: _Node, path: list[_Node]) -> bool:
+        """Whether an elementwise `node` can be computed inside `member`: another elementwise one, or a reduction's input."""
+        if not _is_fusable(member):
+            return False
+        sink = path[-1]
+        if member is not sink:
+            return member.shape.kind is FusionKind.ELEMENTWISE and not self._anchors(member)
+        anchors = self._anchors(sink)
+        if sink.shape.kind is FusionKind.REDUCTION:
+            return not self._anchors(node) and anchors == [sink]
+        if sink.shape.kind is not FusionKind.ELEMENTWISE:
+            return False
+        return not anchors or (not self._anchors(node) and self._reads_epilogue_input_only(node, path))
+
+    def _reads_epilogue_input_only(self, node: _Node, path: list[_Node]) -> bool:
+        """Whether what joins an epilogue has the epilogue's shape all the way, so that it runs inside the anchor's tile."""
+        sink = path[-1]
+        joining = [*self.members[node.group], *path[:-1]]
+        return all(self._same_shape(sink, member) for member in joining) and all(
+            access in (Access.IDENTITY, Access.BROADCAST, None) for member in joining for access in member.shape.accesses
+        )
+
+    def _anchors(self, node: _Node) -> list[_Node]:
+        return [member for member in self.members[node.group] if member.shape.kind is not FusionKind.ELEMENTWISE]
+
+    def _same_shape(self, a: _Node, b: _Node) -> bool:
+        lhs, rhs = a.binding.targets[0].type, b.binding.targets[0].type
+        assert isinstance(lhs, TensorType) and isinstance(rhs, TensorType)
+        return len(a.binding.targets) == 1 and equal_shapes(lhs.shape, rhs.shape, self.facts) is True
+
+    def _join(self, nodes: list[_Node]) -> bool:
+        """Make the groups of the nodes one, unless it would be too large or hold two anchors."""
+        groups = sorted({node.group for node in nodes})
+        merged = sorted((member for group in groups for member in self.members[group]), key=lambda n: n.index)
+        anchors = [member for member in merged if member.shape.kind is not FusionKind.ELEMENTWISE]
+        if len(merged) > self.max_ops or len(anchors) > 1:
+            return False
+        for group in groups:
+            del self.members[group]
+        for member in merged:
+            member.group = merged[0].index
+        self.members[merged[0].index] = merged
+        return True
+
+
+def _outline(group: list[_Node], facts: tuple[DimFact, ...], made: list[Function], names: _Names) -> Binding:
+    """A primitive function of the group's bindings, and the binding that calls it."""
+    last = group[-1].binding
+    targets = last.targets
+    inside = {target for node in group for target in node.binding.targets}
+    params: dict[Atom, TensorVar] = {}
+
+    def localize(arg: Atom | None) -> Atom | None:
+        if arg is None or arg in inside or (isinstance(arg, TensorConst) and arg.value.size == 1):
+            return arg
+        return params.setdefault(arg, TensorVar(getattr(arg, "name", "") or "c", arg.type))
+
+    bindings = []
+    for node in group:
+        call = node.binding.value
+        assert isinstance(call, Call)
+        bindings.append(replace(node.binding, value=replace(call, args=tuple(map(localize, call.args)))))
+    ops = [node.binding.value.op for node in group]  # type: ignore[union-attr]
+    name = names.fresh("_".join(ops)[:48])
+    own = {target: TensorVar(target.name, target.type) for target in targets}
+    bindings[-1] = replace(bindings[-1], targets=tuple(own.values()))
+    func = Function(
+        name, tuple(params.values()), tuple(bindings), tuple(own.values()), facts, (("primitive", True),), span=last.span
+    )
+    made.append(func)
+    callee = GlobalRef(name, FunctionType(tuple(p.type for p in params.values()), tuple(t.type for t in targets)))
+    return Binding(targets, CallFunction(callee, tuple(params), span=last.span), span=last.span)
