@@ -37,6 +37,7 @@ class OpDef:
         operator has no loops: it then runs as a call of `reference`.
     defaults: attributes and their default values; every attribute of the operator is listed. REQUIRED marks one without default.
     cheap: recomputing the result in each consumer costs less than storing it (constants, index arithmetic).
+    view: the one result is the memory of the first operand under another shape (reshape, squeeze, flatten).
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners.
     """
 
@@ -46,6 +47,7 @@ class OpDef:
     compute: Compute | None = None
     defaults: dict[str, AttrValue] = field(default_factory=dict)
     cheap: bool = False
+    view: bool = False
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] | None = None
 
     def attrs(self, given: dict[str, AttrValue] | tuple[tuple[str, AttrValue], ...]) -> Attrs:

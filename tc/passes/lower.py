@@ -118,7 +118,8 @@ def lower_function(func: Function) -> PrimFunc:
             tensors.update(zip(binding.targets, results, strict=True))
     outputs = [tensors[result] for result in func.results if isinstance(result, TensorVar)]
     assert len(outputs) == len(func.results), "results of a primitive function are variables"
-    prim = create_prim_func(func.name, inputs, outputs, free_dims(func), func.facts)
+    dims = free_dims(func)
+    prim = create_prim_func(func.name, inputs, outputs, dims, tuple(fact for fact in func.facts if fact.var in dims))
     return simplify_loops(prim)
 
 

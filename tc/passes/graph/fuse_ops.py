@@ -37,7 +37,8 @@ from tc.passes.manager import graph_pass
 def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True) -> IRModule:
     """Move each group of operators that fuse into a primitive function, and call it.
 
-    Every operator call with a loop definition ends up in exactly one primitive function; with `enable` off each is alone. A kernel
+    Every operator call with a loop definition ends up in exactly one primitive function, except a lone view, which needs no
+    kernel; with `enable` off each is alone. A kernel
     takes its constants of more than one element as parameters. Groups hold at most `max_ops` operators.
     """
     made: list[Function] = []
@@ -91,7 +92,7 @@ def _fuse_function(
     bindings: list[Binding] = []
     for node in nodes:
         group = members[node.group]
-        if not _is_fusable(node):
+        if not _is_fusable(node) or (len(group) == 1 and _is_view(node)):
             bindings.append(node.binding)
         elif node is group[-1]:
             bindings.append(_outline(group, facts, made, names))
@@ -117,6 +118,11 @@ def _fuse_bodies(
 
 def _is_fusable(node: _Node) -> bool:
     return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).compute is not None
+
+
+def _is_view(node: _Node) -> bool:
+    """Whether the binding only renames memory; alone it needs no kernel."""
+    return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).view
 
 
 def _dataflow(func: Function, facts: tuple[DimFact, ...]) -> list[_Node]:
