@@ -1,0 +1,425 @@
+"""Give every value of a graph function a place in memory, and turn the function into an execution plan.
+
+A *storage* is one piece of memory; a view shares the storage of its operand. Storages of results are the caller's output
+buffers, storages of a size that depends on data are allocated when that size is known, all others live in one arena, where those
+that are never alive together overlap. The function is walked twice in the same order: first to learn when each storage
+is alive, then, when all offsets are known, to write down the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tc.errors import LoweringError, UnsupportedError, located
+from tc.ir.arith import Facts
+from tc.ir.dtype import bool_, i64
+from tc.ir.expr import Expr, Var, const, mul
+from tc.ir.graph import (
+    Atom,
+    Binding,
+    Call,
+    CallExtern,
+    CallTir,
+    Function,
+    If,
+    Loop,
+    ReadDims,
+    TensorConst,
+    TensorVar,
+    atoms_of,
+)
+from tc.ir.module import IRModule
+from tc.ir.node import walk
+from tc.ir.plan import (
+    Allocate,
+    BindDims,
+    Branch,
+    CallOut,
+    Check,
+    Copy,
+    ExecutionPlan,
+    Launch,
+    Place,
+    Repeat,
+    Slot,
+    Step,
+    StoreIndex,
+)
+from tc.ir.types import TensorType
+from tc.ops.registry import Requirement, get_op
+from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
+
+
+@dataclass(eq=False)
+class _Storage:
+    """A piece of memory. `region` is set for those in the arena; `index` numbers the others within their place."""
+
+    place: Place
+    index: int = 0
+    type: TensorType | None = None
+    start: int = 0
+    end: int = 0
+    region: Region | None = None
+
+
+@dataclass(eq=False)
+class _View:
+    """Where a value is: a storage and a byte offset into it."""
+
+    storage: _Storage
+    offset: Expr = const(0)
+
+
+def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> ExecutionPlan:
+    """The execution plan of the module's entry. Every operator call left in it is a view or runs its reference.
+
+    `requirements` are conditions over dims, found by type inference, to be checked before anything runs.
+    """
+    func = module.main
+    planner = _Planner(module, func)
+    planner.measure(func)
+    arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
+    steps = planner.emit(func)
+    checks = tuple(Check(r.condition, r.message) for r in requirements)
+    outputs = tuple(
+        TensorVar(_output_name(func, k), result.type, span=func.span) for k, result in enumerate(func.results)
+    )
+    return ExecutionPlan(
+        func.name,
+        func.params,
+        outputs,
+        tuple(planner.constants),
+        func.facts,
+        arena_bytes,
+        planner.num_dynamic,
+        (*checks, *steps),
+        tuple(planner.output_slots),
+        span=func.span,
+    )
+
+
+def _output_name(func: Function, index: int) -> str:
+    names = dict(func.attrs).get("output_names")
+    if isinstance(names, tuple):
+        return str(names[index])
+    result = func.results[index]
+    return result.name if isinstance(result, TensorVar) else f"output{index}"
+
+
+class _Planner:
+    """Walks the function; holds where each value is and, while measuring, the current time."""
+
+    def __init__(self, module: IRModule, func: Function) -> None:
+        self.module = module
+        self.views: dict[Atom, _View] = {}
+        self.constants: dict[TensorConst, int] = {}
+        self.storages: list[_Storage] = []
+        self.num_dynamic = 0
+        self.output_slots: list[Slot] = []
+        self.time = 0
+        self.bound_dims = {v for p in func.params for v in walk(p.type) if isinstance(v, Var)}
+        self.wanted: dict[TensorVar, _View] = {}  # values that are to be made in a given place
+        self.measuring = True
+        # Made in the first walk, found again in the second:
+        self._indices: dict[Loop, Var] = {}
+        self._conditions: dict[Loop, TensorVar] = {}
+        self._rows: dict[TensorVar, _View] = {}
+        self._holders: dict[tuple[Atom, int], TensorVar] = {}
+        for index, param in enumerate(func.params):
+            self.views[param] = _View(_Storage(Place.INPUT, index, param.type))  # type: ignore[arg-type]
+        self._want_outputs(func)
+
+    # -- storages
+
+    def _want_outputs(self, func: Function) -> None:
+        """Let values that are results be made in the output buffers, where nothing speaks against it."""
+        made = _made_here(func)
+        for index, result in enumerate(func.results):
+            if isinstance(result, TensorVar) and result in made and self._is_input_sized(result.type):
+                root = _view_root(result, made)
+                if root is not None and root not in self.wanted:
+                    self.wanted[root] = _View(_Storage(Place.OUTPUT, index, root.type))  # type: ignore[arg-type]
+
+    def _is_input_sized(self, type_: object) -> bool:
+        return all(v in self.bound_dims for v in walk(type_) if isinstance(v, Var))  # type: ignore[arg-type]
+
+    def _new_storage(self, type_: TensorType) -> _Storage:
+        if self._is_input_sized(type_):
+            storage = _Storage(Place.ARENA, 0, type_, self.time, self.time)
+        else:
+            storage = _Storage(Place.DYNAMIC, self.num_dynamic, type_, self.time, self.time)
+            self.num_dynamic += 1
+        self.storages.append(storage)
+        return storage
+
+    def regions(self) -> list[Region]:
+        """The arena regions, from the lifetimes that `measure` found."""
+        found = []
+        for storage in self.storages:
+            if storage.place is Place.ARENA:
+                assert storage.type is not None
+                storage.region = region_of_type(storage.type, storage.start, storage.end)
+                found.append(storage.region)
+        return found
+
+    def _define(self, target: TensorVar) -> _View:
+        """The place of a value that is made now."""
+        view = self.views.get(target)
+        if view is None:
+            view = self.wanted.get(target) or _View(self._new_storage(_tensor_type(target)))
+            self.views[target] = view
+        self._touch(view)
+        return view
+
+    def _use(self, atom: Atom) -> _View:
+        if isinstance(atom, TensorConst):
+            index = self.constants.setdefault(atom, len(self.constants))
+            return _View(_Storage(Place.CONSTANT, index, atom.type))
+        view = self.views[atom]
+        self._touch(view)
+        return view
+
+    def _touch(self, view: _View) -> None:
+        if self.measuring:
+            view.storage.end = max(view.storage.end, self.time)
+
+    def _slot(self, atom: Atom, view: _View) -> Slot:
+        storage = view.storage
+        offset = view.offset
+        if storage.place is Place.ARENA and storage.region is not None:
+            offset = storage.region.offset + offset
+        return Slot(storage.place, storage.index, _tensor_type(atom), offset)
+
+    def _used_slot(self, atom: Atom) -> Slot:
+        return self._slot(atom, self._use(atom))
+
+    def _defined_slot(self, target: TensorVar) -> Slot:
+        return self._slot(target, self._define(target))
+
+    # -- the two walks
+
+    def measure(self, func: Function) -> None:
+        """Learn the lifetimes of all storages."""
+        self.measuring, self.time = True, 0
+        self._walk_function(func)
+
+    def emit(self, func: Function) -> tuple[Step, ...]:
+        """The steps, all offsets being known."""
+        self.measuring, self.time = False, 0
+        return tuple(self._walk_function(func))
+
+    def _walk_function(self, func: Function) -> list[Step]:
+        steps = [step for binding in func.bindings for step in self._walk_binding(binding)]
+        self.time += 1
+        self.output_slots = []
+        for index, result in enumerate(func.results):
+            slot = self._used_slot(result)
+            if slot.place is Place.DYNAMIC or (slot.place is Place.OUTPUT and slot.index == index):
+                self.output_slots.append(slot)
+                continue
+            target = Slot(Place.OUTPUT, index, slot.type)
+            self.output_slots.append(target)
+            steps.append(Copy(slot, target, slot.type.size_bytes))
+        return steps
+
+    def _walk_binding(self, binding: Binding) -> list[Step]:
+        self.time += 1
+        with located(binding.span):
+            return self._walk_value(binding)
+
+    def _walk_value(self, binding: Binding) -> list[Step]:
+        value, targets, span = binding.value, binding.targets, binding.span
+        match value:
+            case TensorVar() | TensorConst():
+                self.views[targets[0]] = self._use(value)
+                return []
+            case CallTir(callee=callee, args=args, dims=dims):
+                used = tuple(map(self._used_slot, args))
+                made = tuple(map(self._defined_slot, targets))
+                return [*self._allocations(made), Launch(callee, (*used, *made), dims, span=span)]
+            case Call(op=op, args=args) if get_op(op).view:
+                source = self._use(args[0])  # type: ignore[arg-type]
+                self.views[targets[0]] = source
+                return []
+            case Call(op=op, args=args, attrs=attrs):
+                arrays = tuple(None if arg is None else self._used_slot(arg) for arg in args)
+                made = tuple(map(self._defined_slot, targets))
+                return [*self._allocations(made), CallOut(f"op:{op}", arrays, made, (), attrs, span=span)]
+            case CallExtern(symbol=symbol, args=args, dims=dims, attrs=attrs):
+                used = tuple(map(self._used_slot, args))
+                made = tuple(map(self._defined_slot, targets))
+                return [*self._allocations(made), CallOut(symbol, used, made, dims, attrs, span=span)]
+            case ReadDims(operand=operand, dims=dims):
+                return [BindDims(self._used_slot(operand), dims, span=span)]
+            case If():
+                return self._walk_if(value, targets)
+            case Loop():
+                return self._walk_loop(value, targets)
+        raise LoweringError(f"no execution step for {type(value).__name__}")
+
+    def _allocations(self, slots: Iterable[Slot]) -> list[Step]:
+        return [Allocate(s.index, s.type.size_bytes) for s in slots if s.place is Place.DYNAMIC]
+
+    def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[Step]:
+        condition = self._used_slot(value.condition)
+        results = tuple(map(self._defined_slot, targets))
+        branches = [self._walk_branch(branch, targets) for branch in (value.then_branch, value.else_branch)]
+        for target in targets:
+            self._use(target)
+        return [*self._allocations(results), Branch(condition, tuple(branches[0]), tuple(branches[1]), span=value.span)]
+
+    def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...]) -> list[Step]:
+        """The steps of a branch, its results made in, or copied to, the places of the `If`'s targets."""
+        made = _made_here(branch)
+        for result, target in zip(branch.results, targets, strict=True):
+            root = _view_root(result, made) if isinstance(result, TensorVar) and result in made else None
+            if root is not None:
+                self.wanted.setdefault(root, self.views[target])
+        steps = [step for binding in branch.bindings for step in self._walk_binding(binding)]
+        self.time += 1
+        for result, target in zip(branch.results, targets, strict=True):
+            steps.extend(self._copy(result, target, self.views[target]))
+        return steps
+
+    def _copy(self, source: Atom, target: Atom, place: _View) -> list[Step]:
+        here = self._use(source)
+        if here.storage is place.storage and here.offset is place.offset:
+            return []
+        return [Copy(self._slot(source, here), self._slot(target, place), _tensor_type(source).size_bytes)]
+
+    def _walk_loop(self, loop: Loop, targets: tuple[TensorVar, ...]) -> list[Step]:
+        """Carried values keep one place for the whole loop; each iteration's new values are copied there at its end."""
+        body = loop.body
+        index_param, *carried_params = body.params
+        num_carried = len(carried_params)
+        if len(targets) > num_carried and loop.trip_count is None:
+            raise UnsupportedError("a loop that stacks results needs a known number of iterations")
+        steps: list[Step] = []
+        results = tuple(map(self._defined_slot, targets))
+        steps.extend(self._allocations(results))
+        for init, target, param in zip(loop.init, targets, carried_params, strict=False):
+            self.views[param] = self.views[target]
+            steps.extend(self._copy(init, target, self.views[target]))
+        condition = self._loop_condition(loop, steps)
+        index = self._loop_index(loop)
+        body_steps: list[Step] = []
+        self.views.setdefault(index_param, _View(self._new_storage(TensorType((), i64))))
+        if self._is_used(index_param, body):
+            body_steps.append(StoreIndex(self._slot(index_param, self.views[index_param]), index))
+        entered = self.time
+        for k, result in enumerate(body.results[1 + num_carried :]):
+            self._want_scanned(result, targets[num_carried + k], index, body)
+        for binding in body.bindings:
+            body_steps.extend(self._walk_binding(binding))
+        self.time += 1
+        body_steps.extend(self._end_of_iteration(loop, targets, carried_params, condition, index))
+        self._extend_captured(body, entered)
+        for target in targets:
+            self._use(target)
+        slot = None if condition is None else self._slot(condition, self.views[condition])
+        return [*steps, Repeat(index, loop.trip_count, slot, tuple(body_steps), span=loop.span)]
+
+    def _loop_index(self, loop: Loop) -> Var:
+        """The iteration number, the same variable in both walks."""
+        return self._indices.setdefault(loop, Var("iteration", i64))
+
+    def _loop_condition(self, loop: Loop, steps: list[Step]) -> TensorVar | None:
+        """The variable that holds the condition from iteration to iteration; None when it is always true."""
+        if _is_true(loop.condition) and _is_true(loop.body.results[0]):
+            return None
+        if len(loop.body.results) > len(loop.body.params):
+            raise UnsupportedError("a loop that stacks results must run a known number of iterations")
+        holder = self._conditions.setdefault(loop, TensorVar("condition", TensorType((), bool_)))
+        place = self._define(holder)
+        steps.extend(self._copy(loop.condition, holder, place))
+        return holder
+
+    def _want_scanned(self, result: Atom, target: TensorVar, index: Var, body: Function) -> None:
+        """Let a value that is stacked be made in its row of the stack."""
+        made = _made_here(body)
+        if isinstance(result, TensorVar) and result in made:
+            root = _view_root(result, made)
+            if root is not None:
+                self.wanted.setdefault(root, self._row(target, _tensor_type(result), index))
+
+    def _row(self, target: TensorVar, row: TensorType, index: Var) -> _View:
+        whole = self.views[target]
+        return self._rows.setdefault(target, _View(whole.storage, whole.offset + mul(index, row.size_bytes)))
+
+    def _end_of_iteration(
+        self,
+        loop: Loop,
+        targets: tuple[TensorVar, ...],
+        carried_params: list[TensorVar],
+        condition: TensorVar | None,
+        index: Var,
+    ) -> list[Step]:
+        next_condition, *others = loop.body.results
+        carried, scanned = others[: len(carried_params)], others[len(carried_params) :]
+        steps: list[Step] = []
+        for result, target in zip(scanned, targets[len(carried) :], strict=True):
+            steps.extend(self._copy(result, result, self._row(target, _tensor_type(result), index)))
+        steps.extend(self._copy_in_parallel(carried, targets))
+        if condition is not None:
+            steps.extend(self._copy(next_condition, condition, self.views[condition]))
+        return steps
+
+    def _copy_in_parallel(self, sources: list[Atom], targets: tuple[TensorVar, ...]) -> list[Step]:
+        """Copy all sources to the targets' places as if at once: a source that is another target's place goes first elsewhere."""
+        places = [self.views[target] for target in targets[: len(sources)]]
+        before: list[Step] = []
+        after: list[Step] = []
+        for k, (source, place) in enumerate(zip(sources, places, strict=True)):
+            here = self._use(source)
+            if any(here.storage is other.storage for j, other in enumerate(places) if j != k):
+                holder = self._holders.setdefault((source, k), TensorVar("held", source.type))
+                held = self._define(holder)
+                before.extend(self._copy(source, holder, held))
+                after.extend(self._copy(holder, targets[k], place))
+            else:
+                after.extend(self._copy(source, targets[k], place))
+        return before + after
+
+    def _extend_captured(self, body: Function, entered: int) -> None:
+        """What the body uses from outside must survive until the last iteration."""
+        if not self.measuring:
+            return
+        for view in self.views.values():
+            if view.storage.start < entered <= view.storage.end:
+                view.storage.end = max(view.storage.end, self.time)
+
+    def _is_used(self, var: TensorVar, body: Function) -> bool:
+        return any(node is var for part in (*body.bindings, *body.results) for node in walk(part))
+
+
+def _is_true(atom: Atom) -> bool:
+    return isinstance(atom, TensorConst) and atom.value.size == 1 and bool(atom.value.reshape(()))
+
+
+def _tensor_type(atom: Atom) -> TensorType:
+    assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
+    return atom.type
+
+
+def _made_here(func: Function) -> dict[TensorVar, Binding]:
+    """The bindings of a function by the variables they define."""
+    return {target: binding for binding in func.bindings for target in binding.targets}
+
+
+def _view_root(var: TensorVar, made: dict[TensorVar, Binding]) -> TensorVar | None:
+    """The variable whose memory `var` is, through views; None when that is not made by an operation of this function."""
+    while True:
+        binding = made.get(var)
+        if binding is None:
+            return None
+        value = binding.value
+        if isinstance(value, Call) and get_op(value.op).view:
+            source = atoms_of(value)[0]
+        elif isinstance(value, (TensorVar, TensorConst)):
+            source = value
+        else:
+            return var
+        if not isinstance(source, TensorVar):
+            return None
+        var = source
