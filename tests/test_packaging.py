@@ -96,3 +96,10 @@ def test_the_wheel_holds_every_module_and_the_demo_files(tmp_path: Path) -> None
     assert {str(path.relative_to(ROOT)) for path in shipped} <= held
     assert f"Version: {__version__}" in metadata
     assert "tc = tc.cli:main" in entry_points
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(example, "README.md", "exec"), {})

@@ -1,0 +1,159 @@
+"""`tc doctor`: what `tc` found on this machine, and whether anything is in its way."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from llvmlite import binding as llvm
+from rich.console import Console
+
+from tc.cli.outcome import Outcome, format_bytes, make_table
+from tc.target import affinity_cpus, available_cpus, native_target
+from tc.version import __version__
+
+REQUIRED = ("numpy", "llvmlite", "onnx", "networkx", "ml_dtypes", "scipy", "rich", "platformdirs", "filelock")
+# Either distribution provides `import xgboost`.
+XGBOOST = ("xgboost-cpu", "xgboost")
+OPTIONAL = {
+    "onnxruntime": "tc run --check onnxruntime",
+    "matplotlib": "plots",
+    "cuda-bindings": "CUDA devices",
+    "pyopencl": "OpenCL devices",
+}
+INSTRUCTION_SETS = (
+    *("sse4.2", "avx2", "fma", "f16c", "avx512f", "avx512vnni", "avxvnni", "avx512bf16", "avx512fp16", "amx-int8"),
+    "neon",
+)
+
+EPILOG = """\
+exit code 1 when something is in the way
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Check this machine and this installation."
+
+
+def execute(args: argparse.Namespace) -> Outcome:
+    """Collect the facts. The exit code is 1 when there is a problem."""
+    data: dict[str, Any] = {
+        "versions": versions(),
+        "cpu": cpu_facts(),
+        "threads": thread_facts(),
+        "cache": cache_facts(cache_folder()),
+        "optional": {name: {"version": version_of(name), "for": purpose} for name, purpose in OPTIONAL.items()},
+    }
+    data["problems"] = problems(data)
+    return Outcome(data, lambda console: show(console, data), 1 if data["problems"] else 0)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: the environment's TC_CACHE_DIR, else the user's cache folder."""
+    return Path(os.environ.get("TC_CACHE_DIR") or platformdirs.user_cache_dir("tc"))
+
+
+def versions() -> dict[str, str | None]:
+    found = {name: version_of(name) for name in REQUIRED}
+    found["xgboost"] = next(filter(None, map(version_of, XGBOOST)), None)
+    llvm_version = ".".join(map(str, llvm.llvm_version_info))
+    return {"tc": __version__, "python": platform.python_version(), "LLVM": llvm_version, **found}
+
+
+def version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_facts() -> dict[str, Any]:
+    target = native_target()
+    return {
+        "machine": platform.machine(),
+        "model": model_name(),
+        "llvm_name": target.cpu,
+        "vector_bits": target.vector_bits,
+        "vector_registers": target.num_vector_registers,
+        "instruction_sets": [name for name in INSTRUCTION_SETS if target.has(name)],
+        "l1_bytes": target.l1_bytes,
+        "l2_bytes": target.l2_bytes,
+        "l3_bytes": target.l3_bytes,
+        "target": str(target),
+    }
+
+
+def model_name() -> str:
+    """The CPU's own name; may be wrong on a virtual machine, so nothing is decided by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def thread_facts() -> dict[str, int]:
+    return {
+        "logical_cpus": os.cpu_count() or 1,
+        "in_affinity_mask": len(affinity_cpus()),
+        "available": available_cpus(),
+        "used_by_default": native_target().cores,
+    }
+
+
+def cache_facts(folder: Path) -> dict[str, Any]:
+    """Where compiled kernels are kept, how much is there, and what is wrong with the folder, if anything is."""
+    facts: dict[str, Any] = {"folder": str(folder), "files": 0, "size_bytes": 0, "problem": None}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
+            probe.write(b"probe")
+        sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()]
+        facts |= {"files": len(sizes), "size_bytes": sum(sizes)}
+    except OSError as error:
+        facts["problem"] = f"cannot be written: {error.strerror or error}; every model will be compiled anew"
+    return facts
+
+
+def problems(data: dict[str, Any]) -> list[str]:
+    """What is in the way, each with what to do about it."""
+    found = [f"package {name} is missing: pip install {name}" for name, v in data["versions"].items() if v is None]
+    if data["cache"]["problem"]:
+        found.append(f"cache folder {data['cache']['folder']}: {data['cache']['problem']}")
+    if data["cpu"]["machine"].lower() not in ("x86_64", "amd64"):
+        found.append(f"{data['cpu']['machine']} is not a CPU that tc is tested on")
+    if sys.maxsize < 2**32:
+        found.append("this Python is a 32-bit build: install a 64-bit one")
+    return found
+
+
+def show(console: Console, data: dict[str, Any]) -> None:
+    cpu, threads, cache = data["cpu"], data["threads"], data["cache"]
+    caches = ", ".join(f"{level} {format_bytes(cpu[f'{level.lower()}_bytes'])}" for level in ("L1", "L2", "L3"))
+    rows = [
+        ("versions", ", ".join(f"{name} {version or 'missing'}" for name, version in data["versions"].items())),
+        ("CPU", f"{cpu['model']} ({cpu['machine']}; LLVM takes it for {cpu['llvm_name']})"),
+        ("vectors", f"{cpu['vector_registers']} registers of {cpu['vector_bits']} bits"),
+        ("instructions", ", ".join(cpu["instruction_sets"])),
+        ("caches", caches),
+        (
+            "threads",
+            f"{threads['used_by_default']} by default; {threads['logical_cpus']} logical CPUs, "
+            f"{threads['in_affinity_mask']} in the affinity mask, {threads['available']} within the quota",
+        ),
+        ("cache folder", f"{cache['folder']}: {cache['files']} files, {format_bytes(cache['size_bytes'])}"),
+    ]
+    for name, package in data["optional"].items():
+        rows.append(("optional", f"{name} {package['version'] or 'not installed'} ({package['for']})"))
+    console.print(make_table("", ("", ""), rows))
+    for problem in data["problems"]:
+        console.print(f"[red]problem[/red] {problem}", highlight=False)
+    if not data["problems"]:
+        console.print("[green]nothing is in the way[/green]")

@@ -1,0 +1,134 @@
+"""From the command line to an exit code: parses, calls the command, prints its outcome or its error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from rich.console import Console
+
+from tc.cli import compile as compile_command
+from tc.cli import demo, doctor, inspect, run
+from tc.errors import TcError
+from tc.version import __version__
+
+COMMANDS = {
+    "run": (run, "compile a model and run it"),
+    "inspect": (inspect, "say what a model holds and how each node will run"),
+    "compile": (compile_command, "write a compiled module, or the text of a stage"),
+    "doctor": (doctor, "check this machine and this installation"),
+    "demo": (demo, "read handwritten digits with a model that comes along"),
+}
+
+EPILOG = """\
+examples:
+  tc demo
+  tc inspect model.onnx
+  tc run model.onnx --dims batch=4 --check interpreter
+  tc compile model.onnx --emit loops
+  tc COMMAND --help                     more of them
+
+exit codes:
+  0 done   1 wrong request or damaged file   2 not supported   3 results differ from the reference
+  4 a bound on size, time or memory was reached
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that leaves with exit code 1, since 2 means "not supported"."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(1, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = Parser(
+        prog="tc",
+        description="Compile deep-learning models to native code.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tc {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(subparser)
+        subparser.add_argument("--json", action="store_true", help="print the result as JSON")
+        subparser.add_argument("--debug", action="store_true", help="show where in tc an error comes from")
+        subparser.set_defaults(execute=module.execute)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; `arguments` are those of the process if not given. Returns the exit code."""
+    args = make_parser().parse_args(arguments)
+    try:
+        outcome = args.execute(args)
+        if args.json:
+            print(to_json(outcome.data))
+        else:
+            outcome.show(Console())
+        sys.stdout.flush()
+        return int(outcome.exit_code)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("tc: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if args.debug:
+            raise
+        return report_error(error, as_json=args.json)
+
+
+def report_error(error: Exception, *, as_json: bool) -> int:
+    """Print `error` as one message; returns the exit code that belongs to it."""
+    kind = type(error).__name__
+    match error:
+        case TcError():
+            message, exit_code = str(error), error.exit_code
+        case OSError(filename=str(name)):
+            message, exit_code = f"{name}: {error.strerror}", 1
+        case MemoryError():
+            message, exit_code = "out of memory", 4
+        case _:
+            message, exit_code = f"internal error: {kind}: {error} (--debug shows where)", 1
+    if as_json:
+        print(to_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}}))
+    print(f"tc: error: {message}", file=sys.stderr)
+    return exit_code
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """JSON text. NaN and infinities, which JSON lacks, become the strings "nan", "inf" and "-inf"."""
+    return json.dumps(plain(data), indent=2, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """`value` in the types that JSON has."""
+    match value:
+        case dict():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case np.generic() | np.ndarray():
+            return plain(value.tolist())
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+    return str(value)

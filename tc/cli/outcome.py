@@ -1,0 +1,86 @@
+"""What a command hands back, and how values look on a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tc.errors import UserError
+from tc.ir.dtype import from_numpy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a command: plain data for `--json`, a function that shows the same to people, the exit code."""
+
+    data: dict[str, Any]
+    show: Callable[[Console], None]
+    exit_code: int = 0
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Table:
+    """A table of plain text. Columns whose name ends in a blank are right-aligned; without names there is no header."""
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        show_header=any(columns),
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+    )
+    for column in columns:
+        table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_escape(str(cell)) for cell in row))
+    return table
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def format_shape(shape: Iterable[object], dtype: object) -> str:
+    """`1x3x224x224xf32`; a scalar is `f32`."""
+    return "x".join((*map(str, shape), str(dtype)))
+
+
+def format_array(array: np.ndarray) -> str:
+    """Shape and dtype of an array, as `format_shape`."""
+    return format_shape(array.shape, from_numpy(array.dtype))
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size with a unit that leaves at most four digits."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with a unit that leaves one to three digits before the point."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` fill a file beside `path` that then takes its name: an interruption leaves nothing half written."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part{path.suffix}")
+    try:
+        write(unfinished)
+        unfinished.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
