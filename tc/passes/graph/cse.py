@@ -1,0 +1,72 @@
+"""Compute equal things once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, bodies_of
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, substitute
+from tc.ops.build import full_attrs
+from tc.passes.manager import graph_pass
+
+_SMALL_BYTES = 1024
+
+
+@graph_pass
+def share_common_subexpressions(module: IRModule) -> IRModule:
+    """Replace an operator call by an earlier equal one: same operator, operands and attributes.
+
+    Literals of up to a kilobyte are equal when their bytes are; larger ones when they are one object.
+    """
+    functions = tuple(_Sharing().function(func, {}) if isinstance(func, Function) else func for func in module.functions)
+    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
+        return module
+    return IRModule(functions, module.entry)
+
+
+class _Sharing:
+    """What has been computed so far, and by which variables."""
+
+    def __init__(self) -> None:
+        self.renamed: dict[Node, Node] = {}
+
+    def function(self, func: Function, outer: dict[Hashable, tuple[TensorVar, ...]]) -> Function:
+        known = dict(outer)
+        kept: list[Binding] = []
+        for old in func.bindings:
+            binding = self._rename(old, known)
+            value = binding.value
+            key = _key(value) if isinstance(value, Call) else None
+            earlier = known.get(key) if key is not None else None
+            if earlier is not None:
+                self.renamed.update(zip(binding.targets, earlier, strict=True))
+                continue
+            if key is not None:
+                known[key] = binding.targets
+            kept.append(binding)
+        results = tuple(self.renamed.get(result, result) for result in func.results)
+        if len(kept) == len(func.bindings) and all(a is b for a, b in zip(kept, func.bindings, strict=True)):
+            return replace(func, results=results) if any(r in self.renamed for r in func.results) else func
+        return replace(func, bindings=tuple(kept), results=results)
+
+    def _rename(self, binding: Binding, known: dict[Hashable, tuple[TensorVar, ...]]) -> Binding:
+        if bodies_of(binding.value):
+            changes = {
+                name: self.function(body, known)
+                for name in ("then_branch", "else_branch", "body")
+                if isinstance(body := getattr(binding.value, name, None), Function)
+            }
+            binding = replace(binding, value=replace(binding.value, **changes))
+        return replace(binding, value=substitute(binding.value, self.renamed)) if self.renamed else binding
+
+
+def _key(call: Call) -> Hashable:
+    attrs = tuple(sorted(full_attrs(call).items(), key=lambda item: item[0]))
+    return call.op, tuple(_atom_key(arg) for arg in call.args), attrs
+
+
+def _atom_key(atom: Atom | None) -> Hashable:
+    if isinstance(atom, TensorConst) and atom.value.nbytes <= _SMALL_BYTES:
+        return atom.value.dtype.str, atom.value.shape, atom.value.tobytes()
+    return atom

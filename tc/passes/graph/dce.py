@@ -1,0 +1,83 @@
+"""Remove what nobody uses."""
+
+from __future__ import annotations
+
+from tc.ir.expr import Var
+from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, walk
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def remove_dead_code(module: IRModule) -> IRModule:
+    """Drop bindings without effect whose results, or bound dims, are not used; also inside the bodies of If and Loop."""
+    functions = tuple(_clean(func, set()) if isinstance(func, Function) else func for func in module.functions)
+    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
+        return module
+    return IRModule(functions, module.entry)
+
+
+def _clean(func: Function, live: set[Node]) -> Function:
+    """`live` collects the tensor variables and dims in use, going backwards; uses inside bodies count."""
+    for result in func.results:
+        _use(result, live)
+    kept: list[Binding] = []
+    changed = False
+    for binding in reversed(func.bindings):
+        if not _is_needed(binding, live):
+            changed = True
+            continue
+        cleaned = _clean_bodies(binding, live)
+        changed = changed or cleaned is not binding
+        for atom in atoms_of(cleaned.value):
+            _use(atom, live)
+        live.update(_dims_in(cleaned))
+        kept.append(cleaned)
+    return replace(func, bindings=tuple(reversed(kept))) if changed else func
+
+
+def _use(atom: Node, live: set[Node]) -> None:
+    if isinstance(atom, TensorVar):
+        live.add(atom)
+        live.update(node for node in walk(atom.type) if isinstance(node, Var))
+
+
+def _is_needed(binding: Binding, live: set[Node]) -> bool:
+    value = binding.value
+    if isinstance(value, CallExtern) and value.effect:
+        return True
+    if isinstance(value, ReadDims):
+        return any(dim in live for dim in value.dims)
+    return any(target in live for target in binding.targets) or any(_is_needed_inside(body) for body in bodies_of(value))
+
+
+def _is_needed_inside(body: Function) -> bool:
+    return any(_is_needed(binding, set()) for binding in body.bindings)
+
+
+def _clean_bodies(binding: Binding, live: set[Node]) -> Binding:
+    changes = {
+        name: _clean(body, live)
+        for name in ("then_branch", "else_branch", "body")
+        if isinstance(body := getattr(binding.value, name, None), Function)
+    }
+    return replace(binding, value=replace(binding.value, **changes)) if changes else binding
+
+
+def _dims_in(binding: Binding) -> set[Node]:
+    """Dims that a binding mentions in its result types and attributes."""
+    found: set[Node] = set()
+    for target in binding.targets:
+        found.update(node for node in walk(target.type) if isinstance(node, Var))
+    for name in ("attrs", "dims", "trip_count"):
+        found.update(_vars_in(getattr(binding.value, name, ())))
+    return found
+
+
+def _vars_in(value: object) -> set[Node]:
+    if isinstance(value, Node):
+        return {node for node in walk(value) if isinstance(node, Var)}
+    if isinstance(value, tuple):
+        return {var for item in value for var in _vars_in(item)}
+    return set()

@@ -1,0 +1,137 @@
+"""Compute at compile time what depends on literals alone."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from tc.ir.arith import Facts
+from tc.ir.expr import Const, Expr
+from tc.ir.graph import Attrs, AttrValue, Binding, Call, Function, TensorConst, TensorVar
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, substitute
+from tc.ir.types import TensorType
+from tc.ops.build import full_attrs
+from tc.ops.registry import get_op, inference
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def fold_constants(module: IRModule, *, max_bytes: int = 256 << 20, growth: int = 4, max_seconds: float = 10.0) -> IRModule:
+    """Replace operator calls on literals by their results, computed by the operators' references.
+
+    A result may be at most `growth` times as large as the operands, or 64 KiB; all results together at most `max_bytes`. No new
+    evaluation starts after `max_seconds`. A call whose attributes are symbolic is kept.
+    """
+    budget = _Budget(max_bytes, growth, time.perf_counter() + max_seconds)
+    functions = tuple(
+        _fold_function(func, budget, {}) if isinstance(func, Function) else func for func in module.functions
+    )
+    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
+        return module
+    return IRModule(functions, module.entry)
+
+
+class _Budget:
+    def __init__(self, max_bytes: int, growth: int, deadline: float) -> None:
+        self.left_bytes = max_bytes
+        self.growth = growth
+        self.deadline = deadline
+
+    def allows(self, call: Call, results: tuple[TensorVar, ...]) -> bool:
+        """Whether the results are of known size and fit what is left."""
+        sizes = [_size_bytes(target) for target in results]
+        if any(size is None for size in sizes) or time.perf_counter() > self.deadline:
+            return False
+        total = sum(size for size in sizes if size is not None)
+        given = sum(arg.value.nbytes for arg in call.args if isinstance(arg, TensorConst))
+        return total <= self.left_bytes and total <= max(64 << 10, self.growth * given)
+
+
+def _size_bytes(target: TensorVar) -> int | None:
+    shape = target.type.static_shape if isinstance(target.type, TensorType) else None
+    return None if shape is None else int(np.prod(shape, dtype=np.int64)) * target.type.dtype.size_bytes  # type: ignore[union-attr]
+
+
+def _fold_function(func: Function, budget: _Budget, known: dict[Node, Node]) -> Function:
+    kept: list[Binding] = []
+    changed = False
+    for old in func.bindings:
+        binding = _fold_bodies(old, budget, known)
+        if known and not _has_bodies(binding):
+            binding = replace(binding, value=substitute(binding.value, known))
+        changed = changed or binding is not old
+        results = _evaluate(binding, budget, func)
+        if results is None:
+            kept.append(binding)
+            continue
+        changed = True
+        known.update(zip(binding.targets, results, strict=True))
+    results_now = tuple(known.get(result, result) for result in func.results)
+    if not changed and all(a is b for a, b in zip(results_now, func.results, strict=True)):
+        return func
+    return replace(func, bindings=tuple(kept), results=results_now)
+
+
+def _has_bodies(binding: Binding) -> bool:
+    return any(isinstance(getattr(binding.value, name, None), Function) for name in ("then_branch", "body"))
+
+
+def _fold_bodies(binding: Binding, budget: _Budget, known: dict[Node, Node]) -> Binding:
+    changes = {
+        name: _fold_function(body, budget, known)
+        for name in ("then_branch", "else_branch", "body")
+        if isinstance(body := getattr(binding.value, name, None), Function)
+    }
+    if not changes:
+        return binding
+    plain = {
+        name: known[value]
+        for name in ("condition",)
+        if (value := getattr(binding.value, name, None)) in known
+    }
+    if hasattr(binding.value, "init"):
+        plain["init"] = tuple(known.get(atom, atom) for atom in binding.value.init)  # type: ignore[assignment]
+    return replace(binding, value=replace(binding.value, **changes, **plain))
+
+
+def _evaluate(binding: Binding, budget: _Budget, func: Function) -> list[TensorConst] | None:
+    call = binding.value
+    if not isinstance(call, Call) or not all(arg is None or isinstance(arg, TensorConst) for arg in call.args):
+        return None
+    if not budget.allows(call, binding.targets):
+        return None
+    attrs = _literal_attrs(full_attrs(call))
+    if attrs is None:
+        return None
+    arrays = [arg.value if isinstance(arg, TensorConst) else None for arg in call.args]
+    with inference(Facts.of(func.facts)), np.errstate(all="ignore"):
+        results = get_op(call.op).run_reference(arrays, attrs)
+    budget.left_bytes -= sum(result.nbytes for result in results)
+    return [
+        TensorConst(np.ascontiguousarray(r).reshape(r.shape), target.name, span=binding.span)
+        for r, target in zip(results, binding.targets, strict=True)
+    ]
+
+
+def _literal_attrs(attrs: Attrs) -> Attrs | None:
+    """The attributes with constant expressions as Python numbers; None when one is symbolic."""
+
+    def literal(value: AttrValue) -> AttrValue:
+        if isinstance(value, tuple):
+            return tuple(literal(item) for item in value)
+        if isinstance(value, Const):
+            return value.value
+        if isinstance(value, Expr):
+            raise _Symbolic
+        return value
+
+    try:
+        return Attrs(tuple((name, literal(value)) for name, value in attrs.items()))
+    except _Symbolic:
+        return None
+
+
+class _Symbolic(Exception):
+    """An attribute depends on a dim."""

@@ -1,0 +1,310 @@
+"""The rewrite engine of the graph: rules are a pattern, a condition, a result, and an example that is checked numerically.
+
+    Rule("relu of relu", op("relu", op("relu", any_("x"))), lambda b, m: b.call("relu", m.x), example=...)
+
+A pattern describes the operation that defines a value, and those that define its operands. Matching never looks at names of
+variables. Tests run the example of every rule through the interpreter, before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from tc.errors import located
+from tc.ir.arith import Facts, equal_shapes
+from tc.ir.graph import (
+    Atom,
+    Attrs,
+    Binding,
+    Call,
+    Function,
+    If,
+    Loop,
+    TensorConst,
+    TensorVar,
+    atoms_of,
+    bodies_of,
+)
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, substitute
+from tc.ir.types import DimFact, TensorType
+from tc.ops.build import GraphBuilder, full_attrs
+
+
+@dataclass(frozen=True)
+class AnyPattern:
+    """Any value; kept as `name`. The same name twice means the same value twice."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ConstPattern:
+    """A literal tensor; kept as `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class AbsentPattern:
+    """An optional operand that is not given."""
+
+
+@dataclass(frozen=True)
+class OpPattern:
+    """A call of one of `ops` whose operands match. Its call is kept as `name` (default: its op's name).
+
+    `commutes`: the two operands may come in either order. Trailing operands not listed must be absent.
+    """
+
+    ops: tuple[str, ...]
+    args: tuple[Pattern, ...]
+    name: str = ""
+    commutes: bool = False
+    single_use: bool = False
+
+
+Pattern = Union[AnyPattern, ConstPattern, AbsentPattern, OpPattern]
+
+
+def any_(name: str) -> AnyPattern:
+    return AnyPattern(name)
+
+
+def const_(name: str) -> ConstPattern:
+    return ConstPattern(name)
+
+
+def absent() -> AbsentPattern:
+    return AbsentPattern()
+
+
+def op(ops: str, *args: Pattern, name: str = "", commutes: bool = False, single_use: bool = False) -> OpPattern:
+    """A call of `ops` ("add" or "add|sub")."""
+    return OpPattern(tuple(ops.split("|")), args, name, commutes, single_use)
+
+
+class Match:
+    """What the parts of a pattern stand for: values as atoms (`m.x`), calls by `m.call("conv")`, their attributes by `m.attrs`."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.atoms: dict[str, Atom] = {}
+        self.calls: dict[str, Call] = {}
+        self.roots: dict[str, TensorVar] = {}
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.atoms[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def call(self, name: str) -> Call:
+        return self.calls[name]
+
+    def attrs(self, name: str) -> Attrs:
+        return full_attrs(self.calls[name])
+
+    def type_of(self, name: str) -> TensorType:
+        """The type of the value kept as `name`, or of the result of the call kept as `name`."""
+        atom = self.atoms.get(name) or self.roots[name]
+        assert isinstance(atom.type, TensorType)
+        return atom.type
+
+    def value(self, name: str) -> Any:
+        """The numpy array of a literal."""
+        atom = self.atoms[name]
+        assert isinstance(atom, TensorConst)
+        return atom.value
+
+    def copy(self) -> Match:
+        other = Match(self.facts)
+        other.atoms, other.calls, other.roots = dict(self.atoms), dict(self.calls), dict(self.roots)
+        return other
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Replace what `pattern` matches by the value that `result` builds, if `when` holds. `result` may return None: no change.
+
+    `example` builds a small function (through a GraphBuilder, returning its result) to which the rule applies; `inexact` says
+    that rounding may differ, and tests then compare within a tolerance.
+    """
+
+    name: str
+    pattern: OpPattern
+    result: Callable[[GraphBuilder, Match], Atom | None]
+    example: Callable[[GraphBuilder], Atom]
+    when: Callable[[Match], bool] = lambda m: True
+    inexact: bool = False
+
+
+def rewrite_module(module: IRModule, rules: Sequence[Rule], *, max_rounds: int = 12) -> IRModule:
+    """Apply the rules to every graph function until none applies, at most `max_rounds` times over. Dead code stays behind."""
+    by_op: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for name in rule.pattern.ops:
+            by_op.setdefault(name, []).append(rule)
+    for _ in range(max_rounds):
+        functions = tuple(
+            _Rewriter(func.facts, by_op).function(func) if isinstance(func, Function) else func
+            for func in module.functions
+        )
+        if all(new is old for new, old in zip(functions, module.functions, strict=True)):
+            return module
+        module = IRModule(functions, module.entry)
+    return module
+
+
+@dataclass
+class _Rewriter:
+    """Rebuilds one function, and the functions inside it, front to back."""
+
+    facts: tuple[DimFact, ...]
+    by_op: Mapping[str, Sequence[Rule]]
+    changed: bool = False
+    renamed: dict[TensorVar, Atom] = field(default_factory=dict)
+    definitions: dict[TensorVar, Binding] = field(default_factory=dict)
+    uses: dict[TensorVar, int] = field(default_factory=dict)
+
+    def function(self, func: Function) -> Function:
+        self._count_uses(func)
+        new = self._rebuild(func)
+        return new if self.changed else func
+
+    def _count_uses(self, func: Function) -> None:
+        stack: list[Node] = [func]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Function):
+                stack.extend(node.bindings)
+                for result in node.results:
+                    if isinstance(result, TensorVar):
+                        self.uses[result] = self.uses.get(result, 0) + 2  # results must stay: never of single use
+            elif isinstance(node, Binding):
+                for part in atoms_of(node.value):
+                    if isinstance(part, TensorVar):
+                        self.uses[part] = self.uses.get(part, 0) + 1
+                stack.extend(bodies_of(node.value))
+
+    def _rebuild(self, func: Function) -> Function:
+        bindings: list[Binding] = []
+        for old in func.bindings:
+            binding = self._renamed_binding(old)
+            bindings.append(binding)
+            self.definitions.update(dict.fromkeys(binding.targets, binding))
+            if isinstance(binding.value, Call) and len(binding.targets) == 1:
+                self._try_rules(binding, bindings)
+        results = tuple(self._atom(result) for result in func.results)
+        return replace(func, bindings=tuple(bindings), results=results)
+
+    def _atom(self, atom: Atom) -> Atom:
+        while isinstance(atom, TensorVar) and atom in self.renamed:
+            atom = self.renamed[atom]
+        return atom
+
+    def _renamed_binding(self, binding: Binding) -> Binding:
+        value = binding.value
+        renames = {a: self._atom(a) for a in atoms_of(value) if isinstance(a, TensorVar) and self._atom(a) is not a}
+        changes = {body_name: self._rebuild(body) for body_name, body in _named_bodies(value)}
+        if changes:
+            value = replace(value, **changes)
+        if renames:
+            value = _with_operands(value, renames)
+        return replace(binding, value=value)
+
+    def _try_rules(self, binding: Binding, bindings: list[Binding]) -> None:
+        call = binding.value
+        assert isinstance(call, Call)
+        for rule in self.by_op.get(call.op, ()):
+            facts = Facts.of(self.facts)
+            for match in self._matches(rule.pattern, binding.targets[0], Match(facts), root=True):
+                if not rule.when(match):
+                    continue
+                builder = GraphBuilder(self.facts)
+                with located(binding.span):
+                    result = rule.result(builder, match)
+                if result is None or not _same_type(result, binding.targets[0], facts):
+                    continue
+                for made in builder.bindings:
+                    made = replace(made, span=made.span or binding.span)
+                    bindings.append(made)
+                    self.definitions.update(dict.fromkeys(made.targets, made))
+                    for part in atoms_of(made.value):
+                        if isinstance(part, TensorVar):
+                            self.uses[part] = self.uses.get(part, 0) + 1
+                self.renamed[binding.targets[0]] = result
+                self.changed = True
+                return
+
+    def _matches(self, pattern: Pattern, atom: Atom | None, match: Match, root: bool = False) -> Iterable[Match]:
+        """Every way in which `atom` matches, extending `match`."""
+        match pattern:
+            case AbsentPattern():
+                if atom is None:
+                    yield match
+            case AnyPattern(name=name):
+                known = match.atoms.get(name)
+                if atom is not None and (known is None or known is atom):
+                    extended = match.copy()
+                    extended.atoms[name] = atom
+                    yield extended
+            case ConstPattern(name=name):
+                if isinstance(atom, TensorConst):
+                    extended = match.copy()
+                    extended.atoms[name] = atom
+                    yield extended
+            case OpPattern():
+                yield from self._op_matches(pattern, atom, match, root)
+
+    def _op_matches(self, pattern: OpPattern, atom: Atom | None, match: Match, root: bool) -> Iterable[Match]:
+        if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.uses.get(atom, 0) > 1):
+            return
+        binding = self.definitions.get(atom)
+        call = binding.value if binding is not None else None
+        if not isinstance(call, Call) or call.op not in pattern.ops or len(binding.targets) != 1:  # type: ignore[union-attr]
+            return
+        if any(arg is not None for arg in call.args[len(pattern.args) :]):
+            return
+        args = (*call.args, *(None for _ in range(len(pattern.args) - len(call.args))))
+        orders = [args[: len(pattern.args)]]
+        if pattern.commutes and len(args) == 2:
+            orders.append((args[1], args[0]))
+        for order in orders:
+            extended = match.copy()
+            extended.calls[pattern.name or pattern.ops[0]] = call
+            extended.roots[pattern.name or pattern.ops[0]] = atom
+            yield from self._all_match(list(zip(pattern.args, order, strict=True)), extended)
+
+    def _all_match(self, pairs: list[tuple[Pattern, Atom | None]], match: Match) -> Iterable[Match]:
+        if not pairs:
+            yield match
+            return
+        (pattern, atom), *rest = pairs
+        for extended in self._matches(pattern, atom, match):
+            yield from self._all_match(rest, extended)
+
+
+def _same_type(result: Atom, target: TensorVar, facts: Facts) -> bool:
+    a, b = result.type, target.type
+    assert isinstance(a, TensorType) and isinstance(b, TensorType)
+    return a.dtype == b.dtype and equal_shapes(a.shape, b.shape, facts) is True
+
+
+def _with_operands(value: Node, renames: dict[TensorVar, Atom]) -> Any:
+    if isinstance(value, TensorVar):
+        return renames.get(value, value)
+    bodies = {name: getattr(value, name) for name, _ in _named_bodies(value)}
+    renamed = substitute(replace(value, **dict.fromkeys(bodies, _EMPTY)) if bodies else value, renames)
+    return replace(renamed, **bodies) if bodies else renamed
+
+
+_EMPTY = Function("empty", (), (), ())
+
+
+def _named_bodies(value: Node) -> list[tuple[str, Function]]:
+    if isinstance(value, If):
+        return [("then_branch", value.then_branch), ("else_branch", value.else_branch)]
+    return [("body", value.body)] if isinstance(value, Loop) else []
