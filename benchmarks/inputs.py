@@ -48,15 +48,32 @@ def make_images(rng: np.random.Generator, specs: tuple[InputSpec, ...], shapes: 
     return {spec.name: (image / np.sqrt(3)).astype(np.float32)}
 
 
+# The digits as bitmaps of 7 rows and 5 columns; each number is a row, its highest of 5 bits to the left.
+DIGIT_ROWS = (
+    (14, 17, 19, 21, 25, 17, 14),
+    (4, 12, 4, 4, 4, 4, 14),
+    (14, 17, 1, 2, 4, 8, 31),
+    (31, 2, 4, 2, 1, 17, 14),
+    (2, 6, 10, 18, 31, 2, 2),
+    (31, 16, 30, 1, 1, 17, 14),
+    (6, 8, 16, 30, 17, 17, 14),
+    (31, 1, 2, 4, 8, 8, 8),
+    (14, 17, 17, 14, 17, 17, 14),
+    (14, 17, 17, 15, 1, 2, 12),
+)
+DIGITS = (np.array(DIGIT_ROWS)[..., None] >> np.arange(4, -1, -1)) & 1 == 1
+
+
 def make_pages(rng: np.random.Generator, specs: tuple[InputSpec, ...], shapes: Shapes) -> Arrays:
-    """Pictures of text in [-1, 1]: lines of glyphs (random 7x5 bitmaps), dark on light paper, with a little noise."""
+    """Pictures of text in [-1, 1]: lines of digits of random size and ink on light paper, with a little noise."""
     (spec,) = specs
     n, channels, height, width = shapes[spec.name]
     pages = np.ones((n, channels, height, width))
     for page in pages:
         top = int(rng.integers(2, 6))
         while top + 7 <= height:
-            scale = int(rng.integers(1, min(6, (height - top) // 7) + 1))
+            largest = min(6, (height - top) // 7)
+            scale = int(rng.integers((largest + 1) // 2, largest + 1))
             _draw_line(rng, page, top, scale)
             top += 7 * scale + int(rng.integers(8, 24))
     pages += 0.05 * rng.standard_normal(pages.shape)
@@ -68,7 +85,7 @@ def _draw_line(rng: np.random.Generator, page: np.ndarray, top: int, scale: int)
     left = int(rng.integers(0, 12))
     while left + 5 * scale <= page.shape[-1]:
         if rng.random() > 0.15:  # else a space between words
-            glyph = (rng.random((7, 5)) < 0.55).repeat(scale, axis=0).repeat(scale, axis=1)
+            glyph = DIGITS[rng.integers(10)].repeat(scale, axis=0).repeat(scale, axis=1)
             page[:, top : top + 7 * scale, left : left + 5 * scale][:, glyph] = ink
         left += 6 * scale
 

@@ -48,7 +48,7 @@ class _MobileNet:
         value = self.relu6(self.conv(value, "head", channels, 1280))
 
         pooled = g.op("Flatten", g.op("GlobalAveragePool", value), axis=1)
-        weight = g.weight("classifier.weight", self.normal((CLASSES, 1280), 6 / math.sqrt(1280)))
+        weight = g.weight("classifier.weight", centred(self.normal((CLASSES, 1280), 2 / math.sqrt(1280))))
         bias = g.weight("classifier.bias", self.normal((CLASSES,), 0.1))
         g.output(g.op("Gemm", pooled, weight, bias, transB=1), "logits", F32, (1, CLASSES))
         return g.model()
@@ -69,6 +69,8 @@ class _MobileNet:
         fan_in = channels // group * kernel * kernel
         gain = RELU_GAIN if name.endswith(("depthwise", "project")) else 1.0
         filters = self.normal((width, channels // group, kernel, kernel), gain * fan_in**-0.5)
+        if name.endswith("project"):
+            filters = centred(filters)
         weight = self.g.weight(f"{name}.weight", filters)
         bias = self.g.weight(f"{name}.bias", self.normal((width,), 0.1))
         pad = (kernel - 1) // 2
@@ -82,6 +84,11 @@ class _MobileNet:
 
     def normal(self, shape: tuple[int, ...], deviation: float) -> np.ndarray:
         return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
+
+
+def centred(filters: np.ndarray) -> np.ndarray:
+    """Filters whose weights sum to 0: they take the mean out of rectified values, so that inputs stay apart."""
+    return filters - filters.mean(axis=1, keepdims=True)
 
 
 def make_vit_tiny(rng: np.random.Generator, size: int = 224) -> onnx.ModelProto:
@@ -115,8 +122,8 @@ class _VisionTransformer:
         bias = self.weight("patch.bias", (VIT_WIDTH,), 0.1)
         patches = g.op("Conv", image, weight, bias, kernel_shape=(PATCH, PATCH), strides=(PATCH, PATCH))
         patches = g.op("Transpose", g.op("Reshape", patches, g.ints(1, VIT_WIDTH, -1)), perm=(0, 2, 1))
-        tokens = g.op("Concat", self.weight("class_token", (1, 1, VIT_WIDTH), 1.0), patches, axis=1)
-        return g.op("Add", tokens, self.weight("positions", (1, self.tokens, VIT_WIDTH), 0.5))
+        tokens = g.op("Concat", self.weight("class_token", (1, 1, VIT_WIDTH), 0.3), patches, axis=1)
+        return g.op("Add", tokens, self.weight("positions", (1, self.tokens, VIT_WIDTH), 0.3))
 
     def layer(self, hidden: str, prefix: str) -> str:
         g = self.g
@@ -124,12 +131,12 @@ class _VisionTransformer:
         wide = self.linear(self.layer_norm(hidden, prefix + "norm2"), prefix + "mlp.fc1", VIT_WIDTH, 4 * VIT_WIDTH)
         bell = g.op("Add", g.op("Erf", g.op("Div", wide, g.const(math.sqrt(2)))), g.const(1.0))
         wide = g.op("Mul", g.op("Mul", wide, bell), g.const(0.5))
-        return g.op("Add", hidden, self.linear(wide, prefix + "mlp.fc2", 4 * VIT_WIDTH, VIT_WIDTH, branch=True))
+        return g.op("Add", hidden, self.linear(wide, prefix + "mlp.fc2", 4 * VIT_WIDTH, VIT_WIDTH))
 
     def attend(self, value: str, prefix: str) -> str:
         """Self-attention with one product for queries, keys and values: [1, tokens, 3, heads, head width], split."""
         g, head = self.g, VIT_WIDTH // VIT_HEADS
-        joint = self.linear(value, prefix + "qkv", VIT_WIDTH, 3 * VIT_WIDTH)
+        joint = self.linear(value, prefix + "qkv", VIT_WIDTH, 3 * VIT_WIDTH, gain=2.0)
         joint = g.op("Reshape", joint, g.ints(1, self.tokens, 3, VIT_HEADS, head))
         parts = g.ops("Split", 3, g.op("Transpose", joint, perm=(2, 0, 3, 1, 4)), g.ints(1, 1, 1), axis=0)
         query, key, values = (g.op("Squeeze", part, g.ints(0)) for part in parts)
@@ -138,11 +145,10 @@ class _VisionTransformer:
         chances = g.op("Softmax", g.op("MatMul", query, g.op("Transpose", key, perm=(0, 1, 3, 2))), axis=-1)
         context = g.op("Transpose", g.op("MatMul", chances, values), perm=(0, 2, 1, 3))
         merged = g.op("Reshape", context, g.ints(1, self.tokens, VIT_WIDTH))
-        return self.linear(merged, prefix + "proj", VIT_WIDTH, VIT_WIDTH, branch=True)
+        return self.linear(merged, prefix + "proj", VIT_WIDTH, VIT_WIDTH)
 
-    def linear(self, value: str, name: str, n_in: int, n_out: int, *, branch: bool = False) -> str:
-        deviation = 1 / math.sqrt(n_in * (2 * VIT_LAYERS if branch else 1))
-        product = self.g.op("MatMul", value, self.weight(f"{name}.weight", (n_in, n_out), deviation))
+    def linear(self, value: str, name: str, n_in: int, n_out: int, gain: float = 1.0) -> str:
+        product = self.g.op("MatMul", value, self.weight(f"{name}.weight", (n_in, n_out), gain * n_in**-0.5))
         return self.g.op("Add", product, self.weight(f"{name}.bias", (n_out,), 0.1))
 
     def layer_norm(self, value: str, name: str) -> str:

@@ -189,7 +189,8 @@ def _input_spec(value: onnx.ValueInfoProto) -> InputSpec:
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):
         known = dim.HasField("dim_value") and dim.dim_value >= 0
-        shape.append(dim.dim_value if known else dim.dim_param or f"{value.name}.{axis}")
+        name = dim.dim_param.strip("?")  # some files call every dim that they do not know "?"
+        shape.append(dim.dim_value if known else name or f"{value.name}.{axis}")
     return InputSpec(value.name, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, tuple(shape))
 
 
