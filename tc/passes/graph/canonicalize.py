@@ -1,0 +1,75 @@
+"""Bring graph functions to the plain form that later passes rely on.
+
+No tuples are made only to be taken apart, no binding only renames another value, an `If` on a literal is replaced by its branch.
+"""
+
+from __future__ import annotations
+
+from tc.ir.graph import Atom, Binding, Function, GetItem, If, TensorConst, TensorVar, Tuple, bodies_of
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, substitute
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def canonicalize(module: IRModule) -> IRModule:
+    """Remove aliases, tuples and branches on literals."""
+    functions = tuple(_Canonical().function(func) if isinstance(func, Function) else func for func in module.functions)
+    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
+        return module
+    return IRModule(functions, module.entry)
+
+
+class _Canonical:
+    """`renamed`: variables that stand for another value. `tuples`: variables that are known tuples."""
+
+    def __init__(self) -> None:
+        self.renamed: dict[Node, Node] = {}
+        self.tuples: dict[Node, tuple[Atom, ...]] = {}
+
+    def function(self, func: Function) -> Function:
+        kept: list[Binding] = []
+        for binding in func.bindings:
+            self._visit(binding, kept)
+        results = tuple(self._atom(result) for result in func.results)
+        same = len(kept) == len(func.bindings) and all(a is b for a, b in zip(kept, func.bindings, strict=True))
+        if same and all(a is b for a, b in zip(results, func.results, strict=True)):
+            return func
+        return replace(func, bindings=tuple(kept), results=results)
+
+    def _atom(self, atom: Atom) -> Atom:
+        return self.renamed.get(atom, atom)  # type: ignore[return-value]
+
+    def _visit(self, old: Binding, kept: list[Binding]) -> None:
+        binding = self._rewritten(old)
+        value = binding.value
+        match value:
+            case TensorVar() | TensorConst():
+                self.renamed[binding.targets[0]] = self._atom(value)
+            case Tuple(fields=fields) if len(binding.targets) == 1:
+                self.tuples[binding.targets[0]] = fields
+                kept.append(binding)
+            case Tuple(fields=fields):
+                self.renamed.update(zip(binding.targets, fields, strict=True))
+            case GetItem(operand=operand, index=index) if operand in self.tuples:
+                self.renamed[binding.targets[0]] = self.tuples[operand][index]
+            case If(condition=TensorConst(value=condition)) if condition.size == 1:
+                branch = value.then_branch if bool(condition.reshape(())) else value.else_branch
+                for inner in branch.bindings:
+                    self._visit(inner, kept)
+                self.renamed.update(zip(binding.targets, map(self._atom, branch.results), strict=True))
+            case _:
+                kept.append(binding)
+
+    def _rewritten(self, binding: Binding) -> Binding:
+        value = binding.value
+        if bodies_of(value):
+            changes = {
+                name: self.function(body)
+                for name in ("then_branch", "else_branch", "body")
+                if isinstance(body := getattr(value, name, None), Function)
+            }
+            value = replace(value, **changes)
+        if self.renamed:
+            value = substitute(value, self.renamed)
+        return replace(binding, value=value)
