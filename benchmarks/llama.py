@@ -38,6 +38,7 @@ class _Decoder:
         self.static = isinstance(tokens, int) and isinstance(past, int)
         self.total: Dim = tokens + past if self.static else "total"
         self.g = OnnxBuilder("llama_style", opset=17)
+        self.presents: list[tuple[str, str]] = []
 
     def build(self) -> onnx.ModelProto:
         g = self.g
@@ -53,6 +54,8 @@ class _Decoder:
         logits = self.linear(self.rms_norm(hidden, "norm"), "lm_head", WIDTH, VOCABULARY)
 
         g.output(logits, "logits", F32, (1, self.tokens, VOCABULARY))
+        for name, value in self.presents:
+            g.output(value, name, F32, (1, KV_HEADS, self.total, HEAD_WIDTH))
         return g.model()
 
     def cache_inputs(self, layer: int) -> tuple[str, str] | None:
@@ -92,8 +95,7 @@ class _Decoder:
         value = self.heads(normed, prefix + "v_proj", KV_HEADS)
         if cache is not None:
             key, value = (g.op("Concat", old, new, axis=2) for old, new in zip(cache, (key, value)))
-        for letter, tensor in (("k", key), ("v", value)):
-            g.output(tensor, f"present_{letter}_{i}", F32, (1, KV_HEADS, self.total, HEAD_WIDTH))
+        self.presents += [(f"present_k_{i}", key), (f"present_v_{i}", value)]
 
         context = self.attend(query, self.repeat_group(key), self.repeat_group(value), mask)
         hidden = g.op("Add", hidden, self.linear(context, prefix + "o_proj", WIDTH, WIDTH, branch=True))
