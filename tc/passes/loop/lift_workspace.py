@@ -1,0 +1,75 @@
+"""Turn large scratch buffers of a PrimFunc into parameters, so that the memory planner finds room for them."""
+
+from __future__ import annotations
+
+from tc.ir.expr import Buffer, Const, Expr, const
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Stmt
+from tc.ir.node import Node, children, replace, transform
+from tc.ir.types import product
+from tc.passes.manager import loop_pass
+
+MAX_STACK_BYTES = 16 << 10
+
+
+@loop_pass
+def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES) -> PrimFunc:
+    """Make every scratch buffer that does not fit the stack an additional output: memory that the caller provides.
+
+    A buffer fits when its size is constant and at most `max_stack_bytes`. Buffers inside a parallel loop belong to one iteration
+    each; such a buffer that does not fit gets one more dimension, of the extents of the parallel loops around it.
+    The lifted buffers follow the outputs and count as outputs.
+    """
+    lifted: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
+    kept: list[Alloc] = []
+
+    def visit(stmt: Node, parallel: tuple[For, ...]) -> None:
+        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
+            parallel = (*parallel, stmt)
+        if isinstance(stmt, Alloc):
+            if _fits_stack(stmt.buffer, max_stack_bytes):
+                kept.append(stmt)
+            else:
+                lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel)
+        for child in children(stmt):
+            if isinstance(child, Stmt):
+                visit(child, parallel)
+
+    visit(func.body, ())
+    if not lifted and all(alloc.buffer.scope != "global" for alloc in kept):
+        return func
+    on_stack = {
+        alloc.buffer: replace(alloc.buffer, scope="local") for alloc in kept if alloc.buffer.scope == "global"
+    }
+
+    def rewrite(node: Node) -> Node | None:
+        match node:
+            case Alloc(buffer=buffer, body=body) if buffer in lifted:
+                return body
+            case Alloc(buffer=buffer, body=body) if buffer in on_stack:
+                return replace(node, buffer=on_stack[buffer])
+        buffer = getattr(node, "buffer", None)
+        if buffer in on_stack and not isinstance(node, Alloc):
+            return replace(node, buffer=on_stack[buffer])
+        if buffer in lifted and not isinstance(node, Alloc):
+            new, prefix = lifted[buffer]
+            return replace(node, buffer=new, indices=(*prefix, *node.indices))  # type: ignore[attr-defined]
+        return None
+
+    body = transform(func.body, rewrite)
+    buffers = [new for new, _ in lifted.values()]
+    params = (*func.buffers, *buffers, *func.dims)
+    return replace(func, params=params, body=body, num_outputs=func.num_outputs + len(buffers))
+
+
+def _fits_stack(buffer: Buffer, max_stack_bytes: int) -> bool:
+    if buffer.scope == "register":
+        return True
+    size = product(buffer.shape) * buffer.dtype.size_bytes
+    return isinstance(size, Const) and size.value <= max_stack_bytes
+
+
+def _lifted_buffer(buffer: Buffer, parallel: tuple[For, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+    """The parameter that takes the place of `buffer`, and the leading indices that its accesses get."""
+    extents = tuple(loop.extent for loop in parallel)
+    shape = (*extents, *buffer.shape) if buffer.shape or extents else (const(1),)
+    return Buffer(buffer.name, shape, buffer.dtype), tuple(loop.var for loop in parallel)

@@ -1,0 +1,1 @@
+"""Loop transformations as data: steps, traces, and the rules that choose them."""
