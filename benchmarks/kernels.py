@@ -47,14 +47,14 @@ def make_layernorm(rng: np.random.Generator, rows: int, width: int) -> onnx.Mode
     return g.model()
 
 
-def make_gelu_chain(elements: int) -> onnx.ModelProto:
-    """y = gelu(x * a + b) + c for x: float32[elements], the gelu spelled with Erf: one pass over memory if fused."""
+def make_gelu_chain(*shape: int) -> onnx.ModelProto:
+    """y = gelu(x * a + b) + c, the gelu spelled with Erf: one pass over memory if fused."""
     g = OnnxBuilder("gelu_chain")
-    x = g.input("x", F32, (elements,))
+    x = g.input("x", F32, shape)
     z = g.op("Add", g.op("Mul", x, g.const(1.5)), g.const(0.25))
     bell = g.op("Add", g.op("Erf", g.op("Div", z, g.const(math.sqrt(2)))), g.const(1.0))
     gelu = g.op("Mul", g.op("Mul", z, bell), g.const(0.5))
-    g.output(g.op("Add", gelu, g.const(-0.5)), "y", F32, (elements,))
+    g.output(g.op("Add", gelu, g.const(-0.5)), "y", F32, shape)
     return g.model()
 
 
