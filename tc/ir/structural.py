@@ -1,0 +1,118 @@
+"""Comparing programs up to the names of their variables.
+
+One walk gives every binder the number of its first occurrence; two programs are equal when the walks give the same sequence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tc.ir.dtype import DType
+from tc.ir.expr import Buffer, Var
+from tc.ir.graph import Function, TensorConst, TensorVar
+from tc.ir.loop import Alloc, BlockAxis, For, Let, PrimFunc
+from tc.ir.node import Node, field_names, substitute, walk
+
+NodeT = TypeVar("NodeT", bound=Node)
+_BINDERS = (Var, Buffer, TensorVar)
+
+
+def structural_equal(a: Node, b: Node) -> bool:
+    """Whether the two are one program: the same trees, binders matched by position, literals compared by their bits."""
+    return first_difference(a, b) is None
+
+
+def first_difference(a: Node, b: Node) -> str | None:
+    """Where two programs first differ, in words; None when they do not."""
+    left, right = _tokens(a), _tokens(b)
+    while True:
+        x, y = next(left, None), next(right, None)
+        if x != y:
+            return f"{_describe(x)} against {_describe(y)}"
+        if x is None:
+            return None
+
+
+def _describe(token: Any) -> str:
+    return "the end" if token is None else str(token)
+
+
+def structural_hash(node: Node) -> str:
+    """A hash (hex, 40 digits) that equal programs share, in every process. The name of a PrimFunc itself does not count."""
+    digest = hashlib.sha256()
+    for token in _tokens(node, with_name=False):
+        digest.update(repr(token).encode())
+        digest.update(b";")
+    return digest.hexdigest()[:40]
+
+
+def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
+    """The program as a sequence of plain values, binders numbered by first occurrence."""
+    numbers: dict[Node, int] = {}
+    stack: list[Any] = [root]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, _BINDERS) and item in numbers:
+            yield "#", numbers[item]
+        elif isinstance(item, TensorConst):
+            yield "tensor", item.value.dtype.str, item.value.shape, _array_digest(item.value)
+        elif isinstance(item, Node):
+            yield type(item).__name__
+            skip = ("span",)
+            if isinstance(item, _BINDERS):
+                numbers[item] = len(numbers)
+                skip = ("span", "name")
+            elif item is root and isinstance(item, PrimFunc) and not with_name:
+                skip = ("span", "name")
+            stack.extend(getattr(item, name) for name in reversed(field_names(type(item))) if name not in skip)
+        elif isinstance(item, tuple):
+            yield "(", len(item)
+            stack.extend(reversed(item))
+        else:
+            yield _plain(item)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return "float", struct.pack("<d", value).hex()
+    if isinstance(value, DType):
+        return "dtype", value.name
+    return type(value).__name__, str(value)
+
+
+def _array_digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"").hexdigest()[:16]
+
+
+def fresh_binders(node: NodeT) -> NodeT:
+    """A copy in which every variable and buffer bound inside is a new one. Those bound outside stay."""
+    renewed: dict[Node, Node] = {}
+    for part in walk(node):
+        match part:
+            case For(var=var) | Let(var=var) | BlockAxis(var=var):
+                renewed.setdefault(var, Var(var.name, var.dtype))
+            case Alloc(buffer=buffer):
+                renewed.setdefault(buffer, buffer)
+            case PrimFunc(params=params):
+                for param in params:
+                    renewed.setdefault(param, param)
+            case Function(params=variables):
+                for variable in variables:
+                    renewed.setdefault(variable, TensorVar(variable.name, variable.type, span=variable.span))
+    for binder in list(renewed):
+        if isinstance(binder, Var) and renewed[binder] is binder:
+            renewed[binder] = Var(binder.name, binder.dtype)
+    for binder in list(renewed):
+        if isinstance(binder, Buffer):
+            fresh = substitute(binder, {k: v for k, v in renewed.items() if isinstance(k, Var)})
+            renewed[binder] = (
+                fresh
+                if fresh is not binder
+                else Buffer(binder.name, binder.shape, binder.dtype, binder.scope, binder.strides)
+            )
+    return substitute(node, renewed)

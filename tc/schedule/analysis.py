@@ -1,0 +1,151 @@
+"""Facts about the blocks of a PrimFunc that schedule rules and features ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var
+from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
+from tc.ir.node import Node, children, walk
+
+
+@dataclass(frozen=True, eq=False)
+class BlockInfo:
+    """One block, the loops around it (outermost first), and what it reads and writes."""
+
+    block: Block
+    loops: tuple[For, ...]
+    reads: tuple[Load, ...]
+    writes: tuple[Store, ...]
+
+    @property
+    def name(self) -> str:
+        return self.block.name
+
+    @property
+    def spatial_axes(self) -> tuple[Var, ...]:
+        return tuple(axis.var for axis in self.block.axes if axis.kind is AxisKind.SPATIAL)
+
+    @property
+    def reduction_axes(self) -> tuple[Var, ...]:
+        return tuple(axis.var for axis in self.block.axes if axis.kind is AxisKind.REDUCTION)
+
+    @property
+    def is_spatial(self) -> bool:
+        """Whether every element is computed on its own, once."""
+        return bool(self.block.axes) and all(axis.kind is AxisKind.SPATIAL for axis in self.block.axes)
+
+    @property
+    def is_opaque(self) -> bool:
+        return not self.block.axes and bool(self.loops or not isinstance(self.block.body, Store))
+
+    @property
+    def written_buffers(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(store.buffer for store in self.writes))
+
+    @property
+    def read_buffers(self) -> tuple[Buffer, ...]:
+        """Buffers read, except the block's own results (a reduction reads what it updates)."""
+        own = self.written_buffers
+        return tuple(dict.fromkeys(load.buffer for load in self.reads if load.buffer not in own))
+
+    def reads_of(self, buffer: Buffer) -> tuple[Load, ...]:
+        return tuple(load for load in self.reads if load.buffer is buffer)
+
+
+def block_infos(func: PrimFunc) -> list[BlockInfo]:
+    """The blocks of `func` in program order. Blocks inside blocks are part of the outer one."""
+    found: list[BlockInfo] = []
+
+    def visit(stmt: Node, loops: tuple[For, ...]) -> None:
+        if isinstance(stmt, Block):
+            found.append(_block_info(stmt, loops))
+            return
+        if isinstance(stmt, For):
+            loops = (*loops, stmt)
+        for child in children(stmt):
+            if isinstance(child, Stmt):
+                visit(child, loops)
+
+    visit(func.body, ())
+    return found
+
+
+def _block_info(block: Block, loops: tuple[For, ...]) -> BlockInfo:
+    reads: dict[Load, None] = {}
+    writes: list[Store] = []
+    for node in walk(block.body):
+        if isinstance(node, Load):
+            reads.setdefault(node)
+        elif isinstance(node, Store):
+            writes.append(node)
+        elif isinstance(node, IntrinsicCall):
+            reads.update(dict.fromkeys(o for o in node.operands if isinstance(o, Load)))
+    return BlockInfo(block, loops, tuple(reads), tuple(writes))
+
+
+def axes_in(expr: Expr | tuple[Expr, ...]) -> set[Var]:
+    """The variables in an expression, or in several."""
+    parts = expr if isinstance(expr, tuple) else (expr,)
+    return {node for part in parts for node in walk(part) if isinstance(node, Var)}
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """A block that sums products of two operands.
+
+    `rows`: spatial axes that choose elements of the lhs alone; `columns`: of the rhs alone; `batch`: of both. The rhs is the
+    operand that is contiguous along the last spatial axis, when one is. `depth`: the reduction axes.
+    """
+
+    info: BlockInfo
+    lhs: Load
+    rhs: Load
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    batch: tuple[Var, ...]
+    depth: tuple[Var, ...]
+
+
+def as_contraction(info: BlockInfo) -> Contraction | None:
+    """The contraction that a block computes, or None when it is something else."""
+    if not info.reduction_axes or len(info.writes) != 1:
+        return None
+    product = next((node for node in walk(info.writes[0].value) if isinstance(node, Mul)), None)
+    if product is None:
+        return None
+    own = set(info.written_buffers)
+    sides = []
+    for side in (product.lhs, product.rhs):
+        loads = [node for node in walk(side) if isinstance(node, Load) and node.buffer not in own]
+        if len(loads) != 1:
+            return None
+        sides.append(loads[0])
+    lhs, rhs = sides
+    spatial = info.spatial_axes
+    last = spatial[-1] if spatial else None
+    if last is not None and last in axes_in(lhs.indices) and last not in axes_in(rhs.indices):
+        lhs, rhs = rhs, lhs
+    in_lhs, in_rhs = axes_in(lhs.indices), axes_in(rhs.indices)
+    rows = tuple(axis for axis in spatial if axis in in_lhs and axis not in in_rhs)
+    columns = tuple(axis for axis in spatial if axis in in_rhs and axis not in in_lhs)
+    batch = tuple(axis for axis in spatial if axis in in_rhs and axis in in_lhs)
+    if not rows or not columns:
+        return None
+    return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
+
+
+def consumers(infos: list[BlockInfo], buffer: Buffer) -> Iterator[BlockInfo]:
+    """The blocks that read `buffer`, except its own producer."""
+    return (info for info in infos if buffer in info.read_buffers)
+
+
+def producer(infos: list[BlockInfo], buffer: Buffer) -> BlockInfo | None:
+    """The block that writes `buffer`; None for an input."""
+    return next((info for info in infos if buffer in info.written_buffers), None)
+
+
+def constant_extent(loop: For) -> int | None:
+    """The number of iterations when it is known."""
+    return int(loop.extent.value) if isinstance(loop.extent, Const) else None
