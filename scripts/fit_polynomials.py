@@ -1,0 +1,62 @@
+"""Fit the polynomials of tc/codegen/vecmath.py: relative-error minimax by repeated weighted least squares, in mpmath.
+
+Prints each polynomial's coefficients, lowest power first, and its largest relative error before rounding to f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath as mp
+import numpy as np
+
+mp.mp.dps = 40
+
+
+def fit(
+    function: Callable[[mp.mpf], mp.mpf], weight: Callable[[float], float], low: float, high: float, degree: int
+) -> tuple[list[float], float]:
+    """Coefficients of p minimising max |weight * (p - function)| on [low, high] (Lawson's iteration on Chebyshev points)."""
+    points = np.cos(np.pi * (np.arange(400) + 0.5) / 400) * (high - low) / 2 + (high + low) / 2
+    values = np.array([float(function(mp.mpf(float(x)))) for x in points])
+    scale = np.array([weight(float(x)) for x in points])
+    vander = np.vander(points, degree + 1, increasing=True)
+    lawson = np.ones_like(points)
+    best: tuple[float, np.ndarray] | None = None
+    for _ in range(200):
+        rows = np.sqrt(lawson) * scale
+        coefficients = np.linalg.lstsq(vander * rows[:, None], values * rows, rcond=None)[0]
+        error = np.abs((vander @ coefficients - values) * scale)
+        if best is None or error.max() < best[0]:
+            best = (float(error.max()), coefficients)
+        lawson *= error + 1e-30
+        lawson /= lawson.sum()
+    assert best is not None
+    return best[1].tolist(), best[0]
+
+
+def show(name: str, result: tuple[list[float], float]) -> None:
+    print(f"{name}: error {result[1]:.2e}")
+    print("    " + ", ".join(f"{float(np.float32(c))!r}" for c in result[0]))
+
+
+def main() -> None:
+    def near_zero(f: Callable[[mp.mpf], mp.mpf], limit: float) -> Callable[[mp.mpf], mp.mpf]:
+        return lambda x: mp.mpf(limit) if abs(x) < mp.mpf(10) ** -12 else f(x)
+
+    half = float(mp.log(2) / 2)
+    show("exp: (exp(r) - 1 - r) / r^2", fit(near_zero(lambda r: (mp.exp(r) - 1 - r) / r**2, 0.5), lambda r: r * r, -half, half, 4))
+    show(
+        "log: (log(1 + f) - f + f^2/2) / f^3",
+        fit(near_zero(lambda f: (mp.log(1 + f) - f + f * f / 2) / f**3, 1 / 3), lambda f: f * f, -0.2929, 0.4143, 8),
+    )
+    show(
+        "tanh: (tanh(x) - x) / x^3 in x^2",
+        fit(near_zero(lambda s: (mp.tanh(mp.sqrt(s)) - mp.sqrt(s)) / mp.sqrt(s) ** 3, -1 / 3), lambda s: s, 1e-9, 0.4, 5),
+    )
+    show("erf: erf(x) / x in x^2", fit(lambda s: mp.erf(mp.sqrt(s)) / mp.sqrt(s), lambda s: 1.0, 1e-12, 0.95, 6))
+    show("erf: log(1 - erf(a)) in a", fit(lambda a: mp.log(mp.erfc(a)), lambda a: float(mp.erfc(a)), 0.9, 4.0, 8))
+
+
+if __name__ == "__main__":
+    main()

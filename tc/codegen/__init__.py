@@ -1,0 +1,1 @@
+"""PrimFunc to target code. No graph IR, no search."""

@@ -1,0 +1,279 @@
+"""A small writer of LLVM IR text.
+
+llvmlite's own builder makes an object of every instruction; text is several times faster to produce, and compiling a model means
+writing some hundred thousand instructions. llvmlite then parses and verifies what is written here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tc.ir.dtype import DType
+
+LLVM_TYPES = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "half",
+    "bf16": "bfloat",
+    "i64": "i64",
+    "u64": "i64",
+    "i32": "i32",
+    "u32": "i32",
+    "i16": "i16",
+    "u16": "i16",
+    "i8": "i8",
+    "u8": "i8",
+    "bool": "i1",
+}
+
+
+def llvm_type(dtype: DType) -> str:
+    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory."""
+    return LLVM_TYPES[dtype.name]
+
+
+@dataclass(frozen=True)
+class Value:
+    """An LLVM value: its text, its element type, its number of lanes (0: a scalar), and its number when it is a known integer."""
+
+    text: str
+    element: str
+    lanes: int = 0
+    known: int | None = None
+
+    @property
+    def type(self) -> str:
+        return f"<{self.lanes} x {self.element}>" if self.lanes else self.element
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+
+def int_value(value: int, element: str = "i64") -> Value:
+    return Value(str(value), element, 0, value)
+
+
+def float_text(value: float, element: str) -> str:
+    """A float literal, exact: LLVM writes float as the double of the same value."""
+    if element == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
+    if element == "bfloat":
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+        rounded = bits if value != value else bits + 0x7FFF + ((bits >> 16) & 1)
+        return f"0xR{(rounded >> 16) & 0xFFFF:04X}"
+    if element == "float" and value == value and abs(value) != float("inf"):
+        try:
+            value = struct.unpack("<f", struct.pack("<f", value))[0]
+        except OverflowError:
+            value = float("inf") if value > 0 else float("-inf")
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+class Module:
+    """The text of one LLVM module: function definitions, declarations on demand, metadata."""
+
+    def __init__(self) -> None:
+        self.definitions: list[str] = []
+        self.declarations: dict[str, str] = {}
+        self.metadata: list[str] = []
+
+    def declare(self, name: str, result: str, params: Sequence[str], attributes: str = "") -> None:
+        """Declare an external function once."""
+        self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(params)}) {attributes}".rstrip())
+
+    def add_metadata(self, text: str) -> str:
+        """A new metadata node; returns its reference."""
+        self.metadata.append(text)
+        return f"!{len(self.metadata) - 1}"
+
+    def __str__(self) -> str:
+        nodes = [f"!{k} = {text}" for k, text in enumerate(self.metadata)]
+        return "\n".join([*self.definitions, *self.declarations.values(), *nodes, ""])
+
+
+class FunctionBuilder:
+    """Writes the instructions of one function. `entry` collects the allocas, which come first."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.lines: list[str] = []
+        self.entry: list[str] = []
+        self.block = "entry"
+        self._count = 0
+        self._splats: list[dict[Value, Value]] = [{}]
+
+    # -- plumbing
+
+    def name(self, hint: str = "") -> str:
+        self._count += 1
+        return f"%{hint}{self._count}"
+
+    def label(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def emit(self, text: str, element: str, lanes: int = 0) -> Value:
+        result = self.name("v")
+        self.lines.append(f"  {result} = {text}")
+        return Value(result, element, lanes)
+
+    def emit_void(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def start_block(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def branch(self, label: str) -> None:
+        self.emit_void(f"br label %{label}")
+
+    def branch_if(self, condition: Value, then_label: str, else_label: str) -> None:
+        self.emit_void(f"br i1 {condition.text}, label %{then_label}, label %{else_label}")
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Values remembered inside do not dominate what follows; forget them at the end."""
+        self._splats.append({})
+        try:
+            yield
+        finally:
+            self._splats.pop()
+
+    def alloca(self, type_: str, count: int, align: int, hint: str) -> Value:
+        result = self.name(f"{hint}.")
+        self.entry.append(f"  {result} = alloca {type_}, i64 {count}, align {align}")
+        return Value(result, "ptr")
+
+    # -- arithmetic
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """`value` in every lane; itself when it is a vector already, or when `lanes` is 0."""
+        if value.lanes or not lanes:
+            return value
+        for known in self._splats:
+            if value in known and known[value].lanes == lanes:
+                return known[value]
+        if not value.text.startswith("%"):
+            result = Value(f"splat ({value.element} {value.text})", value.element, lanes)
+        else:
+            one = self.emit(f"insertelement <{lanes} x {value.element}> poison, {value}, i64 0", value.element, lanes)
+            result = self.emit(
+                f"shufflevector {one}, <{lanes} x {value.element}> poison, <{lanes} x i32> zeroinitializer",
+                value.element,
+                lanes,
+            )
+        self._splats[-1][value] = result
+        return result
+
+    def unify(self, *values: Value) -> tuple[Value, ...]:
+        """All values with the same number of lanes."""
+        lanes = max(value.lanes for value in values)
+        return tuple(self.splat(value, lanes) for value in values)
+
+    def binary(self, op: str, a: Value, b: Value) -> Value:
+        a, b = self.unify(a, b)
+        return self.emit(f"{op} {a}, {b.text}", a.element, a.lanes)
+
+    def add(self, a: Value, b: Value) -> Value:
+        """Integer a + b, folding known scalars."""
+        if a.known is not None and b.known is not None:
+            return int_value(a.known + b.known, a.element)
+        if a.known == 0:
+            return b
+        return a if b.known == 0 else self.binary("add", a, b)
+
+    def mul(self, a: Value, b: Value) -> Value:
+        """Integer a * b, folding known scalars."""
+        if a.known is not None and b.known is not None:
+            return int_value(a.known * b.known, a.element)
+        if a.known == 1 or b.known == 0:
+            return b
+        return a if b.known == 1 or a.known == 0 else self.binary("mul", a, b)
+
+    def compare(self, op: str, a: Value, b: Value) -> Value:
+        """`op` is an icmp or fcmp with its predicate, such as "icmp slt"."""
+        a, b = self.unify(a, b)
+        return self.emit(f"{op} {a}, {b.text}", "i1", a.lanes)
+
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        a, b = self.unify(a, b)
+        if condition.lanes and not a.lanes:
+            a, b = self.splat(a, condition.lanes), self.splat(b, condition.lanes)
+        return self.emit(f"select {condition}, {a}, {b}", a.element, a.lanes)
+
+    def convert(self, op: str, value: Value, element: str) -> Value:
+        target = Value("", element, value.lanes).type
+        return self.emit(f"{op} {value} to {target}", element, value.lanes)
+
+    def float(self, value: float, like: Value) -> Value:
+        """A float literal of the element type and lanes of `like`."""
+        text = float_text(value, like.element)
+        if like.lanes:
+            return Value(f"splat ({like.element} {text})", like.element, like.lanes)
+        return Value(text, like.element)
+
+    def int(self, value: int, like: Value, element: str | None = None) -> Value:
+        """An integer literal with the lanes of `like`, of its element type or of `element`."""
+        kind = element or like.element
+        if like.lanes:
+            return Value(f"splat ({kind} {value})", kind, like.lanes)
+        return int_value(value, kind)
+
+    def fneg(self, a: Value) -> Value:
+        return self.emit(f"fneg {a}", a.element, a.lanes)
+
+    def intrinsic(self, name: str, *args: Value, element: str | None = None) -> Value:
+        """A call of llvm.<name> overloaded on the type of its (like-typed) arguments."""
+        args = self.unify(*args)
+        first = args[0]
+        suffix = f"v{first.lanes}{_MANGLED[first.element]}" if first.lanes else _MANGLED[first.element]
+        full = f"llvm.{name}.{suffix}"
+        self.module.declare(full, first.type, [arg.type for arg in args])
+        return self.emit(f"call {first.type} @{full}({', '.join(map(str, args))})", first.element, first.lanes)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        return self.intrinsic("fma", a, b, c)
+
+    def bitcast(self, value: Value, element: str) -> Value:
+        return self.convert("bitcast", value, element)
+
+    def extract(self, value: Value, lane: int) -> Value:
+        return self.emit(f"extractelement {value}, i64 {lane}", value.element)
+
+    def insert(self, vector: Value, scalar: Value, lane: int) -> Value:
+        return self.emit(f"insertelement {vector}, {scalar}, i64 {lane}", vector.element, vector.lanes)
+
+    def per_lane(self, fn: object, *args: Value, element: str | None = None) -> Value:
+        """Apply the scalar function `fn` of values to every lane."""
+        args = self.unify(*args)
+        if not args[0].lanes:
+            return fn(*args)  # type: ignore[operator]
+        result: Value | None = None
+        for lane in range(args[0].lanes):
+            scalar = fn(*(self.extract(arg, lane) for arg in args))  # type: ignore[operator]
+            if result is None:
+                result = Value("poison", scalar.element, args[0].lanes)
+            result = self.insert(result, scalar, lane)
+        assert result is not None
+        return result
+
+
+_MANGLED = {
+    "double": "f64",
+    "float": "f32",
+    "half": "f16",
+    "bfloat": "bf16",
+    "i64": "i64",
+    "i32": "i32",
+    "i16": "i16",
+    "i8": "i8",
+    "i1": "i1",
+}
+
+
+def mangled(value: Value) -> str:
+    """The suffix by which LLVM tells overloads apart: "v16f32", "i64"."""
+    return f"v{value.lanes}{_MANGLED[value.element]}" if value.lanes else _MANGLED[value.element]
