@@ -1,0 +1,1 @@
+"""Artifacts to something callable. The only place with pointers."""

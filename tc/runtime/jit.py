@@ -1,0 +1,163 @@
+"""LLVM IR text to object code, and object code to callable addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from llvmlite import binding as llvm
+from llvmlite.binding import ffi
+
+from tc.errors import CodegenError
+from tc.target import Target, native_target
+
+_init_lock = threading.Lock()
+_initialized = False
+
+
+def _initialize() -> None:
+    global _initialized
+    with _init_lock:
+        if not _initialized:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            llvm.initialize_native_asmparser()
+            _initialized = True
+
+
+def _target_machine(target: Target) -> llvm.TargetMachine:
+    """A machine for the target; kernels are position independent, so that they can also go into a shared library."""
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=target.cpu, features=target.llvm_features, opt=2, reloc="pic", codemodel="default"
+    )
+
+
+def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, unlocked: bool) -> None:
+    """Promote allocas, clean up, hoist invariants. No vectorizer and no unroller: the schedule has decided."""
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = False
+    tuning.slp_vectorization = False
+    tuning.loop_unrolling = False
+    tuning.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, tuning)
+    manager = builder.getModulePassManager()
+    if unlocked:
+        ffi.lib._lib.LLVMPY_RunNewModulePassManager(manager, module, builder)
+    else:
+        manager.run(module, builder)
+
+
+def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleRef:
+    try:
+        module = llvm.parse_assembly(ir_text, context)
+        module.verify()
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM refuses the module: {error}") from None
+    return module
+
+
+def compile_object(ir_text: str, target: Target | None = None) -> bytes:
+    """The object file of one module."""
+    return _compile(ir_text, target or native_target())
+
+
+def _compile(ir_text: str, target: Target) -> bytes:
+    _initialize()
+    machine = _target_machine(target)
+    module = _parse(ir_text, llvm.create_context())
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine, unlocked=False)
+    return machine.emit_object(module)
+
+
+@dataclass(frozen=True)
+class Disassembly:
+    """What a module looks like after optimization."""
+
+    ir_text: str
+    assembly: str
+
+
+def disassemble(ir_text: str, target: Target) -> Disassembly:
+    """The optimized LLVM IR and the assembly of a module."""
+    _initialize()
+    machine = _target_machine(target)
+    module = _parse(ir_text, llvm.create_context())
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine, unlocked=False)
+    return Disassembly(str(module), machine.emit_assembly(module))
+
+
+def compile_objects(ir_texts: Sequence[str], target: Target, jobs: int | None = None) -> list[bytes]:
+    """The object files of several modules, compiled side by side.
+
+    llvmlite guards every call by one lock, though LLVM needs none between modules of different contexts. The optimizer and the code
+    generator, where the time goes, are therefore called past that lock.
+    """
+    if len(ir_texts) <= 1:
+        return [_compile(text, target) for text in ir_texts]
+    _initialize()
+    workers = min(jobs or os.cpu_count() or 1, len(ir_texts))
+    largest_first = sorted(range(len(ir_texts)), key=lambda k: -len(ir_texts[k]))
+    results: list[bytes] = [b""] * len(ir_texts)
+
+    def run(index: int) -> None:
+        results[index] = _compile_unlocked(ir_texts[index], target)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="tc-compile") as executor:
+        for future in [executor.submit(run, k) for k in largest_first]:
+            future.result()
+    return results
+
+
+def _compile_unlocked(ir_text: str, target: Target) -> bytes:
+    machine = _target_machine(target)
+    context = llvm.create_context()
+    module = _parse(ir_text, context)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine, unlocked=True)
+    return _emit_unlocked(machine, module)
+
+
+def _emit_unlocked(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
+    library = ffi.lib._lib
+    with ffi.OutputString() as message:
+        buffer = library.LLVMPY_TargetMachineEmitToMemory(machine, module, 1, message)
+        if not buffer:
+            raise CodegenError(f"LLVM cannot generate code: {message}")
+    try:
+        return ctypes.string_at(library.LLVMPY_GetBufferStart(buffer), library.LLVMPY_GetBufferSize(buffer))
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+class Library:
+    """Linked object code. Addresses are valid as long as the library is alive."""
+
+    def __init__(self, engine: llvm.ExecutionEngine) -> None:
+        self._engine = engine
+
+    def address(self, name: str) -> int:
+        """The address of a function or global; CodegenError when there is none."""
+        found = self._engine.get_function_address(name) or self._engine.get_global_value_address(name)
+        if not found:
+            raise CodegenError(f"symbol {name!r} is not in the library")
+        return found
+
+
+def link(objects: Iterable[bytes]) -> Library:
+    """Load object files into the process. External symbols come from the process and from llvmlite's `add_symbol`."""
+    _initialize()
+    machine = _target_machine(native_target())
+    engine = llvm.create_mcjit_compiler(_parse("", llvm.create_context()), machine)
+    for data in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return Library(engine)

@@ -1,0 +1,273 @@
+"""The thread pool of the process, shared by all compiled modules.
+
+`tc_parallel_for(fn, ctx, n, grain, max_threads)` runs fn(ctx, begin, end) over [0, n) on the calling thread and the workers. Chunks
+are claimed from an atomic counter, so a slow core does not hold up the others. Workers spin for some microseconds
+after a job, then sleep on a futex; an idle process uses no CPU. A call from inside a job, or while another thread has the pool,
+runs on the calling thread alone.
+
+One 32-bit word says which job runs and how many workers take part (low 8 bits): a worker that wakes late can then never
+mistake the next job for the one it belongs to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+
+from llvmlite import binding as llvm
+
+from tc.runtime.jit import Library, compile_object, link
+from tc.target import available_cpus
+
+MAX_WORKERS = 255
+_SPIN = 4000  # pauses before a worker sleeps, about 50 us
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+
+_IR = """
+@job_fn = internal global ptr null
+@job_ctx = internal global ptr null
+@job_n = internal global i64 0
+@job_chunk = internal global i64 1
+@next = internal global i64 0, align 64
+@pending = internal global i64 0, align 64
+@generation = internal global i32 0, align 64
+@sleepers = internal global i32 0, align 64
+@busy = internal global i32 0, align 64
+@tc_workers = global i64 0
+
+declare i64 @syscall(i64, ...)
+declare i32 @sched_yield()
+
+define internal void @run_chunks() nounwind {{
+entry:
+  %fn = load ptr, ptr @job_fn
+  %ctx = load ptr, ptr @job_ctx
+  %n = load i64, ptr @job_n
+  %chunk = load i64, ptr @job_chunk
+  br label %claim
+claim:
+  %begin = atomicrmw add ptr @next, i64 %chunk monotonic
+  %left = icmp slt i64 %begin, %n
+  br i1 %left, label %work, label %done
+work:
+  %far = add i64 %begin, %chunk
+  %over = icmp sgt i64 %far, %n
+  %end = select i1 %over, i64 %n, i64 %far
+  call void %fn(ptr %ctx, i64 %begin, i64 %end)
+  br label %claim
+done:
+  ret void
+}}
+
+define ptr @tc_worker(ptr %argument) nounwind {{
+entry:
+  %index = ptrtoint ptr %argument to i64
+  %now = load atomic i32, ptr @generation acquire, align 4
+  br label %await
+await:
+  %seen = phi i32 [ 0, %entry ], [ %current, %after ]
+  br label %spin
+spin:
+  %count = phi i32 [ 0, %await ], [ %count1, %again ]
+  %current0 = load atomic i32, ptr @generation acquire, align 4
+  %changed = icmp ne i32 %current0, %seen
+  br i1 %changed, label %awake, label %again
+again:
+  {pause}
+  %count1 = add i32 %count, 1
+  %tired = icmp uge i32 %count1, {spin}
+  br i1 %tired, label %sleep, label %spin
+sleep:
+  %s0 = atomicrmw add ptr @sleepers, i32 1 seq_cst
+  %ignored = call i64 (i64, ...) @syscall(i64 {futex}, ptr @generation, i32 128, i32 %seen, ptr null, ptr null, i32 0)
+  %s1 = atomicrmw sub ptr @sleepers, i32 1 seq_cst
+  %current1 = load atomic i32, ptr @generation acquire, align 4
+  %changed1 = icmp ne i32 %current1, %seen
+  br i1 %changed1, label %awake, label %sleep
+awake:
+  %current = phi i32 [ %current0, %spin ], [ %current1, %sleep ]
+  %part32 = and i32 %current, 255
+  %part = zext i32 %part32 to i64
+  %mine = icmp ult i64 %index, %part
+  br i1 %mine, label %take, label %after
+take:
+  call void @run_chunks()
+  %p = atomicrmw sub ptr @pending, i64 1 release
+  br label %after
+after:
+  br label %await
+}}
+
+define void @tc_parallel_for(ptr %fn, ptr %ctx, i64 %n, i64 %grain, i64 %max_threads) nounwind {{
+entry:
+  %empty = icmp sle i64 %n, 0
+  br i1 %empty, label %nothing, label %some
+nothing:
+  ret void
+some:
+  %small = icmp sle i64 %n, %grain
+  %alone = icmp sle i64 %max_threads, 1
+  %workers = load i64, ptr @tc_workers
+  %none = icmp eq i64 %workers, 0
+  %a = or i1 %small, %alone
+  %serial = or i1 %a, %none
+  br i1 %serial, label %inline, label %lock
+lock:
+  %pair = cmpxchg ptr @busy, i32 0, i32 1 acquire monotonic
+  %got = extractvalue {{ i32, i1 }} %pair, 1
+  br i1 %got, label %start, label %inline
+inline:
+  call void %fn(ptr %ctx, i64 0, i64 %n)
+  ret void
+start:
+  %wanted = sub i64 %max_threads, 1
+  %fewer = icmp slt i64 %wanted, %workers
+  %helpers0 = select i1 %fewer, i64 %wanted, i64 %workers
+  %g = call i64 @llvm.smax.i64(i64 %grain, i64 1)
+  %tasks0 = add i64 %n, %g
+  %tasks1 = sub i64 %tasks0, 1
+  %tasks = sdiv i64 %tasks1, %g
+  %others = sub i64 %tasks, 1
+  %helpers = call i64 @llvm.smin.i64(i64 %helpers0, i64 %others)
+  %threads = add i64 %helpers, 1
+  %shares = mul i64 %threads, {shares}
+  %c0 = add i64 %n, %shares
+  %c1 = sub i64 %c0, 1
+  %c2 = sdiv i64 %c1, %shares
+  %chunk = call i64 @llvm.smax.i64(i64 %c2, i64 %g)
+  store ptr %fn, ptr @job_fn
+  store ptr %ctx, ptr @job_ctx
+  store i64 %n, ptr @job_n
+  store i64 %chunk, ptr @job_chunk
+  store atomic i64 0, ptr @next monotonic, align 8
+  store atomic i64 %helpers, ptr @pending monotonic, align 8
+  %old = load atomic i32, ptr @generation monotonic, align 4
+  %counter = lshr i32 %old, 8
+  %counter1 = add i32 %counter, 1
+  %shifted = shl i32 %counter1, 8
+  %helpers32 = trunc i64 %helpers to i32
+  %new = or i32 %shifted, %helpers32
+  store atomic i32 %new, ptr @generation seq_cst, align 4
+  %asleep = load atomic i32, ptr @sleepers seq_cst, align 4
+  %wake = icmp sgt i32 %asleep, 0
+  br i1 %wake, label %rouse, label %go
+rouse:
+  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr @generation, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
+  br label %go
+go:
+  call void @run_chunks()
+  br label %join
+join:
+  %tries = phi i32 [ 0, %go ], [ %tries1, %wait ]
+  %open = load atomic i64, ptr @pending acquire, align 8
+  %finished = icmp eq i64 %open, 0
+  br i1 %finished, label %unlock, label %wait
+wait:
+  {pause}
+  %tries1 = add i32 %tries, 1
+  %long = icmp uge i32 %tries1, 20000
+  br i1 %long, label %yield, label %join
+yield:
+  %y = call i32 @sched_yield()
+  br label %join2
+join2:
+  %open2 = load atomic i64, ptr @pending acquire, align 8
+  %finished2 = icmp eq i64 %open2, 0
+  br i1 %finished2, label %unlock, label %yield
+unlock:
+  store atomic i32 0, ptr @busy release, align 4
+  ret void
+}}
+
+declare i64 @llvm.smax.i64(i64, i64)
+declare i64 @llvm.smin.i64(i64, i64)
+"""
+
+_SHARES_PER_THREAD = 4
+_SERIAL_IR = """
+@tc_workers = global i64 0
+define void @tc_parallel_for(ptr %fn, ptr %ctx, i64 %n, i64 %grain, i64 %max_threads) nounwind {
+entry:
+  %empty = icmp sle i64 %n, 0
+  br i1 %empty, label %done, label %run
+run:
+  call void %fn(ptr %ctx, i64 0, i64 %n)
+  br label %done
+done:
+  ret void
+}
+"""
+
+
+class ThreadPool:
+    """Native worker threads. Use `get_pool()`; there is one per process."""
+
+    def __init__(self) -> None:
+        machine = os.uname().machine if hasattr(os, "uname") else ""
+        self._native = sys.platform.startswith("linux") and machine in _SYS_FUTEX
+        self._lock = threading.Lock()
+        self._threads: list[ctypes.c_ulong] = []
+        if self._native:
+            pause = 'call void asm sideeffect "pause", ""()' if machine == "x86_64" else ""
+            text = _IR.format(pause=pause, spin=_SPIN, futex=_SYS_FUTEX[machine], shares=_SHARES_PER_THREAD)
+        else:
+            text = _SERIAL_IR
+        self._library: Library = link([compile_object(text)])
+        self._workers = ctypes.c_int64.from_address(self._library.address("tc_workers"))
+
+    @property
+    def num_workers(self) -> int:
+        """Threads besides the caller."""
+        return int(self._workers.value)
+
+    def start(self, threads: int) -> None:
+        """Make sure that `threads` threads can work together, the calling one included."""
+        wanted = min(threads - 1, MAX_WORKERS, max(available_cpus() - 1, 0))
+        if not self._native or self.num_workers >= wanted:
+            return
+        with self._lock:
+            create = ctypes.CDLL(None).pthread_create
+            create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+            while self.num_workers < wanted:
+                thread = ctypes.c_ulong()
+                entry = self._library.address("tc_worker")
+                if create(ctypes.byref(thread), None, entry, len(self._threads)):
+                    return  # no more threads to be had: fewer work as well
+                self._threads.append(thread)
+                self._workers.value = len(self._threads)
+
+    def forget(self) -> None:
+        """After fork, the child has no workers."""
+        self._threads.clear()
+        self._workers.value = 0
+
+    def address(self) -> int:
+        """The address of tc_parallel_for."""
+        return self._library.address("tc_parallel_for")
+
+
+_pool: ThreadPool | None = None
+_pool_lock = threading.Lock()
+
+
+def get_pool() -> ThreadPool:
+    """The pool of this process, its functions registered for linking."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPool()
+            llvm.add_symbol("tc_parallel_for", _pool.address())
+        return _pool
+
+
+def _after_fork_in_child() -> None:
+    global _pool
+    # The pool's lock and job words may be in any state: the child makes a pool of its own when it needs one.
+    if _pool is not None:
+        _pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
