@@ -15,7 +15,8 @@ import numpy as np
 
 from tc.errors import Span, located
 from tc.ir.arith import Facts
-from tc.ir.graph import Atom, Attrs, AttrValue, Binding, Call, Function, Operation, TensorConst, TensorVar
+from tc.ir.expr import Expr, Var
+from tc.ir.graph import Atom, Attrs, AttrValue, Binding, Call, Function, Operation, ReadDims, TensorConst, TensorVar
 from tc.ir.types import DimFact, TensorType, Type
 from tc.ops.registry import Requirement, get_op, inference
 
@@ -23,14 +24,50 @@ from tc.ops.registry import Requirement, get_op, inference
 class GraphBuilder:
     """Collects the bindings of one function. `parent` is the builder of the enclosing function, for the body of an If or Loop.
 
-    `requirements` collects conditions over dims that must be checked at run time; nested builders share their parent's.
+    `requirements` collects conditions over dims that must be checked at run time when this function runs. A nested function
+    carries them as its attribute "requirements": pairs (condition, message). Facts are shared by nested builders: a
+    dim is one variable everywhere.
     """
 
-    def __init__(self, facts: tuple[DimFact, ...] = (), parent: GraphBuilder | None = None) -> None:
-        self.facts = facts if parent is None else parent.facts
+    def __init__(self, facts: Sequence[DimFact] = (), parent: GraphBuilder | None = None) -> None:
+        self.parent = parent
+        self._facts: list[DimFact] = list(facts) if parent is None else parent._facts
+        self._assumptions: list[Expr] = []
+        self._known: tuple[tuple[int, ...], Facts] | None = None
         self.params: list[TensorVar] = []
         self.bindings: list[Binding] = []
-        self.requirements: list[Requirement] = [] if parent is None else parent.requirements
+        self.requirements: list[Requirement] = []
+
+    @property
+    def facts(self) -> tuple[DimFact, ...]:
+        return tuple(self._facts)
+
+    @property
+    def known(self) -> Facts:
+        """The facts, ready for the prover: promises about dims, and what has been required or assumed so far."""
+        state = self._state()
+        if self._known is None or self._known[0] != state:
+            known = Facts.of(self._facts)
+            for condition in self._conditions():
+                known = known.assume(condition)
+            self._known = state, known
+        return self._known[1]
+
+    def _state(self) -> tuple[int, ...]:
+        own = (len(self._assumptions), len(self.requirements))
+        return (len(self._facts), *own) if self.parent is None else (*self.parent._state(), *own)
+
+    def _conditions(self) -> list[Expr]:
+        outer = [] if self.parent is None else self.parent._conditions()
+        return [*outer, *self._assumptions, *(r.condition for r in self.requirements)]
+
+    def assume(self, condition: Expr) -> None:
+        """Rely on a condition over dims that holds whenever the function runs (the branch of an If)."""
+        self._assumptions.append(condition)
+
+    def add_fact(self, fact: DimFact) -> None:
+        """Promise something about a dim that is bound inside of the function."""
+        self._facts.append(fact)
 
     def param(self, name: str, type_: Type, span: Span | None = None) -> TensorVar:
         """A new parameter."""
@@ -47,10 +84,11 @@ class GraphBuilder:
     ) -> tuple[TensorVar, ...]:
         """Bind all results of operator `op`. ShapeError, with `span`, when the operands do not fit."""
         record = get_op(op)
-        with located(span), inference(Facts.of(self.facts)) as requirements:
+        with located(span), inference(self.known) as requirements:
             full = record.attrs(attrs)
             types = record.infer_types([None if arg is None else _tensor_type(arg) for arg in args], full)
-        self.requirements.extend(requirements)
+        for requirement in requirements:
+            self.require(requirement)
         given = tuple((key, value) for key, value in attrs.items())
         return self.bind(Call(op, args, given, span=span), types, [name or op for name in names] or (op,), span)
 
@@ -62,6 +100,32 @@ class GraphBuilder:
         targets = tuple(TensorVar(label, type_, span=span) for label, type_ in zip(labels, types, strict=False))
         self.bindings.append(Binding(targets, value, span=span))
         return targets
+
+    def read_dims(self, operand: Atom, names: Sequence[str], span: Span | None = None) -> tuple[Var, ...]:
+        """New dims with the values of an integer tensor's elements, known when it runs; an element below 0 stops it."""
+        dims = tuple(Var(name) for name in names)
+        self.bindings.append(Binding((), ReadDims(operand, dims, span=span), span=span))
+        for dim in dims:
+            self.add_fact(DimFact(dim))
+        return dims
+
+    def require(self, requirement: Requirement) -> None:
+        """Check a condition over dims when the function runs; the same condition is kept once."""
+        builder: GraphBuilder | None = self
+        while builder is not None:
+            if any(requirement.condition is old.condition for old in builder.requirements):
+                return
+            builder = builder.parent
+        self.requirements.append(requirement)
+
+    def mark(self) -> tuple[int, int]:
+        """Where the function stands now, for `roll_back`."""
+        return len(self.bindings), len(self.requirements)
+
+    def roll_back(self, mark: tuple[int, int]) -> None:
+        """Forget what was bound and required since `mark`."""
+        del self.bindings[mark[0] :]
+        del self.requirements[mark[1] :]
 
     def const(self, value: Any, dtype: np.dtype | None = None, name: str = "") -> TensorConst:
         """A literal tensor."""
@@ -75,6 +139,9 @@ class GraphBuilder:
         span: Span | None = None,
     ) -> Function:
         """The function of everything bound so far."""
+        if self.parent is not None and self.requirements:
+            checks: tuple[tuple[Expr, str], ...] = tuple((r.condition, r.message) for r in self.requirements)
+            attrs = (*attrs, ("requirements", checks))
         return Function(name, tuple(self.params), tuple(self.bindings), tuple(results), self.facts, attrs, span=span)
 
 

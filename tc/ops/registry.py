@@ -143,3 +143,14 @@ def require(condition: Expr, message: str) -> None:
         raise ShapeError(message)
     if known is None and context is not None:
         context.requirements.append(Requirement(condition, message))
+
+
+PythonFunction = Callable[[Sequence["np.ndarray | None"], Attrs], "tuple[np.ndarray, ...]"]
+PYTHON_FUNCTIONS: dict[str, PythonFunction] = {}
+"""What `CallExtern("py:name")` calls: fn(arrays, attrs) -> results, in the types that the call states."""
+
+
+def register_python_function(name: str, function: PythonFunction) -> None:
+    """Let graphs call `function` as "py:name"; the name must be new."""
+    assert name not in PYTHON_FUNCTIONS, f"Python function {name} is registered twice"
+    PYTHON_FUNCTIONS[name] = function

@@ -1,0 +1,135 @@
+"""Shape rules and small expressions that several operator families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tc import te
+from tc.errors import ShapeError
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import DType, bf16, f16, f32, i64
+from tc.ir.expr import Const, Expr, ExprLike, as_expr, const, equal, is_const
+from tc.ir.graph import Attrs
+from tc.ir.types import TensorType
+from tc.ops.registry import current_facts, require
+from tc.te import Tensor
+
+Types = Sequence[TensorType | None]
+Arrays = Sequence[np.ndarray | None]
+Tensors = Sequence[Tensor | None]
+
+
+def given(item: object, op: str, name: str = "operand") -> object:
+    """An operand that must be there."""
+    if item is None:
+        raise ShapeError(f"{op}: {name} is required")
+    return item
+
+
+def operand(types: Types, index: int, op: str) -> TensorType:
+    """Operand number `index`, which must be there."""
+    if index >= len(types) or types[index] is None:
+        raise ShapeError(f"{op}: operand {index} is required")
+    return types[index]  # type: ignore[return-value]
+
+
+def exprs(values: Sequence[ExprLike]) -> tuple[Expr, ...]:
+    """A shape-like attribute as expressions, simplified under the current facts."""
+    facts = current_facts()
+    return tuple(simplify(as_expr(value), facts) for value in values)
+
+
+def ints(values: Sequence[object]) -> tuple[int, ...]:
+    """A shape-like attribute of a reference, as ints."""
+    return tuple(int(value) for value in values)  # type: ignore[call-overload]
+
+
+def normalize_axis(axis: int, rank: int, op: str) -> int:
+    """A non-negative axis below `rank`."""
+    if not -rank <= axis < max(rank, 1):
+        raise ShapeError(f"{op}: axis {axis} is out of range for rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
+def normalize_axes(axes: Sequence[int] | None, rank: int, op: str) -> tuple[int, ...]:
+    """Non-negative axes in increasing order; None means all."""
+    if axes is None:
+        return tuple(range(rank))
+    found = tuple(sorted(normalize_axis(int(axis), rank, op) for axis in axes))
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{op}: an axis is named twice in {tuple(axes)}")
+    return found
+
+
+def same_dtype(types: Types, op: str) -> DType:
+    """The one dtype of all operands."""
+    found = [type_ for type_ in types if type_ is not None]
+    for type_ in found[1:]:
+        if type_.dtype != found[0].dtype:
+            raise ShapeError(f"{op}: operands must have one dtype, found {', '.join(str(t) for t in found)}")
+    return found[0].dtype
+
+
+def broadcast_dim(a: Expr, b: Expr, op: str) -> Expr:
+    """One dim of two broadcast shapes. A dim that may or may not be 1 is taken to equal the other, and checked at run time."""
+    if a is b or is_const(b, 1):
+        return a
+    if is_const(a, 1):
+        return b
+    known = prove(equal(a, b), current_facts())
+    if known is True:
+        return a if isinstance(a, Const) else b
+    if known is False and isinstance(a, Const) and isinstance(b, Const):
+        raise ShapeError(f"{op}: cannot broadcast dims {a} and {b}")
+    require(equal(a, b), f"{op}: dims {a} and {b} must be equal")
+    return a if isinstance(a, Const) else b
+
+
+def broadcast_shapes(op: str, *shapes: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The shape that all shapes broadcast to, as in numpy."""
+    rank = max(len(shape) for shape in shapes)
+    result: list[Expr] = [const(1)] * rank
+    for shape in shapes:
+        offset = rank - len(shape)
+        for d, dim in enumerate(shape):
+            result[offset + d] = broadcast_dim(result[offset + d], dim, op)
+    return tuple(result)
+
+
+def broadcast_read(tensor: Tensor, axes: Sequence[Expr]) -> Expr:
+    """The element of `tensor` that the result element at `axes` uses under broadcasting."""
+    offset = len(axes) - len(tensor.shape)
+    return tensor[tuple(const(0) if is_const(dim, 1) else axes[offset + d] for d, dim in enumerate(tensor.shape))]
+
+
+def map_elements(
+    fn: Callable[..., Expr], tensors: Tensors, types: Sequence[TensorType], name: str
+) -> Tensor:
+    """A stage that applies `fn` to the operands' elements, broadcast to the result."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return te.compute(types[0].shape, lambda *axes: fn(*(broadcast_read(t, axes) for t in present)), name)
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """What sums of this dtype are accumulated in."""
+    return f32 if dtype in (f16, bf16) else dtype
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    """f16 and bf16 arrays in f32; others as they are."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array
+
+
+def read_all(tensor: Tensor, axes: Sequence[Expr]) -> Expr:
+    return tensor[tuple(axes)]
+
+
+def attr_tuple(attrs: Attrs, name: str) -> tuple[object, ...]:
+    value = attrs[name]
+    assert isinstance(value, tuple)
+    return value
+
+
+INDEX = i64
