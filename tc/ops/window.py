@@ -1,0 +1,582 @@
+"""Operators that slide a window over the spatial axes of [n, c, *space]: convolutions and pooling, of any spatial rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc import te
+from tc.errors import ShapeError
+from tc.ir.arith import simplify
+from tc.ir.dtype import i64
+from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and, maximum, minimum
+from tc.ir.graph import Attrs
+from tc.ir.types import TensorType
+from tc.ops.common import Arrays, Tensors, Types, operand, same_dtype, sum_dtype, wide
+from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.te import Tensor
+
+Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a sliding window; one entry per spatial axis."""
+
+    kernel: tuple[Expr | int, ...]
+    strides: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    def reach(self, d: int) -> Any:
+        """How far the window extends along spatial axis d."""
+        return (self.kernel[d] - 1) * self.dilations[d] + 1
+
+
+def window_of(attrs: Attrs, kernel: Sequence[Any], rank: int, op: str) -> Window:
+    """The window that an operator's attributes describe; absent ones mean stride 1, no padding, no dilation."""
+    strides = tuple(attrs.strides or (1,) * rank)
+    pads = tuple(attrs.pads or (0,) * (2 * rank))
+    dilations = tuple(attrs.dilations or (1,) * rank)
+    if not len(strides) == len(dilations) == len(kernel) == rank or len(pads) != 2 * rank:
+        raise ShapeError(f"{op}: kernel, strides, pads and dilations must fit {rank} spatial axes")
+    if min(strides) < 1 or min(dilations) < 1:
+        raise ShapeError(f"{op}: strides and dilations must be at least 1")
+    return Window(tuple(kernel), strides, pads[:rank], pads[rank:], dilations)
+
+
+def output_dim(dim: Expr, window: Window, d: int, ceil_mode: bool = False) -> Expr:
+    """The number of window positions along spatial axis d. With `ceil_mode` the last one may stick out at the end, if it
+    starts inside the input or its leading padding."""
+    free = dim + (window.begin[d] + window.end[d]) - window.reach(d)
+    stride = window.strides[d]
+    if not ceil_mode:
+        return simplify(free // stride + 1)
+    count = (free + (stride - 1)) // stride + 1
+    starts_inside = (count - 1) * stride < dim + window.begin[d]
+    return simplify(Select(starts_inside, count, count - 1))
+
+
+def pad_stage(x: Tensor, window: Window, extra: Sequence[Expr | int], value: Expr, name: str) -> Tensor:
+    """`x` with `value` around its spatial axes; `extra` more at the end. Itself when there is nothing to add."""
+    rank = len(window.kernel)
+    if not any(window.begin) and not any(window.end) and all(isinstance(e, int) and e == 0 for e in extra):
+        return x
+    space = [x.shape[2 + d] + (window.begin[d] + window.end[d]) + extra[d] for d in range(rank)]
+
+    def body(n: Expr, c: Expr, *axes: Expr) -> Expr:
+        indices = [axis - window.begin[d] for d, axis in enumerate(axes)]
+        inside = []
+        for d, index in enumerate(indices):
+            if window.begin[d]:
+                inside.append(index >= 0)
+            if window.end[d] or not (isinstance(extra[d], int) and extra[d] == 0):
+                inside.append(index < x.shape[2 + d])
+        return Select(logical_and(*inside), x[(n, c, *indices)], value)
+
+    return te.compute((*x.shape[:2], *map(simplify, space)), body, name)
+
+
+def taps(window: Window, axes: Sequence[Expr], offsets: Sequence[Expr]) -> list[Expr]:
+    """The spatial indices that window position `axes` reads at tap `offsets`."""
+    return [
+        axis * stride + offset * dilation
+        for axis, offset, stride, dilation in zip(axes, offsets, window.strides, window.dilations, strict=True)
+    ]
+
+
+# -- convolution
+
+
+def _conv_window(x: TensorType, w: TensorType, attrs: Attrs, op: str) -> Window:
+    if x.rank < 3 or w.rank != x.rank:
+        raise ShapeError(f"{op}: operands must be [n, c, *space] and [o, c / groups, *kernel], found {x} and {w}")
+    return window_of(attrs, w.shape[2:], x.rank - 2, op)
+
+
+def _infer_conv(types: Types, attrs: Attrs) -> TensorType:
+    x, w = operand(types, 0, "conv"), operand(types, 1, "conv")
+    window = _conv_window(x, w, attrs, "conv")
+    require(
+        equal(x.shape[1], w.shape[1] * attrs.groups),
+        f"conv: x has {x.shape[1]} channels, but the weights take {w.shape[1]} in each of {attrs.groups} groups",
+    )
+    require(equal(w.shape[0] % attrs.groups, 0), f"conv: {w.shape[0]} output channels in {attrs.groups} groups")
+    if len(types) > 2 and types[2] is not None:
+        require(equal(types[2].shape[0], w.shape[0]), f"conv: bias {types[2]} for {w.shape[0]} output channels")
+    space = tuple(output_dim(x.shape[2 + d], window, d) for d in range(x.rank - 2))
+    return TensorType((x.shape[0], w.shape[0], *space), same_dtype(types, "conv"))
+
+
+def numpy_windows(x: np.ndarray, window: Window, counts: Sequence[int]) -> np.ndarray:
+    """[n, c, *counts, *kernel]: every window of an already padded array."""
+    rank = len(window.kernel)
+    reach = tuple(int(window.reach(d)) for d in range(rank))
+    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, 2 + rank)))
+    steps = tuple(slice(0, (n - 1) * s + 1 if n else 0, s) for n, s in zip(counts, window.strides, strict=True))
+    return view[(slice(None), slice(None), *steps, *(slice(None, None, d) for d in window.dilations))]
+
+
+def _int_window(attrs: Attrs, kernel: Sequence[int], rank: int, op: str) -> Window:
+    return window_of(attrs, [int(k) for k in kernel], rank, op)
+
+
+def _count(size: int, window: Window, d: int) -> int:
+    return int((size + window.begin[d] + window.end[d] - int(window.reach(d))) // window.strides[d] + 1)
+
+
+def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, w = arrays[0], arrays[1]
+    assert x is not None and w is not None
+    rank = x.ndim - 2
+    window = _int_window(attrs, w.shape[2:], rank, "conv")
+    counts = [max(_count(x.shape[2 + d], window, d), 0) for d in range(rank)]
+    padded = np.pad(wide(x), [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)])
+    groups, per_group = attrs.groups, w.shape[0] // attrs.groups
+    result = np.zeros((x.shape[0], w.shape[0], *counts), padded.dtype)
+    if result.size:
+        windows = numpy_windows(padded, window, counts)
+        axes = [1, *range(2 + rank, 2 + 2 * rank)]
+        for g in range(groups):
+            chosen = windows[:, g * w.shape[1] : (g + 1) * w.shape[1]]
+            weights = wide(w[g * per_group : (g + 1) * per_group])
+            part = np.tensordot(chosen, weights, (axes, list(range(1, 2 + rank))))
+            result[:, g * per_group : (g + 1) * per_group] = np.moveaxis(part, -1, 1)
+    if len(arrays) > 2 and arrays[2] is not None:
+        result = result + wide(arrays[2]).reshape(1, -1, *(1,) * rank)
+    return result.astype(x.dtype)
+
+
+def _compute_conv(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, w = tensors[0], tensors[1]
+    assert x is not None and w is not None
+    rank = len(x.shape) - 2
+    window = window_of(attrs, w.shape[2:], rank, "conv")
+    padded = pad_stage(x, window, (0,) * rank, const(0, x.dtype), "conv_pad")
+    dtype = sum_dtype(x.dtype)
+    groups = attrs.groups
+    per_group = simplify(w.shape[0] // groups)
+    single = is_const(w.shape[1], 1)  # one input channel per group: its axis is no reduction
+
+    def body(n: Expr, o: Expr, *rest: Expr) -> Expr:
+        axes, reduce_axes = rest[:rank], rest[rank:]
+        channel = const(0) if single else reduce_axes[0]
+        offsets = reduce_axes[-rank:]
+        first = (o if is_const(per_group, 1) else o // per_group) * w.shape[1] if groups > 1 else const(0)
+        value = padded[(n, first + channel, *taps(window, axes, offsets))]
+        return cast(value, dtype) * cast(w[(o, channel, *offsets)], dtype)
+
+    reduce_shape = w.shape[2:] if single else w.shape[1:]
+    total = te.reduce("sum", types[0].shape, reduce_shape, body, "conv")
+    bias = tensors[2] if len(tensors) > 2 else None
+    if bias is None and dtype == types[0].dtype:
+        return total
+
+    def finish(n: Expr, o: Expr, *axes: Expr) -> Expr:
+        value: Expr = total[(n, o, *axes)]
+        if bias is not None:
+            value = value + cast(bias[o], dtype)
+        return cast(value, types[0].dtype)
+
+    return te.compute(types[0].shape, finish, "conv_bias")
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield [_normal(rng, 1, 3, 7, 6), _normal(rng, 4, 3, 3, 3), _normal(rng, 4)], {"pads": (1, 1, 1, 1)}
+    yield [_normal(rng, 2, 4, 5, 5), _normal(rng, 6, 2, 3, 2)], {"groups": 2, "strides": (2, 1), "pads": (0, 1, 2, 0)}
+    yield [_normal(rng, 1, 4, 8, 8), _normal(rng, 4, 1, 3, 3)], {"groups": 4, "dilations": (2, 2)}
+    yield [_normal(rng, 1, 2, 9), _normal(rng, 3, 2, 4)], {"strides": (3,)}
+    yield [_normal(rng, 1, 2, 3, 4, 3), _normal(rng, 2, 2, 2, 2, 2)], {"pads": (1,) * 6}
+    yield [_normal(rng, 0, 2, 4, 4), _normal(rng, 2, 2, 1, 1)], {}
+
+
+_CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": None, "groups": 1}
+register(OpDef("conv", _infer_conv, _run_conv, _compute_conv, _CONV_DEFAULTS, samples=_conv_samples))
+
+
+# -- transposed convolution
+
+
+def _transposed_dims(x: Sequence[Any], window: Window, extra: Sequence[int]) -> list[Any]:
+    return [
+        (x[2 + d] - 1) * window.strides[d] + window.reach(d) + extra[d] - window.begin[d] - window.end[d]
+        for d in range(len(extra))
+    ]
+
+
+def _infer_conv_transpose(types: Types, attrs: Attrs) -> TensorType:
+    x, w = operand(types, 0, "conv_transpose"), operand(types, 1, "conv_transpose")
+    window = _conv_window(x, w, attrs, "conv_transpose")
+    require(equal(x.shape[1], w.shape[0]), f"conv_transpose: {x.shape[1]} channels, weights for {w.shape[0]}")
+    extra = attrs.output_padding or (0,) * (x.rank - 2)
+    space = tuple(map(simplify, _transposed_dims(x.shape, window, extra)))
+    channels = simplify(w.shape[1] * attrs.groups)
+    return TensorType((x.shape[0], channels, *space), same_dtype(types, "conv_transpose"))
+
+
+def _run_conv_transpose(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, w = arrays[0], arrays[1]
+    assert x is not None and w is not None
+    rank = x.ndim - 2
+    window = _int_window(attrs, w.shape[2:], rank, "conv_transpose")
+    extra = attrs.output_padding or (0,) * rank
+    counts = [int(n) for n in _transposed_dims(x.shape, window, extra)]
+    groups, inputs, outputs = attrs.groups, w.shape[0] // attrs.groups, w.shape[1]
+    full = [n + window.begin[d] + window.end[d] for d, n in enumerate(counts)]
+    result = np.zeros((x.shape[0], outputs * groups, *full), wide(x).dtype)
+    for tap in np.ndindex(*w.shape[2:]):
+        place = tuple(
+            slice(t * dil, t * dil + (size - 1) * stride + 1, stride) if size else slice(0, 0)
+            for t, dil, size, stride in zip(tap, window.dilations, x.shape[2:], window.strides, strict=True)
+        )
+        for g in range(groups):
+            part = np.tensordot(
+                wide(x[:, g * inputs : (g + 1) * inputs]),
+                wide(w[(slice(g * inputs, (g + 1) * inputs), slice(None), *tap)]),
+                ([1], [0]),
+            )
+            result[(slice(None), slice(g * outputs, (g + 1) * outputs), *place)] += np.moveaxis(part, -1, 1)
+    inside = tuple(slice(window.begin[d], window.begin[d] + n) for d, n in enumerate(counts))
+    result = result[(slice(None), slice(None), *inside)]
+    if len(arrays) > 2 and arrays[2] is not None:
+        result = result + wide(arrays[2]).reshape(1, -1, *(1,) * rank)
+    return np.ascontiguousarray(result).astype(x.dtype)
+
+
+def _compute_conv_transpose(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    """Each output element gathers the inputs whose windows cover it: those at (o + begin - tap * dilation) / stride."""
+    x, w = tensors[0], tensors[1]
+    assert x is not None and w is not None
+    rank = len(x.shape) - 2
+    window = window_of(attrs, w.shape[2:], rank, "conv_transpose")
+    groups, outputs = attrs.groups, w.shape[1]
+    inputs = simplify(w.shape[0] // groups)
+    dtype = sum_dtype(x.dtype)
+
+    def body(n: Expr, o: Expr, *rest: Expr) -> Expr:
+        axes, channel, offsets = rest[:rank], rest[rank], rest[rank + 1 :]
+        source, inside = [], []
+        for d, (axis, offset) in enumerate(zip(axes, offsets, strict=True)):
+            place = axis + window.begin[d] - offset * window.dilations[d]
+            index = place // window.strides[d]
+            source.append(index)
+            inside += [place >= 0, index < x.shape[2 + d]]
+            if window.strides[d] > 1:
+                inside.append(equal(place % window.strides[d], 0))
+        input_channel = channel if groups == 1 else o // outputs * inputs + channel
+        output_channel = o if groups == 1 else o % outputs
+        value = x[(n, input_channel, *source)]
+        weight = w[(input_channel, output_channel, *offsets)]
+        return Select(logical_and(*inside), cast(value, dtype), const(0, dtype)) * cast(weight, dtype)
+
+    total = te.reduce("sum", types[0].shape, (inputs, *w.shape[2:]), body, "conv_transpose")
+    bias = tensors[2] if len(tensors) > 2 else None
+    if bias is None and dtype == types[0].dtype:
+        return total
+
+    def finish(n: Expr, o: Expr, *axes: Expr) -> Expr:
+        value: Expr = total[(n, o, *axes)]
+        return cast(value if bias is None else value + cast(bias[o], dtype), types[0].dtype)
+
+    return te.compute(types[0].shape, finish, "conv_bias")
+
+
+def _transposed_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield [_normal(rng, 1, 3, 4, 5), _normal(rng, 3, 2, 3, 3), _normal(rng, 2)], {"strides": (2, 2), "pads": (1, 1, 1, 1)}
+    yield [_normal(rng, 1, 4, 3), _normal(rng, 4, 2, 3)], {"groups": 2, "strides": (3,), "output_padding": (1,)}
+    yield [_normal(rng, 1, 2, 4, 4), _normal(rng, 2, 1, 2, 2)], {"dilations": (2, 2)}
+
+
+register(
+    OpDef(
+        "conv_transpose",
+        _infer_conv_transpose,
+        _run_conv_transpose,
+        _compute_conv_transpose,
+        {**_CONV_DEFAULTS, "output_padding": None},
+        samples=_transposed_samples,
+    )
+)
+
+
+# -- pooling
+
+
+def _pool_window(attrs: Attrs, rank: int, op: str) -> Window:
+    return window_of(attrs, attrs.kernel, rank, op)
+
+
+def _infer_pool(op: str) -> Callable[[Types, Attrs], TensorType]:
+    def infer(types: Types, attrs: Attrs) -> TensorType:
+        x = operand(types, 0, op)
+        if x.rank < 3:
+            raise ShapeError(f"{op}: the operand must be [n, c, *space], found {x}")
+        window = _pool_window(attrs, x.rank - 2, op)
+        space = tuple(output_dim(x.shape[2 + d], window, d, attrs.ceil_mode) for d in range(x.rank - 2))
+        return TensorType((*x.shape[:2], *space), x.dtype)
+
+    return infer
+
+
+def _overhang(x: Tensor, out: Sequence[Expr], window: Window) -> list[Expr | int]:
+    """How far the last window sticks out beyond the padded input; 0 without ceil_mode."""
+    found: list[Expr | int] = []
+    for d, count in enumerate(out):
+        needed = (count - 1) * window.strides[d] + window.reach(d)
+        extra = simplify(maximum(needed - (x.shape[2 + d] + (window.begin[d] + window.end[d])), 0))
+        found.append(int(extra) if is_const(extra) else extra)
+    return found
+
+
+def _pooled(
+    x: Tensor, attrs: Attrs, type_: TensorType, monoid: str, fill: Expr, name: str, element: Callable[[Expr], Expr]
+) -> Tensor:
+    rank = type_.rank - 2
+    window = _pool_window(attrs, rank, name)
+    extra = _overhang(x, type_.shape[2:], window) if attrs.ceil_mode else [0] * rank
+    padded = pad_stage(x, window, extra, fill, f"{name}_pad")
+
+    def body(n: Expr, c: Expr, *rest: Expr) -> Expr:
+        return element(padded[(n, c, *taps(window, rest[:rank], rest[rank:]))])
+
+    return te.reduce(monoid, type_.shape, attrs.kernel, body, name)
+
+
+def _compute_max_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    return _pooled(x, attrs, types[0], "max", te.lowest(x.dtype), "max_pool", lambda value: value)
+
+
+def _padded_windows(x: np.ndarray, attrs: Attrs, fill: Any, op: str) -> tuple[np.ndarray, Window, list[int]]:
+    rank = x.ndim - 2
+    window = _int_window(attrs, attrs.kernel, rank, op)
+    counts, widths = [], []
+    for d in range(rank):
+        count = int(output_dim(const(x.shape[2 + d]), window, d, attrs.ceil_mode))
+        needed = (count - 1) * window.strides[d] + int(window.reach(d))
+        end = max(needed - x.shape[2 + d] - window.begin[d], window.end[d])
+        counts.append(count)
+        widths.append((window.begin[d], end))
+    padded = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
+    return numpy_windows(padded, window, counts), window, counts
+
+
+def _run_max_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
+    return windows.max(axis=tuple(range(x.ndim, windows.ndim)))
+
+
+_POOL_DEFAULTS: dict[str, Any] = {
+    "kernel": REQUIRED,
+    "strides": None,
+    "pads": None,
+    "dilations": None,
+    "ceil_mode": False,
+}
+
+
+def _pool_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield [_normal(rng, 1, 2, 6, 7)], {"kernel": (3, 2), "strides": (2, 2), "pads": (1, 0, 1, 1)}
+    yield [_normal(rng, 2, 3, 8)], {"kernel": (3,), "dilations": (2,)}
+    yield [_normal(rng, 1, 1, 5, 5)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True}
+    yield [_normal(rng, 1, 1, 6, 6)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True, "pads": (0, 0, 1, 1)}
+
+
+register(
+    OpDef("max_pool", _infer_pool("max_pool"), _run_max_pool, _compute_max_pool, _POOL_DEFAULTS, samples=_pool_samples)
+)
+
+
+def _flat_position(x: Tensor, n: Expr, c: Expr, space: Sequence[Expr], column_major: bool) -> Expr:
+    flat: Expr = n * x.shape[1] + c
+    dims = x.shape[2:]
+    if column_major:
+        inner: Expr = const(0)
+        for index, dim in reversed(list(zip(space, dims, strict=True))):
+            inner = inner * dim + index
+        for dim in dims:
+            flat = flat * dim
+        return flat + inner
+    for index, dim in zip(space, dims, strict=True):
+        flat = flat * dim + index
+    return flat
+
+
+def _compute_max_pool_indices(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> tuple[Tensor, Tensor]:
+    x = tensors[0]
+    assert x is not None
+    rank = types[0].rank - 2
+    window = _pool_window(attrs, rank, "max_pool")
+    low = te.lowest(x.dtype)
+
+    def body(n: Expr, c: Expr, *rest: Expr) -> tuple[Expr, Expr]:
+        places = [p - b for p, b in zip(taps(window, rest[:rank], rest[rank:]), window.begin, strict=True)]
+        inside = [t for p, dim in zip(places, x.shape[2:], strict=True) for t in (p >= 0, p < dim)]
+        value = Select(logical_and(*inside), x[(n, c, *places)], low)
+        position = _flat_position(x, n, c, places, attrs.storage_order == 1)
+        return value, Select(logical_and(*inside), position, const(2**62))
+
+    values, indices = te.reduce_many("argmax", types[0].shape, attrs.kernel, body, ("max_pool", "indices"))
+    return values, indices
+
+
+def _run_max_pool_indices(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    x = arrays[0]
+    assert x is not None
+    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    windows, _, counts = _padded_windows(x, attrs, low, "max_pool")
+    flat = np.arange(x.size, dtype=np.int64).reshape(x.shape)
+    if attrs.storage_order == 1:
+        per_map = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:], order="F")
+        flat = flat[(slice(None), slice(None), *(slice(0, 1),) * (x.ndim - 2))] + per_map
+    positions, _, _ = _padded_windows(flat, attrs, 2**62, "max_pool")
+    taps_shape = (*windows.shape[: x.ndim], -1)
+    best = windows.reshape(taps_shape).argmax(axis=-1)[..., None]
+    values = np.take_along_axis(windows.reshape(taps_shape), best, -1)[..., 0]
+    return values, np.take_along_axis(positions.reshape(taps_shape), best, -1)[..., 0]
+
+
+def _infer_max_pool_indices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    values = _infer_pool("max_pool_with_indices")(types, attrs)
+    return values, TensorType(values.shape, i64)
+
+
+register(
+    OpDef(
+        "max_pool_with_indices",
+        _infer_max_pool_indices,
+        _run_max_pool_indices,
+        _compute_max_pool_indices,
+        {**_POOL_DEFAULTS, "storage_order": 0},
+        samples=_pool_samples,
+    )
+)
+
+
+def _window_sizes(x: Tensor, attrs: Attrs, window: Window, axes: Sequence[Expr]) -> Expr:
+    """How many elements the window at `axes` averages over."""
+    total: Expr = const(1)
+    for d, axis in enumerate(axes):
+        start = axis * window.strides[d] - window.begin[d]
+        dim = x.shape[2 + d]
+        if attrs.count_include_pad:
+            if not attrs.ceil_mode:
+                count: Expr = const(int(window.kernel[d]))
+            else:
+                room = dim + window.end[d] - start
+                count = minimum((room + (window.dilations[d] - 1)) // window.dilations[d], int(window.kernel[d]))
+        else:
+            dilation = window.dilations[d]
+            first = maximum((const(0) - start + (dilation - 1)) // dilation, 0)
+            last = minimum((dim - start + (dilation - 1)) // dilation, int(window.kernel[d]))
+            count = maximum(last - first, 0)
+        total = total * count
+    return total
+
+
+def _compute_avg_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    dtype = sum_dtype(x.dtype)
+    rank = types[0].rank - 2
+    window = _pool_window(attrs, rank, "avg_pool")
+    total = _pooled(x, attrs, types[0], "sum", const(0, x.dtype), "avg_pool", lambda value: cast(value, dtype))
+
+    def divide(n: Expr, c: Expr, *axes: Expr) -> Expr:
+        count = simplify(_window_sizes(x, attrs, window, axes))
+        if is_const(count):
+            return cast(total[(n, c, *axes)] / const(float(int(count)), dtype), types[0].dtype)
+        return cast(total[(n, c, *axes)] / cast(count, dtype), types[0].dtype)
+
+    return te.compute(types[0].shape, divide, "average")
+
+
+def _run_avg_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    windows, window, counts = _padded_windows(wide(x), attrs, 0, "avg_pool")
+    ones = np.ones((1, 1, *x.shape[2:]), np.float64)
+    if attrs.count_include_pad:
+        ones = np.pad(ones, [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)], constant_values=1)
+        kept = Attrs(tuple({**dict(attrs), "pads": (0,) * (2 * (x.ndim - 2))}.items()))
+        extra = [
+            max((n - 1) * s + int(window.reach(d)) - ones.shape[2 + d], 0)
+            for d, (n, s) in enumerate(zip(counts, window.strides, strict=True))
+        ]
+        ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in extra)])
+        sizes = numpy_windows(ones, _int_window(kept, attrs.kernel, x.ndim - 2, "avg_pool"), counts)
+    else:
+        sizes, _, _ = _padded_windows(ones, attrs, 0, "avg_pool")
+    axes = tuple(range(x.ndim, windows.ndim))
+    with np.errstate(all="ignore"):
+        return (windows.sum(axis=axes) / sizes.sum(axis=axes)).astype(x.dtype)
+
+
+def _avg_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for arrays, attrs in _pool_samples(rng):
+        yield arrays, attrs
+        yield arrays, {**attrs, "count_include_pad": True}
+
+
+register(
+    OpDef(
+        "avg_pool",
+        _infer_pool("avg_pool"),
+        _run_avg_pool,
+        _compute_avg_pool,
+        {**_POOL_DEFAULTS, "count_include_pad": False},
+        samples=_avg_samples,
+    )
+)
+
+
+def _compute_lp_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    dtype = sum_dtype(x.dtype)
+    p = const(float(attrs.p), dtype)
+
+    def power(value: Expr) -> Expr:
+        size = te.call("abs", cast(value, dtype))
+        return size * size if attrs.p == 2 else te.call("pow", size, p)
+
+    total = _pooled(x, attrs, types[0], "sum", const(0, x.dtype), "lp_pool", power)
+
+    def root(*axes: Expr) -> Expr:
+        value = total[axes]
+        rooted = te.call("sqrt", value) if attrs.p == 2 else te.call("pow", value, const(1.0 / attrs.p, dtype))
+        return cast(rooted, types[0].dtype)
+
+    return te.compute(types[0].shape, root, "root")
+
+
+def _run_lp_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    windows, _, _ = _padded_windows(wide(x), attrs, 0, "lp_pool")
+    total = (np.abs(windows) ** attrs.p).sum(axis=tuple(range(x.ndim, windows.ndim)))
+    return (total ** (1.0 / attrs.p)).astype(x.dtype)
+
+
+register(
+    OpDef(
+        "lp_pool",
+        _infer_pool("lp_pool"),
+        _run_lp_pool,
+        _compute_lp_pool,
+        {**_POOL_DEFAULTS, "p": 2},
+        samples=_pool_samples,
+    )
+)
