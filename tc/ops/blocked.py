@@ -15,7 +15,7 @@ import numpy as np
 
 from tc import te
 from tc.ir.dtype import bf16, f16, f32
-from tc.ir.expr import Expr, ceildiv, cast, const, logical_and, select
+from tc.ir.expr import Expr, cast, ceildiv, const, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.registry import REQUIRED, OpDef, register

@@ -1,0 +1,469 @@
+"""Operators whose indices are data: gathers and scatters, sorting, running sums, and results of unknown size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tc import te
+from tc.errors import ShapeError
+from tc.ir.dtype import i64
+from tc.ir.expr import Expr, Load, Var, cast, const, equal, select
+from tc.ir.graph import Attrs
+from tc.ir.loop import For, Stmt, Store, seq
+from tc.ir.types import TensorType
+from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
+from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.te import Tensor
+
+Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def wrapped_index(index: Expr, dim: Expr) -> Expr:
+    """An index as data: negative ones count from the end."""
+    place = cast(index, i64)
+    if index.dtype.kind == "uint":
+        return place
+    return select(place < 0, place + dim, place)
+
+
+# -- gather
+
+
+def _infer_gather(types: Types, attrs: Attrs) -> TensorType:
+    x, indices = operand(types, 0, "gather"), operand(types, 1, "gather")
+    axis = normalize_axis(attrs.axis, x.rank, "gather")
+    return TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _compute_gather(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, indices = tensors[0], tensors[1]
+    assert x is not None and indices is not None
+    axis = normalize_axis(attrs.axis, len(x.shape), "gather")
+    rank = len(indices.shape)
+
+    def body(*axes: Expr) -> Expr:
+        place = wrapped_index(indices[axes[axis : axis + rank]], x.shape[axis])
+        return x[(*axes[:axis], place, *axes[axis + rank :])]
+
+    return te.compute(types[0].shape, body, "gather")
+
+
+register(
+    OpDef(
+        "gather",
+        _infer_gather,
+        lambda arrays, attrs: np.take(arrays[0], arrays[1].astype(np.int64), axis=attrs.axis),  # type: ignore[arg-type, union-attr]
+        _compute_gather,
+        {"axis": 0},
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 5, 3), np.array([[0, 4], [-1, 2]], np.int64)], {}),
+                ([_normal(rng, 2, 5, 3), np.array(-2, np.int32)], {"axis": 1}),
+                ([_normal(rng, 4, 3), np.zeros((0,), np.int64)], {}),
+            ]
+        ),
+    )
+)
+
+
+def _compute_gather_elements(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, indices = tensors[0], tensors[1]
+    assert x is not None and indices is not None
+    axis = normalize_axis(attrs.axis, len(x.shape), "gather_elements")
+
+    def body(*axes: Expr) -> Expr:
+        place = wrapped_index(indices[axes], x.shape[axis])
+        return x[(*axes[:axis], place, *axes[axis + 1 :])]
+
+    return te.compute(types[0].shape, body, "gather_elements")
+
+
+def _run_gather_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, indices = arrays[0], arrays[1]
+    assert x is not None and indices is not None
+    axis = normalize_axis(attrs.axis, x.ndim, "gather_elements")
+    grid = list(np.indices(indices.shape))
+    grid[axis] = indices.astype(np.int64)
+    return x[tuple(grid)]
+
+
+register(
+    OpDef(
+        "gather_elements",
+        lambda types, attrs: TensorType(
+            operand(types, 1, "gather_elements").shape, operand(types, 0, "gather_elements").dtype
+        ),
+        _run_gather_elements,
+        _compute_gather_elements,
+        {"axis": 0},
+        samples=lambda rng: iter(
+            [([_normal(rng, 3, 4), np.array([[0, -1], [2, 1]], np.int64)], {"axis": 1})]
+        ),
+    )
+)
+
+
+def _infer_gather_nd(types: Types, attrs: Attrs) -> TensorType:
+    x, indices = operand(types, 0, "gather_nd"), operand(types, 1, "gather_nd")
+    depth = int(indices.shape[-1])
+    if depth + attrs.batch_dims > x.rank:
+        raise ShapeError(f"gather_nd: indices {indices} choose {depth} axes of {x}")
+    return TensorType((*indices.shape[:-1], *x.shape[attrs.batch_dims + depth :]), x.dtype)
+
+
+def _compute_gather_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, indices = tensors[0], tensors[1]
+    assert x is not None and indices is not None
+    depth, batch, rank = int(indices.shape[-1]), attrs.batch_dims, len(indices.shape) - 1
+
+    def body(*axes: Expr) -> Expr:
+        places = (wrapped_index(indices[(*axes[:rank], const(k))], x.shape[batch + k]) for k in range(depth))
+        return x[(*axes[:batch], *places, *axes[rank:])]
+
+    return te.compute(types[0].shape, body, "gather_nd")
+
+
+def _run_gather_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, indices = arrays[0], arrays[1]
+    assert x is not None and indices is not None
+    batch, depth = attrs.batch_dims, indices.shape[-1]
+    outer = indices.shape[:-1]
+    grid = np.indices(outer)
+    chosen = [grid[k] for k in range(batch)] + [indices[..., k].astype(np.int64) for k in range(depth)]
+    return x[tuple(chosen)]
+
+
+register(
+    OpDef(
+        "gather_nd",
+        _infer_gather_nd,
+        _run_gather_nd,
+        _compute_gather_nd,
+        {"batch_dims": 0},
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 3, 4, 2), np.array([[0, 1], [-1, 3]], np.int64)], {}),
+                ([_normal(rng, 2, 3, 4), np.array([[1], [0]], np.int64)], {"batch_dims": 1}),
+            ]
+        ),
+    )
+)
+
+
+# -- scatter
+
+
+_REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "none": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def _combine(reduction: str, old: Expr, new: Expr) -> Expr:
+    match reduction:
+        case "none":
+            return new
+        case "add":
+            return old + new
+        case "mul":
+            return old * new
+        case "max":
+            return te.maximum(old, new)
+        case "min":
+            return te.minimum(old, new)
+    raise ShapeError(f"scatter: unknown reduction {reduction!r}")
+
+
+def _loops(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) -> Stmt:
+    """Nested serial loops around `body(*indices)`."""
+    variables = [Var(f"{prefix}{k}", i64) for k in range(len(extents))]
+    stmt = body(*variables)
+    for variable, extent in reversed(list(zip(variables, extents, strict=True))):
+        stmt = For(variable, extent, stmt)
+    return stmt
+
+
+def _scatter(
+    x: Tensor, updates: Tensor, place: Callable[[Sequence[Expr]], tuple[Expr, ...]], reduction: str, name: str
+) -> Tensor:
+    """Copy `x`, then apply the updates one after the other, in row-major order."""
+
+    def body(out: Any) -> Stmt:
+        def copy(*axes: Expr) -> Stmt:
+            return Store(out, axes, x[axes])
+
+        def update(*axes: Expr) -> Stmt:
+            at = place(axes)
+            return Store(out, at, _combine(reduction, Load(out, at), updates[axes]))
+
+        return seq(_loops(x.shape, copy, "c"), _loops(updates.shape, update, "u"))
+
+    return te.raw([(name, x.shape, x.dtype)], body, name)[0]
+
+
+def _compute_scatter_elements(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, indices, updates = tensors[0], tensors[1], tensors[2]
+    assert x is not None and indices is not None and updates is not None
+    axis = normalize_axis(attrs.axis, len(x.shape), "scatter_elements")
+
+    def place(axes: Sequence[Expr]) -> tuple[Expr, ...]:
+        return (*axes[:axis], wrapped_index(indices[tuple(axes)], x.shape[axis]), *axes[axis + 1 :])
+
+    return _scatter(x, updates, place, attrs.reduction, "scatter_elements")
+
+
+def _run_scatter_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, indices, updates = arrays
+    assert x is not None and indices is not None and updates is not None
+    axis = normalize_axis(attrs.axis, x.ndim, "scatter_elements")
+    result = x.copy()
+    combine = _REDUCTIONS[attrs.reduction]
+    for at in np.ndindex(*indices.shape):
+        place = list(at)
+        place[axis] = int(indices[at])
+        result[tuple(place)] = combine(result[tuple(place)], updates[at])
+    return result
+
+
+register(
+    OpDef(
+        "scatter_elements",
+        lambda types, attrs: operand(types, 0, "scatter_elements"),
+        _run_scatter_elements,
+        _compute_scatter_elements,
+        {"axis": 0, "reduction": "none"},
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 3, 4), np.array([[0, -1]], np.int64), _normal(rng, 1, 2)], {"axis": 1}),
+                ([_normal(rng, 4), np.array([1, 1, 2], np.int64), _normal(rng, 3)], {"reduction": "add"}),
+            ]
+        ),
+    )
+)
+
+
+def _compute_scatter_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, indices, updates = tensors[0], tensors[1], tensors[2]
+    assert x is not None and indices is not None and updates is not None
+    depth, rank = int(indices.shape[-1]), len(indices.shape) - 1
+
+    def place(axes: Sequence[Expr]) -> tuple[Expr, ...]:
+        chosen = (wrapped_index(indices[(*axes[:rank], const(k))], x.shape[k]) for k in range(depth))
+        return (*chosen, *axes[rank:])
+
+    return _scatter(x, updates, place, attrs.reduction, "scatter_nd")
+
+
+def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, indices, updates = arrays
+    assert x is not None and indices is not None and updates is not None
+    result = x.copy()
+    combine = _REDUCTIONS[attrs.reduction]
+    for at in np.ndindex(*indices.shape[:-1]):
+        place = tuple(int(k) for k in indices[at])
+        result[place] = combine(result[place], updates[at])
+    return result
+
+
+register(
+    OpDef(
+        "scatter_nd",
+        lambda types, attrs: operand(types, 0, "scatter_nd"),
+        _run_scatter_nd,
+        _compute_scatter_nd,
+        {"reduction": "none"},
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 4, 3), np.array([[1], [-1]], np.int64), _normal(rng, 2, 3)], {}),
+                ([_normal(rng, 4), np.array([[1], [1]], np.int64), _normal(rng, 2)], {"reduction": "max"}),
+            ]
+        ),
+    )
+)
+
+
+# -- one hot, running sums, sorting
+
+
+def _compute_one_hot(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    indices, values = tensors[0], tensors[1]
+    assert indices is not None and values is not None
+    axis = normalize_axis(attrs.axis, types[0].rank, "one_hot")
+    (depth,) = exprs((attrs.depth,))
+
+    def body(*axes: Expr) -> Expr:
+        place = wrapped_index(indices[(*axes[:axis], *axes[axis + 1 :])], depth)
+        return select(equal(place, axes[axis]), values[const(1)], values[const(0)])
+
+    return te.compute(types[0].shape, body, "one_hot")
+
+
+def _infer_one_hot(types: Types, attrs: Attrs) -> TensorType:
+    indices, values = operand(types, 0, "one_hot"), operand(types, 1, "one_hot")
+    axis = normalize_axis(attrs.axis, indices.rank + 1, "one_hot")
+    return TensorType((*indices.shape[:axis], *exprs((attrs.depth,)), *indices.shape[axis:]), values.dtype)
+
+
+def _run_one_hot(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    indices, values = arrays[0], arrays[1]
+    assert indices is not None and values is not None
+    depth = int(attrs.depth)
+    places = np.trunc(indices).astype(np.int64) if indices.dtype.kind == "f" else indices.astype(np.int64)
+    places = np.where(places < 0, places + depth, places)
+    hot = np.expand_dims(places, attrs.axis) == np.arange(depth).reshape(
+        [-1 if d == attrs.axis % (indices.ndim + 1) else 1 for d in range(indices.ndim + 1)]
+    )
+    return np.where(hot, values[1], values[0])
+
+
+register(
+    OpDef(
+        "one_hot",
+        _infer_one_hot,
+        _run_one_hot,
+        _compute_one_hot,
+        {"depth": REQUIRED, "axis": -1},
+        samples=lambda rng: iter(
+            [
+                ([np.array([0, -1, 7], np.int64), np.array([0.5, 2.0], np.float32)], {"depth": 4}),
+                ([np.array([[1, 0]], np.int32), np.array([0, 1], np.int64)], {"depth": 3, "axis": 1}),
+            ]
+        ),
+    )
+)
+
+
+def _compute_cumsum(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    axis = normalize_axis(attrs.axis, len(x.shape), "cumsum")
+    n = x.shape[axis]
+
+    def body(out: Any) -> Stmt:
+        def step(*axes: Expr) -> Stmt:
+            *outer, t = axes
+            place = n - 1 - t if attrs.reverse else t
+            before = place + 1 if attrs.reverse else place - 1
+
+            def at(where: Expr) -> tuple[Expr, ...]:
+                return (*outer[:axis], where, *outer[axis:])
+
+            # at the first step the neighbour is outside; reading the own place instead keeps the load in range
+            neighbour = select(equal(t, 0), place, before)
+            added = x[at(neighbour)] if attrs.exclusive else x[at(place)]
+            total = Load(out, at(neighbour)) + added
+            first = const(0, x.dtype) if attrs.exclusive else added
+            return Store(out, at(place), select(equal(t, 0), first, total))
+
+        extents = (*(dim for d, dim in enumerate(x.shape) if d != axis), n)
+        return _loops(extents, step, "s")
+
+    return te.raw([("cumsum", x.shape, x.dtype)], body, "cumsum")[0]
+
+
+def _run_cumsum(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    axis = normalize_axis(attrs.axis, x.ndim, "cumsum")
+    values = np.flip(x, axis) if attrs.reverse else x
+    total = np.cumsum(values, axis=axis, dtype=x.dtype)
+    if attrs.exclusive:
+        total = np.roll(total, 1, axis)
+        total[tuple(slice(0, 1) if d == axis else slice(None) for d in range(x.ndim))] = 0
+    return np.ascontiguousarray(np.flip(total, axis) if attrs.reverse else total)
+
+
+def _cumsum_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for exclusive in (False, True):
+        for reverse in (False, True):
+            yield [_normal(rng, 3, 5)], {"axis": 1, "exclusive": exclusive, "reverse": reverse}
+    yield [np.arange(6).reshape(2, 3)], {"axis": 0}
+
+
+register(
+    OpDef(
+        "cumsum",
+        lambda types, attrs: operand(types, 0, "cumsum"),
+        _run_cumsum,
+        _compute_cumsum,
+        {"axis": REQUIRED, "exclusive": False, "reverse": False},
+        samples=_cumsum_samples,
+    )
+)
+
+
+def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x = operand(types, 0, "topk")
+    axis = normalize_axis(attrs.axis, x.rank, "topk")
+    (k,) = exprs((attrs.k,))
+    require(k <= x.shape[axis], f"topk: k is {k}, but dim {axis} is {x.shape[axis]}")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    return TensorType(shape, x.dtype), TensorType(shape, i64)
+
+
+def _run_topk(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    x = arrays[0]
+    assert x is not None
+    k = int(attrs.k)
+    if attrs.largest:  # a stable descending sort: ascending on the flipped array keeps ties in order
+        order = np.flip(x.shape[attrs.axis] - 1 - np.argsort(np.flip(x, attrs.axis), attrs.axis, kind="stable"), attrs.axis)
+    else:
+        order = np.argsort(x, attrs.axis, kind="stable")
+    order = np.take(order, np.arange(k), axis=attrs.axis)
+    return np.take_along_axis(x, order, attrs.axis), order.astype(np.int64)
+
+
+register(
+    OpDef(
+        "topk",
+        _infer_topk,
+        _run_topk,
+        None,
+        {"k": REQUIRED, "axis": -1, "largest": True, "sorted": True},
+        samples=lambda rng: iter(
+            [([_normal(rng, 3, 6)], {"k": 2}), ([_normal(rng, 3, 6)], {"k": 3, "axis": 0, "largest": False})]
+        ),
+    )
+)
+
+
+# -- results whose size depends on the data: the reference alone
+
+
+def _fresh_dim(name: str) -> Var:
+    return Var(name, i64)
+
+
+def _run_compress(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, condition = arrays[0], arrays[1]
+    assert x is not None and condition is not None
+    return np.compress(condition, x, axis=attrs.axis)
+
+
+def _infer_compress(types: Types, attrs: Attrs) -> TensorType:
+    x = operand(types, 0, "compress")
+    if attrs.axis is None:
+        return TensorType((_fresh_dim("kept"),), x.dtype)
+    axis = normalize_axis(attrs.axis, x.rank, "compress")
+    return TensorType((*x.shape[:axis], _fresh_dim("kept"), *x.shape[axis + 1 :]), x.dtype)
+
+
+register(OpDef("compress", _infer_compress, _run_compress, None, {"axis": None}))
+register(
+    OpDef(
+        "nonzero",
+        lambda types, attrs: TensorType((const(operand(types, 0, "nonzero").rank), _fresh_dim("nonzero")), i64),
+        lambda arrays, attrs: np.array(np.nonzero(arrays[0]), np.int64),
+    )
+)
+

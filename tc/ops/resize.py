@@ -1,0 +1,230 @@
+"""Resampling of images and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tc import te
+from tc.errors import ShapeError, UnsupportedError
+from tc.ir.dtype import f32, i64
+from tc.ir.expr import Expr, call, cast, const, is_const, maximum, minimum
+from tc.ir.graph import Attrs
+from tc.ir.types import TensorType
+from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, wide
+from tc.ops.registry import REQUIRED, OpDef, register
+from tc.te import Tensor
+
+Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
+
+
+def _source_place(out: Any, size_in: Any, size_out: Any, scale: float | None, mode: str, to_float: Any) -> Any:
+    """The coordinate in the input that output index `out` stands for. Works on numpy arrays and on expressions of f32."""
+    ratio = to_float(size_in) / to_float(size_out) if scale is None else to_float(1.0 / scale)
+    if mode == "half_pixel":
+        return (out + 0.5) * ratio - 0.5
+    if mode == "asymmetric":
+        return out * ratio
+    if mode == "pytorch_half_pixel":
+        return ((out + 0.5) * ratio - 0.5) * to_float(size_out > 1 if isinstance(size_out, int) else 1)
+    if mode == "align_corners":
+        return out * ((to_float(size_in) - 1.0) / to_float(max(size_out - 1, 1)))
+    if mode == "half_pixel_symmetric":
+        exact = to_float(size_in) * (scale or 1.0)
+        offset = to_float(size_in) / 2.0 * (1.0 - to_float(size_out) / exact)
+        return offset + (out + 0.5) * ratio - 0.5
+    raise UnsupportedError(f"resize: no coordinate mode {mode!r}")
+
+
+def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
+    x = operand(types, 0, "resize")
+    sizes = exprs(attrs.sizes)
+    if len(sizes) != x.rank or len(attrs.scales) != x.rank:
+        raise ShapeError(f"resize: sizes and scales must have one entry per axis of {x}")
+    if attrs.mode not in ("nearest", "linear", "cubic"):
+        raise UnsupportedError(f"resize: no mode {attrs.mode!r}")
+    return TensorType(sizes, x.dtype)
+
+
+def _axis_weights(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> np.ndarray:
+    """float64[n_out, n_in]: how much of each input element goes into each output element along one axis."""
+    places = np.asarray(
+        _source_place(np.arange(n_out, dtype=np.float64), n_in, n_out, scale, attrs.coordinate_mode, np.float64)
+    )
+    places = np.broadcast_to(places, (n_out,))
+    weights = np.zeros((n_out, n_in))
+    rows = np.arange(n_out)
+    if attrs.mode == "nearest":
+        np.add.at(weights, (rows, np.clip(_np_nearest(places, attrs.nearest_mode), 0, n_in - 1)), 1.0)
+        return weights
+    base = np.floor(places).astype(np.int64)
+    t = places - base
+    if attrs.mode == "linear":
+        # clamping the coordinate or the two taps is the same thing
+        terms = [(0, 1 - t), (1, t)]
+    else:
+        terms = list(zip(range(-1, 3), _cubic(t, attrs.cubic_coeff_a), strict=True))
+    kept = [
+        np.where((base + k >= 0) & (base + k < n_in), w, 0.0) if attrs.exclude_outside else w for k, w in terms
+    ]
+    total = sum(kept) if attrs.exclude_outside else 1.0
+    for (k, _), weight in zip(terms, kept, strict=True):
+        np.add.at(weights, (rows, np.clip(base + k, 0, n_in - 1)), weight / total)
+    return weights
+
+
+def _np_nearest(places: np.ndarray, mode: str) -> np.ndarray:
+    match mode:
+        case "round_prefer_floor":
+            return np.ceil(places - 0.5).astype(np.int64)
+        case "round_prefer_ceil":
+            return np.floor(places + 0.5).astype(np.int64)
+        case "floor":
+            return np.floor(places).astype(np.int64)
+        case "ceil":
+            return np.ceil(places).astype(np.int64)
+    raise UnsupportedError(f"resize: no nearest mode {mode!r}")
+
+
+def _cubic(t: Any, a: float) -> list[Any]:
+    """Weights of the four neighbours at distance 1 + t, t, 1 - t, 2 - t (Keys, 1981)."""
+
+    def near(s: Any) -> Any:
+        return ((a + 2) * s - (a + 3)) * s * s + 1.0
+
+    def far(s: Any) -> Any:
+        return ((s - 5.0) * s + 8.0) * s * a - 4.0 * a
+
+    return [far(t + 1.0), near(t), near((t * -1.0) + 1.0), far((t * -1.0) + 2.0)]
+
+
+def _run_resize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    result = wide(x)
+    sizes = ints(attrs.sizes)
+    for axis, (size, scale) in enumerate(zip(sizes, attrs.scales, strict=True)):
+        if size == x.shape[axis] and (scale is None or scale == 1.0):
+            continue
+        weights = _axis_weights(x.shape[axis], size, scale, attrs)
+        result = np.moveaxis(np.tensordot(result, weights, ([axis], [1])), -1, axis)
+    if x.dtype.kind in "iu":
+        low, high = np.iinfo(x.dtype).min, np.iinfo(x.dtype).max
+        return np.clip(np.trunc(result) if attrs.mode != "nearest" else result, low, high).astype(x.dtype)
+    return np.ascontiguousarray(result.astype(x.dtype))
+
+
+def _nearest(place: Expr, mode: str) -> Expr:
+    match mode:
+        case "round_prefer_floor":
+            return call("ceil", place - 0.5)
+        case "round_prefer_ceil":
+            return call("floor", place + 0.5)
+        case "floor":
+            return call("floor", place)
+    return call("ceil", place)
+
+
+def _clamped(place: Expr, dim: Expr) -> Expr:
+    return maximum(minimum(place, dim - 1), 0)
+
+
+def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: float | None, attrs: Attrs) -> list[tuple[Expr, Expr | None]]:
+    """(index, weight) of the input elements along one axis; weight None means 1."""
+    whole = _whole_ratio(n_in, n_out)
+    if attrs.mode == "nearest" and whole is not None and (
+        (attrs.coordinate_mode == "asymmetric" and attrs.nearest_mode == "floor")
+        or (attrs.coordinate_mode == "half_pixel"
+        and attrs.nearest_mode.startswith("round"))
+    ):
+        return [(axis // whole, None)]  # enlarging by a whole number: plain index arithmetic
+
+    def to_float(value: Any) -> Any:
+        return cast(value, f32) if isinstance(value, Expr) else const(float(value), f32)
+
+    static_out = int(n_out) if is_const(n_out) else n_out
+    place = _source_place(cast(axis, f32), n_in, static_out, scale, attrs.coordinate_mode, to_float)
+    if attrs.mode == "nearest":
+        return [(_clamped(cast(_nearest(place, attrs.nearest_mode), i64), n_in), None)]
+    base_float = call("floor", place)
+    t = place - base_float
+    base = cast(base_float, i64)
+    if attrs.mode == "linear":
+        return [(_clamped(base, n_in), t * -1.0 + 1.0), (_clamped(base + 1, n_in), t)]
+    return [
+        (_clamped(base + k, n_in), weight)
+        for k, weight in zip(range(-1, 3), _cubic(t, attrs.cubic_coeff_a), strict=True)
+    ]
+
+
+def _whole_ratio(n_in: Expr, n_out: Expr) -> int | None:
+    for ratio in (2, 3, 4, 8):
+        if exprs((n_in * ratio,))[0] is n_out:
+            return ratio
+    return None
+
+
+def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    if attrs.exclude_outside:
+        raise UnsupportedError("resize: exclude_outside has no loop definition")
+    result = tensors[0]
+    assert result is not None
+    source = result
+    dtype = source.dtype
+    for axis, (size, scale) in enumerate(zip(types[0].shape, attrs.scales, strict=True)):
+        if size is source.shape[axis]:
+            continue
+        shape = (*result.shape[:axis], size, *result.shape[axis + 1 :])
+
+        def body(*axes: Expr, axis: int = axis, scale: Any = scale, x: Tensor = result) -> Expr:
+            total: Expr | None = None
+            for place, weight in _taps(axes[axis], x.shape[axis], types[0].shape[axis], scale, attrs):
+                value: Expr = x[(*axes[:axis], place, *axes[axis + 1 :])]
+                if weight is not None:
+                    value = cast(value, f32) * weight
+                total = value if total is None else total + value
+            assert total is not None
+            return total
+
+        result = te.compute(shape, body, f"resize{axis}")
+    if result.dtype != dtype:
+        final = result
+        return te.compute(final.shape, lambda *axes: cast(final[axes], dtype), "rounded")
+    if result is source:
+        return te.compute(source.shape, lambda *axes: source[axes], "copy")
+    return result
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    x = rng.standard_normal((1, 2, 4, 5)).astype(np.float32)
+    base = {"sizes": (1, 2, 8, 10), "scales": (1.0, 1.0, 2.0, 2.0)}
+    yield [x], {**base, "mode": "nearest", "coordinate_mode": "asymmetric", "nearest_mode": "floor"}
+    yield [x], {**base, "mode": "nearest"}
+    yield [x], {**base, "mode": "linear"}
+    yield [x], {"sizes": (1, 2, 7, 3), "scales": (1.0, 1.0, None, None), "mode": "linear", "coordinate_mode": "align_corners"}
+    yield [x], {"sizes": (1, 2, 6, 9), "scales": (1.0, 1.0, None, None), "mode": "cubic"}
+    yield [x], {"sizes": (1, 2, 3, 2), "scales": (1.0, 1.0, None, None), "mode": "nearest", "nearest_mode": "ceil"}
+
+
+register(
+    OpDef(
+        "resize",
+        _infer_resize,
+        _run_resize,
+        _compute_resize,
+        {
+            "sizes": REQUIRED,
+            "scales": REQUIRED,
+            "mode": "nearest",
+            "coordinate_mode": "half_pixel",
+            "nearest_mode": "round_prefer_floor",
+            "cubic_coeff_a": -0.75,
+            "exclude_outside": False,
+            "extrapolation_value": 0.0,
+        },
+        samples=_samples,
+    )
+)
+
