@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from tc.errors import ParseError, VerifyError
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
-from tc.ir.verify import verify
 
 GraphPass = Callable[..., IRModule]
 LoopPass = Callable[..., PrimFunc]
@@ -117,17 +116,17 @@ def run_pipeline(
     module: IRModule,
     pipeline: str | Iterable[PassCall],
     *,
-    check: bool = False,
+    verify: Callable[[IRModule], None] | None = None,
     after_each: Callable[[PassRecord, IRModule], None] | None = None,
 ) -> IRModule:
-    """Run the passes in order. With `check`, verify the result of each and name the pass that broke it."""
+    """Run the passes in order. With `verify`, check the result of each and name the pass that broke it."""
     calls = parse_pipeline(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
     for call in calls:
         start = time.perf_counter()
         result = call(module)
         record = PassRecord(str(call), time.perf_counter() - start, result is not module)
         module = result
-        if check and record.changed:
+        if verify is not None and record.changed:
             try:
                 verify(module)
             except VerifyError as error:
