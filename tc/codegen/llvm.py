@@ -1075,7 +1075,7 @@ def _alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
     """Metadata that tells LLVM that the parameters do not overlap; none for a function that works in place."""
     if any(name == "in_place" for name, _ in func.attrs) or len(func.buffers) > 24:
         return {}
-    domain = module.add_metadata("distinct !{}")
+    domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
     own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]
     result = {}
     for k, buffer in enumerate(func.buffers):

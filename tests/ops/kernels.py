@@ -1,0 +1,70 @@
+"""Run a single operator through its loops: tensor expressions, a PrimFunc, machine code."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tc.codegen.llvm import emit_prim_func
+from tc.ir.arith import Facts, evaluate
+from tc.ir.dtype import from_numpy
+from tc.ir.loop import PrimFunc
+from tc.ir.types import tensor_type
+from tc.ops.registry import OpDef, inference
+from tc.passes.loop.lift_workspace import lift_workspace
+from tc.passes.loop.lower_blocks import lower_blocks
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.runtime.jit import compile_objects, link
+from tc.runtime.pool import get_pool
+from tc.target import native_target
+from tc.te import create_prim_func, placeholder
+
+Schedule = Callable[[PrimFunc], PrimFunc]
+
+
+def make_prim_func(op: OpDef, arrays: list[np.ndarray | None], attrs: dict[str, Any]) -> PrimFunc:
+    """The unscheduled PrimFunc of one call of `op`."""
+    full = op.attrs(attrs)
+    types = [None if a is None else tensor_type(a.shape, from_numpy(a.dtype)) for a in arrays]
+    with inference(Facts()):
+        results = op.infer_types(types, full)
+        inputs = [
+            None if t is None else placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types)
+        ]
+        outputs = op.compute_tensors(inputs, full, results)
+    return create_prim_func(op.name, [x for x in inputs if x is not None], outputs)
+
+
+def finish(func: PrimFunc) -> PrimFunc:
+    """What every kernel goes through after its schedule."""
+    return lift_workspace(simplify_loops(lower_blocks(simplify_loops(func))))
+
+
+def build(func: PrimFunc) -> Any:
+    """Compile a PrimFunc without blocks; returns (function, keep-alive)."""
+    get_pool().start(2)
+    source = emit_prim_func(func, "kernel")
+    library = link(compile_objects([source.ir_text], native_target()))
+    count = len(func.buffers)
+    kind = ctypes.CFUNCTYPE(
+        None, *[ctypes.c_void_p] * count, *[ctypes.c_int64] * len(func.dims), ctypes.c_int64
+    )
+    return kind(library.address("kernel")), library
+
+
+def run(func: PrimFunc, arrays: list[np.ndarray], dims: tuple[int, ...] = (), threads: int = 2) -> list[np.ndarray]:
+    """Run a finished PrimFunc on arrays; returns its outputs (and workspaces)."""
+    kernel, keep = build(func)
+    env = dict(zip(func.dims, dims, strict=True))
+    results = []
+    for buffer in func.outputs:
+        shape = tuple(int(evaluate(dim, env)) for dim in buffer.shape)
+        results.append(np.empty(shape, buffer.dtype.numpy))
+    inputs = [np.ascontiguousarray(a) for a in arrays]
+    pointers = [a.ctypes.data for a in (*inputs, *results)]
+    kernel(*pointers, *dims, threads)
+    del keep
+    return results
