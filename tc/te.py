@@ -34,7 +34,7 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
-from tc.ir.node import Node, substitute, walk
+from tc.ir.node import Node, replace, substitute, walk
 from tc.ir.types import DimFact
 
 
@@ -352,10 +352,19 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
         init=seq(*(Store(b, target, v) for b, v in zip(stage.buffers, stage.init, strict=True))) if stage.init else None,
         annotations=stage.annotations,
     )
+    if any(isinstance(extent, Const) and extent.value == 0 for extent in stage.reduce_extents):
+        block = _init_only(block)  # nothing to combine: the result is the start value
+        loops, loop_vars = loops[: len(dims)], loop_vars[: len(dims)]
     body: Stmt = block
     for loop_var, (_, extent, _) in reversed(list(zip(loop_vars, loops, strict=True))):
         body = For(loop_var, extent, body)
     return body
+
+
+def _init_only(block: Block) -> Block:
+    assert block.init is not None
+    spatial = tuple(axis for axis in block.axes if axis.kind is AxisKind.SPATIAL)
+    return replace(block, axes=spatial, body=block.init, init=None, annotations=())
 
 
 def _store_all(buffers: Sequence[Buffer], target: tuple[Expr, ...], values: Sequence[Node]) -> Stmt:

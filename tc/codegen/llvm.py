@@ -114,6 +114,27 @@ class _State:
     bases: list[dict[tuple[object, ...], Value]] = field(default_factory=lambda: [{}])
 
 
+class ScalarEmitter:
+    """Emits scalar expressions over dims, for code that is not a kernel. `values` holds the dims known so far."""
+
+    def __init__(self, builder: FunctionBuilder, facts: Facts) -> None:
+        empty = PrimFunc("dims", (), Seq(()), 0)
+        self._emitter = _Emitter(builder.module, "dims", empty)
+        self._emitter.state = _State(builder)
+        self._emitter.facts = facts
+
+    @property
+    def values(self) -> dict[Var, Value]:
+        return self._emitter.state.values
+
+    @values.setter
+    def values(self, values: dict[Var, Value]) -> None:
+        self._emitter.state.values = values
+
+    def value(self, expr: Expr) -> Value:
+        return self._emitter.value(expr)
+
+
 class _Emitter:
     """Walks the statements of one PrimFunc."""
 
@@ -1073,7 +1094,7 @@ def _can_vectorize(loop: For) -> bool:
 
 def _alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
     """Metadata that tells LLVM that the parameters do not overlap; none for a function that works in place."""
-    if any(name == "in_place" for name, _ in func.attrs) or len(func.buffers) > 24:
+    if any(name == "in_place" for name, _ in func.attrs) or not 1 < len(func.buffers) <= 24:
         return {}
     domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
     own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]

@@ -1,0 +1,485 @@
+"""Execution plan to native code: one function that runs the whole graph, and one that prepares a call.
+
+Both take one pointer to a *frame* of 64-bit words that the caller fills (`FrameLayout`). `prepare` binds dims from the inputs' shapes,
+checks every promise, and writes the output shapes and the arena size into the frame; `run` does the work. They return 0, or
+the number of the check that failed plus 1, or a negative number when a callback raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.codegen.builder import FunctionBuilder, Module, Value, int_value
+from tc.codegen.llvm import ScalarEmitter
+from tc.errors import CodegenError
+from tc.ir.arith import Facts, simplify
+from tc.ir.expr import Const, Expr, Var
+from tc.ir.node import walk
+from tc.ir.plan import (
+    Allocate,
+    BindDims,
+    Branch,
+    CallOut,
+    Check,
+    Copy,
+    ExecutionPlan,
+    Launch,
+    Place,
+    Repeat,
+    Slot,
+    Step,
+    StoreIndex,
+)
+from tc.ir.types import TensorType
+
+THREADS, ARENA, CONSTANTS, CALLBACK, DYNAMIC, DETAIL, ARENA_BYTES = range(7)
+_HEADER_WORDS = 8
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """Word offsets in the frame: pointer and dims of every input, pointer and dims of every output, rooms for dynamic blocks
+    (pointer, then size in bytes) and, for callbacks, the dims known so far."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dynamic: int
+    dims: int
+    words: int
+    dim_vars: tuple[Var, ...]
+
+
+def frame_layout(plan: ExecutionPlan) -> FrameLayout:
+    """Where everything is in the plan's frame."""
+    place = _HEADER_WORDS
+    inputs, outputs = [], []
+    for var in plan.inputs:
+        inputs.append(place)
+        place += 1 + _rank(var.type)
+    for var in plan.outputs:
+        outputs.append(place)
+        place += 1 + _rank(var.type)
+    dynamic = place
+    place += 2 * plan.num_dynamic
+    dim_vars = _all_dims(plan)
+    return FrameLayout(tuple(inputs), tuple(outputs), dynamic, place, place + len(dim_vars), dim_vars)
+
+
+def _rank(type_: object) -> int:
+    assert isinstance(type_, TensorType)
+    return type_.rank
+
+
+def _all_dims(plan: ExecutionPlan) -> tuple[Var, ...]:
+    """Every dim that the plan binds: from input shapes, from data, from callbacks' results."""
+    found: dict[Var, None] = {}
+
+    def visit(steps: tuple[Step, ...]) -> None:
+        for step in steps:
+            match step:
+                case BindDims(dims=dims):
+                    found.update(dict.fromkeys(dims))
+                case CallOut(results=results):
+                    found.update(dict.fromkeys(d for s in results for d in s.type.shape if isinstance(d, Var)))
+                case Branch(then_steps=a, else_steps=b):
+                    visit(a)
+                    visit(b)
+                case Repeat(body=body, index=index):
+                    found.setdefault(index)
+                    visit(body)
+
+    for var in plan.inputs:
+        assert isinstance(var.type, TensorType)
+        found.update(dict.fromkeys(dim for dim in var.type.shape if isinstance(dim, Var)))
+    visit(plan.steps)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class FailedCheck:
+    """What to tell the user when a check fails. `input` and `axis` name the offending dim, if it is one."""
+
+    message: str
+    input: int = -1
+    axis: int = -1
+
+
+@dataclass(frozen=True)
+class EntrySource:
+    """The LLVM IR of prepare and run, the checks by number, and the callbacks by number."""
+
+    ir_text: str
+    checks: tuple[FailedCheck, ...]
+    calls: tuple[CallOut, ...]
+    layout: FrameLayout
+
+
+def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False) -> EntrySource:
+    """Emit `<symbol>_prepare` and `<symbol>_run`. `kernels` maps kernel names to linker symbols."""
+    emitter = _EntryEmitter(plan, kernels, profile)
+    emitter.emit_prepare(f"{symbol}_prepare")
+    emitter.emit_run(f"{symbol}_run")
+    return EntrySource(str(emitter.module), tuple(emitter.checks), tuple(emitter.calls), emitter.layout)
+
+
+class _EntryEmitter:
+    """Writes the two functions. While one is being written, `dims` evaluates dim expressions in it."""
+
+    def __init__(self, plan: ExecutionPlan, kernels: dict[str, str], profile: bool) -> None:
+        self.plan = plan
+        self.kernels = kernels
+        self.profile = profile
+        self.layout = frame_layout(plan)
+        self.module = Module()
+        self.checks: list[FailedCheck] = []
+        self.calls: list[CallOut] = []
+        self.facts = Facts.of(plan.facts)
+        self.launches = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.b = FunctionBuilder(self.module)
+        self.dims = ScalarEmitter(self.b, self.facts)
+        self.bases: dict[tuple[Place, int], Value] = {}
+        self.depth = 0
+
+    # -- the frame
+
+    def _word_pointer(self, word: int) -> Value:
+        return self.b.emit(f"getelementptr i64, ptr %frame, i64 {word}", "ptr")
+
+    def _word(self, word: int, element: str = "i64") -> Value:
+        return self.b.emit(f"load {element}, {self._word_pointer(word)}, align 8", element)
+
+    def _set_word(self, word: int, value: Value) -> None:
+        self.b.emit_void(f"store {value}, {self._word_pointer(word)}, align 8")
+
+    def _fail_unless(self, condition: Value, check: FailedCheck, detail: Value | None = None) -> None:
+        if condition.known:
+            return
+        self.checks.append(check)
+        b = self.b
+        bad, good = b.label("bad"), b.label("good")
+        b.branch_if(condition, good, bad)
+        b.start_block(bad)
+        if detail is not None:
+            self._set_word(DETAIL, detail)
+        b.emit_void(f"ret i64 {len(self.checks)}")
+        b.start_block(good)
+
+    # -- prepare
+
+    def emit_prepare(self, name: str) -> None:
+        """Bind and check the dims; write output dims and arena size."""
+        self._bind_inputs(check=True)
+        for fact in self.plan.facts:
+            if fact.var in self.dims.values:
+                self._check_fact(fact)
+        for step in self.plan.steps:
+            if isinstance(step, Check) and self._is_bound(step.condition):
+                self._fail_unless(self.dims.value(step.condition), FailedCheck(_located(step, step.message)))
+        for word, var in zip(self.layout.outputs, self.plan.outputs, strict=True):
+            assert isinstance(var.type, TensorType)
+            for k, dim in enumerate(var.type.shape):
+                if self._is_bound(dim):
+                    self._set_word(word + 1 + k, self.dims.value(dim))
+        self._set_word(ARENA_BYTES, self.dims.value(self.plan.arena_bytes))
+        self.b.emit_void("ret i64 0")
+        self._finish(f"define i64 @{name}(ptr noundef %frame) nounwind")
+
+    def _is_bound(self, expr: Expr) -> bool:
+        return all(node in self.dims.values for node in walk(expr) if isinstance(node, Var))
+
+    def _bind_inputs(self, check: bool) -> None:
+        equations: list[tuple[int, int, Expr, Value]] = []
+        for index, (word, var) in enumerate(zip(self.layout.inputs, self.plan.inputs, strict=True)):
+            assert isinstance(var.type, TensorType)
+            for axis, dim in enumerate(var.type.shape):
+                if isinstance(dim, Const):
+                    if check:
+                        equations.append((index, axis, dim, self._word(word + 1 + axis)))
+                    continue
+                actual = self._word(word + 1 + axis)
+                if isinstance(dim, Var) and dim not in self.dims.values:
+                    self.dims.values[dim] = actual
+                elif check:
+                    equations.append((index, axis, dim, actual))
+        for index, axis, dim, actual in equations:
+            expected = self.dims.value(dim)
+            name = self.plan.inputs[index].name
+            message = f'input "{name}": dim {axis} is {{value}}, but must be {_dim_text(dim)}'
+            condition = self.b.compare("icmp eq", actual, expected)
+            self._fail_unless(condition, FailedCheck(message, index, axis), actual)
+
+    def _check_fact(self, fact: object) -> None:
+        var, lo, hi, multiple = fact.var, fact.lo, fact.hi, fact.multiple_of  # type: ignore[attr-defined]
+        actual = self.dims.values[var]
+        if lo > 0 or hi is not None:
+            promise = f"{lo}..{hi if hi is not None else ''}"
+            message = f"dim {var.name} is {{value}}: promised {promise}"
+            self._fail_unless(self.b.compare("icmp sge", actual, int_value(lo)), FailedCheck(message), actual)
+            if hi is not None:
+                self._fail_unless(self.b.compare("icmp sle", actual, int_value(hi)), FailedCheck(message), actual)
+        if multiple > 1:
+            remainder = self.b.binary("srem", actual, int_value(multiple))
+            message = f"dim {var.name} is {{value}}: promised a multiple of {multiple}"
+            self._fail_unless(self.b.compare("icmp eq", remainder, int_value(0)), FailedCheck(message), actual)
+
+    # -- run
+
+    def emit_run(self, name: str) -> None:
+        """Run the steps."""
+        self._start()
+        self._bind_inputs(check=False)
+        self.threads = self._word(THREADS)
+        self._store_dims(list(self.dims.values))
+        self._steps(self.plan.steps)
+        for index, slot in enumerate(self.plan.output_slots):
+            self._finish_output(index, slot)
+        self.b.emit_void("ret i64 0")
+        self._finish(f"define i64 @{name}(ptr noundef %frame) nounwind")
+
+    def _finish(self, header: str) -> None:
+        self.module.definitions.append("\n".join([f"{header} {{", "entry:", *self.b.entry, *self.b.lines, "}"]))
+
+    def _store_dims(self, dims: list[Var]) -> None:
+        """Make dims visible to callbacks."""
+        if not _has_callbacks(self.plan.steps):
+            return
+        for dim in dims:
+            if dim in self.layout.dim_vars:
+                self._set_word(self.layout.dims + self.layout.dim_vars.index(dim), self.dims.values[dim])
+
+    def _finish_output(self, index: int, slot: Slot) -> None:
+        """Tell the caller where an output of data-dependent size is, and how large."""
+        if slot.place is not Place.DYNAMIC:
+            return
+        word = self.layout.outputs[index]
+        self._set_word(word, self.pointer(slot))
+        for k, dim in enumerate(slot.type.shape):
+            self._set_word(word + 1 + k, self.dims.value(dim))
+
+    def pointer(self, slot: Slot) -> Value:
+        """The address of a slot."""
+        b = self.b
+        match slot.place:
+            case Place.INPUT:
+                base = self._cached(slot, lambda: self._word(self.layout.inputs[slot.index], "ptr"))
+            case Place.OUTPUT:
+                base = self._cached(slot, lambda: self._word(self.layout.outputs[slot.index], "ptr"))
+            case Place.ARENA:
+                base = self._cached(slot, lambda: self._word(ARENA, "ptr"))
+            case Place.CONSTANT:
+                table = self._cached_table()
+                place = b.emit(f"getelementptr ptr, {table}, i64 {slot.index}", "ptr")
+                base = b.emit(f"load ptr, {place}, align 8", "ptr")
+            case Place.DYNAMIC:
+                base = self._word(self.layout.dynamic + 2 * slot.index, "ptr")
+        offset = self.dims.value(simplify(slot.offset, self.facts))
+        if offset.known == 0:
+            return base
+        return b.emit(f"getelementptr i8, {base}, {offset}", "ptr")
+
+    def _cached(self, slot: Slot, make: object) -> Value:
+        key = (slot.place, slot.index)
+        if self.depth == 0:
+            if key not in self.bases:
+                self.bases[key] = make()  # type: ignore[operator]
+            return self.bases[key]
+        return self.bases[key] if key in self.bases else make()  # type: ignore[operator]
+
+    def _cached_table(self) -> Value:
+        key = (Place.CONSTANT, -1)
+        if key in self.bases:
+            return self.bases[key]
+        table = self._word(CONSTANTS, "ptr")
+        if self.depth == 0:
+            self.bases[key] = table
+        return table
+
+    def _steps(self, steps: tuple[Step, ...]) -> None:
+        for step in steps:
+            self._step(step)
+
+    def _inner(self, steps: tuple[Step, ...]) -> None:
+        """Steps whose values do not dominate what follows."""
+        known = dict(self.dims.values)
+        self.depth += 1
+        self._steps(steps)
+        self.depth -= 1
+        self.dims.values = known
+
+    def _step(self, step: Step) -> None:
+        match step:
+            case Launch():
+                self._launch(step)
+            case Check(condition=condition, message=message):
+                self._fail_unless(self.dims.value(condition), FailedCheck(_located(step, message)))
+            case Copy(source=source, target=target, size_bytes=size):
+                self.module.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
+                b = self.b
+                amount = self.dims.value(simplify(size, self.facts))
+                to, start = self.pointer(target), self.pointer(source)
+                b.emit_void(f"call void @llvm.memcpy.p0.p0.i64({to}, {start}, {amount}, i1 false)")
+            case StoreIndex(slot=slot, value=value):
+                self.b.emit_void(f"store {self.dims.value(value)}, {self.pointer(slot)}, align 8")
+            case BindDims(slot=slot, dims=dims):
+                self._bind_dims(step, slot, dims)
+            case Allocate(index=index, size_bytes=size):
+                self._allocate(index, self.dims.value(simplify(size, self.facts)))
+            case Branch(condition=condition, then_steps=then_steps, else_steps=else_steps):
+                self._branch(condition, then_steps, else_steps)
+            case Repeat():
+                self._repeat(step)
+            case CallOut():
+                self._call_out(step)
+            case _:
+                raise CodegenError(f"no code for the step {type(step).__name__}")
+
+    def _launch(self, step: Launch) -> None:
+        symbol = self.kernels[step.kernel]
+        pointers = [self.pointer(slot) for slot in step.slots]
+        dims = [self.dims.value(dim) for dim in step.dims]
+        self.module.declare(symbol, "void", [*["ptr"] * len(pointers), *["i64"] * len(dims), "i64"])
+        start = self._clock() if self.profile else None
+        self.b.emit_void(f"call void @{symbol}({', '.join(map(str, [*pointers, *dims, self.threads]))})")
+        if start is not None:
+            self._record(start)
+
+    def _clock(self) -> Value:
+        self.module.declare("tc_clock", "i64", [])
+        return self.b.emit("call i64 @tc_clock()", "i64")
+
+    def _record(self, start: Value) -> None:
+        """Add the time since `start` to this launch's word of the profile, which follows the frame."""
+        end = self._clock()
+        place = self._word_pointer(self.layout.words + self.launches)
+        self.launches += 1
+        before = self.b.emit(f"load i64, {place}, align 8", "i64")
+        total = self.b.binary("add", before, self.b.binary("sub", end, start))
+        self.b.emit_void(f"store {total}, {place}, align 8")
+
+    def _bind_dims(self, step: Step, slot: Slot, dims: tuple[Var, ...]) -> None:
+        b = self.b
+        base = self.pointer(slot)
+        bits = slot.type.dtype.bits
+        for k, dim in enumerate(dims):
+            place = b.emit(f"getelementptr i{bits}, {base}, i64 {k}", "ptr")
+            value = b.emit(f"load i{bits}, {place}, align {bits // 8}", f"i{bits}")
+            if bits < 64:
+                value = b.convert("sext" if slot.type.dtype.kind == "int" else "zext", value, "i64")
+            message = _located(step, f"the size {dim.name} is {{value}}, but must not be negative")
+            self._fail_unless(b.compare("icmp sge", value, int_value(0)), FailedCheck(message), value)
+            self.dims.values[dim] = value
+        self._store_dims(list(dims))
+
+    def _allocate(self, index: int, size: Value) -> None:
+        b = self.b
+        self.module.declare("free", "void", ["ptr"])
+        self.module.declare("aligned_alloc", "ptr", ["i64", "i64"])
+        word = self.layout.dynamic + 2 * index
+        b.emit_void(f"call void @free({self._word(word, 'ptr')})")
+        rounded = b.binary("and", b.binary("add", size, int_value(127)), int_value(-64))
+        pointer = b.emit(f"call ptr @aligned_alloc(i64 64, {rounded})", "ptr")
+        self._set_word(word, pointer)
+        present = b.compare("icmp ne", pointer, Value("null", "ptr"))
+        self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
+        self._set_word(word + 1, size)
+
+    def _branch(self, condition: Slot, then_steps: tuple[Step, ...], else_steps: tuple[Step, ...]) -> None:
+        b = self.b
+        flag = b.emit(f"load i8, {self.pointer(condition)}, align 1", "i8")
+        yes, no, done = b.label("then"), b.label("else"), b.label("endif")
+        b.branch_if(b.compare("icmp ne", flag, int_value(0, "i8")), yes, no)
+        b.start_block(yes)
+        self._inner(then_steps)
+        b.branch(done)
+        b.start_block(no)
+        self._inner(else_steps)
+        b.branch(done)
+        b.start_block(done)
+
+    def _repeat(self, step: Repeat) -> None:
+        b = self.b
+        limit = None if step.trip_count is None else self.dims.value(simplify(step.trip_count, self.facts))
+        test, body, done = b.label("test"), b.label("body"), b.label("done")
+        before = b.label("before")
+        b.branch(before)
+        b.start_block(before)
+        b.branch(test)
+        b.start_block(test)
+        counter, following = b.name("i"), b.name("n")
+        at = len(b.lines)
+        b.lines.append("")
+        go: Value | None = None
+        self.depth += 1
+        if limit is not None:
+            go = b.compare("icmp slt", Value(counter, "i64"), limit)
+        if step.condition is not None:
+            flag = b.emit(f"load i8, {self.pointer(step.condition)}, align 1", "i8")
+            holds = b.compare("icmp ne", flag, int_value(0, "i8"))
+            go = holds if go is None else b.binary("and", go, holds)
+        self.depth -= 1
+        if go is None:
+            raise CodegenError("a loop has neither a bound nor a condition")
+        b.branch_if(go, body, done)
+        b.start_block(body)
+        known = dict(self.dims.values)
+        self.dims.values[step.index] = Value(counter, "i64")
+        self._inner(step.body)
+        self.dims.values = known
+        b.emit_void(f"{following} = add nuw nsw i64 {counter}, 1")
+        latch = b.block
+        b.branch(test)
+        b.lines[at] = f"  {counter} = phi i64 [ 0, %{before} ], [ {following}, %{latch} ]"
+        b.start_block(done)
+
+    def _call_out(self, step: CallOut) -> None:
+        b = self.b
+        if step.symbol.startswith("c:"):
+            name = step.symbol[2:]
+            slots = [slot for slot in (*step.args, *step.results) if slot is not None]
+            pointers = [self.pointer(slot) for slot in slots]
+            dims = [self.dims.value(dim) for dim in step.dims]
+            self.module.declare(name, "void", [value.type for value in (*pointers, *dims)])
+            b.emit_void(f"call void @{name}({', '.join(map(str, (*pointers, *dims)))})")
+            return
+        number = len(self.calls)
+        self.calls.append(step)
+        slots = [slot for slot in (*step.args, *step.results) if slot is not None]
+        table = b.alloca("ptr", max(len(slots), 1), 8, "slots")
+        self._store_dims([dim for dim in self.dims.values if dim in self.layout.dim_vars])
+        for k, slot in enumerate(slots):
+            place = b.emit(f"getelementptr ptr, {table}, i64 {k}", "ptr")
+            b.emit_void(f"store {self.pointer(slot)}, {place}, align 8")
+        callback = self._word(CALLBACK, "ptr")
+        status = b.emit(f"call i64 {callback.text}(ptr %frame, i64 {number}, {table})", "i64")
+        bad, good = b.label("raised"), b.label("good")
+        b.branch_if(b.compare("icmp eq", status, int_value(0)), good, bad)
+        b.start_block(bad)
+        b.emit_void("ret i64 -1")
+        b.start_block(good)
+        for slot in step.results:
+            for dim in slot.type.shape:
+                if isinstance(dim, Var) and dim not in self.dims.values:
+                    self.dims.values[dim] = self._word(self.layout.dims + self.layout.dim_vars.index(dim))
+
+
+def _has_callbacks(steps: tuple[Step, ...]) -> bool:
+    for step in steps:
+        match step:
+            case CallOut(symbol=symbol) if not symbol.startswith("c:"):
+                return True
+            case Branch(then_steps=a, else_steps=b) if _has_callbacks(a) or _has_callbacks(b):
+                return True
+            case Repeat(body=body) if _has_callbacks(body):
+                return True
+    return False
+
+
+def _located(step: Step, message: str) -> str:
+    return f"{step.span}: {message}" if step.span is not None else message
+
+
+def _dim_text(dim: Expr) -> str:
+    return str(dim)
