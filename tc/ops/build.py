@@ -69,6 +69,11 @@ class GraphBuilder:
         """Promise something about a dim that is bound inside of the function."""
         self._facts.append(fact)
 
+    def know(self, dim: Var) -> None:
+        """Dims are never negative: note it for a dim that an operator made up, if nothing is known of it."""
+        if dim not in self.known.variables:
+            self.add_fact(DimFact(dim))
+
     def param(self, name: str, type_: Type, span: Span | None = None) -> TensorVar:
         """A new parameter."""
         var = TensorVar(name, type_, span=span)

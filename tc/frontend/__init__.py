@@ -1,0 +1,1 @@
+"""Front ends: models of other formats to `IRModule`."""

@@ -1,0 +1,453 @@
+"""`If`, `Loop` and `Scan`.
+
+An `If` whose condition is known takes its branch at import. One whose branches give results of different rank cannot be one
+typed operation: exporters write `if n == 1: squeeze(x) else: x`, and what follows decides by rank again. Then each branch is
+imported together with the rest of the graph. A branch that cannot work (its shapes do not fit, whatever runs) is left out, and its
+condition becomes a requirement that is checked when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.importer import Calls, Finished, GraphImporter, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.shapes import make_elements
+from tc.frontend.onnx.values import AnyValue, Value, constant_value, elements_value
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import bool_, i64
+from tc.ir.expr import Const, Expr, Var, as_expr, const, equal, is_const, logical_not, maximum, select
+from tc.ir.graph import Call, If, Loop, ReadDims
+from tc.ir.node import walk
+from tc.ir.types import TensorType
+from tc.ops.build import GraphBuilder
+from tc.ops.registry import Requirement
+
+_MAX_PATHS_DEEP = 10
+_UNROLL_LIMIT = 256
+_NO_LIMIT = 1 << 31
+
+
+# -- If
+
+
+@onnx_op("If")
+def import_if(n: NodeContext) -> NodeResult:
+    condition = n.value(0)
+    if condition.dtype != bool_:
+        raise ShapeError(f"If: the condition must be a bool, but is {condition.type}")
+    elements = n.graph.elements(condition)
+    if elements is not None and elements.size == 1:
+        test = simplify(elements.reshape(-1)[0], n.facts)
+        known = prove(test, n.facts)
+        if known is not None:
+            return _inline(n, known)
+        return _branch(n, condition, test)
+    return _branch(n, condition, None)
+
+
+def _name(taken: bool) -> str:
+    return "then_branch" if taken else "else_branch"
+
+
+def _inline(n: NodeContext, taken: bool) -> NodeResult:
+    """The results of one branch, imported in place."""
+    inside = n.graph.nested(f"{n.place_here}/{_name(taken)}", builder=n.graph.builder)
+    return inside.run_graph(n.attr(_name(taken)), [])
+
+
+@dataclass(frozen=True)
+class _Path:
+    """One branch, imported into a function of its own, and what it gives."""
+
+    graph: GraphImporter
+    results: list[AnyValue]
+
+
+def _branch(n: NodeContext, condition: Value, test: Expr | None) -> NodeResult:
+    """An If that is decided at run time. `test` is the condition as an expression over dims, when it is one."""
+    paths, errors = _try_both(n, test, lambda graph, taken: graph.run_graph(n.attr(_name(taken)), []))
+    if errors:
+        return _only_path(n, condition, test, errors)
+    if not _differ(paths[True], paths[False]):
+        return _join(n, condition, test, paths, n.outputs)
+
+    def follow(graph: GraphImporter, taken: bool) -> list[AnyValue]:
+        results = graph.run_graph(n.attr(_name(taken)), [])
+        graph.names.update({name: result for name, result in zip(n.outputs, results, strict=True) if name})
+        return n.rest.run_in(graph)
+
+    paths, errors = _try_both(n, test, follow)
+    if errors:
+        return _only_path(n, condition, test, errors)
+    return Finished(_join(n, condition, test, paths, list(n.rest.outputs)))
+
+
+def _try_both(
+    n: NodeContext, test: Expr | None, run: Callable[[GraphImporter, bool], list[AnyValue]]
+) -> tuple[dict[bool, _Path], dict[bool, ShapeError]]:
+    """Import both branches; a ShapeError means that the branch can never work. Raises it when neither can."""
+    paths: dict[bool, _Path] = {}
+    errors: dict[bool, ShapeError] = {}
+    for taken in (True, False):
+        graph = n.graph.nested(f"{n.place_here}/{_name(taken)}")
+        if graph.depth > n.graph.depth + 1 + _MAX_PATHS_DEEP:
+            raise UnsupportedError(f"more than {_MAX_PATHS_DEEP} Ifs with branches of different rank follow each other")
+        if test is not None:
+            graph.builder.assume(test if taken else logical_not(test))
+        try:
+            paths[taken] = _Path(graph, run(graph, taken))
+        except ShapeError as error:
+            errors[taken] = error
+    if len(errors) == 2:
+        raise errors[True]
+    return paths, errors
+
+
+def _only_path(n: NodeContext, condition: Value, test: Expr | None, errors: dict[bool, ShapeError]) -> NodeResult:
+    """The branch that can work, imported in place; that it is the one to take is checked at run time."""
+    taken = False in errors
+    if test is None:
+        dim = _condition_dim(n, condition)
+        test = equal(dim, 1)
+    needed = test if taken else logical_not(test)
+    reason = errors[not taken]
+    n.graph.builder.require(
+        Requirement(
+            simplify(needed, n.facts),
+            f"{n.label}: the model works only where {needed}; otherwise: {reason.message}",
+        )
+    )
+    return _inline(n, taken)
+
+
+def _condition_dim(n: NodeContext, condition: Value) -> Expr:
+    """The condition as a dim, 0 or 1."""
+    number = n.call("cast", condition, dtype=i64)
+    return n.graph.dims(number, f"{n.label}.condition", n.span)[0]
+
+
+def _differ(a: _Path, b: _Path) -> bool:
+    """Whether results are such that no operation can have one or the other."""
+    for x, y in zip(a.results, b.results, strict=True):
+        if not isinstance(x, Value) or not isinstance(y, Value) or x.rank != y.rank:
+            return True
+    return False
+
+
+def _join(
+    n: NodeContext, condition: Value, test: Expr | None, paths: dict[bool, _Path], names: list[str]
+) -> list[AnyValue]:
+    """The results of an If over imported branches: as elements where the shapes are known, else by an If of the graph."""
+    joined: list[Value | None] = []
+    types: list[TensorType] = []
+    for x, y in zip(paths[True].results, paths[False].results, strict=True):
+        if not isinstance(x, Value) or not isinstance(y, Value) or x.rank != y.rank:
+            raise UnsupportedError(f"If: the branches give results of different rank or kind: {_kind(x)} and {_kind(y)}")
+        if x.dtype != y.dtype:
+            raise ShapeError(f"If: the branches give results of different dtypes: {x.type} and {y.type}")
+        known = _join_elements(n, test, x, y)
+        joined.append(known)
+        if known is None:
+            types.append(TensorType(_join_shapes(n, condition, test, x, y, paths), x.dtype))
+    if types:
+        functions = [_branch_function(paths[taken], taken, joined, types) for taken in (True, False)]
+        operation = If(n.graph.atom(_as_scalar(n, condition)), *functions, span=n.span)
+        labels = [name or n.label for name, known in zip(names, joined, strict=True) if known is None]
+        values = iter(n.graph.bind(operation, types, labels, n.span))
+        return [next(values) if known is None else known for known in joined]
+    return list(filter(None, joined))
+
+
+def _kind(value: AnyValue) -> str:
+    return str(value.type) if isinstance(value, Value) else "no tensor"
+
+
+def _join_elements(n: NodeContext, test: Expr | None, x: Value, y: Value) -> Value | None:
+    """The result as elements, when the condition and both sides are known."""
+    a, b = x.elements, y.elements
+    if test is None or a is None or b is None or a.shape != b.shape or x.dtype.is_float:
+        return None
+    chosen = [simplify(select(test, p, q), n.facts) for p, q in zip(a.reshape(-1), b.reshape(-1), strict=True)]
+    return elements_value(make_elements(chosen, a.shape), x.dtype)
+
+
+def _join_shapes(
+    n: NodeContext, condition: Value, test: Expr | None, x: Value, y: Value, paths: dict[bool, _Path]
+) -> tuple[Expr, ...]:
+    """The dims of a result: those of both branches, a choice between them, or dims that are read from the data."""
+    inner = {taken: dims_bound_in(path.graph.builder) for taken, path in paths.items()}
+    dims: list[Expr] = []
+    for axis, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
+        for dim, own in ((a, inner[True]), (b, inner[False])):
+            if any(node in own for node in walk(dim)):
+                raise UnsupportedError(f"If: the size {dim} of a result depends on data that only its branch has")
+        if prove(equal(a, b), n.facts) is True:
+            dims.append(a)
+        elif test is not None:
+            dims.append(simplify(select(test, a, b), n.facts))
+        else:
+            dims.append(_read_choice(n, condition, a, b, axis))
+    return tuple(dims)
+
+
+def _read_choice(n: NodeContext, condition: Value, a: Expr, b: Expr, axis: int) -> Expr:
+    """A dim that is `a` or `b` as the data of `condition` says."""
+    sizes = [elements_value(make_elements([dim], ()), i64) for dim in (a, b)]
+    chosen = n.call("where", _as_scalar(n, condition), *sizes)
+    return n.graph.dims(chosen, f"{n.label}.{axis}", n.span)[0]
+
+
+def _as_scalar(n: NodeContext, condition: Value) -> Value:
+    return condition if condition.rank == 0 else n.call("reshape", condition, shape=())
+
+
+def _branch_function(path: _Path, taken: bool, joined: Sequence[Value | None], types: Sequence[TensorType]) -> Any:
+    """The function of a branch; results have the joined types."""
+    wanted = iter(types)
+    results = []
+    for value, known in zip(path.results, joined, strict=True):
+        if known is not None:
+            continue
+        assert isinstance(value, Value)
+        type_ = next(wanted)
+        results.append(_with_type(path.graph, value, type_))
+    return path.graph.builder.function(_name(taken), results)
+
+
+def _with_type(graph: GraphImporter, value: Value, type_: TensorType) -> Any:
+    """The atom of `value` in a type that is known to be the same at run time."""
+    atom = graph.atom(value)
+    if all(a is b for a, b in zip(value.shape, type_.shape, strict=True)):
+        return atom
+    return graph.builder.bind(Call("reshape", (atom,), (("shape", type_.shape),)), [type_], ["same"])[0]
+
+
+def dims_bound_in(builder: GraphBuilder) -> set[Var]:
+    """The dims that get their values inside of a function: read from data, or made by operators whose result sizes do."""
+    own: set[Var] = set()
+    for binding in builder.bindings:
+        if isinstance(binding.value, ReadDims):
+            own.update(binding.value.dims)
+        elif isinstance(binding.value, Call):
+            result = {v for t in binding.targets for v in walk(t.type) if isinstance(v, Var)}  # type: ignore[arg-type]
+            if result:
+                args = [arg.type for arg in binding.value.args if arg is not None]
+                given = {v for type_ in args for v in walk(type_)}  # type: ignore[union-attr,arg-type]
+                own |= result - given - {v for _, value in binding.value.attrs for v in _attr_vars(value)}
+    return own
+
+
+def _attr_vars(value: Any) -> set[Any]:
+    if isinstance(value, Expr):
+        return set(walk(value))
+    return {v for item in value for v in _attr_vars(item)} if isinstance(value, tuple) else set()
+
+
+# -- loops
+
+Body = Callable[[Calls, Value, "list[Value]"], "tuple[Value | None, list[Value], list[Value]]"]
+
+
+def bind_loop(
+    c: Calls, trip_count: Expr | None, condition: Value | None, init: Sequence[Value], body: Body, path: str
+) -> list[Value]:
+    """A Loop of the graph. `body(calls, i, carried)` gives (next condition or None, next carried, scanned).
+
+    Carried values must keep their types: UnsupportedError otherwise. Returns the last carried values, then the scanned ones.
+    """
+    graph = c.graph.nested(path)
+    index = Value(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
+    params = [Value(v.type, graph.builder.param(f"carried{k}", v.type, c.span)) for k, v in enumerate(init)]
+    after, carried, scanned = body(c.within(graph), index, params)
+    for k, (old, new) in enumerate(zip(init, carried, strict=True)):
+        same = old.rank == new.rank and all(
+            prove(equal(a, b), graph.facts) is True for a, b in zip(old.shape, new.shape, strict=True)
+        )
+        if old.dtype != new.dtype or not same:
+            raise UnsupportedError(f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
+    own = dims_bound_in(graph.builder)
+    for value in scanned:
+        if any(node in own for node in walk(value.type)):
+            raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration")
+    if scanned and (trip_count is None or after is not None):
+        raise UnsupportedError("a loop that stacks results needs a known number of iterations")
+    true = constant_value(np.array(True))
+    results = [graph.atom(true if after is None else after)]
+    results += [_with_type(graph, new, old.type) for old, new in zip(init, carried, strict=True)]
+    results += [graph.atom(value) for value in scanned]
+    function = graph.builder.function("body", results)
+    types = [v.type for v in init]
+    types += [TensorType((trip_count, *v.shape), v.dtype) for v in scanned]  # type: ignore[arg-type]
+    start = c.graph.atom(true if condition is None else condition)
+    operation = Loop(trip_count, start, tuple(c.graph.atom(v) for v in init), function, span=c.span)
+    return list(c.graph.bind(operation, types, [c.label] * len(types), c.span))
+
+
+@onnx_op("Loop")
+def import_loop(n: NodeContext) -> NodeResult:
+    condition = n.optional(1)
+    start = None if condition is None else n.graph.array(condition)
+    if start is not None:
+        condition = None if bool(start.reshape(-1)[0]) else condition
+    trip_count = _trip_count(n)
+    init = n.inputs[2:]
+    fixed = is_const(trip_count) if trip_count is not None else False
+    if start is not None and not start.reshape(-1)[0]:
+        trip_count, condition = const(0), None
+    mark = n.graph.builder.mark()
+    if not (fixed and int(trip_count) <= 1 and condition is None and int(trip_count) > 0):  # type: ignore[arg-type]
+        try:
+            return _import_loop(n, trip_count, condition, [_tensor(v) for v in init])
+        except UnsupportedError:
+            if not fixed or condition is not None or int(trip_count) > _UNROLL_LIMIT:  # type: ignore[arg-type]
+                raise
+            n.graph.builder.roll_back(mark)
+    return _unroll(n, int(trip_count), list(init))  # type: ignore[arg-type]
+
+
+def _tensor(value: AnyValue | None) -> Value:
+    if not isinstance(value, Value):
+        raise UnsupportedError("a loop carries a sequence or an optional")
+    return value
+
+
+def _trip_count(n: NodeContext) -> Expr | None:
+    """The largest number of iterations; None when there is no bound."""
+    count = n.optional(0)
+    if count is None:
+        return None
+    elements = n.graph.elements(count)
+    if elements is None:
+        zero = n.const(0, count.dtype)
+        return n.graph.dims(n.call("maximum", count, zero), f"{n.label}.trip_count", n.span)[0]
+    number = simplify(maximum(elements.reshape(-1)[0], 0), n.facts)
+    return None if isinstance(number, Const) and int(number) >= _NO_LIMIT else number
+
+
+def _import_loop(n: NodeContext, trip_count: Expr | None, condition: Value | None, init: list[Value]) -> list[Value]:
+    """As a Loop of the graph. One that stacks and stops by a condition is run twice, first to count."""
+    condition = None if condition is None else _as_scalar(n, condition)
+    body = n.attr("body")
+    stacks = len(body.output) - 1 - len(init) > 0
+    mark = n.graph.builder.mark()
+    try:
+        return bind_loop(n, trip_count, condition, init, _onnx_body(n, body, len(init), stop=True), f"{n.place_here}/body")
+    except UnsupportedError:
+        if not stacks:
+            raise
+    n.graph.builder.roll_back(mark)
+    return _count_then_stack(n, trip_count, condition, init)
+
+
+def _onnx_body(n: NodeContext, body: Any, count: int, *, stop: bool) -> Body:
+    """The body of an ONNX Loop; without `stop` its condition is known to hold."""
+
+    def run(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
+        true = constant_value(np.array(True))
+        results = [_tensor(v) for v in c.graph.run_graph(body, [i, true, *carried])]
+        after: Value | None = results[0]
+        known = c.graph.array(results[0])
+        if not stop or (known is not None and known.reshape(-1)[0]):
+            after = None
+        elif results[0].rank:
+            after = c.call("reshape", results[0], shape=())
+        return after, results[1 : 1 + count], results[1 + count :]
+
+    return run
+
+
+def _count_then_stack(
+    n: NodeContext, trip_count: Expr | None, condition: Value | None, init: list[Value]
+) -> list[Value]:
+    body = n.attr("body")
+    inner = _onnx_body(n, body, len(init), stop=True)
+
+    def count(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
+        after, values, _ = inner(c, i, carried[1:])
+        return after, [c.call("add", carried[0], c.const(1, i64)), *values], []
+
+    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/count")
+    iterations = n.graph.dims(counted[0], f"{n.label}.iterations", n.span)[0]
+    return bind_loop(
+        n, iterations, None, init, _onnx_body(n, body, len(init), stop=False), f"{n.place_here}/body"
+    )
+
+
+def _unroll(n: NodeContext, trip_count: int, carried: list[AnyValue | None]) -> NodeResult:
+    """All iterations one after the other."""
+    body = n.attr("body")
+    count = len(carried)
+    stacks: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - count)]
+    for i in range(trip_count):
+        graph = n.graph.nested(f"{n.place_here}/body", builder=n.graph.builder)
+        given = [constant_value(np.array(i, np.int64)), constant_value(np.array(True)), *carried]
+        after, *results = graph.run_graph(body, given)
+        go_on = n.graph.array(_tensor(after))
+        if go_on is None:
+            raise UnsupportedError("a loop that changes the types of its values stops by a condition on data")
+        carried = list(results[:count])
+        for stack, value in zip(stacks, results[count:], strict=True):
+            stack.append(n.call("unsqueeze", _tensor(value), axes=(0,)))
+        if not go_on.reshape(-1)[0]:
+            break
+    if any(not stack for stack in stacks):
+        raise UnsupportedError("a loop of no iterations stacks results of unknown size")
+    stacked = [stack[0] if len(stack) == 1 else n.call("concat", *stack, axis=0) for stack in stacks]
+    return [*carried, *stacked]
+
+
+@onnx_op("Scan", since=9)
+def import_scan(n: NodeContext) -> NodeResult:
+    body, num_scanned = n.attr("body"), n.attr("num_scan_inputs")
+    values = n.values()
+    init, sequences = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
+    if not sequences:
+        raise ModelError("Scan needs at least one input to scan")
+    num_results = len(body.output) - len(init)
+    axes = n.attr("scan_input_axes") or [0] * num_scanned
+    reverse = n.attr("scan_input_directions") or [0] * num_scanned
+    axes = [axis % value.rank for axis, value in zip(axes, sequences, strict=True)]
+    length = sequences[0].shape[axes[0]]
+    for value, axis in zip(sequences[1:], axes[1:], strict=True):
+        if prove(equal(value.shape[axis], length), n.facts) is False:
+            raise ShapeError(f"Scan: sequences of length {length} and {value.shape[axis]}")
+    last = elements_value(make_elements([as_expr(length) - 1], ()), i64)
+
+    def step(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
+        items = [
+            c.call("gather", value, c.call("sub", last, i) if backward else i, axis=axis)
+            for value, axis, backward in zip(sequences, axes, reverse, strict=True)
+        ]
+        results = [_tensor(v) for v in c.graph.run_graph(body, [*carried, *items])]
+        return None, results[: len(init)], results[len(init) :]
+
+    results = bind_loop(n, length, None, init, step, f"{n.place_here}/body")
+    out_axes = n.attr("scan_output_axes") or [0] * num_results
+    out_reverse = n.attr("scan_output_directions") or [0] * num_results
+    stacked = [
+        _place_axis(n, flip(n, value, 0) if backward else value, axis % value.rank)
+        for value, axis, backward in zip(results[len(init) :], out_axes, out_reverse, strict=True)
+    ]
+    return [*results[: len(init)], *stacked]
+
+
+def flip(c: Calls, value: Value, axis: int) -> Value:
+    """`value` with one axis in the opposite order."""
+    size = value.shape[axis]
+    steps = tuple(-1 if d == axis else 1 for d in range(value.rank))
+    starts = tuple(size - 1 if d == axis else const(0) for d in range(value.rank))
+    return c.call("slice", value, starts=starts, sizes=value.shape, steps=steps)
+
+
+def _place_axis(c: Calls, value: Value, axis: int) -> Value:
+    """Move the first axis to place `axis`."""
+    if axis == 0:
+        return value
+    order = list(range(1, value.rank))
+    order.insert(axis, 0)
+    return c.call("transpose", value, perm=tuple(order))

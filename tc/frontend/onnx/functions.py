@@ -1,0 +1,116 @@
+"""Operators that are defined by other operators: functions of the model, and the function bodies in ONNX's own schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tc.errors import ModelError
+from tc.frontend.onnx.importer import GraphImporter, NodeContext, NodeResult
+from tc.frontend.onnx.reading import order_nodes
+from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
+from tc.frontend.onnx.tensors import CODES
+from tc.frontend.onnx.values import Value
+from tc.ir.expr import Const
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+
+_RANK = {FUNCTION_BODY: 0, FALLBACK: 1, REFUSED: 2}
+
+
+def expand_model_function(n: NodeContext) -> tuple[NodeResult, str] | None:
+    """Import a node that calls a function of the model."""
+    function = n.graph.shared.model.functions.get(n.function_key)
+    return None if function is None else expand(n, function)
+
+
+def expand_schema_function(n: NodeContext) -> tuple[NodeResult, str] | None:
+    """Import a node by the definition that ONNX gives for its operator."""
+    function = _schema_function(n)
+    return None if function is None else expand(n, function)
+
+
+def _schema_function(n: NodeContext) -> FunctionProto | None:
+    import onnx
+
+    if n.schema is None:
+        return None
+    schema = onnx.defs.get_schema(n.op_type, n.opset, n.domain)
+    if schema.has_function:
+        data = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= n.opset))
+    elif schema.has_context_dependent_function:
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= n.opset]
+        types = [_type_proto(v).SerializeToString() for v in n.inputs]
+        data = schema.get_context_dependent_function_with_opset_version(max(versions), n.node.SerializeToString(), types)
+    else:
+        return None
+    function = onnx.FunctionProto()
+    function.ParseFromString(data)
+    return function
+
+
+def _type_proto(value: Any) -> TypeProto:
+    """The ONNX type of an input; an empty one when it is absent."""
+    import onnx
+
+    if not isinstance(value, Value):
+        return onnx.TypeProto()
+    shape = [int(dim) if isinstance(dim, Const) else None for dim in value.shape]
+    return onnx.helper.make_tensor_type_proto(CODES[value.dtype], shape)
+
+
+def expand(n: NodeContext, function: FunctionProto) -> tuple[NodeResult, str]:
+    """Import the body of `function` in place of a node; the status says whether Python is needed somewhere inside."""
+    if len(n.inputs) > len(function.input) or n.num_outputs > len(function.output):
+        raise ModelError(
+            f"{n.op_type} is a function of {len(function.input)} inputs and {len(function.output)} outputs, "
+            f"but the node has {len(n.inputs)} and {n.num_outputs}"
+        )
+    reports: list[NodeReport] = []
+    opsets = {**n.graph.opsets, **{_domain(o.domain): o.version for o in function.opset_import}}
+    body = GraphImporter(
+        n.graph.shared, n.graph.builder, path=f"{n.place}/body/", opsets=opsets, span=n.span, collected=reports
+    )
+    body.depth = n.graph.depth + 1
+    given = [*n.inputs, *[None] * (len(function.input) - len(n.inputs))]
+    body.names.update(zip(function.input, given, strict=True))
+    attributes = {a.name: a for a in (*function.attribute_proto, *n.node.attribute)}
+    nodes = [bind_attributes(node, attributes) for node in function.node]
+    ordered = order_nodes(nodes, frozenset(function.input), f"function {function.name!r}")
+    results = body.run(ordered, list(function.output)[: n.num_outputs])
+    worst = max(reports, key=lambda r: _RANK.get(r.status, 0), default=None)
+    if worst is None or worst.status not in (FALLBACK, REFUSED):
+        return results, FUNCTION_BODY
+    return results, worst.status
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def bind_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
+    """`node` with references to the function's attributes replaced by their values; those without a value are left out."""
+    import onnx
+
+    if not any(a.ref_attr_name or a.HasField("g") or a.graphs for a in node.attribute):
+        return node
+    bound = onnx.NodeProto()
+    bound.CopyFrom(node)
+    del bound.attribute[:]
+    for attribute in node.attribute:
+        value = onnx.AttributeProto()
+        if attribute.ref_attr_name:
+            given = attributes.get(attribute.ref_attr_name)
+            if given is None:
+                continue
+            value.CopyFrom(given)
+            value.name = attribute.name
+        else:
+            value.CopyFrom(attribute)
+            for graph in (*([value.g] if value.HasField("g") else []), *value.graphs):
+                inner = [bind_attributes(child, attributes) for child in graph.node]
+                del graph.node[:]
+                graph.node.extend(inner)
+        bound.attribute.append(value)
+    return bound

@@ -1,0 +1,627 @@
+"""The walk over a model's graph: each node becomes bindings of a graph function, or elements of a shape that is known.
+
+A `GraphImporter` holds the names of one graph (the model's, a branch, a loop body, a function body) and the builder that receives
+its bindings. What nodes mean is in the tables of the `ops_*` modules; this module finds the right entry, keeps names and
+places, and decides what happens to a node that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+
+from tc.errors import LimitError, ModelError, ShapeError, Span, TcError, UnsupportedError, located
+from tc.frontend.onnx.reading import (
+    Model,
+    OrderedNode,
+    Schema,
+    attribute_value,
+    check_node,
+    find_schema,
+    order_nodes,
+)
+from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED, NodeReport
+from tc.frontend.onnx.shapes import (
+    ALWAYS_KNOWN,
+    RULES,
+    Elements,
+    Operand,
+    Ratio,
+    array_of_elements,
+    elements_of_array,
+    evaluate,
+    is_constant,
+)
+from tc.frontend.onnx.tensors import dtype_of
+from tc.frontend.onnx.values import (
+    AnyValue,
+    OptionalValue,
+    UnknownValue,
+    Value,
+    constant_value,
+    elements_value,
+)
+from tc.ir.arith import Facts, prove, simplify
+from tc.ir.dtype import DType, bool_, i64
+from tc.ir.expr import Const, Expr, Var, is_const, select
+from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
+from tc.ir.types import TensorType
+from tc.ops.build import GraphBuilder, full_attrs
+from tc.ops.registry import Requirement, get_op
+
+MAX_TENSOR_BYTES = 1 << 37
+_FOLD_LIMIT = 1 << 16
+_MAX_NESTING = 48
+
+NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
+Adapter = Callable[["NodeContext"], NodeResult]
+Alternative = Callable[["NodeContext"], "tuple[NodeResult, str] | None"]  # results and status, or None if it does not apply
+ADAPTERS: dict[tuple[str, str], list[tuple[int, Adapter]]] = {}
+
+
+def onnx_op(*op_types: str, since: int = 1, domain: str = "") -> Callable[[Adapter], Adapter]:
+    """Register what ONNX operators mean from opset `since` on, up to a later entry for the same name."""
+
+    def register(adapter: Adapter) -> Adapter:
+        for op_type in op_types:
+            entries = ADAPTERS.setdefault((domain, op_type), [])
+            entries.append((since, adapter))
+            entries.sort(key=lambda entry: entry[0], reverse=True)
+        return adapter
+
+    return register
+
+
+def find_adapter(domain: str, op_type: str, opset: int) -> Adapter | None:
+    """The entry for an operator of that opset, or None."""
+    for since, adapter in ADAPTERS.get((domain, op_type), ()):
+        if since <= opset:
+            return adapter
+    return None
+
+
+class ModelImporter:
+    """What all graphs of one model share.
+
+    mode: "fallback" lets Python run what has no operator, "error" refuses it, "inspect" goes on after a refusal.
+    alternatives: ways to import a node without an adapter, tried in order.
+    """
+
+    def __init__(self, model: Model, mode: str, alternatives: Sequence[Alternative] = ()) -> None:
+        self.model = model
+        self.mode = mode
+        self.alternatives = alternatives
+        self.reports: dict[str, NodeReport] = {}
+        self.definitions: dict[TensorVar, tuple[Call, int]] = {}
+        self._folded: dict[TensorVar, np.ndarray | None] = {}
+        self._initializers: dict[int, Value] = {}
+        self._dim_counts: dict[str, int] = {}
+
+    def report(self, place: str, report: NodeReport) -> None:
+        """Note how a node runs; a node that is imported twice keeps the worse report."""
+        old = self.reports.get(place)
+        self.reports[place] = report if old is None else old.joined(report)
+
+    def fresh_dim(self, hint: str) -> str:
+        """A name for a new dim."""
+        count = self._dim_counts.get(hint, 0)
+        self._dim_counts[hint] = count + 1
+        return hint if count == 0 else f"{hint}_{count}"
+
+    def fold(self, atom: Atom) -> np.ndarray | None:
+        """The value of an atom that depends on constants only; None when it depends on more, or is large."""
+        if isinstance(atom, TensorConst):
+            return atom.value
+        if not isinstance(atom, TensorVar) or atom not in self.definitions:
+            return None
+        if atom not in self._folded:
+            self._folded[atom] = self._evaluate(atom)
+        return self._folded[atom]
+
+    def _evaluate(self, var: TensorVar) -> np.ndarray | None:
+        call, index = self.definitions[var]
+        shape = var.type.static_shape if isinstance(var.type, TensorType) else None
+        if shape is None or np.prod(shape, dtype=object) > _FOLD_LIMIT:
+            return None
+        attrs = full_attrs(call)
+        arrays = []
+        for arg in call.args:
+            array = None if arg is None else self.fold(arg)
+            if arg is not None and (array is None or array.size > _FOLD_LIMIT):
+                return None
+            arrays.append(array)
+        numbers = {name: _plain_attr(value) for name, value in attrs.items()}
+        if any(value is _SYMBOLIC for value in numbers.values()):
+            return None
+        with np.errstate(all="ignore"):
+            return get_op(call.op).run_reference(arrays, type(attrs)(tuple(numbers.items())))[index]
+
+
+_SYMBOLIC: Any = object()
+
+
+def _plain_attr(value: AttrValue) -> Any:
+    """An attribute with constant expressions as ints; `_SYMBOLIC` when one is not constant."""
+    if isinstance(value, Const):
+        return value.value
+    if isinstance(value, Expr):
+        return _SYMBOLIC
+    if isinstance(value, tuple):
+        items = tuple(map(_plain_attr, value))
+        return _SYMBOLIC if any(item is _SYMBOLIC for item in items) else items
+    return value
+
+
+class GraphImporter:
+    """Imports the nodes of one graph into `builder`. Names that it does not define are those of `parent`."""
+
+    def __init__(
+        self,
+        shared: ModelImporter,
+        builder: GraphBuilder,
+        *,
+        parent: GraphImporter | None = None,
+        path: str = "",
+        opsets: Mapping[str, int] | None = None,
+        span: Span | None = None,
+        collected: list[NodeReport] | None = None,
+    ) -> None:
+        self.shared = shared
+        self.builder = builder
+        self.parent = parent
+        self.path = path
+        self.opsets = opsets if opsets is not None else shared.model.opsets
+        self.span = span  # of all nodes, when they are the body of a function
+        self.collected = collected  # reports on the nodes of a function body, instead of reports to the user
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.names: dict[str, AnyValue | None] = {}  # None: an optional input of a function that was not given
+        self._made: dict[Value, Atom] = {}
+        if self.depth > _MAX_NESTING:
+            raise ModelError(f"graphs are nested more than {_MAX_NESTING} deep")
+
+    @property
+    def facts(self) -> Facts:
+        return self.builder.known
+
+    # -- names
+
+    def lookup(self, name: str) -> AnyValue | None:
+        """What a name stands for, here or in an enclosing graph."""
+        graph: GraphImporter | None = self
+        while graph is not None:
+            if name in graph.names:
+                return graph.names[name]
+            graph = graph.parent
+        raise ModelError(f"nothing defines {name!r}")
+
+    def output(self, name: str) -> AnyValue:
+        """What an output of the graph stands for."""
+        found = self.lookup(name)
+        if found is None:
+            raise ModelError(f"the output {name!r} is an input that was not given")
+        return found
+
+    def visible_names(self) -> frozenset[str]:
+        """The names defined here and in enclosing graphs."""
+        outer = frozenset() if self.parent is None else self.parent.visible_names()
+        return outer | frozenset(self.names)
+
+    def nested(self, path: str, *, builder: GraphBuilder | None = None) -> GraphImporter:
+        """The importer of a branch or loop body, which sees the names of this graph."""
+        inner = builder if builder is not None else GraphBuilder(parent=self.builder)
+        return GraphImporter(
+            self.shared,
+            inner,
+            parent=self,
+            path=f"{self.path}{path}/",
+            opsets=self.opsets,
+            span=self.span,
+            collected=self.collected,
+        )
+
+    def add_initializers(self, graph: Any) -> None:
+        """Define the constants of a graph."""
+        reader = self.shared.model.reader
+        for tensor in graph.initializer:
+            if tensor.name in self.names:
+                raise ModelError(f"the initializer {tensor.name!r} is defined twice")
+            self.names[tensor.name] = constant_value(reader.read(tensor), tensor.name)
+        for sparse in graph.sparse_initializer:
+            self.names[sparse.values.name] = constant_value(reader.read_sparse(sparse), sparse.values.name)
+
+    # -- values
+
+    def atom(self, value: Value) -> Atom:
+        """The data of a value; elements that were only known as expressions are bound now."""
+        if value.atom is not None:
+            return value.atom
+        graph: GraphImporter | None = self
+        while graph is not None:
+            if value in graph._made:
+                return graph._made[value]
+            graph = graph.parent
+        assert value.elements is not None, "a value has an atom or elements"
+        self._made[value] = self._bind_elements(value.elements, value.type)
+        return self._made[value]
+
+    def _bind_elements(self, elements: Elements, type_: TensorType) -> Atom:
+        if is_constant(elements):
+            return TensorConst(array_of_elements(elements, type_.dtype))
+        flat = list(elements.reshape(-1))
+        if type_.dtype.is_float:
+            pairs = [e if isinstance(e, Ratio) else Ratio(e) for e in flat]
+            num = self._bind_integers([p.num for p in pairs], type_)
+            if all(is_const(p.den, 1) for p in pairs):
+                return num
+            return self.builder.call("div", num, self._bind_integers([p.den for p in pairs], type_))
+        return self._bind_integers([select(e, 1, 0) if e.dtype is bool_ else e for e in flat], type_)
+
+    def _bind_integers(self, exprs: Sequence[Expr], type_: TensorType) -> Atom:
+        flat: Atom = self.builder.call("shape_tensor", dims=tuple(exprs))
+        if type_.dtype != i64:
+            flat = self.builder.call("cast", flat, dtype=type_.dtype)
+        if len(type_.shape) != 1:
+            flat = self.builder.call("reshape", flat, shape=type_.shape)
+        return flat
+
+    def array(self, value: Value) -> np.ndarray | None:
+        """The value of a small constant, computed if need be; None when it is not constant."""
+        if value.atom is not None:
+            return self.shared.fold(value.atom)
+        if value.elements is not None and is_constant(value.elements):
+            return array_of_elements(value.elements, value.dtype)
+        return None
+
+    def elements(self, value: Value) -> Elements | None:
+        """The elements of a small tensor that depends on dims and constants only, else None."""
+        if value.elements is not None:
+            return value.elements
+        shape = value.type.static_shape
+        if shape is None or np.prod(shape, dtype=object) > 64:
+            return None
+        array = self.array(value)
+        return None if array is None else elements_of_array(array)
+
+    def dims(self, value: Value, what: str, span: Span | None) -> tuple[Expr, ...]:
+        """The elements of an integer tensor as dims; when they depend on data, they are read at run time, and are >= 0."""
+        elements = self.elements(value)
+        if elements is not None:
+            return tuple(elements.reshape(-1))
+        shape = value.type.static_shape
+        if shape is None or len(shape) > 1:
+            raise UnsupportedError(f"{what} depends on data and has the type {value.type}: its length must be known", span)
+        count = 1 if not shape else shape[0]
+        atom = self.atom(value)
+        if value.dtype != i64:
+            atom = self.builder.call("cast", atom, span=span, dtype=i64)
+        names = [self.shared.fresh_dim(f"{what}.{k}" if count > 1 else what) for k in range(count)]
+        return self.builder.read_dims(atom, names, span)
+
+    def call(
+        self, op: str, *args: Value | None, span: Span | None = None, names: Sequence[str] = (), **attrs: AttrValue
+    ) -> tuple[Value, ...]:
+        """Bind operator `op`; its results, as values."""
+        atoms = tuple(None if arg is None else self.atom(arg) for arg in args)
+        results = self.builder.call_many(op, *atoms, span=span, names=names, **attrs)
+        made = self.builder.bindings[-1].value
+        assert isinstance(made, Call), "a call binds a Call"
+        for index, result in enumerate(results):
+            self._check_type(_tensor_type(result), op, span)
+            self.shared.definitions[result] = (made, index)
+        return tuple(Value(_tensor_type(result), result) for result in results)
+
+    def _check_type(self, type_: TensorType, op: str, span: Span | None) -> None:
+        """Sizes that no machine holds are refused; symbolic ones must not be negative."""
+        check_size(type_, op, span)
+        for axis, dim in enumerate(type_.shape):
+            if isinstance(dim, Var):
+                self.builder.know(dim)
+            elif prove(dim >= 0, self.facts) is not True:
+                message = f"{op}: dim {axis} of the result is {dim}, which must not be negative"
+                if prove(dim >= 0, self.facts) is False:
+                    raise ShapeError(message, span)
+                self.builder.require(Requirement(simplify(dim >= 0, self.facts), message))
+
+    def bind(
+        self, operation: Operation, types: Sequence[TensorType], names: Sequence[str], span: Span | None
+    ) -> tuple[Value, ...]:
+        """Bind an operation that is not a call of an operator."""
+        for type_ in types:
+            check_size(type_, names[0] if names else "result", span)
+        results = self.builder.bind(operation, types, names, span)
+        return tuple(Value(type_, result) for type_, result in zip(types, results, strict=True))
+
+    # -- nodes
+
+    def run(self, nodes: Sequence[OrderedNode], outputs: Sequence[str]) -> list[AnyValue]:
+        """Import the nodes in order, and look up the outputs."""
+        for position, item in enumerate(nodes):
+            context = NodeContext(self, item, Continuation(self, nodes[position + 1 :], tuple(outputs)))
+            with located(context.span):
+                results, status, reason = self._import(context)
+                self._report(context, status, reason)
+                if isinstance(results, Finished):
+                    return results.outputs
+                context.define(results)
+        return [self.output(name) for name in outputs]
+
+    def run_graph(self, graph: Any, inputs: Sequence[AnyValue]) -> list[AnyValue]:
+        """Import a subgraph whose inputs have these values; its outputs."""
+        if len(graph.input) != len(inputs):
+            raise ModelError(f"the graph {graph.name!r} takes {len(graph.input)} inputs, not {len(inputs)}")
+        self.names.update({info.name: value for info, value in zip(graph.input, inputs, strict=True)})
+        self.add_initializers(graph)
+        return self.run(order_nodes(graph.node, self.visible_names(), f"graph {graph.name!r}"), [o.name for o in graph.output])
+
+    def _report(self, n: NodeContext, status: str, reason: str) -> None:
+        report = NodeReport(n.label, n.op_type, n.domain, status, reason)
+        if self.collected is not None:
+            self.collected.append(report)
+        else:
+            self.shared.report(n.place, report)
+
+    def _import(self, n: NodeContext) -> tuple[NodeResult, str, str]:
+        """The results of a node, its status and the reason for it: our operator, else the alternatives, else refused."""
+        if any(isinstance(value, UnknownValue) for value in n.inputs):
+            return n.unknown_results(), *classify(n)
+        try:
+            return self._import_known(n)
+        except TcError as error:
+            if self.shared.mode != "inspect" or isinstance(error, LimitError):
+                raise
+            return n.unknown_results(), REFUSED, error.message
+
+    def _import_known(self, n: NodeContext) -> tuple[NodeResult, str, str]:
+        is_function = n.function_key in self.shared.model.functions
+        if n.schema is not None and not is_function:
+            check_node(n.node, n.schema, n.opset)
+        mark = self.builder.mark()
+        reason = "it has no operator in tc"
+        adapter = None if is_function else find_adapter(n.domain, n.op_type, n.opset)
+        if adapter is not None:
+            try:
+                known = n.known_results()
+                return (adapter(n) if known is None else known), NATIVE, ""
+            except UnsupportedError as error:
+                reason = error.message
+                self.builder.roll_back(mark)
+        for alternative in self.shared.alternatives:
+            try:
+                found = alternative(n)
+            except UnsupportedError as error:
+                reason = f"{reason}; {error.message}"
+                self.builder.roll_back(mark)
+                continue
+            if found is not None:
+                return *found, reason
+        raise UnsupportedError(self._refusal(n, reason))
+
+    def _refusal(self, n: NodeContext, reason: str) -> str:
+        where = f"domain {n.domain!r}" if n.domain else "ONNX"
+        if n.schema is None and n.function_key not in self.shared.model.functions:
+            advice = "check the operator's name and domain, or export the model with standard operators"
+        elif self.shared.mode == "error":
+            advice = 'allow the slow reference implementation with on_unsupported="fallback"'
+        else:
+            advice = "export the model without it"
+        return f"{n.op_type} of {where}, opset {n.opset}, is not supported: {reason}; {advice}"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a node returns that imported the rest of its graph itself: the outputs of the graph."""
+
+    outputs: list[AnyValue]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What comes after a node in its graph."""
+
+    graph: GraphImporter
+    nodes: Sequence[OrderedNode]
+    outputs: tuple[str, ...]
+
+    def run_in(self, graph: GraphImporter) -> list[AnyValue]:
+        """Import the rest into another graph, one that sees the names of this one."""
+        return graph.run(self.nodes, self.outputs)
+
+
+class Calls:
+    """Short ways to bind operators into a graph, in the name of a node."""
+
+    def __init__(self, graph: GraphImporter, span: Span | None, label: str) -> None:
+        self.graph = graph
+        self.span = span
+        self.label = label
+
+    @property
+    def facts(self) -> Facts:
+        return self.graph.facts
+
+    def call(self, op: str, *args: Value | None, **attrs: AttrValue) -> Value:
+        """Bind the one result of an operator."""
+        return self.graph.call(op, *args, span=self.span, names=self._names(1), **attrs)[0]
+
+    def _names(self, count: int) -> list[str]:
+        return [self.label] * count
+
+    def const(self, value: Any, dtype: DType) -> Value:
+        """A constant tensor."""
+        return constant_value(np.asarray(value, dtype.numpy))
+
+    def within(self, graph: GraphImporter) -> Calls:
+        """The same, into the body of a loop or branch."""
+        return Calls(graph, self.span, self.label)
+
+
+class NodeContext(Calls):
+    """One node while it is imported: its inputs as values, its attributes, and short ways to bind operators in its name."""
+
+    def __init__(self, graph: GraphImporter, item: OrderedNode, rest: Continuation) -> None:
+        super().__init__(graph, graph.span if graph.span is not None else Span(item.label), item.label)
+        self.rest = rest
+        self.node = item.node
+        self.op_type: str = item.node.op_type
+        self.domain = "" if item.node.domain == "ai.onnx" else item.node.domain
+        self.place_here = f"{item.index:06d}"
+        self.place = f"{graph.path}{self.place_here}"
+        self.opset = graph.opsets.get(self.domain, 0)
+        self.num_outputs = len(item.node.output)
+        self.inputs: list[AnyValue | None] = [graph.lookup(name) if name else None for name in item.node.input]
+        self._attributes: dict[str, Any] | None = None
+
+    # -- what the node says
+
+    @property
+    def function_key(self) -> tuple[str, str, str]:
+        return self.domain, self.op_type, self.node.overload
+
+    @property
+    def schema(self) -> Schema | None:
+        if not self.opset:
+            raise ModelError(f"{self.op_type} is of the domain {self.domain!r}, for which the model states no opset version")
+        return find_schema(self.op_type, self.domain, self.opset)
+
+    @property
+    def outputs(self) -> list[str]:
+        return list(self.node.output)
+
+    def has_output(self, index: int) -> bool:
+        """Whether output `index` is there and named."""
+        return index < self.num_outputs and bool(self.node.output[index])
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute: numbers, text, lists; a tensor as an array; a graph as a message. Else the schema's default."""
+        if self._attributes is None:
+            self._attributes = {a.name: a for a in self.node.attribute}
+        if name == "to_dtype":
+            return self.dtype_attr("to")
+        attribute = self._attributes.get(name)
+        if attribute is not None:
+            value = attribute_value(attribute)
+            return self.graph.shared.model.reader.read(value) if attribute.type == 4 else value
+        return default
+
+    def dtype_attr(self, name: str, default: int | None = None) -> DType | None:
+        """An attribute that holds an element type."""
+        code = self.attr(name, default)
+        return None if code is None else dtype_of(code, f"the attribute {name!r}")
+
+    def value(self, index: int) -> Value:
+        """Input `index`, a tensor that must be there."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if isinstance(found, OptionalValue) and isinstance(found.content, Value):
+            return found.content
+        if not isinstance(found, Value):
+            what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
+            raise ModelError(f"{self.op_type}: input {index} {what}")
+        return found
+
+    def optional(self, index: int) -> Value | None:
+        """Input `index`, or None when the node does not have it."""
+        if index >= len(self.inputs) or self.inputs[index] is None:
+            return None
+        return self.value(index)
+
+    def values(self) -> list[Value]:
+        """All inputs, tensors that must be there."""
+        return [self.value(k) for k in range(len(self.inputs))]
+
+    # -- what is known of the inputs
+
+    def array(self, index: int, what: str) -> np.ndarray | None:
+        """The value of an optional input that must be constant; None when it is absent."""
+        value = self.optional(index)
+        if value is None:
+            return None
+        found = self.graph.array(value)
+        if found is None:
+            raise UnsupportedError(f"{self.op_type}: {what} (input {index}) must be constant")
+        return found
+
+    def ints(self, index: int, what: str) -> list[int] | None:
+        """The integers of an optional constant input."""
+        found = self.array(index, what)
+        return None if found is None else [int(v) for v in found.reshape(-1)]
+
+    def dims(self, index: int, what: str) -> tuple[Expr, ...]:
+        """The elements of an integer input as dims."""
+        return self.graph.dims(self.value(index), f"{self.label}.{what}", self.span)
+
+    def axes(self, index: int | None = None) -> list[int] | None:
+        """The axes of the node: the attribute, or the input `index` (a constant)."""
+        if index is not None and index < len(self.inputs):
+            return self.ints(index, "axes")
+        found: list[int] | None = self.attr("axes")
+        return found
+
+    # -- results
+
+    def _names(self, count: int) -> list[str]:
+        return [name or f"{self.label}.{k}" for k, name in enumerate(self.node.output[:count])]
+
+    def call_many(self, op: str, *args: Value | None, **attrs: AttrValue) -> tuple[Value, ...]:
+        """Bind all results of an operator, one for each output of the node."""
+        return self.graph.call(op, *args, span=self.span, names=self._names(self.num_outputs), **attrs)
+
+    def define(self, results: NodeResult) -> None:
+        """Give the node's outputs their values. ModelError when it has more outputs than results."""
+        assert not isinstance(results, Finished)
+        found = list(results) if isinstance(results, Sequence) else [results]
+        for index, name in enumerate(self.node.output):
+            if not name:
+                continue
+            result = found[index] if index < len(found) else None
+            if result is None:
+                raise UnsupportedError(f"{self.op_type}: output {index} ({name!r}) is not computed")
+            self.graph.names[name] = result
+
+    def unknown_results(self) -> list[AnyValue | None]:
+        return [UnknownValue()] * self.num_outputs
+
+    def known_results(self) -> list[AnyValue] | None:
+        """The results as elements, if the node works on shapes that are known."""
+        if self.op_type not in RULES or self.domain:
+            return None
+        operands = []
+        for value in self.inputs:
+            if value is not None and not isinstance(value, Value):
+                return None
+            operands.append(value)
+        if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
+            return None
+        found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
+        return None if found is None else [elements_value(elements, dtype) for elements, dtype in found]
+
+    def _operand(self, value: Value | None) -> Operand | None:
+        return None if value is None else Operand(value.shape, value.dtype, self.graph.elements(value))
+
+
+def classify(n: NodeContext) -> tuple[str, str]:
+    """Status and reason for a node whose inputs are not known: what the tables promise."""
+    if n.function_key in n.graph.shared.model.functions:
+        return FUNCTION_BODY, "a function of the model"
+    if find_adapter(n.domain, n.op_type, n.opset) is not None:
+        return NATIVE, ""
+    if n.schema is not None:
+        return FALLBACK, "it has no operator in tc"
+    return REFUSED, f"there is no operator {n.op_type} in domain {n.domain!r}"
+
+
+def check_size(type_: Any, what: str, span: Span | None) -> None:
+    """LimitError for a tensor of known size that no machine holds."""
+    shape = type_.static_shape if isinstance(type_, TensorType) else None
+    if shape is None:
+        return
+    size = int(np.prod(shape, dtype=object)) * type_.dtype.size_bytes
+    if size > MAX_TENSOR_BYTES:
+        raise LimitError(f"{what}: the result {type_} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span)
+
+
+def _tensor_type(var: TensorVar) -> TensorType:
+    assert isinstance(var.type, TensorType)
+    return var.type

@@ -1,0 +1,427 @@
+"""Elementwise operators, matrix products and reductions of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.tensors import dtype_of
+from tc.frontend.onnx.values import Value
+from tc.ir.arith import prove
+from tc.ir.dtype import DType, bool_, f32, u8
+from tc.ir.expr import equal
+from tc.ir.types import product
+
+# -- elementwise
+
+_SAME = {
+    "Abs": "abs",
+    "Acos": "acos",
+    "Acosh": "acosh",
+    "Asin": "asin",
+    "Asinh": "asinh",
+    "Atan": "atan",
+    "Atanh": "atanh",
+    "BitwiseNot": "bit_not",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Cosh": "cosh",
+    "Erf": "erf",
+    "Exp": "exp",
+    "Floor": "floor",
+    "HardSwish": "hard_swish",
+    "IsNaN": "is_nan",
+    "Log": "log",
+    "Mish": "mish",
+    "Neg": "neg",
+    "Not": "logical_not",
+    "Reciprocal": "reciprocal",
+    "Relu": "relu",
+    "Round": "round",
+    "Sigmoid": "sigmoid",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sinh": "sinh",
+    "Softplus": "softplus",
+    "Softsign": "softsign",
+    "Sqrt": "sqrt",
+    "Tan": "tan",
+    "Tanh": "tanh",
+}
+_BINARY = {
+    "Add": "add",
+    "And": "logical_and",
+    "BitwiseAnd": "bit_and",
+    "BitwiseOr": "bit_or",
+    "BitwiseXor": "bit_xor",
+    "Div": "div",
+    "Equal": "equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+    "Mul": "mul",
+    "Or": "logical_or",
+    "PRelu": "prelu",
+    "Pow": "pow",
+    "Sub": "sub",
+    "Xor": "logical_xor",
+}
+
+
+def _operator(op: str, count: int) -> Callable[[NodeContext], Value]:
+    """An adapter that passes `count` operands on."""
+    return lambda n: n.call(op, *(n.value(k) for k in range(count)))
+
+
+for _name, _op in _SAME.items():
+    onnx_op(_name)(_operator(_op, 1))
+for _name, _op in _BINARY.items():
+    onnx_op(_name)(_operator(_op, 2))
+onnx_op("Where")(_operator("where", 3))
+
+
+# ONNX name -> (operator, {attribute: default})
+_WITH_FLOATS: dict[str, tuple[str, dict[str, float]]] = {
+    "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
+    "Elu": ("elu", {"alpha": 1.0}),
+    "Celu": ("celu", {"alpha": 1.0}),
+    "Selu": ("selu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
+    "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
+    "ThresholdedRelu": ("thresholded_relu", {"alpha": 1.0}),
+    "Shrink": ("shrink", {"bias": 0.0, "lambd": 0.5}),
+}
+
+
+def _with_floats(op: str, defaults: dict[str, float]) -> Callable[[NodeContext], Value]:
+    return lambda n: n.call(op, n.value(0), **{name: float(n.attr(name, value)) for name, value in defaults.items()})
+
+
+for _name, (_op, _defaults) in _WITH_FLOATS.items():
+    onnx_op(_name)(_with_floats(_op, _defaults))
+
+
+@onnx_op("Gelu")
+def import_gelu(n: NodeContext) -> NodeResult:
+    return n.call("gelu", n.value(0), approximate=n.attr("approximate", "none"))
+
+
+@onnx_op("Swish")
+def import_swish(n: NodeContext) -> NodeResult:
+    x, alpha = n.value(0), n.attr("alpha", 1.0)
+    if alpha == 1.0:
+        return n.call("silu", x)
+    return n.call("mul", x, n.call("sigmoid", n.call("mul", x, n.const(alpha, x.dtype))))
+
+
+@onnx_op("IsInf")
+def import_is_inf(n: NodeContext) -> NodeResult:
+    negative, positive = bool(n.attr("detect_negative", 1)), bool(n.attr("detect_positive", 1))
+    return n.call("is_inf", n.value(0), detect_negative=negative, detect_positive=positive)
+
+
+@onnx_op("Mod")
+def import_mod(n: NodeContext) -> NodeResult:
+    a, b = n.value(0), n.value(1)
+    if a.dtype.is_float and not n.attr("fmod", 0):
+        raise UnsupportedError("Mod of floats needs the attribute fmod=1")
+    return n.call("mod", a, b, fmod=bool(n.attr("fmod", 0)))
+
+
+@onnx_op("BitShift")
+def import_bit_shift(n: NodeContext) -> NodeResult:
+    direction = n.attr("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise ModelError(f"BitShift: there is no direction {direction!r}")
+    return n.call("shift_left" if direction == "LEFT" else "shift_right", n.value(0), n.value(1))
+
+
+def _fold(op: str, n: NodeContext) -> Value:
+    values = n.values()
+    result = values[0]
+    for value in values[1:]:
+        result = n.call(op, result, value)
+    return result
+
+
+@onnx_op("Sum")
+def import_sum(n: NodeContext) -> NodeResult:
+    return _fold("add", n)
+
+
+@onnx_op("Max")
+def import_max(n: NodeContext) -> NodeResult:
+    return _fold("maximum", n)
+
+
+@onnx_op("Min")
+def import_min(n: NodeContext) -> NodeResult:
+    return _fold("minimum", n)
+
+
+@onnx_op("Mean")
+def import_mean(n: NodeContext) -> NodeResult:
+    total = _fold("add", n)
+    return total if len(n.inputs) == 1 else n.call("div", total, n.const(len(n.inputs), total.dtype))
+
+
+@onnx_op("Clip")
+def import_clip_by_attributes(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    lo, hi = n.attr("min"), n.attr("max")
+    limits = [None if v is None else n.const(v, x.dtype) for v in (lo, hi)]
+    return n.call("clip", x, *limits)
+
+
+@onnx_op("Clip", since=11)
+def import_clip(n: NodeContext) -> NodeResult:
+    limits = []
+    for k in (1, 2):
+        limit = n.optional(k)
+        limits.append(n.call("reshape", limit, shape=()) if limit is not None and limit.rank else limit)
+    return n.call("clip", n.value(0), *limits)
+
+
+@onnx_op("Cast")
+def import_cast(n: NodeContext) -> NodeResult:
+    return _cast(n, n.value(0), n.attr("to_dtype"))
+
+
+@onnx_op("CastLike")
+def import_cast_like(n: NodeContext) -> NodeResult:
+    return _cast(n, n.value(0), n.value(1).dtype)
+
+
+def _cast(n: NodeContext, x: Value, dtype: DType) -> Value:
+    return x if x.dtype == dtype else n.call("cast", x, dtype=dtype)
+
+
+@onnx_op("Identity")
+def import_identity(n: NodeContext) -> NodeResult:
+    found = n.inputs[0]
+    if found is None:
+        raise ModelError("Identity: the input is missing")
+    return found
+
+
+@onnx_op("Dropout")
+def import_dropout(n: NodeContext) -> NodeResult:
+    """The identity, as in inference; the mask, if wanted, is all true."""
+    x = n.value(0)
+    training = n.array(2, "training_mode") if n.opset >= 12 else None
+    if training is not None and bool(training.reshape(-1)[0]):
+        ratio = n.array(1, "ratio")
+        if ratio is None or float(ratio.reshape(-1)[0]) != 0.0:
+            raise UnsupportedError("Dropout in training mode is random")
+    if not n.has_output(1):
+        return x
+    mask_dtype = bool_ if n.opset >= 10 else x.dtype
+    return [x, n.call("full", shape=x.shape, value=True if mask_dtype.is_bool else 1, dtype=mask_dtype)]
+
+
+# -- products
+
+
+@onnx_op("MatMul")
+def import_matmul(n: NodeContext) -> NodeResult:
+    return n.call("matmul", n.value(0), n.value(1))
+
+
+@onnx_op("Gemm")
+def import_gemm(n: NodeContext) -> NodeResult:
+    """alpha * A' B' + beta * C"""
+    a, b, c = n.value(0), n.value(1), n.optional(2)
+    if a.rank != 2 or b.rank != 2:
+        raise ShapeError(f"Gemm: A and B must be matrices, found {a.type} and {b.type}")
+    if n.attr("transA", 0):
+        a = n.call("transpose", a, perm=(1, 0))
+    if n.attr("transB", 0):
+        b = n.call("transpose", b, perm=(1, 0))
+    result = n.call("matmul", a, b)
+    alpha, beta = n.attr("alpha", 1.0), n.attr("beta", 1.0)
+    if alpha != 1.0:
+        result = n.call("mul", result, n.const(alpha, result.dtype))
+    if c is None or beta == 0.0:
+        return result
+    if beta != 1.0:
+        c = n.call("mul", c, n.const(beta, c.dtype))
+    return n.call("add", result, c)
+
+
+@onnx_op("MatMulInteger")
+def import_matmul_integer(n: NodeContext) -> NodeResult:
+    a_zero, b_zero = (_scalar_zero_point(n, k) for k in (2, 3))
+    return n.call("matmul_integer", n.value(0), n.value(1), a_zero, b_zero)
+
+
+def _scalar_zero_point(n: NodeContext, index: int) -> Value | None:
+    zero = n.optional(index)
+    if zero is None:
+        return None
+    if prove(equal(product(zero.shape), 1)) is not True:
+        raise UnsupportedError(f"{n.op_type}: a zero point per row or column")
+    return zero if zero.rank == 0 else n.call("reshape", zero, shape=())
+
+
+@onnx_op("Einsum")
+def import_einsum(n: NodeContext) -> NodeResult:
+    return n.call("einsum", *n.values(), equation=n.attr("equation"))
+
+
+# -- reductions
+
+_REDUCTIONS = {
+    "ReduceL1": "l1",
+    "ReduceL2": "l2",
+    "ReduceLogSum": "log_sum",
+    "ReduceLogSumExp": "log_sum_exp",
+    "ReduceMax": "max",
+    "ReduceMean": "mean",
+    "ReduceMin": "min",
+    "ReduceProd": "prod",
+    "ReduceSum": "sum",
+    "ReduceSumSquare": "sum_square",
+}
+
+
+def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> Value:
+    x = n.value(0)
+    if not axes:
+        if n.attr("noop_with_empty_axes", 0):
+            return _reduce_nothing(op, n, x)
+        axes = None
+    keepdims = bool(n.attr("keepdims", 1))
+    given = None if axes is None else tuple(sorted({axis % max(x.rank, 1) for axis in axes}))
+    if given is not None and any(not -x.rank <= axis < x.rank for axis in axes or ()):
+        raise ShapeError(f"{n.op_type}: axes {axes} of {x.type}")
+    if x.dtype.is_bool:
+        return n.call("cast", n.call(op, n.call("cast", x, dtype=u8), axes=given, keepdims=keepdims), dtype=bool_)
+    return n.call(op, x, axes=given, keepdims=keepdims)
+
+
+def _reduce_nothing(op: str, n: NodeContext, x: Value) -> Value:
+    """A reduction over no axis: what it does to each element is done still."""
+    match op:
+        case "l1" | "l2":
+            return n.call("abs", x)
+        case "log_sum":
+            return n.call("log", x)
+        case "sum_square":
+            return n.call("mul", x, x)
+    return x
+
+
+def _reduce_by_attribute(op: str) -> Callable[[NodeContext], Value]:
+    return lambda n: _reduce(op, n, n.axes())
+
+
+def _reduce_by_input(op: str) -> Callable[[NodeContext], Value]:
+    return lambda n: _reduce(op, n, n.axes(1))
+
+
+for _name, _op in _REDUCTIONS.items():
+    onnx_op(_name)(_reduce_by_attribute(_op))
+    onnx_op(_name, since=13 if _name == "ReduceSum" else 18)(_reduce_by_input(_op))
+
+
+def _arg_reduce(op: str) -> Callable[[NodeContext], Value]:
+    return lambda n: n.call(
+        op,
+        n.value(0),
+        axis=n.attr("axis", 0),
+        keepdims=bool(n.attr("keepdims", 1)),
+        select_last_index=bool(n.attr("select_last_index", 0)),
+    )
+
+
+onnx_op("ArgMax")(_arg_reduce("argmax"))
+onnx_op("ArgMin")(_arg_reduce("argmin"))
+
+
+def _softmax(op: str, *, flatten: bool) -> Callable[[NodeContext], Value]:
+    def adapter(n: NodeContext) -> Value:
+        x = n.value(0)
+        axis = n.attr("axis", 1 if flatten else -1)
+        if not -x.rank <= axis < max(x.rank, 1):
+            raise ShapeError(f"{n.op_type}: axis {axis} of {x.type}")
+        if not flatten or axis % x.rank == x.rank - 1:
+            return n.call(op, x, axis=axis)
+        rows = n.call("flatten", x, axis=axis % x.rank)
+        return n.call("reshape", n.call(op, rows, axis=-1), shape=x.shape)
+
+    return adapter
+
+
+for _name, _op in {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax": "hardmax"}.items():
+    onnx_op(_name)(_softmax(_op, flatten=True))
+    onnx_op(_name, since=13)(_softmax(_op, flatten=False))
+
+
+@onnx_op("CumSum")
+def import_cumsum(n: NodeContext) -> NodeResult:
+    axis = n.ints(1, "axis")
+    if axis is None or len(axis) != 1:
+        raise ModelError("CumSum: the axis must be one integer")
+    reverse = bool(n.attr("reverse", 0))
+    return n.call("cumsum", n.value(0), axis=axis[0], exclusive=bool(n.attr("exclusive", 0)), reverse=reverse)
+
+
+@onnx_op("TopK")
+def import_topk(n: NodeContext) -> NodeResult:
+    return _topk(n, n.attr("k"), largest=True, sort=True)
+
+
+@onnx_op("TopK", since=10)
+def import_topk_by_input(n: NodeContext) -> NodeResult:
+    (k,) = n.dims(1, "k")
+    return _topk(n, k, largest=bool(n.attr("largest", 1)), sort=bool(n.attr("sorted", 1)))
+
+
+def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[Value]:
+    return n.call_many("topk", n.value(0), k=k, axis=n.attr("axis", -1), largest=largest, sorted=sort)  # type: ignore[arg-type]
+
+
+# -- quantization
+
+
+@onnx_op("QuantizeLinear")
+def import_quantize(n: NodeContext) -> NodeResult:
+    zero = n.optional(2)
+    if n.attr("block_size", 0):
+        raise UnsupportedError("QuantizeLinear in blocks")
+    code = n.attr("output_dtype", 0)
+    dtype = zero.dtype if zero is not None else dtype_of(code, "output_dtype") if code else u8
+    return n.call("quantize_linear", n.value(0), n.value(1), zero, axis=_channel_axis(n), dtype=dtype)
+
+
+@onnx_op("DequantizeLinear")
+def import_dequantize(n: NodeContext) -> NodeResult:
+    if n.attr("block_size", 0):
+        raise UnsupportedError("DequantizeLinear in blocks")
+    return n.call("dequantize_linear", n.value(0), n.value(1), n.optional(2), axis=_channel_axis(n))
+
+
+def _channel_axis(n: NodeContext) -> int:
+    """The axis that scales belong to; it means nothing for a scalar scale, and may then be out of range."""
+    rank, axis = n.value(0).rank, n.attr("axis", 1)
+    return int(axis) if -rank <= axis < rank else 0
+
+
+@onnx_op("QLinearMatMul")
+def import_qlinear_matmul(n: NodeContext) -> NodeResult:
+    """The integer product, scaled to the result's scale and rounded once."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = n.values()
+    for value in (a_scale, a_zero, b_scale, b_zero):
+        if prove(equal(product(value.shape), 1)) is not True:
+            raise UnsupportedError("QLinearMatMul with scales per row or column")
+    zeros = [v if v.rank == 0 else n.call("reshape", v, shape=()) for v in (a_zero, b_zero)]
+    product_ = n.call("cast", n.call("matmul_integer", a, b, *zeros), dtype=f32)
+    scale = n.call("mul", *(_cast(n, _as_scalar(n, v), f32) for v in (a_scale, b_scale)))
+    real = n.call("mul", product_, scale)
+    return n.call("quantize_linear", real, _cast(n, _as_scalar(n, y_scale), f32), _as_scalar(n, y_zero), dtype=y_zero.dtype)
+
+
+def _as_scalar(n: NodeContext, value: Value) -> Value:
+    return value if value.rank == 0 else n.call("reshape", value, shape=())
+

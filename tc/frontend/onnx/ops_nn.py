@@ -1,0 +1,337 @@
+"""Convolutions, pooling and normalisation of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.values import Value
+from tc.ir.arith import simplify
+from tc.ir.dtype import f32, i32
+from tc.ir.expr import Const, Expr, ceildiv, const, is_const, maximum
+from tc.ir.types import product
+
+_MAX_SPACE = 3
+
+
+def _space(n: NodeContext, x: Value) -> int:
+    """The number of spatial axes of [n, c, *space]."""
+    if x.rank < 3:
+        raise ShapeError(f"{n.op_type}: the input must be [n, c, *space], found {x.type}")
+    if x.rank - 2 > _MAX_SPACE:
+        raise UnsupportedError(f"{n.op_type} over {x.rank - 2} spatial axes; tc has up to {_MAX_SPACE}")
+    return x.rank - 2
+
+
+def _list(n: NodeContext, name: str, count: int, default: int) -> list[int]:
+    """An attribute with one integer per spatial axis."""
+    found = n.attr(name) or [default] * count
+    if len(found) != count:
+        raise ShapeError(f"{n.op_type}: {name} has {len(found)} entries for {count} spatial axes")
+    return list(found)
+
+
+def _kernel(n: NodeContext, weights: Value | None, rank: int) -> list[int]:
+    """The size of the window: of the weights, else of the attribute."""
+    given = n.attr("kernel_shape")
+    if weights is None:
+        if given is None or len(given) != rank:
+            raise ShapeError(f"{n.op_type}: kernel_shape must have {rank} entries")
+        return list(given)
+    if weights.rank != rank + 2:
+        raise ShapeError(f"{n.op_type}: weights {weights.type} for {rank} spatial axes")
+    dims = weights.shape[2:]
+    if not all(isinstance(dim, Const) for dim in dims):
+        raise UnsupportedError(f"{n.op_type}: the kernel size is not known: {weights.type}")
+    sizes = [int(dim) for dim in dims]
+    if given and list(given) != sizes:
+        raise ShapeError(f"{n.op_type}: kernel_shape is {list(given)}, but the weights are {weights.type}")
+    return sizes
+
+
+def _window_pads(
+    n: NodeContext, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[Expr]:
+    """Padding at the begin of all axes, then at their ends; `auto_pad` resolved."""
+    rank = len(kernel)
+    auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
+    if auto in ("NOTSET", "VALID"):
+        pads = _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank)
+        return [const(p) for p in pads]
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ModelError(f"{n.op_type}: there is no auto_pad {auto!r}")
+    begin, end = [], []
+    for d in range(rank):
+        dim = x.shape[2 + d]
+        reach = (kernel[d] - 1) * dilations[d] + 1
+        total = simplify(maximum((ceildiv(dim, strides[d]) - 1) * strides[d] + reach - dim, 0), n.facts)
+        smaller = simplify(total // 2, n.facts)
+        larger = simplify(total - smaller, n.facts)
+        begin.append(smaller if auto == "SAME_UPPER" else larger)
+        end.append(larger if auto == "SAME_UPPER" else smaller)
+    return [*begin, *end]
+
+
+def _fixed(n: NodeContext, x: Value, pads: Sequence[Expr], fill: Value | None) -> tuple[Value, tuple[int, ...]]:
+    """The input and padding in integers; padding that depends on dims is done before, with `fill`."""
+    if all(isinstance(p, Const) for p in pads):
+        return x, tuple(int(p) for p in pads)
+    rank = len(pads) // 2
+    zero = (const(0), const(0))
+    amounts = (*zero, *pads[:rank], *zero, *pads[rank:])
+    return n.call("pad", x, fill, pads=amounts), (0,) * len(pads)
+
+
+# -- convolutions
+
+
+@onnx_op("Conv")
+def import_conv(n: NodeContext) -> NodeResult:
+    return convolve(n, n.value(0), n.value(1), n.optional(2))
+
+
+def convolve(n: NodeContext, x: Value, w: Value, bias: Value | None) -> Value:
+    """A convolution with the node's attributes."""
+    rank = _space(n, x)
+    kernel = _kernel(n, w, rank)
+    strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
+    x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations), None)
+    return n.call(
+        "conv", x, w, bias, strides=tuple(strides), pads=pads, dilations=tuple(dilations), groups=n.attr("group", 1)
+    )
+
+
+@onnx_op("ConvTranspose")
+def import_conv_transpose(n: NodeContext) -> NodeResult:
+    x, w = n.value(0), n.value(1)
+    rank = _space(n, x)
+    kernel = _kernel(n, w, rank)
+    strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
+    extra = _list(n, "output_padding", rank, 0)
+    pads = _transposed_pads(n, x, kernel, strides, dilations, extra)
+    return n.call(
+        "conv_transpose",
+        x,
+        w,
+        n.optional(2),
+        strides=tuple(strides),
+        pads=tuple(pads),
+        dilations=tuple(dilations),
+        groups=n.attr("group", 1),
+        output_padding=tuple(extra),
+    )
+
+
+def _transposed_pads(
+    n: NodeContext,
+    x: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    extra: Sequence[int],
+) -> list[int]:
+    """What is cut off the begins and ends of the result, from `output_shape` or `auto_pad` if they are given."""
+    rank = len(kernel)
+    auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
+    wanted = n.attr("output_shape")
+    if not wanted and auto in ("NOTSET", "VALID"):
+        return _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank)
+    begin, end = [], []
+    for d in range(rank):
+        # With a wanted size the whole result is strides * (dim - 1) + extra + reach; what is too much goes.
+        reach = (kernel[d] - 1) * dilations[d] + 1
+        dim = x.shape[2 + d]
+        size = const(wanted[d]) if wanted else dim * strides[d]
+        total = simplify((dim - 1) * strides[d] + extra[d] + reach - size, n.facts)
+        if not isinstance(total, Const):
+            raise UnsupportedError(f"ConvTranspose: padding for the dim {dim} is not known")
+        cut = max(int(total), 0)
+        smaller, larger = cut // 2, cut - cut // 2
+        begin.append(larger if auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER") else smaller)
+        end.append(cut - begin[-1])
+    return [*begin, *end]
+
+
+@onnx_op("ConvInteger")
+def import_conv_integer(n: NodeContext) -> NodeResult:
+    x, w = (_without_zero_point(n, n.value(k), n.optional(2 + k)) for k in (0, 1))
+    return convolve(n, x, w, None)
+
+
+def _without_zero_point(n: NodeContext, x: Value, zero: Value | None) -> Value:
+    """A quantized tensor as i32 differences to its zero point; that of weights may be per output channel."""
+    wide = n.call("cast", x, dtype=i32)
+    if zero is None:
+        return wide
+    zero = n.call("cast", zero, dtype=i32)
+    if zero.rank == 1 and not is_const(zero.shape[0], 1):
+        zero = n.call("reshape", zero, shape=(zero.shape[0], *[const(1)] * (x.rank - 1)))
+    elif zero.rank:
+        zero = n.call("reshape", zero, shape=())
+    return n.call("sub", wide, zero)
+
+
+@onnx_op("QLinearConv")
+def import_qlinear_conv(n: NodeContext) -> NodeResult:
+    """The convolution in integers, scaled to the result's scale and rounded once."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (n.value(k) for k in range(8))
+    sums = convolve(n, _without_zero_point(n, x, x_zero), _without_zero_point(n, w, w_zero), n.optional(8))
+    scale = n.call("mul", _scalar(n, x_scale), _per_channel(n, w_scale, x.rank))
+    real = n.call("mul", n.call("cast", sums, dtype=f32), scale)
+    return n.call("quantize_linear", real, _scalar(n, y_scale), _scalar(n, y_zero), dtype=y_zero.dtype)
+
+
+def _scalar(n: NodeContext, value: Value) -> Value:
+    return value if value.rank == 0 else n.call("reshape", value, shape=())
+
+
+def _per_channel(n: NodeContext, value: Value, rank: int) -> Value:
+    """A value per channel, to broadcast along axis 1."""
+    if is_const(product(value.shape), 1):
+        return _scalar(n, value)
+    return n.call("reshape", value, shape=(const(1), value.shape[0], *[const(1)] * (rank - 2)))
+
+
+# -- pooling
+
+
+def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
+    x = n.value(0)
+    rank = _space(n, x)
+    kernel = _kernel(n, None, rank)
+    strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
+    pads = _window_pads(n, x, kernel, strides, dilations)
+    if not all(isinstance(p, Const) for p in pads):
+        raise UnsupportedError(f"{n.op_type}: the padding depends on dims: {', '.join(map(str, pads))}")
+    return n.call(
+        op,
+        x,
+        kernel=tuple(kernel),
+        strides=tuple(strides),
+        pads=tuple(int(p) for p in pads),
+        dilations=tuple(dilations),
+        ceil_mode=bool(n.attr("ceil_mode", 0)),
+        **attrs,
+    )
+
+
+@onnx_op("MaxPool")
+def import_max_pool(n: NodeContext) -> NodeResult:
+    if not n.has_output(1):
+        return _pool("max_pool", n)
+    x = n.value(0)
+    rank = _space(n, x)
+    kernel = _kernel(n, None, rank)
+    strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
+    x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations), None)
+    if x is not n.value(0):
+        raise UnsupportedError("MaxPool with indices, its padding depends on dims")
+    return n.call_many(
+        "max_pool_with_indices",
+        x,
+        kernel=tuple(kernel),
+        strides=tuple(strides),
+        pads=pads,
+        dilations=tuple(dilations),
+        ceil_mode=bool(n.attr("ceil_mode", 0)),
+        storage_order=n.attr("storage_order", 0),
+    )
+
+
+@onnx_op("AveragePool")
+def import_average_pool(n: NodeContext) -> NodeResult:
+    return _pool("avg_pool", n, count_include_pad=bool(n.attr("count_include_pad", 0)))
+
+
+@onnx_op("LpPool")
+def import_lp_pool(n: NodeContext) -> NodeResult:
+    return _pool("lp_pool", n, p=n.attr("p", 2))
+
+
+def _global_pool(op: str) -> Callable[[NodeContext], Value]:
+    def adapter(n: NodeContext) -> Value:
+        x = n.value(0)
+        if x.rank < 3:
+            raise ShapeError(f"{n.op_type}: the input must be [n, c, *space], found {x.type}")
+        return n.call(op, x, axes=tuple(range(2, x.rank)), keepdims=True)
+
+    return adapter
+
+
+onnx_op("GlobalAveragePool")(_global_pool("mean"))
+onnx_op("GlobalMaxPool")(_global_pool("max"))
+
+
+@onnx_op("GlobalLpPool")
+def import_global_lp_pool(n: NodeContext) -> NodeResult:
+    return _norm_of(n, n.value(0), n.attr("p", 2), tuple(range(2, n.value(0).rank)))
+
+
+def _norm_of(n: NodeContext, x: Value, p: int, axes: tuple[int, ...]) -> Value:
+    """The p-norm over some axes, which are kept as 1."""
+    if p in (1, 2):
+        return n.call("l1" if p == 1 else "l2", x, axes=axes, keepdims=True)
+    powers = n.call("pow", n.call("abs", x), n.const(p, x.dtype))
+    return n.call("pow", n.call("sum", powers, axes=axes, keepdims=True), n.const(1.0 / p, x.dtype))
+
+
+# -- normalisation
+
+
+@onnx_op("BatchNormalization")
+def import_batch_norm(n: NodeContext) -> NodeResult:
+    if n.attr("training_mode", 0):
+        raise UnsupportedError("BatchNormalization in training mode")
+    if n.opset < 14 and any(n.has_output(k) for k in range(1, 5)):
+        raise UnsupportedError("BatchNormalization in training mode: it has more than one output")
+    if n.opset < 9 and not n.attr("spatial", 1):
+        raise UnsupportedError("BatchNormalization with spatial=0")
+    x, *parameters = n.values()
+    if x.rank < 2:
+        raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")
+    return n.call("batch_norm", x, *parameters, epsilon=n.attr("epsilon", 1e-5))
+
+
+@onnx_op("InstanceNormalization")
+def import_instance_norm(n: NodeContext) -> NodeResult:
+    return n.call("instance_norm", *n.values(), epsilon=n.attr("epsilon", 1e-5))
+
+
+@onnx_op("LayerNormalization")
+def import_layer_norm(n: NodeContext) -> NodeResult:
+    if n.has_output(1) or n.has_output(2):
+        raise UnsupportedError("LayerNormalization that returns mean and deviation")
+    axis, epsilon = n.attr("axis", -1), n.attr("epsilon", 1e-5)
+    return n.call("layer_norm", n.value(0), n.optional(1), n.optional(2), axis=axis, epsilon=epsilon)
+
+
+@onnx_op("RMSNormalization")
+def import_rms_norm(n: NodeContext) -> NodeResult:
+    axis, epsilon = n.attr("axis", -1), n.attr("epsilon", 1e-5)
+    return n.call("rms_norm", n.value(0), n.optional(1), axis=axis, epsilon=epsilon)
+
+
+@onnx_op("GroupNormalization", since=21)
+def import_group_norm(n: NodeContext) -> NodeResult:
+    return n.call("group_norm", *n.values(), groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
+
+
+@onnx_op("LRN")
+def import_lrn(n: NodeContext) -> NodeResult:
+    alpha, beta, bias = n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
+    return n.call("lrn", n.value(0), size=n.attr("size"), alpha=alpha, beta=beta, bias=bias)
+
+
+@onnx_op("MeanVarianceNormalization")
+def import_mean_variance_norm(n: NodeContext) -> NodeResult:
+    return n.call("mean_variance_norm", n.value(0), axes=tuple(n.attr("axes") or (0, 2, 3)))
+
+
+@onnx_op("LpNormalization")
+def import_lp_normalization(n: NodeContext) -> NodeResult:
+    """x over its norm along an axis; 0 where the norm is 0."""
+    x, axis = n.value(0), n.attr("axis", -1)
+    norm = _norm_of(n, x, n.attr("p", 2), (axis % x.rank,))
+    zero = n.const(0, x.dtype)
+    return n.call("where", n.call("equal", norm, zero), zero, n.call("div", x, norm))

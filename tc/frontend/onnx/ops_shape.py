@@ -1,0 +1,589 @@
+"""Operators of ONNX that move elements, look elements up, or make tensors from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.importer import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.shapes import Ratio, make_elements
+from tc.frontend.onnx.tensors import dtype_of
+from tc.frontend.onnx.values import Value, constant_value, elements_value
+from tc.ir import dtype as dtypes
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import i64
+from tc.ir.expr import Const, Expr, as_expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum, select
+from tc.ir.types import product
+from tc.ops.registry import Requirement
+
+# -- constants
+
+
+@onnx_op("Constant")
+def import_constant(n: NodeContext) -> NodeResult:
+    """A tensor from one of the attributes that may hold it."""
+    name = n.outputs[0]
+    for attribute in n.node.attribute:
+        match attribute.name:
+            case "value":
+                return constant_value(n.attr("value"), name)
+            case "sparse_value":
+                return constant_value(n.graph.shared.model.reader.read_sparse(attribute.sparse_tensor), name)
+            case "value_float" | "value_floats":
+                return constant_value(np.array(n.attr(attribute.name), np.float32), name)
+            case "value_int" | "value_ints":
+                return constant_value(np.array(n.attr(attribute.name), np.int64), name)
+            case "value_string" | "value_strings":
+                raise UnsupportedError("a constant of strings; tc has no strings")
+    raise ModelError("Constant has no value")
+
+
+@onnx_op("ConstantOfShape")
+def import_constant_of_shape(n: NodeContext) -> NodeResult:
+    value = n.attr("value")
+    array = np.zeros(1, np.float32) if value is None else value
+    if array.size != 1:
+        raise ModelError(f"ConstantOfShape: the value must be one element, found {array.shape}")
+    dtype = dtypes.from_numpy(array.dtype)
+    return n.call("full", shape=n.dims(0, "shape"), value=array.reshape(()).item(), dtype=dtype)
+
+
+@onnx_op("Shape")
+def import_shape(n: NodeContext) -> NodeResult:
+    raise AssertionError("the shape of a tensor is always known")
+
+
+@onnx_op("Size")
+def import_size(n: NodeContext) -> NodeResult:
+    raise AssertionError("the size of a tensor is always known")
+
+
+@onnx_op("Range")
+def import_range(n: NodeContext) -> NodeResult:
+    """start, start + delta, ... up to but without limit. Its size is known, or computed when it runs."""
+    start, limit, delta = (n.call("reshape", v, shape=()) if v.rank else v for v in n.values())
+    bounds = [n.graph.elements(v) for v in (start, limit, delta)]
+    if start.dtype.is_int and all(b is not None for b in bounds):
+        first, last, step = (b.reshape(-1)[0] for b in bounds if b is not None)
+        if prove(step > 0, n.facts) is True:
+            size = simplify(maximum(ceildiv(last - first, step), 0), n.facts)
+        elif prove(step < 0, n.facts) is True:
+            size = simplify(maximum(ceildiv(first - last, 0 - step), 0), n.facts)
+        else:
+            raise UnsupportedError(f"Range: the sign of the step {step} is not known")
+        made = n.call("range", start=first, size=size, step=step)
+        return made if start.dtype == i64 else n.call("cast", made, dtype=start.dtype)
+    arrays = [n.graph.array(v) for v in (start, limit, delta)]
+    if all(a is not None for a in arrays):
+        a, b, c = (float(array.reshape(())) for array in arrays if array is not None)
+        return n.call("range_like", start, delta, size=max(int(np.ceil((b - a) / c)), 0))
+    if start.dtype.is_float:
+        count = n.call("ceil", n.call("div", n.call("sub", limit, start), delta))
+    else:
+        sign = n.call("sign", delta)
+        reach = n.call("add", n.call("sub", limit, start), n.call("sub", delta, sign))
+        count = n.call("div", reach, delta)
+    whole = n.call("maximum", n.call("cast", count, dtype=i64), n.const(0, i64))
+    (size,) = n.graph.dims(whole, f"{n.label}.size", n.span)
+    return n.call("range_like", start, delta, size=size)
+
+
+@onnx_op("EyeLike")
+def import_eye_like(n: NodeContext) -> NodeResult:
+    x, code = n.value(0), n.attr("dtype", 0)
+    dtype = dtype_of(code, "the attribute dtype") if code else x.dtype
+    return n.call("eye_like", shape=x.shape, k=n.attr("k", 0), dtype=dtype)
+
+
+@onnx_op("OneHot")
+def import_one_hot(n: NodeContext) -> NodeResult:
+    (depth,) = n.dims(1, "depth") if n.value(1).dtype.is_int else _float_dims(n, 1)
+    return n.call("one_hot", n.value(0), n.value(2), depth=depth, axis=n.attr("axis", -1))
+
+
+def _float_dims(n: NodeContext, index: int) -> tuple[Expr, ...]:
+    """Sizes given as floats."""
+    whole = n.call("cast", n.value(index), dtype=i64)
+    return n.graph.dims(whole, f"{n.label}.size", n.span)
+
+
+# -- shapes
+
+
+@onnx_op("Reshape")
+def import_reshape(n: NodeContext) -> NodeResult:
+    """0 takes the dim of the input (unless allowzero), -1 what is left."""
+    x, shape = n.value(0), n.value(1)
+    if shape.rank != 1:
+        raise ShapeError(f"Reshape: the shape must be a vector, found {shape.type}")
+    elements = n.graph.elements(shape)
+    allow_zero = bool(n.attr("allowzero", 0))
+    if elements is None:
+        return n.call("reshape", x, shape=_dims_from_data(n, x, shape, allow_zero))
+    return n.call("reshape", x, shape=_reshaped(n, x.shape, list(elements), allow_zero))
+
+
+def _reshaped(n: NodeContext, source: Sequence[Expr], target: list[Expr], allow_zero: bool) -> tuple[Expr, ...]:
+    dims: list[Expr] = []
+    inferred = None
+    for d, dim in enumerate(target):
+        if is_const(dim, -1):
+            if inferred is not None:
+                raise ShapeError("Reshape: the shape holds -1 more than once")
+            inferred = d
+            dims.append(const(1))
+        elif is_const(dim, 0) and not allow_zero:
+            if d >= len(source):
+                raise ShapeError(f"Reshape: dim {d} of the shape is 0, but the input has rank {len(source)}")
+            dims.append(source[d])
+        else:
+            dims.append(dim)
+    if inferred is not None:
+        dims[inferred] = _remaining(n, source, dims)
+    return tuple(dims)
+
+
+def _remaining(n: NodeContext, source: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
+    """What -1 stands for: the elements of `source` over those of the other dims. Common dims are taken out first."""
+    left, others = list(source), list(dims)
+    for dim in dims:
+        if dim in left:
+            left.remove(dim)
+            others.remove(dim)
+    total, known = simplify(product(tuple(left)), n.facts), simplify(product(tuple(others)), n.facts)
+    if is_const(known, 0):
+        return const(0)
+    return simplify(floordiv(total, known), n.facts)
+
+
+def _dims_from_data(n: NodeContext, x: Value, shape: Value, allow_zero: bool) -> tuple[Expr, ...]:
+    """The target of a Reshape that is only known when it runs."""
+    target = shape if shape.dtype == i64 else n.call("cast", shape, dtype=i64)
+    if not is_const(shape.shape[0]):
+        raise UnsupportedError("Reshape: the rank of the result is not known")
+    rank = int(shape.shape[0])
+    if not allow_zero:
+        source = [*x.shape, *[const(0)] * rank][:rank]
+        copied = elements_value(make_elements(source, (rank,)), i64)
+        target = n.call("where", n.call("equal", target, n.const(0, i64)), copied, target)
+    unknown = n.call("equal", target, n.const(-1, i64))
+    others = n.call("prod", n.call("where", unknown, n.const(1, i64), target), axes=None, keepdims=False)
+    total = elements_value(make_elements([product(x.shape)], ()), i64)
+    dims = n.call("where", unknown, n.call("div", total, others), target)
+    return n.graph.dims(dims, f"{n.label}.shape", n.span)
+
+
+@onnx_op("Flatten")
+def import_flatten(n: NodeContext) -> NodeResult:
+    x, axis = n.value(0), n.attr("axis", 1)
+    if not -x.rank <= axis <= x.rank:
+        raise ShapeError(f"Flatten: axis {axis} of {x.type}")
+    return n.call("flatten", x, axis=axis + x.rank if axis < 0 else axis)
+
+
+@onnx_op("Squeeze")
+def import_squeeze(n: NodeContext) -> NodeResult:
+    x, axes = n.value(0), n.axes(1 if n.opset >= 13 else None)
+    if axes is None:
+        unsure = [dim for dim in x.shape if prove(equal(dim, 1), n.facts) is None]
+        if unsure:
+            raise UnsupportedError(f"Squeeze without axes: whether the dim {unsure[0]} is 1 is not known")
+        axes = [d for d, dim in enumerate(x.shape) if prove(equal(dim, 1), n.facts) is True]
+    return n.call("squeeze", x, axes=tuple(axes)) if axes else x
+
+
+@onnx_op("Unsqueeze")
+def import_unsqueeze(n: NodeContext) -> NodeResult:
+    axes = n.axes(1 if n.opset >= 13 else None)
+    if axes is None:
+        raise ModelError("Unsqueeze: the axes are missing")
+    return n.call("unsqueeze", n.value(0), axes=tuple(axes)) if axes else n.value(0)
+
+
+@onnx_op("Expand")
+def import_expand(n: NodeContext) -> NodeResult:
+    return n.call("expand", n.value(0), shape=n.dims(1, "shape"))
+
+
+@onnx_op("Tile")
+def import_tile(n: NodeContext) -> NodeResult:
+    repeats = n.dims(1, "repeats")
+    if len(repeats) != n.value(0).rank:
+        raise ShapeError(f"Tile: {len(repeats)} repeats for {n.value(0).type}")
+    return n.call("tile", n.value(0), repeats=repeats)
+
+
+@onnx_op("Transpose")
+def import_transpose(n: NodeContext) -> NodeResult:
+    perm = n.attr("perm")
+    return n.call("transpose", n.value(0), perm=None if perm is None else tuple(perm))
+
+
+@onnx_op("Concat")
+def import_concat(n: NodeContext) -> NodeResult:
+    return n.call("concat", *n.values(), axis=n.attr("axis", 1))
+
+
+@onnx_op("Split")
+def import_split(n: NodeContext) -> NodeResult:
+    x, axis = n.value(0), n.attr("axis", 0)
+    if not -x.rank <= axis < x.rank:
+        raise ShapeError(f"Split: axis {axis} of {x.type}")
+    axis %= x.rank
+    sizes: Sequence[Expr | int] | None = n.attr("split") if n.opset < 13 else None
+    if n.opset >= 13 and n.optional(1) is not None:
+        sizes = n.dims(1, "split")
+    if sizes is None:
+        sizes = equal_parts(x.shape[axis], n.num_outputs, n)
+    if len(sizes) != n.num_outputs:
+        raise ShapeError(f"Split: {len(sizes)} sizes for {n.num_outputs} outputs")
+    return n.call_many("split", x, axis=axis, sizes=tuple(sizes))
+
+
+def equal_parts(dim: Expr, count: int, n: NodeContext) -> list[Expr]:
+    """The sizes of `count` parts of a dim, the last one smaller if need be."""
+    if n.opset < 18:
+        return [simplify(floordiv(dim, count), n.facts)] * count
+    part = simplify(ceildiv(dim, count), n.facts)
+    return [*[part] * (count - 1), simplify(dim - part * (count - 1), n.facts)]
+
+
+# -- slices
+
+_TO_THE_END = 1 << 24  # exporters write a large number where they mean the end of an axis
+
+
+@onnx_op("Slice")
+def import_slice_by_attributes(n: NodeContext) -> NodeResult:
+    starts, ends = ([as_expr(v) for v in n.attr(name)] for name in ("starts", "ends"))
+    axes = n.attr("axes")
+    return slice_value(n, n.value(0), starts, ends, list(range(len(starts))) if axes is None else axes, [1] * len(starts))
+
+
+@onnx_op("Slice", since=10)
+def import_slice(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    axes, steps = n.ints(3, "axes"), n.ints(4, "steps")
+    starts, ends = n.graph.elements(n.value(1)), n.graph.elements(n.value(2))
+    count = n.value(1).shape[0] if n.value(1).rank == 1 else None
+    if count is None or not is_const(count):
+        raise ShapeError(f"Slice: the starts must be a vector of known length, found {n.value(1).type}")
+    axes = list(range(int(count))) if axes is None else axes
+    steps = [1] * int(count) if steps is None else steps
+    if starts is None or ends is None:
+        return _slice_by_data(n, x, axes, steps)
+    return slice_value(n, x, list(starts), list(ends), axes, steps)
+
+
+def slice_value(
+    c: Calls, x: Value, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[int], steps: Sequence[int]
+) -> Value:
+    """x[starts:ends:steps] on some axes, with bounds clamped as ONNX says."""
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ShapeError(f"Slice: {len(starts)} starts, {len(ends)} ends, {len(axes)} axes and {len(steps)} steps")
+    begin: list[Expr] = [const(0)] * x.rank
+    sizes, strides = list(x.shape), [1] * x.rank
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if not -x.rank <= axis < x.rank:
+            raise ShapeError(f"Slice: axis {axis} of {x.type}")
+        if step == 0:
+            raise ShapeError("Slice: a step is 0")
+        dim = x.shape[axis]
+        begin[axis], sizes[axis] = _slice_range(c, start, end, step, dim)
+        strides[axis] = step
+    if all(is_const(b, 0) for b in begin) and all(a is b for a, b in zip(sizes, x.shape, strict=True)):
+        return x
+    return c.call("slice", x, starts=tuple(begin), sizes=tuple(sizes), steps=tuple(strides))
+
+
+def _slice_range(c: Calls, start: Expr, end: Expr, step: int, dim: Expr) -> tuple[Expr, Expr]:
+    """First index and number of elements of one axis."""
+    if step > 0:
+        first = _clamp(c, start, dim, 0, dim)
+        last = _clamp(c, end, dim, 0, dim)
+        size = maximum(ceildiv(last - first, step), 0)
+    else:
+        first = _clamp(c, start, dim, 0, dim - 1)
+        last = _clamp(c, end, dim, -1, dim - 1)
+        size = maximum(ceildiv(first - last, -step), 0)
+    return simplify(maximum(first, 0), c.facts), simplify(size, c.facts)
+
+
+def _clamp(c: Calls, place: Expr, dim: Expr, lo: int, hi: Expr) -> Expr:
+    """A slice bound as an index: negative ones count from the end; then clamped to lo..hi."""
+    if isinstance(place, Const) and abs(int(place)) >= _TO_THE_END and not isinstance(dim, Const):
+        far = abs(int(place))
+        if far < 1 << 40:
+            c.graph.builder.require(Requirement(dim <= far, f"Slice: the dim {dim} must be at most {far}"))
+        return hi if int(place) > 0 else const(lo)
+    wrapped = place + dim
+    if prove(place >= 0, c.facts) is True:
+        index = place
+    elif prove(place < 0, c.facts) is True:
+        index = wrapped
+    else:
+        index = select(place < 0, wrapped, place)
+    return simplify(maximum(minimum(index, hi), lo), c.facts)
+
+
+def _slice_by_data(n: NodeContext, x: Value, axes: Sequence[int], steps: Sequence[int]) -> Value:
+    """A slice whose bounds are only known when it runs: start and size are computed as tensors, then read as dims."""
+    if any(not -x.rank <= axis < x.rank for axis in axes) or 0 in steps:
+        raise ShapeError(f"Slice: axes {list(axes)} and steps {list(steps)} on {x.type}")
+    dims = _vector([x.shape[axis] for axis in axes])
+    hi = _vector([x.shape[axis] if step > 0 else x.shape[axis] - 1 for axis, step in zip(axes, steps, strict=True)])
+    zero, step = n.const(0, i64), constant_value(np.array(steps, np.int64))
+    lo = constant_value(np.array([0 if s > 0 else -1 for s in steps], np.int64))
+
+    def bound(index: int, lowest: Value) -> Value:
+        place = n.value(index)
+        place = place if place.dtype == i64 else n.call("cast", place, dtype=i64)
+        wrapped = n.call("where", n.call("less", place, zero), n.call("add", place, dims), place)
+        return n.call("maximum", n.call("minimum", wrapped, hi), lowest)
+
+    first, last = bound(1, zero), bound(2, lo)
+    sign = constant_value(np.sign(np.array(steps, np.int64)))
+    reach = n.call("add", n.call("sub", last, first), n.call("sub", step, sign))
+    size = n.call("maximum", n.call("div", reach, step), zero)
+    begin: list[Expr] = [const(0)] * x.rank
+    sizes, strides = list(x.shape), [1] * x.rank
+    starts = n.graph.dims(first, f"{n.label}.start", n.span)
+    counts = n.graph.dims(size, f"{n.label}.size", n.span)
+    for axis, a, b, s in zip(axes, starts, counts, steps, strict=True):
+        begin[axis], sizes[axis], strides[axis] = a, b, s
+    return n.call("slice", x, starts=tuple(begin), sizes=tuple(sizes), steps=tuple(strides))
+
+
+def _vector(dims: Sequence[Expr]) -> Value:
+    return elements_value(make_elements(list(dims), (len(dims),)), i64)
+
+
+# -- padding
+
+
+@onnx_op("Pad")
+def import_pad_by_attributes(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    fill = n.const(n.attr("value", 0.0), x.dtype)
+    return pad_value(n, x, [as_expr(v) for v in n.attr("pads")], fill, n.attr("mode", "constant"))
+
+
+@onnx_op("Pad", since=11)
+def import_pad(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    pads = n.graph.elements(n.value(1))
+    if pads is None:
+        raise UnsupportedError("Pad: the pads depend on data")
+    amounts: list[Expr] = list(pads.reshape(-1))
+    axes = n.ints(3, "axes")
+    if axes is not None:
+        given, amounts = amounts, [const(0)] * (2 * x.rank)
+        for k, axis in enumerate(axes):
+            amounts[axis % x.rank] = given[k]
+            amounts[x.rank + axis % x.rank] = given[len(axes) + k]
+    fill = n.optional(2)
+    if fill is not None and fill.rank:
+        fill = n.call("reshape", fill, shape=())
+    return pad_value(n, x, amounts, fill, n.attr("mode", "constant"))
+
+
+def pad_value(c: Calls, x: Value, pads: Sequence[Expr], fill: Value | None, mode: str) -> Value:
+    if len(pads) != 2 * x.rank:
+        raise ShapeError(f"Pad: {len(pads)} pads for {x.type}; there must be two per axis")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise UnsupportedError(f"Pad: there is no mode {mode!r}")
+    return c.call("pad", x, fill if mode == "constant" else None, pads=tuple(pads), mode=mode)
+
+
+# -- rearranging
+
+
+@onnx_op("DepthToSpace")
+def import_depth_to_space(n: NodeContext) -> NodeResult:
+    return n.call("depth_to_space", n.value(0), block=n.attr("blocksize"), mode=n.attr("mode", "DCR"))
+
+
+@onnx_op("SpaceToDepth")
+def import_space_to_depth(n: NodeContext) -> NodeResult:
+    return n.call("space_to_depth", n.value(0), block=n.attr("blocksize"))
+
+
+@onnx_op("ReverseSequence")
+def import_reverse_sequence(n: NodeContext) -> NodeResult:
+    batch, time = n.attr("batch_axis", 1), n.attr("time_axis", 0)
+    return n.call("reverse_sequence", n.value(0), n.value(1), batch_axis=batch, time_axis=time)
+
+
+@onnx_op("Trilu")
+def import_trilu(n: NodeContext) -> NodeResult:
+    k = n.ints(1, "k")
+    return n.call("trilu", n.value(0), upper=bool(n.attr("upper", 1)), k=k[0] if k else 0)
+
+
+# -- looking up
+
+
+@onnx_op("Gather")
+def import_gather(n: NodeContext) -> NodeResult:
+    return n.call("gather", n.value(0), n.value(1), axis=n.attr("axis", 0))
+
+
+@onnx_op("GatherElements")
+def import_gather_elements(n: NodeContext) -> NodeResult:
+    return n.call("gather_elements", n.value(0), n.value(1), axis=n.attr("axis", 0))
+
+
+@onnx_op("GatherND")
+def import_gather_nd(n: NodeContext) -> NodeResult:
+    return n.call("gather_nd", n.value(0), n.value(1), batch_dims=n.attr("batch_dims", 0))
+
+
+@onnx_op("Scatter", "ScatterElements")
+def import_scatter_elements(n: NodeContext) -> NodeResult:
+    return n.call("scatter_elements", *n.values(), axis=n.attr("axis", 0), reduction=n.attr("reduction", "none"))
+
+
+@onnx_op("ScatterND")
+def import_scatter_nd(n: NodeContext) -> NodeResult:
+    return n.call("scatter_nd", *n.values(), reduction=n.attr("reduction", "none"))
+
+
+@onnx_op("NonZero")
+def import_nonzero(n: NodeContext) -> NodeResult:
+    return n.call("nonzero", n.value(0))
+
+
+@onnx_op("Compress")
+def import_compress(n: NodeContext) -> NodeResult:
+    return n.call("compress", n.value(0), n.value(1), axis=n.attr("axis"))
+
+
+# -- resampling
+
+
+@onnx_op("Upsample")
+def import_upsample_by_attribute(n: NodeContext) -> NodeResult:
+    return _upsample(n, n.attr("scales"))
+
+
+@onnx_op("Upsample", since=9)
+def import_upsample(n: NodeContext) -> NodeResult:
+    scales = n.array(1, "scales")
+    assert scales is not None
+    return _upsample(n, scales.reshape(-1).tolist())
+
+
+@onnx_op("Resize", since=10)
+def import_resize_10(n: NodeContext) -> NodeResult:
+    scales = n.array(1, "scales")
+    assert scales is not None
+    return _upsample(n, scales.reshape(-1).tolist())
+
+
+def _upsample(n: NodeContext, scales: Sequence[float]) -> Value:
+    """The first form of resizing: output index over scale, rounded down."""
+    x = n.value(0)
+    if len(scales) != x.rank:
+        raise ShapeError(f"{n.op_type}: {len(scales)} scales for {x.type}")
+    sizes = tuple(_scaled(n, dim, scale) for dim, scale in zip(x.shape, scales, strict=True))
+    mode = n.attr("mode", "nearest")
+    return n.call(
+        "resize",
+        x,
+        sizes=sizes,
+        scales=tuple(map(float, scales)),
+        mode="linear" if mode == "bilinear" else mode,
+        coordinate_mode="asymmetric",
+        nearest_mode="floor",
+    )
+
+
+def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
+    """floor(dim * scale)"""
+    if isinstance(dim, Const):
+        return const(int(np.floor(np.float32(int(dim)) * np.float32(scale))))
+    numerator, denominator = float(scale).as_integer_ratio()
+    if numerator >= 1 << 40 or denominator >= 1 << 40:
+        raise UnsupportedError(f"{n.op_type}: the scale {scale} of the dim {dim}")
+    return simplify(floordiv(dim * numerator, denominator), n.facts)
+
+
+@onnx_op("Resize", since=11)
+def import_resize(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    mode, coordinates = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
+    if coordinates in ("tf_crop_and_resize", "tf_half_pixel_for_nn") or n.attr("antialias", 0):
+        what = "with antialiasing" if n.attr("antialias", 0) else f"with coordinates {coordinates!r}"
+        raise UnsupportedError(f"Resize {what}")
+    axes = [axis % x.rank for axis in n.attr("axes") or range(x.rank)]
+    sizes, scales = _resize_targets(n, x, axes)
+    return n.call(
+        "resize",
+        x,
+        sizes=tuple(sizes),
+        scales=tuple(scales),
+        mode=mode,
+        coordinate_mode=coordinates,
+        nearest_mode=n.attr("nearest_mode", "round_prefer_floor"),
+        cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
+        exclude_outside=bool(n.attr("exclude_outside", 0)),
+    )
+
+
+def _resize_targets(n: NodeContext, x: Value, axes: Sequence[int]) -> tuple[list[Expr], list[float | None]]:
+    """Sizes and scales of all axes. A scale None is the size of the result over that of the input."""
+    sizes: list[Expr] = list(x.shape)
+    scales: list[float | None] = [1.0] * x.rank
+    wanted = n.optional(3)
+    if wanted is not None and not is_const(product(wanted.shape), 0):
+        targets = n.dims(3, "sizes")
+        if n.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+            return _keep_aspect(n, x, axes, targets)
+        for axis, size in zip(axes, targets, strict=True):
+            sizes[axis], scales[axis] = size, None
+        return sizes, scales
+    given = n.optional(2)
+    if given is None:
+        raise ModelError("Resize: neither sizes nor scales are given")
+    array = n.graph.array(given)
+    elements = n.graph.elements(given)
+    for k, axis in enumerate(axes):
+        if array is not None:
+            scales[axis] = float(array.reshape(-1)[k])
+            sizes[axis] = _scaled(n, x.shape[axis], float(array.reshape(-1)[k]))
+        elif elements is not None:
+            ratio = elements.reshape(-1)[k]
+            assert isinstance(ratio, Ratio)
+            scales[axis] = None
+            sizes[axis] = _ratio_of_dim(n, x.shape[axis], ratio)
+        else:
+            raise UnsupportedError("Resize: the scales depend on data")
+    return sizes, scales
+
+
+def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: Ratio) -> Expr:
+    """floor(dim * ratio), where a ratio over the dim itself cancels."""
+    if ratio.den is dim:
+        return ratio.num
+    return simplify(floordiv(dim * ratio.num, ratio.den), n.facts)
+
+
+def _keep_aspect(
+    n: NodeContext, x: Value, axes: Sequence[int], targets: Sequence[Expr]
+) -> tuple[list[Expr], list[float | None]]:
+    """One scale for all axes: the smallest or the largest that the wanted sizes ask for."""
+    if not all(is_const(t) for t in targets) or not all(is_const(x.shape[axis]) for axis in axes):
+        raise UnsupportedError("Resize that keeps the aspect ratio of sizes that are not known")
+    policy = n.attr("keep_aspect_ratio_policy")
+    ratios = [int(t) / int(x.shape[axis]) for axis, t in zip(axes, targets, strict=True)]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    sizes: list[Expr] = list(x.shape)
+    scales: list[float | None] = [1.0] * x.rank
+    for axis in axes:
+        sizes[axis] = const(int(np.floor(int(x.shape[axis]) * scale + 0.5)))
+        scales[axis] = scale
+    return sizes, scales
+
+

@@ -1,0 +1,310 @@
+"""Model files to protocol buffers, with errors in our words; what a graph must fulfil before it is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from tc.errors import ModelError, Span, UnsupportedError
+from tc.frontend.onnx.tensors import TensorReader, map_file
+from tc.frontend.onnx.wire import split_tensors
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+ModelSource = Union[str, "os.PathLike[str]", bytes, "ModelProto"]
+
+MIN_OPSET = 7
+_SPLIT_FROM_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Model:
+    """A parsed model, the reader of its tensors, and its opset version per domain ("" is ONNX itself)."""
+
+    proto: ModelProto
+    reader: TensorReader
+    opsets: Mapping[str, int]
+    functions: Mapping[tuple[str, str, str], FunctionProto]
+
+
+def read_model(source: ModelSource) -> Model:
+    """Parse a model given as path, bytes or message. Raises ModelError for what is no ONNX model."""
+    import onnx
+
+    folder: Path | None = None
+    own = None
+    if isinstance(source, onnx.ModelProto):
+        proto = source
+    else:
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            data = memoryview(source).cast("B")
+        else:
+            path = Path(source)
+            if not path.exists():
+                raise ModelError(f"there is no file {str(path)!r}")
+            folder, data = path.parent, map_file(path)
+        if len(data) == 0:
+            raise ModelError("the model is empty: 0 bytes")
+        raw: bytes | memoryview = data
+        if len(data) >= _SPLIT_FROM_BYTES:
+            split = split_tensors(data)
+            raw, own = split.proto, (split.location, split.data)
+        proto = _parse(bytes(raw))
+    if not proto.HasField("graph"):
+        raise ModelError("this is not an ONNX model: it holds no graph")
+    opsets = _opsets(proto.opset_import, proto.ir_version)
+    functions = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
+    return Model(proto, TensorReader(folder, own), opsets, functions)
+
+
+def _parse(data: bytes) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelError(f"this is not an ONNX model, or a damaged one: {error}") from error
+    return proto
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def _opsets(imports: Iterable[Any], ir_version: int) -> dict[str, int]:
+    """The opset versions, checked against what the installed `onnx` package knows."""
+    import onnx
+
+    opsets = {_domain(entry.domain): entry.version for entry in imports}
+    if "" not in opsets and ir_version < 3:
+        opsets[""] = 1
+    version = opsets.get("")
+    newest = onnx.defs.onnx_opset_version()
+    if version is not None and version > newest:
+        raise UnsupportedError(
+            f"the model uses ONNX opset {version}, but the installed onnx package knows opsets up to {newest}; "
+            "upgrade onnx, or export the model with an older opset"
+        )
+    if version is not None and version < MIN_OPSET:
+        raise UnsupportedError(
+            f"the model uses ONNX opset {version}; tc takes opsets from {MIN_OPSET}: "
+            "convert it with onnx.version_converter.convert_version"
+        )
+    return opsets
+
+
+def node_label(node: NodeProto, index: int) -> str:
+    """The name of a node in errors and reports; nodes without a name are counted."""
+    return node.name or f"{node.op_type}_{index}"
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes: branches and loop bodies."""
+    found = []
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            found.append(attribute.g)
+        found.extend(attribute.graphs)
+    return found
+
+
+@dataclass(frozen=True)
+class OrderedNode:
+    """A node, its number in the file and everything it reads, what its subgraphs capture included."""
+
+    node: NodeProto
+    index: int
+    reads: frozenset[str]
+
+    @property
+    def label(self) -> str:
+        return node_label(self.node, self.index)
+
+
+def order_nodes(
+    nodes: Iterable[NodeProto], known: frozenset[str], where: str, *, unique: bool = False
+) -> list[OrderedNode]:
+    """The nodes in an order where each comes after what it reads; `known` are the names defined before.
+
+    ModelError for a name that is defined twice or never, and for nodes that wait for each other. Subgraphs may define names
+    of enclosing graphs anew, as some exporters do; with `unique` that is an error too.
+    """
+    ordered = [OrderedNode(node, k, reads(node)) for k, node in enumerate(nodes)]
+    producer: dict[str, OrderedNode] = {}
+    for item in ordered:
+        for name in filter(None, item.node.output):
+            if name in producer:
+                raise ModelError(f"{name!r} is defined twice, by {producer[name].label} and {item.label}", Span(item.label))
+            if unique and name in known:
+                raise ModelError(f"{name!r} is defined by {item.label}, and once more outside of it", Span(item.label))
+            producer[name] = item
+    for item in ordered:
+        for name in item.reads:
+            if name not in producer and name not in known:
+                raise ModelError(f"{item.node.op_type} reads {name!r}, which nothing in {where} defines", Span(item.label))
+    return _sorted(ordered, producer)
+
+
+def _sorted(ordered: list[OrderedNode], producer: Mapping[str, OrderedNode]) -> list[OrderedNode]:
+    """Producers first; files in order, the usual case, stay as they are."""
+    done: set[int] = set()
+    result: list[OrderedNode] = []
+    for root in ordered:
+        stack = [root]
+        on_path: dict[int, OrderedNode] = {}
+        while stack:
+            item = stack[-1]
+            if item.index in done:
+                stack.pop()
+                continue
+            on_path[item.index] = item
+            waiting = [p for name in sorted(item.reads) if (p := producer.get(name)) and p.index not in done]
+            if not waiting:
+                done.add(item.index)
+                on_path.pop(item.index, None)
+                result.append(item)
+                stack.pop()
+                continue
+            for other in waiting:
+                if other.index in on_path:
+                    raise ModelError(
+                        f"the graph has a cycle: {_cycle(on_path, producer, other)}", Span(other.label)
+                    )
+            stack.append(waiting[0])
+    return result
+
+
+def _cycle(on_path: Mapping[int, OrderedNode], producer: Mapping[str, OrderedNode], start: OrderedNode) -> str:
+    items = list(on_path.values())
+    labels = [item.label for item in items[items.index(start) :]]
+    return " -> ".join([*labels, start.label])
+
+
+def reads(node: NodeProto) -> frozenset[str]:
+    """Every name that a node needs from outside: its inputs and what its subgraphs capture."""
+    names = set(filter(None, node.input))
+    for graph in subgraphs(node):
+        names |= captured(graph)
+    return frozenset(names)
+
+
+def captured(graph: GraphProto) -> set[str]:
+    """Names that a subgraph uses and does not define."""
+    defined = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    defined |= {sparse.values.name for sparse in graph.sparse_initializer}
+    wanted = {value.name for value in graph.output}
+    for node in graph.node:
+        wanted |= reads(node)
+        defined |= set(node.output)
+    return wanted - defined
+
+
+def needed_nodes(ordered: Sequence[OrderedNode], outputs: Iterable[str]) -> set[int]:
+    """Numbers of the nodes that the outputs depend on."""
+    wanted = set(outputs)
+    needed: set[int] = set()
+    for item in reversed(ordered):
+        if wanted.intersection(item.node.output):
+            needed.add(item.index)
+            wanted |= item.reads
+    return needed
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What ONNX says about an operator in one opset; a cached copy of `onnx.defs.OpSchema`."""
+
+    since: int
+    min_inputs: int
+    max_inputs: int
+    min_outputs: int
+    max_outputs: int
+    attributes: Mapping[str, tuple[int, bool]]  # name -> (type, required)
+    defaults: Mapping[str, Any]
+    deprecated: bool
+
+
+@cache
+def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
+    """The schema of an operator, or None if ONNX has none."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    attributes = schema.attributes
+    return Schema(
+        schema.since_version,
+        schema.min_input,
+        schema.max_input,
+        schema.min_output,
+        schema.max_output,
+        {name: (int(a.type.value), bool(a.required)) for name, a in attributes.items()},
+        {name: attribute_value(a.default_value) for name, a in attributes.items() if a.default_value.type},
+        schema.deprecated,
+    )
+
+
+def check_node(node: NodeProto, schema: Schema, opset: int) -> None:
+    """ModelError unless number of inputs and outputs and the attributes fit the schema."""
+    what = f"{node.op_type} of opset {opset}"
+    if schema.deprecated:
+        raise ModelError(f"{what} was removed from ONNX; export the model again, or convert it to an older opset")
+    if not schema.min_inputs <= len(node.input) <= schema.max_inputs:
+        raise ModelError(f"{what} takes {_range(schema.min_inputs, schema.max_inputs)} inputs, but has {len(node.input)}")
+    if not schema.min_outputs <= len(node.output) <= schema.max_outputs:
+        raise ModelError(f"{what} has {_range(schema.min_outputs, schema.max_outputs)} outputs, not {len(node.output)}")
+    given = {attribute.name: attribute for attribute in node.attribute}
+    for name, attribute in given.items():
+        known = schema.attributes.get(name)
+        if known is not None and attribute.type and known[0] != attribute.type and not attribute.ref_attr_name:
+            raise ModelError(f"{what}: the attribute {name!r} has the wrong type")
+    for name, (_, required) in schema.attributes.items():
+        if required and name not in given:
+            raise ModelError(f"{what}: the attribute {name!r} is required")
+
+
+def _range(lo: int, hi: int) -> str:
+    if lo == hi:
+        return str(lo)
+    return f"{lo} or more" if hi >= 2**31 - 1 else f"{lo} to {hi}"
+
+
+def attribute_value(attribute: AttributeProto) -> Any:
+    """The value of an attribute: numbers, text, lists of them; tensors and graphs as messages."""
+    match attribute.type:
+        case 1:
+            return attribute.f
+        case 2:
+            return attribute.i
+        case 3:
+            return attribute.s.decode("utf-8", "replace")
+        case 4:
+            return attribute.t
+        case 5:
+            return attribute.g
+        case 6:
+            return list(attribute.floats)
+        case 7:
+            return list(attribute.ints)
+        case 8:
+            return [s.decode("utf-8", "replace") for s in attribute.strings]
+        case 9:
+            return list(attribute.tensors)
+        case 10:
+            return list(attribute.graphs)
+        case 11:
+            return attribute.sparse_tensor
+    if attribute.type == 0:  # files from before types were required
+        for field, value in attribute.ListFields():
+            if field.name not in ("name", "doc_string"):
+                return value
+    raise UnsupportedError(f"attribute {attribute.name!r} has a type that tc does not know")

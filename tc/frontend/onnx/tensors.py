@@ -1,0 +1,207 @@
+"""The values of a model's tensors, as numpy arrays that share memory with the file wherever possible."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+
+from tc.errors import LimitError, ModelError, UnsupportedError
+from tc.ir import dtype as dtypes
+from tc.ir.dtype import DType
+
+if TYPE_CHECKING:
+    from onnx import SparseTensorProto, TensorProto
+
+MAX_TENSOR_BYTES = 1 << 37
+
+# onnx.TensorProto.DataType -> our dtype
+DTYPES: Mapping[int, DType] = {
+    1: dtypes.f32,
+    2: dtypes.u8,
+    3: dtypes.i8,
+    4: dtypes.u16,
+    5: dtypes.i16,
+    6: dtypes.i32,
+    7: dtypes.i64,
+    9: dtypes.bool_,
+    10: dtypes.f16,
+    11: dtypes.f64,
+    12: dtypes.u32,
+    13: dtypes.u64,
+    16: dtypes.bf16,
+}
+CODES: Mapping[DType, int] = {dtype: code for code, dtype in DTYPES.items()}
+_OTHER_NAMES = {
+    0: "undefined",
+    8: "string",
+    14: "complex64",
+    15: "complex128",
+    17: "float8e4m3fn",
+    18: "float8e4m3fnuz",
+    19: "float8e5m2",
+    20: "float8e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4e2m1",
+    24: "float8e8m0",
+    25: "uint2",
+    26: "int2",
+}
+# Fields that hold values when raw_data does not: dtype name -> (field, numpy dtype of the stored bits)
+_VALUE_FIELDS = {
+    "f32": "float_data",
+    "f64": "double_data",
+    "i64": "int64_data",
+    "u64": "uint64_data",
+    "u32": "uint64_data",
+}
+
+
+def dtype_of(code: int, what: str) -> DType:
+    """Our dtype for an ONNX element type; `what` names the tensor in the error."""
+    found = DTYPES.get(code)
+    if found is not None:
+        return found
+    name = _OTHER_NAMES.get(code, f"number {code}")
+    if code == 0 or code not in _OTHER_NAMES:
+        raise ModelError(f"{what} has the element type {name}, which ONNX does not define")
+    raise UnsupportedError(
+        f"{what} has the element type {name}, which tc does not have; convert the model to one of "
+        f"{', '.join(d.numpy.name for d in DTYPES.values())}"
+    )
+
+
+class TensorReader:
+    """Reads tensors of one model. `folder` holds its external data; `own` is (location, bytes) of data inside the model."""
+
+    def __init__(self, folder: Path | None, own: tuple[str, memoryview] | None = None) -> None:
+        self.folder = folder
+        self.own = own
+        self._files: dict[str, memoryview] = {}
+
+    def read(self, tensor: TensorProto) -> np.ndarray:
+        """The array of a tensor, read-only where it shares memory. Raises ModelError, LimitError, UnsupportedError."""
+        what = f"tensor {tensor.name!r}"
+        dtype = dtype_of(tensor.data_type, what)
+        shape = tuple(tensor.dims)
+        count = _num_elements(shape, dtype, what)
+        if tensor.data_location == 1:
+            raw: bytes | memoryview = self._external(tensor, count * dtype.size_bytes, what)
+        elif tensor.HasField("raw_data"):
+            raw = tensor.raw_data
+        else:
+            return _from_fields(tensor, dtype, count, what).reshape(shape)
+        if len(raw) != count * dtype.size_bytes:
+            raise ModelError(
+                f"{what} of type {dtype} and shape {list(shape)} needs {count * dtype.size_bytes} bytes, but has {len(raw)}"
+            )
+        return np.frombuffer(raw, dtype.numpy).reshape(shape)
+
+    def read_sparse(self, sparse: SparseTensorProto) -> np.ndarray:
+        """The dense array of a sparse tensor."""
+        values = self.read(sparse.values)
+        indices = self.read(sparse.indices)
+        what = f"sparse tensor {sparse.values.name!r}"
+        dtype = dtypes.from_numpy(values.dtype)
+        shape = tuple(sparse.dims)
+        _num_elements(shape, dtype, what)
+        if values.ndim != 1 or indices.ndim not in (1, 2) or len(indices) != len(values):
+            raise ModelError(f"{what}: {values.shape} values do not fit {indices.shape} indices")
+        if indices.ndim == 2 and indices.shape[1] != len(shape):
+            raise ModelError(f"{what}: indices of {indices.shape[1]} coordinates in a tensor of rank {len(shape)}")
+        dense = np.zeros(shape, values.dtype)
+        limits = np.asarray(shape if indices.ndim == 2 else [dense.size])
+        if len(indices) and ((indices < 0).any() or (indices >= limits).any()):
+            raise ModelError(f"{what}: an index lies outside of shape {list(shape)}")
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+        return dense
+
+    def _external(self, tensor: TensorProto, size: int, what: str) -> memoryview:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        try:
+            offset = int(entries.get("offset", "0"))
+            length = int(entries["length"]) if "length" in entries else size
+        except ValueError as error:
+            raise ModelError(f"{what}: offset and length of its external data must be integers") from error
+        if self.own is not None and location == self.own[0]:
+            data = self.own[1]
+        else:
+            data = self._map_file(location, what)
+        if length != size:
+            raise ModelError(f"{what} needs {size} bytes, but its external data in {location!r} says length {length}")
+        if offset < 0 or offset + length > len(data):
+            raise ModelError(
+                f"{what}: bytes {offset}..{offset + length} of {location!r} are wanted, but the file has {len(data)}"
+            )
+        return data[offset : offset + length]
+
+    def _map_file(self, location: str, what: str) -> memoryview:
+        """The bytes of an external file, memory-mapped; refused unless it lies in the model's folder, links resolved."""
+        found = self._files.get(location)
+        if found is None:
+            found = map_file(self._contained(location, what))
+            self._files[location] = found
+        return found
+
+    def _contained(self, location: str, what: str) -> Path:
+        if self.folder is None:
+            raise ModelError(f"{what} lies in the file {location!r}; give the model's path, so that it can be found")
+        parts = PurePosixPath(location.replace("\\", "/"))
+        if not location or parts.is_absolute() or ".." in parts.parts or ":" in location or "\0" in location:
+            raise ModelError(f"{what}: external data {location!r} must be a path inside of the model's folder, without '..'")
+        path = self.folder.joinpath(*parts.parts)
+        try:
+            real = path.resolve(strict=True)
+        except (OSError, RuntimeError) as error:
+            raise ModelError(f"{what}: there is no external data file {location!r} beside the model") from error
+        if not real.is_relative_to(self.folder.resolve()):
+            raise ModelError(f"{what}: external data {location!r} is a link that leaves the model's folder")
+        if not real.is_file():
+            raise ModelError(f"{what}: external data {location!r} is not a file")
+        return real
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, memory-mapped and read-only. Raises ModelError when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def _num_elements(shape: tuple[int, ...], dtype: DType, what: str) -> int:
+    count = 1
+    for dim in shape:
+        if dim < 0:
+            raise ModelError(f"{what} has the shape {list(shape)}: a dim is negative")
+        count *= dim
+    if count * dtype.size_bytes > MAX_TENSOR_BYTES:
+        raise LimitError(
+            f"{what} of type {dtype} and shape {list(shape)} would take {count * dtype.size_bytes} bytes; "
+            f"the limit is {MAX_TENSOR_BYTES}"
+        )
+    return count
+
+
+def _from_fields(tensor: TensorProto, dtype: DType, count: int, what: str) -> np.ndarray:
+    """Values stored in the typed fields: 16-bit floats as their bits, small integers as int32."""
+    stored = getattr(tensor, _VALUE_FIELDS.get(dtype.name, "int32_data"))
+    if len(stored) != count:
+        raise ModelError(f"{what} of shape {list(tensor.dims)} needs {count} elements, but has {len(stored)}")
+    if dtype.name in ("f16", "bf16"):
+        bits = np.array(stored, np.int64).astype(np.uint16)
+        return bits.view(np.float16 if dtype.name == "f16" else ml_dtypes.bfloat16)
+    return np.array(stored, np.float64 if dtype.name == "f64" else None).astype(dtype.numpy)

@@ -1,0 +1,72 @@
+"""What the names of a model stand for while it is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+
+from tc.frontend.onnx.shapes import Elements, array_of_elements, elements_of_array, is_constant
+from tc.ir.dtype import DType
+from tc.ir.expr import Expr
+from tc.ir.graph import Atom, TensorConst
+from tc.ir.types import TensorType, tensor_type
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor: an atom of the graph, or elements known as expressions that become an atom when somebody needs the data."""
+
+    type: TensorType
+    atom: Atom | None = None
+    elements: Elements | None = None
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceValue:
+    """An ONNX sequence of known length; it exists at import only."""
+
+    items: tuple[Value, ...]
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class OptionalValue:
+    """An ONNX optional: something or nothing, known at import."""
+
+    content: Value | SequenceValue | None
+
+
+@dataclass(frozen=True, eq=False)
+class UnknownValue:
+    """The result of a node that was refused; only met while a model is inspected."""
+
+
+AnyValue = Union[Value, SequenceValue, OptionalValue, UnknownValue]
+
+
+def constant_value(array: np.ndarray, name: str = "") -> Value:
+    """A constant tensor. The array's memory is shared."""
+    const = TensorConst(array, name)
+    return Value(const.type, const, elements_of_array(array) if array.size <= 64 and array.dtype.kind in "iub" else None)
+
+
+def elements_value(elements: Elements, dtype: DType) -> Value:
+    """A tensor of known elements; a constant if they are."""
+    type_ = tensor_type(elements.shape, dtype)
+    if is_constant(elements):
+        return Value(type_, TensorConst(array_of_elements(elements, dtype)), elements)
+    return Value(type_, None, elements)
