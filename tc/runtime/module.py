@@ -1,0 +1,487 @@
+"""CompiledModule: a compiled graph as a callable.
+
+A call fills a frame of machine words with pointers and dims, calls native code once (twice when shapes are dynamic), and returns
+arrays. Between those calls no Python runs, except for nodes on the reference kernel. Calls from several threads are
+independent: each takes a frame and an arena of its own from a stack of idle ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tc.errors import InputError, TcError
+from tc.ir.arith import evaluate
+from tc.ir.dtype import DType
+from tc.ir.expr import Const, Expr, Var
+from tc.ir.node import walk
+from tc.ir.plan import CallOut, ExecutionPlan, Place, Slot
+from tc.ir.types import TensorType
+from tc.runtime.entry import (
+    ARENA,
+    ARENA_BYTES,
+    CALLBACK,
+    CONSTANTS,
+    DETAIL,
+    THREADS,
+    EntrySource,
+)
+from tc.runtime.jit import Library
+from tc.runtime.pool import get_pool
+
+ALIGNMENT = 64
+_HUGE_PAGE = 2 << 20
+
+Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output: its name, dtype, and shape (ints, and dim names or formulas as text)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def _info(name: str, type_: TensorType) -> TensorInfo:
+    shape = tuple(int(dim.value) if isinstance(dim, Const) else str(dim) for dim in type_.shape)
+    return TensorInfo(name, type_.dtype, shape)
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel: its name, the model's nodes that it computes, how often it is called, how it was scheduled."""
+
+    name: str
+    nodes: tuple[str, ...]
+    calls: int = 1
+    rule: str = ""
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage."""
+
+    kernels: tuple[KernelReport, ...]
+    fallbacks: tuple[str, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
+    arena: str = "0"
+    constant_bytes: int = 0
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.kernels)} kernels, arena {self.arena} bytes, constants {self.constant_bytes} bytes"]
+        for kernel in self.kernels:
+            times = f" x{kernel.calls}" if kernel.calls > 1 else ""
+            lines.append(f"  {kernel.name}{times} [{kernel.rule}] <- {', '.join(kernel.nodes)}")
+        lines += [f"  reference kernel: {node}" for node in self.fallbacks]
+        lines.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds))
+        return "\n".join(lines)
+
+
+@dataclass
+class _Frame:
+    """Machine words for one running call, and the arena it uses."""
+
+    words: Any
+    address: int
+    arena: _Arena | None = None
+    error: BaseException | None = None
+    keep: list[Any] = field(default_factory=list)
+
+
+class _Arena:
+    """Anonymous memory, aligned, in huge pages when it is large."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._memory = mmap.mmap(-1, max(size_bytes, 1) + _HUGE_PAGE)
+        if size_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        step = _HUGE_PAGE if size_bytes >= _HUGE_PAGE else ALIGNMENT
+        self.address = -(-start // step) * step
+
+
+def aligned_constant(value: np.ndarray) -> np.ndarray:
+    """`value`, contiguous and starting at a multiple of 64 bytes; copied only if need be."""
+    value = np.ascontiguousarray(value).reshape(value.shape)
+    if value.ctypes.data % ALIGNMENT == 0 or value.nbytes == 0:
+        return value
+    room = np.empty(value.nbytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    copy = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    copy[...] = value
+    return copy
+
+
+class CompiledModule:
+    """A compiled model.
+
+    y = m(x)                      arrays by position (in the order of `inputs`), or one dict by name
+    m.run({"x": x})               dict of outputs by name
+    m(x, out=buffer)              results go into your arrays (a list when there are several)
+
+    Arrays are numpy arrays or anything with `__dlpack__` on the CPU; results are of the kind of the first input. An array that
+    is C-contiguous is used in place, another is copied once. dtypes are never converted: a wrong one raises InputError.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        entry: EntrySource,
+        library: Library,
+        symbol: str,
+        constants: Sequence[np.ndarray],
+        threads: int,
+        callback: Callback | None = None,
+        report: Report | None = None,
+        explanations: Mapping[str, str] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.threads = threads
+        self.inputs = tuple(_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
+        self.outputs = tuple(_info(v.name, v.type) for v in plan.outputs)  # type: ignore[arg-type]
+        self._entry = entry
+        self._library = library
+        self._callback = callback
+        self._report = report or Report(())
+        self._explanations = dict(explanations or {})
+        self._constants = list(constants)
+        self._table = (ctypes.c_void_p * max(len(constants), 1))(*(c.ctypes.data for c in constants))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+        self._prepare = kind(library.address(f"{symbol}_prepare"))
+        self._run = kind(library.address(f"{symbol}_run"))
+        self._native_callback = _CALLBACK(self._call_out) if entry.calls else None
+        self._lock = threading.Lock()
+        self._idle: list[_Frame] = []
+        self._frames: dict[int, _Frame] = {}
+        self._dtypes = [v.type.dtype.numpy for v in plan.inputs]  # type: ignore[union-attr]
+        self._static_in = [v.type.static_shape for v in plan.inputs]  # type: ignore[union-attr]
+        self._static_out = [v.type.static_shape for v in plan.outputs]  # type: ignore[union-attr]
+        self._is_static = all(s is not None for s in (*self._static_in, *self._static_out))
+        self._static_arena = int(plan.arena_bytes.value) if isinstance(plan.arena_bytes, Const) else None
+        self._is_static = self._is_static and self._static_arena is not None
+        self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
+        self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
+        self._positions = {info.name: k for k, info in enumerate(self.inputs)}
+        if threads > 1:
+            get_pool().start(threads)
+
+    # -- calling
+
+    def __call__(self, *args: Any, out: Any = None) -> Any:
+        """Run; returns the result, or a tuple of results when there are several."""
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            args = self._by_name(args[0])
+        results = self._execute(args, out)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run on inputs by name; returns outputs by name, in order."""
+        results = self._execute(self._by_name(inputs), None)
+        return {info.name: result for info, result in zip(self.outputs, results, strict=True)}
+
+    def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        unknown = [name for name in inputs if name not in self._positions]
+        missing = [info.name for info in self.inputs if info.name not in inputs]
+        if unknown:
+            raise InputError(f'there is no input "{unknown[0]}"; the inputs are: {", ".join(self._positions)}')
+        if missing:
+            raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}')
+        return tuple(inputs[info.name] for info in self.inputs)
+
+    def _execute(self, args: Sequence[Any], out: Any) -> list[Any]:
+        if len(args) != len(self.inputs):
+            raise InputError(f"{len(args)} arrays given, but the model has {len(self.inputs)} inputs")
+        first = args[0] if args else None
+        foreign = first is not None and not isinstance(first, np.ndarray)
+        arrays = [self._as_input(k, value) for k, value in enumerate(args)]
+        frame = self._take_frame()
+        try:
+            results = self._run_frame(frame, arrays, out)
+        finally:
+            self._give_back(frame)
+        return [_like(first, result) for result in results] if foreign else results
+
+    def _as_input(self, k: int, value: Any) -> np.ndarray:
+        array = value if type(value) is np.ndarray else _as_numpy(value, self.inputs[k].name)
+        if array.dtype != self._dtypes[k]:
+            expected = self.inputs[k].dtype
+            raise InputError(f'input "{self.inputs[k].name}": dtype is {_dtype_name(array.dtype)}, but must be {expected}')
+        static = self._static_in[k]
+        if static is not None:
+            if array.shape != static:
+                self._refuse_shape(k, array.shape)
+        elif array.ndim != len(self.inputs[k].shape):
+            self._refuse_shape(k, array.shape)
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        return array
+
+    def _refuse_shape(self, k: int, shape: tuple[int, ...]) -> None:
+        info = self.inputs[k]
+        if len(shape) != len(info.shape):
+            raise InputError(f'input "{info.name}": rank is {len(shape)}, but must be {len(info.shape)} ({info})')
+        for axis, (actual, expected) in enumerate(zip(shape, info.shape, strict=True)):
+            if isinstance(expected, int) and actual != expected:
+                raise InputError(f'input "{info.name}": dim {axis} is {actual}, but must be {expected} ({info})')
+
+    def _run_frame(self, frame: _Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
+        words, layout = frame.words, self._entry.layout
+        for word, array in zip(layout.inputs, arrays, strict=True):
+            words[word] = array.__array_interface__["data"][0]
+            if not self._is_static:
+                for axis, size in enumerate(array.shape):
+                    words[word + 1 + axis] = size
+        if self._is_static:
+            needed: int = self._static_arena or 0
+        else:
+            status = self._prepare(frame.address)
+            if status:
+                self._fail(status, frame)
+            needed = words[ARENA_BYTES]
+        if needed and (frame.arena is None or frame.arena.size_bytes < needed):
+            frame.arena = _Arena(needed)
+            words[ARENA] = frame.arena.address
+        results = self._make_outputs(frame, out)
+        words[THREADS] = self.threads
+        status = self._run(frame.address)
+        if status:
+            self._free_dynamic(frame)
+            self._fail(status, frame)
+        if self.plan.num_dynamic:
+            results = self._take_dynamic(frame, results)
+        return results
+
+    def _make_outputs(self, frame: _Frame, out: Any) -> list[Any]:
+        given = None if out is None else (list(out) if isinstance(out, (list, tuple)) else [out])
+        if given is not None and len(given) != len(self.outputs):
+            raise InputError(f"out: {len(given)} arrays given, but the model has {len(self.outputs)} outputs")
+        results: list[Any] = []
+        words = frame.words
+        for k, word in enumerate(self._entry.layout.outputs):
+            if self._dynamic_out[k]:
+                if given is not None:
+                    raise InputError(f'out: output "{self.outputs[k].name}" has a size that depends on the data')
+                results.append(None)
+                continue
+            dtype, rank = self._out_types[k]
+            shape = self._static_out[k] or tuple(words[word + 1 : word + 1 + rank])
+            array = np.empty(shape, dtype) if given is None else _checked_out(given[k], shape, dtype, self.outputs[k].name)
+            words[word] = array.__array_interface__["data"][0]
+            results.append(array)
+        return results
+
+    # -- frames
+
+    def _take_frame(self) -> _Frame:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        count = self._entry.layout.words
+        words = (ctypes.c_int64 * max(count, 1))()
+        frame = _Frame(words, ctypes.addressof(words))
+        words[CONSTANTS] = ctypes.addressof(self._table)
+        if self._native_callback is not None:
+            words[CALLBACK] = ctypes.cast(self._native_callback, ctypes.c_void_p).value or 0
+        with self._lock:
+            self._frames[frame.address] = frame
+        return frame
+
+    def _give_back(self, frame: _Frame) -> None:
+        frame.keep.clear()
+        with self._lock:
+            self._idle.append(frame)
+
+    def _fail(self, status: int, frame: _Frame) -> None:
+        if status < 0 and frame.error is not None:
+            error, frame.error = frame.error, None
+            raise error
+        check = self._entry.checks[status - 1]
+        message = check.message.format(value=frame.words[DETAIL]) if "{value}" in check.message else check.message
+        raise InputError(message)
+
+    # -- results of data-dependent size
+
+    def _dynamic_words(self, frame: _Frame) -> list[int]:
+        start = self._entry.layout.dynamic
+        return [start + 2 * k for k in range(self.plan.num_dynamic)]
+
+    def _free_dynamic(self, frame: _Frame) -> None:
+        for word in self._dynamic_words(frame):
+            if frame.words[word]:
+                _FREE(frame.words[word])
+                frame.words[word] = 0
+
+    def _take_dynamic(self, frame: _Frame, results: list[Any]) -> list[Any]:
+        """Copy outputs out of dynamic blocks, then free all of them."""
+        words = frame.words
+        for k, word in enumerate(self._entry.layout.outputs):
+            if self._dynamic_out[k]:
+                dtype, rank = self._out_types[k]
+                shape = tuple(words[word + 1 : word + 1 + rank])
+                results[k] = np.empty(shape, dtype)
+                if results[k].nbytes:
+                    ctypes.memmove(results[k].ctypes.data, words[word], results[k].nbytes)
+        self._free_dynamic(frame)
+        return results
+
+    # -- reference kernels
+
+    def _call_out(self, frame_address: int, number: int, table: int) -> int:
+        frame = self._frames[frame_address]
+        try:
+            self._run_reference(frame, self._entry.calls[number], table)
+        except BaseException as error:  # carried to the caller of the module, past native code
+            frame.error = error
+            return -1
+        return 0
+
+    def _run_reference(self, frame: _Frame, call: CallOut, table: int) -> None:
+        assert self._callback is not None
+        layout = self._entry.layout
+        env = {dim: int(frame.words[layout.dims + k]) for k, dim in enumerate(layout.dim_vars)}
+        pointers = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
+        args: list[np.ndarray | None] = []
+        place = 0
+        for slot in call.args:
+            if slot is None:
+                args.append(None)
+                continue
+            args.append(_view(pointers[place] or 0, slot, env))
+            place += 1
+        results = self._callback(call, args, env)
+        for slot, result in zip(call.results, results, strict=True):
+            self._store_result(frame, slot, result, pointers[place] or 0, env)
+            place += 1
+
+    def _store_result(
+        self, frame: _Frame, slot: Slot, result: np.ndarray, address: int, env: dict[Var, int]
+    ) -> None:
+        result = np.ascontiguousarray(result).reshape(result.shape)
+        if result.dtype != slot.type.dtype.numpy:
+            raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
+        layout = self._entry.layout
+        if slot.place is Place.DYNAMIC:
+            for dim, size in zip(slot.type.shape, result.shape, strict=True):
+                if isinstance(dim, Var):
+                    env[dim] = size
+                    frame.words[layout.dims + layout.dim_vars.index(dim)] = size
+            word = layout.dynamic + 2 * slot.index
+            if frame.words[word]:
+                _FREE(frame.words[word])
+            address = _ALLOC(ALIGNMENT, -(-max(result.nbytes, 1) // ALIGNMENT) * ALIGNMENT)
+            frame.words[word] = address
+        expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
+        if result.shape != expected:
+            raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
+        if result.nbytes:
+            ctypes.memmove(address, result.ctypes.data, result.nbytes)
+
+    # -- facts
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the symbolic dims of the inputs."""
+        found = {n.name for v in self.plan.inputs for n in walk(v.type) if isinstance(n, Var)}
+        return tuple(sorted(found))
+
+    def peak_bytes(self, **dims: int) -> int:
+        """Memory of one call beyond inputs and constants, for these dims: arena and outputs. InputError when a dim is missing."""
+        env = {n: dims[n.name] for n in self._dim_vars() if n.name in dims}
+        total = self._evaluate(self.plan.arena_bytes, env)
+        for var, slot in zip(self.plan.outputs, self.plan.output_slots, strict=True):
+            if slot.place is not Place.DYNAMIC:
+                assert isinstance(var.type, TensorType)
+                total += self._evaluate(var.type.size_bytes, env)
+        return total
+
+    def _dim_vars(self) -> list[Var]:
+        return [n for v in self.plan.inputs for n in walk(v.type) if isinstance(n, Var)]
+
+    def _evaluate(self, expr: Expr, env: Mapping[Var, int]) -> int:
+        for node in walk(expr):
+            if isinstance(node, Var) and node not in env:
+                raise InputError(f"a value for dim {node.name} is needed")
+        return int(evaluate(expr, env))
+
+    def report(self) -> Report:
+        """Kernels, reference kernels, sizes, seconds of compilation."""
+        return self._report
+
+    def explain(self, node: str) -> str:
+        """Why the model's node `node` was fused and scheduled as it was; InputError for a name that is not in the model."""
+        if node not in self._explanations:
+            raise InputError(f"no node {node!r}; the nodes are: {', '.join(list(self._explanations)[:20])} ...")
+        return self._explanations[node]
+
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+_LIBC = ctypes.CDLL(None)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
+_ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(("aligned_alloc", _LIBC))
+
+
+def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
+    """The slot's memory as an array."""
+    shape = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
+    dtype = slot.type.dtype.numpy
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size == 0:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+
+
+def _as_numpy(value: Any, name: str) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (RuntimeError, TypeError, BufferError) as error:
+            raise InputError(f'input "{name}": cannot be read through DLPack: {error}') from None
+    if isinstance(value, (int, float, bool, np.generic)):
+        return np.asarray(value)
+    raise InputError(f'input "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack')
+
+
+def _like(first: Any, result: np.ndarray) -> Any:
+    """`result` as the kind of array that `first` is, through that kind's own `from_dlpack`."""
+    module = type(first).__module__.partition(".")[0]
+    reader = getattr(sys.modules.get(module), "from_dlpack", None)
+    return reader(result) if reader is not None and hasattr(first, "__dlpack__") else result
+
+
+def _checked_out(array: Any, shape: tuple[int, ...], dtype: np.dtype, name: str) -> np.ndarray:
+    if not isinstance(array, np.ndarray):
+        raise InputError(f'out: the buffer for "{name}" must be a numpy array')
+    if array.shape != shape or array.dtype != dtype:
+        raise InputError(
+            f'out: the buffer for "{name}" is {_dtype_name(array.dtype)}{list(array.shape)}, '
+            f"but must be {_dtype_name(dtype)}{list(shape)}"
+        )
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise InputError(f'out: the buffer for "{name}" must be C-contiguous and writeable')
+    return array
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    from_kind = {"f": "f", "i": "i", "u": "u"}
+    if dtype.kind in from_kind:
+        return f"{from_kind[dtype.kind]}{dtype.itemsize * 8}"
+    return str(dtype)
+
+
