@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from tc.errors import Span, located
-from tc.ir.arith import Facts
-from tc.ir.expr import Expr, Var
+from tc.ir.arith import Facts, simplify
+from tc.ir.dtype import i64
+from tc.ir.expr import Const, Eq, Expr, Var
 from tc.ir.graph import Atom, Attrs, AttrValue, Binding, Call, Function, Operation, ReadDims, TensorConst, TensorVar
+from tc.ir.node import substitute, walk
 from tc.ir.types import DimFact, TensorType, Type
 from tc.ops.registry import Requirement, get_op, inference
 
@@ -92,8 +94,10 @@ class GraphBuilder:
         with located(span), inference(self.known) as requirements:
             full = record.attrs(attrs)
             types = record.infer_types([None if arg is None else _tensor_type(arg) for arg in args], full)
-        for requirement in requirements:
-            self.require(requirement)
+        if requirements:
+            for requirement in requirements:
+                self.require(requirement)
+            types = tuple(self._with_equal_dims(type_) for type_ in types)
         given = tuple((key, value) for key, value in attrs.items())
         return self.bind(Call(op, args, given, span=span), types, [name or op for name in names] or (op,), span)
 
@@ -122,6 +126,22 @@ class GraphBuilder:
                 return
             builder = builder.parent
         self.requirements.append(requirement)
+
+    def _with_equal_dims(self, type_: TensorType) -> TensorType:
+        """The type with the simpler one of dims that are required to be equal."""
+        aliases = self._aliases()
+        dims = (substitute(dim, aliases) for dim in type_.shape)
+        return TensorType(tuple(simplify(dim, self.known) for dim in dims), type_.dtype)
+
+    def _aliases(self) -> dict[Expr, Expr]:
+        """Dim expressions, and simpler ones that requirements make equal to them."""
+        found: dict[Expr, Expr] = {}
+        for condition in self._conditions():
+            if isinstance(condition, Eq) and condition.lhs.dtype is i64:
+                simpler, other = sorted((condition.lhs, condition.rhs), key=lambda e: sum(1 for _ in walk(e)))
+                if not isinstance(other, Const):
+                    found.setdefault(other, simpler)
+        return found
 
     def mark(self) -> tuple[int, int]:
         """Where the function stands now, for `roll_back`."""

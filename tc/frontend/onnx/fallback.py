@@ -32,6 +32,8 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node as a call of its reference implementation. UnsupportedError when ONNX has none."""
     if n.graph.shared.mode == "error" or n.schema is None:
         return None
+    if n.op_type == "Scan" and n.opset < 9:
+        raise UnsupportedError("ONNX's reference does not know Scan of opset 8")
     names = sorted(reads(n.node))
     values = {name: n.graph.lookup(name) for name in names}
     for name, value in values.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tc.errors import ModelError
 from tc.frontend.onnx.importer import GraphImporter, NodeContext, NodeResult
-from tc.frontend.onnx.reading import order_nodes
+from tc.frontend.onnx.reading import needed_nodes, order_nodes
 from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.tensors import CODES
 from tc.frontend.onnx.values import Value
@@ -22,13 +22,13 @@ _RANK = {FUNCTION_BODY: 0, FALLBACK: 1, REFUSED: 2}
 def expand_model_function(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node that calls a function of the model."""
     function = n.graph.shared.model.functions.get(n.function_key)
-    return None if function is None else expand(n, function)
+    return None if function is None else expand(n, function, {})
 
 
 def expand_schema_function(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node by the definition that ONNX gives for its operator."""
     function = _schema_function(n)
-    return None if function is None else expand(n, function)
+    return None if function is None or n.schema is None else expand(n, function, n.schema.defaults)
 
 
 def _schema_function(n: NodeContext) -> FunctionProto | None:
@@ -60,8 +60,11 @@ def _type_proto(value: Any) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(CODES[value.dtype], shape)
 
 
-def expand(n: NodeContext, function: FunctionProto) -> tuple[NodeResult, str]:
-    """Import the body of `function` in place of a node; the status says whether Python is needed somewhere inside."""
+def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, AttributeProto]) -> tuple[NodeResult, str]:
+    """Import the body of `function` in place of a node; the status says whether Python is needed somewhere inside.
+
+    defaults: values of attributes that neither the node nor the function gives.
+    """
     if len(n.inputs) > len(function.input) or n.num_outputs > len(function.output):
         raise ModelError(
             f"{n.op_type} is a function of {len(function.input)} inputs and {len(function.output)} outputs, "
@@ -75,10 +78,14 @@ def expand(n: NodeContext, function: FunctionProto) -> tuple[NodeResult, str]:
     body.depth = n.graph.depth + 1
     given = [*n.inputs, *[None] * (len(function.input) - len(n.inputs))]
     body.names.update(zip(function.input, given, strict=True))
-    attributes = {a.name: a for a in (*function.attribute_proto, *n.node.attribute)}
+    attributes = dict(defaults)
+    attributes.update({a.name: a for a in (*function.attribute_proto, *n.node.attribute)})
     nodes = [bind_attributes(node, attributes) for node in function.node]
     ordered = order_nodes(nodes, frozenset(function.input), f"function {function.name!r}")
-    results = body.run(ordered, list(function.output)[: n.num_outputs])
+    wanted = [name for name, given in zip(function.output, n.outputs, strict=False) if given]
+    needed = needed_nodes(ordered, wanted)
+    found = iter(body.run([item for item in ordered if item.index in needed], wanted))
+    results = [next(found) if name else None for name in n.outputs]
     worst = max(reports, key=lambda r: _RANK.get(r.status, 0), default=None)
     if worst is None or worst.status not in (FALLBACK, REFUSED):
         return results, FUNCTION_BODY

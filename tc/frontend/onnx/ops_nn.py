@@ -109,7 +109,7 @@ def import_conv_transpose(n: NodeContext) -> NodeResult:
     kernel = _kernel(n, w, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     extra = _list(n, "output_padding", rank, 0)
-    pads = _transposed_pads(n, x, kernel, strides, dilations, extra)
+    pads, extra = _transposed_pads(n, x, kernel, strides, dilations, extra)
     return n.call(
         "conv_transpose",
         x,
@@ -130,14 +130,15 @@ def _transposed_pads(
     strides: Sequence[int],
     dilations: Sequence[int],
     extra: Sequence[int],
-) -> list[int]:
-    """What is cut off the begins and ends of the result, from `output_shape` or `auto_pad` if they are given."""
+) -> tuple[list[int], list[int]]:
+    """What is cut off the begins and ends of the result, and what is added at its ends; from `output_shape` or `auto_pad`
+    if they are given."""
     rank = len(kernel)
     auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
     wanted = n.attr("output_shape")
     if not wanted and auto in ("NOTSET", "VALID"):
-        return _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank)
-    begin, end = [], []
+        return _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank), list(extra)
+    begin, end, added = [], [], list(extra)
     for d in range(rank):
         # With a wanted size the whole result is strides * (dim - 1) + extra + reach; what is too much goes.
         reach = (kernel[d] - 1) * dilations[d] + 1
@@ -147,10 +148,11 @@ def _transposed_pads(
         if not isinstance(total, Const):
             raise UnsupportedError(f"ConvTranspose: padding for the dim {dim} is not known")
         cut = max(int(total), 0)
+        added[d] += max(-int(total), 0)
         smaller, larger = cut // 2, cut - cut // 2
         begin.append(larger if auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER") else smaller)
         end.append(cut - begin[-1])
-    return [*begin, *end]
+    return [*begin, *end], added
 
 
 @onnx_op("ConvInteger")

@@ -204,7 +204,13 @@ def import_unsqueeze(n: NodeContext) -> NodeResult:
 
 @onnx_op("Expand")
 def import_expand(n: NodeContext) -> NodeResult:
-    return n.call("expand", n.value(0), shape=n.dims(1, "shape"))
+    x, shape = n.value(0), n.value(1)
+    if n.graph.elements(shape) is None and shape.rank == 1 and is_const(shape.shape[0]):
+        # A 1 in the shape keeps the dim of the input, so it is replaced before the shape is read.
+        rank = int(shape.shape[0])
+        own = _vector([const(1)] * (rank - x.rank) + list(x.shape[max(x.rank - rank, 0) :]))
+        shape = n.call("where", n.call("equal", shape, n.const(1, i64)), own, shape)
+    return n.call("expand", x, shape=n.graph.dims(shape, f"{n.label}.shape", n.span))
 
 
 @onnx_op("Tile")
@@ -374,9 +380,7 @@ def import_pad_by_attributes(n: NodeContext) -> NodeResult:
 def import_pad(n: NodeContext) -> NodeResult:
     x = n.value(0)
     pads = n.graph.elements(n.value(1))
-    if pads is None:
-        raise UnsupportedError("Pad: the pads depend on data")
-    amounts: list[Expr] = list(pads.reshape(-1))
+    amounts: list[Expr] = _signed_dims(n, n.value(1), "pads") if pads is None else list(pads.reshape(-1))
     axes = n.ints(3, "axes")
     if axes is not None:
         given, amounts = amounts, [const(0)] * (2 * x.rank)
@@ -387,6 +391,14 @@ def import_pad(n: NodeContext) -> NodeResult:
     if fill is not None and fill.rank:
         fill = n.call("reshape", fill, shape=())
     return pad_value(n, x, amounts, fill, n.attr("mode", "constant"))
+
+
+def _signed_dims(n: NodeContext, value: Value, what: str) -> list[Expr]:
+    """Integers of any sign that are only known when it runs: dims are not negative, so each is a difference of two."""
+    zero = n.const(0, value.dtype)
+    above = n.graph.dims(n.call("maximum", value, zero), f"{n.label}.{what}.above", n.span)
+    below = n.graph.dims(n.call("maximum", n.call("neg", value), zero), f"{n.label}.{what}.below", n.span)
+    return [a - b for a, b in zip(above, below, strict=True)]
 
 
 def pad_value(c: Calls, x: Value, pads: Sequence[Expr], fill: Value | None, mode: str) -> Value:
@@ -407,7 +419,15 @@ def import_depth_to_space(n: NodeContext) -> NodeResult:
 
 @onnx_op("SpaceToDepth")
 def import_space_to_depth(n: NodeContext) -> NodeResult:
-    return n.call("space_to_depth", n.value(0), block=n.attr("blocksize"))
+    x, block, mode = n.value(0), n.attr("blocksize"), n.attr("mode", "DCR")
+    if mode == "DCR":
+        return n.call("space_to_depth", x, block=block)
+    if x.rank != 4:
+        raise ShapeError(f"SpaceToDepth: the input must be [n, c, h, w], found {x.type}")
+    batch, channels, rows, columns = x.shape
+    cut = n.call("reshape", x, shape=(batch, channels, rows // block, block, columns // block, block))
+    moved = n.call("transpose", cut, perm=(0, 1, 3, 5, 2, 4))
+    return n.call("reshape", moved, shape=(batch, channels * (block * block), rows // block, columns // block))
 
 
 @onnx_op("ReverseSequence")

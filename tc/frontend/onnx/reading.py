@@ -227,7 +227,7 @@ class Schema:
     min_outputs: int
     max_outputs: int
     attributes: Mapping[str, tuple[int, bool]]  # name -> (type, required)
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, AttributeProto]
     deprecated: bool
 
 
@@ -248,7 +248,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         schema.min_output,
         schema.max_output,
         {name: (int(a.type.value), bool(a.required)) for name, a in attributes.items()},
-        {name: attribute_value(a.default_value) for name, a in attributes.items() if a.default_value.type},
+        {name: a.default_value for name, a in attributes.items() if a.default_value.type},
         schema.deprecated,
     )
 

@@ -1,0 +1,130 @@
+"""Sequences and optionals. They exist while a model is imported, with lengths that are known then; the graph has tensors only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tc.errors import ModelError, UnsupportedError
+from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.ops_shape import equal_parts
+from tc.frontend.onnx.tensors import dtype_of
+from tc.frontend.onnx.values import OptionalValue, SequenceValue, Value, constant_value
+from tc.ir.arith import simplify
+from tc.ir.expr import Const, Expr, const
+
+
+def _sequence(n: NodeContext, index: int) -> SequenceValue:
+    found = n.inputs[index] if index < len(n.inputs) else None
+    if isinstance(found, OptionalValue):
+        found = found.content
+    if not isinstance(found, SequenceValue):
+        raise ModelError(f"{n.op_type}: input {index} must be a sequence")
+    return found
+
+
+def _position(n: NodeContext, index: int, count: int) -> int | None:
+    """A constant position in a sequence of `count`; None when the input is absent."""
+    found = n.ints(index, "the position")
+    if found is None:
+        return None
+    place = found[0] + count if found[0] < 0 else found[0]
+    if not 0 <= place <= count:
+        raise ModelError(f"{n.op_type}: position {found[0]} in a sequence of {count}")
+    return place
+
+
+@onnx_op("SequenceConstruct")
+def import_sequence_construct(n: NodeContext) -> NodeResult:
+    return SequenceValue(tuple(n.values()))
+
+
+@onnx_op("SequenceEmpty")
+def import_sequence_empty(n: NodeContext) -> NodeResult:
+    return SequenceValue((), dtype_of(n.attr("dtype", 1), "the attribute dtype"))
+
+
+@onnx_op("SequenceLength")
+def import_sequence_length(n: NodeContext) -> NodeResult:
+    return constant_value(np.array(len(_sequence(n, 0).items), np.int64))
+
+
+@onnx_op("SequenceAt")
+def import_sequence_at(n: NodeContext) -> NodeResult:
+    items = _sequence(n, 0).items
+    place = _position(n, 1, len(items))
+    if place is None or place == len(items):
+        raise ModelError(f"SequenceAt: no item there in a sequence of {len(items)}")
+    return items[place]
+
+
+@onnx_op("SequenceInsert")
+def import_sequence_insert(n: NodeContext) -> NodeResult:
+    items = list(_sequence(n, 0).items)
+    place = _position(n, 2, len(items))
+    items.insert(len(items) if place is None else place, n.value(1))
+    return SequenceValue(tuple(items))
+
+
+@onnx_op("SequenceErase")
+def import_sequence_erase(n: NodeContext) -> NodeResult:
+    items = list(_sequence(n, 0).items)
+    place = _position(n, 1, len(items))
+    del items[-1 if place is None else place]
+    return SequenceValue(tuple(items))
+
+
+@onnx_op("ConcatFromSequence")
+def import_concat_from_sequence(n: NodeContext) -> NodeResult:
+    items, axis = _sequence(n, 0).items, n.attr("axis")
+    if not items:
+        raise UnsupportedError("ConcatFromSequence of an empty sequence")
+    if not n.attr("new_axis", 0):
+        return n.call("concat", *items, axis=axis)
+    return n.call("concat", *(n.call("unsqueeze", item, axes=(axis,)) for item in items), axis=axis)
+
+
+@onnx_op("SplitToSequence")
+def import_split_to_sequence(n: NodeContext) -> NodeResult:
+    x, axis = n.value(0), n.attr("axis", 0) % max(n.value(0).rank, 1)
+    sizes = _split_sizes(n, x, axis)
+    parts = n.graph.call("split", x, span=n.span, names=[n.label] * len(sizes), axis=axis, sizes=tuple(sizes))
+    if n.optional(1) is None and not n.attr("keepdims", 1):
+        return SequenceValue(tuple(n.call("squeeze", part, axes=(axis,)) for part in parts))
+    return SequenceValue(parts)
+
+
+def _split_sizes(n: NodeContext, x: Value, axis: int) -> list[Expr]:
+    split = n.optional(1)
+    dim = x.shape[axis]
+    if split is not None and split.rank == 1:
+        return list(n.dims(1, "split"))
+    if not isinstance(dim, Const):
+        raise UnsupportedError(f"SplitToSequence: the number of parts of the dim {dim} is not known")
+    if split is None:
+        return equal_parts(dim, int(dim), n)
+    part = n.ints(1, "split")
+    assert part is not None
+    count = -(-int(dim) // part[0])
+    return [const(part[0])] * (count - 1) + [simplify(dim - part[0] * (count - 1))]
+
+
+@onnx_op("Optional")
+def import_optional(n: NodeContext) -> NodeResult:
+    content = n.inputs[0] if n.inputs else None
+    return OptionalValue(content if isinstance(content, (Value, SequenceValue)) else None)
+
+
+@onnx_op("OptionalHasElement")
+def import_optional_has_element(n: NodeContext) -> NodeResult:
+    found = n.inputs[0] if n.inputs else None
+    there = found is not None and not (isinstance(found, OptionalValue) and found.content is None)
+    return constant_value(np.array(there))
+
+
+@onnx_op("OptionalGetElement")
+def import_optional_get_element(n: NodeContext) -> NodeResult:
+    found = n.inputs[0]
+    content = found.content if isinstance(found, OptionalValue) else found
+    if content is None:
+        raise ModelError("OptionalGetElement: there is no element")
+    return content
