@@ -33,6 +33,11 @@ def simplify_loops(func: PrimFunc) -> PrimFunc:
     return replace(func, body=body)
 
 
+def simplify_statement(stmt: Stmt, facts: Facts) -> Stmt:
+    """`simplify_loops` for one statement, under what is known where it stands."""
+    return _simplify(stmt, facts)
+
+
 def _simplify(stmt: Stmt, facts: Facts) -> Stmt:
     match stmt:
         case For():

@@ -1,0 +1,162 @@
+"""Shrink scratch buffers to the part that is alive at once, and allocate them as far inside as possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.expr import Buffer, Const, Expr, Load, const
+from tc.ir.loop import Alloc, For, If, PrimFunc, Stmt, Store
+from tc.ir.node import Node, children, replace, transform, walk
+from tc.passes.manager import loop_pass
+
+
+@loop_pass
+def compact_buffers(func: PrimFunc) -> PrimFunc:
+    """Move each allocation to the innermost loop body that holds all accesses, and make the buffer as small as these need.
+
+        T = alloc(f32[n])                               for io in range(n // 8):
+        for io in range(n // 8):                            T = alloc(f32[8])
+            for j in range(8): T[io * 8 + j] = ...   =>     for j in range(8): T[j] = ...
+            for j in range(8): ... T[io * 8 + j]            for j in range(8): ... T[j]
+
+    A dimension whose accesses are not linear in the loops around them is kept whole. Expects a PrimFunc without blocks.
+    """
+    allocs = [node for node in walk(func.body) if isinstance(node, Alloc)]
+    body = func.body
+    for alloc in allocs:
+        body = _compact(body, alloc.buffer, Facts.of(func.facts))
+    return replace(func, body=body)
+
+
+@dataclass(frozen=True, eq=False)
+class _Access:
+    indices: tuple[Expr, ...]
+    loops: tuple[For, ...]
+
+
+def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
+    stripped = _without_alloc(body, buffer)
+    path = _common_path(stripped, buffer)
+    if path is None:
+        return stripped
+    outer = tuple(stmt for stmt in path if isinstance(stmt, For))
+    for loop in outer:
+        facts = facts.with_range(loop.var, loop.extent)
+    root = path[-1] if path else stripped
+    accesses = list(_accesses(root.body if isinstance(root, For) else root, buffer, ()))  # type: ignore[attr-defined]
+    lows, extents = [], []
+    for d, dim in enumerate(buffer.shape):
+        low, extent = _dimension(accesses, d, dim, facts)
+        lows.append(low)
+        extents.append(extent)
+    small = replace(buffer, shape=tuple(extents))
+
+    def rewrite(node: Node) -> Node | None:
+        if isinstance(node, (Load, Store)) and node.buffer is buffer:
+            indices = tuple(index - low for index, low in zip(node.indices, lows, strict=True))
+            return replace(node, buffer=small, indices=indices)
+        return None
+
+    if isinstance(root, For):
+        new_root: Stmt = replace(root, body=Alloc(small, transform(root.body, rewrite)))
+        return transform(stripped, lambda node: new_root if node is root else None)
+    return Alloc(small, transform(stripped, rewrite))
+
+
+def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:
+    return transform(
+        body, lambda node: node.body if isinstance(node, Alloc) and node.buffer is buffer else None
+    )
+
+
+def _touches(stmt: Node, buffer: Buffer) -> bool:
+    return any(getattr(node, "buffer", None) is buffer for node in walk(stmt))
+
+
+def _common_path(body: Stmt, buffer: Buffer) -> tuple[Stmt, ...] | None:
+    """The loops around all accesses, outermost first; None when there are none. Every other statement in between is entered
+    too, but only loops make a difference."""
+    path: list[Stmt] = []
+    if not _touches(body, buffer):
+        return None
+    current = body
+    while True:
+        inner = [child for child in children(current) if isinstance(child, Stmt) and _touches(child, buffer)]
+        direct = isinstance(current, Store) or (
+            isinstance(current, (For, If))
+            and any(_touches(child, buffer) for child in children(current) if isinstance(child, Expr))
+        )
+        if direct or len(inner) != 1:
+            break
+        if isinstance(current, For):
+            path.append(current)
+        current = inner[0]
+    return tuple(path)
+
+
+def _accesses(stmt: Node, buffer: Buffer, loops: tuple[For, ...]) -> list[_Access]:
+    found = []
+    if isinstance(stmt, (Load, Store)) and stmt.buffer is buffer:
+        found.append(_Access(stmt.indices, loops))
+    if isinstance(stmt, For):
+        loops = (*loops, stmt)
+    for child in children(stmt):
+        found.extend(_accesses(child, buffer, loops))
+    return found
+
+
+def _dimension(accesses: list[_Access], d: int, dim: Expr, facts: Facts) -> tuple[Expr, Expr]:
+    """(offset, extent) of dimension d; (0, dim) when it cannot shrink."""
+    whole = (const(0), dim)
+    found: tuple[Expr, Expr] | None = None  # lowest index, one past the highest
+    for access in accesses:
+        span = _span(access, d, facts)
+        if span is None:
+            return whole
+        if found is None:
+            found = span
+            continue
+        low = _smaller(found[0], span[0], facts)
+        high = _larger(found[1], span[1], facts)
+        if low is None or high is None:
+            return whole
+        found = (low, high)
+    assert found is not None
+    extent = simplify(found[1] - found[0], facts)
+    if not isinstance(extent, Const) and prove(extent <= dim, facts) is not True:
+        return whole
+    if isinstance(extent, Const) and isinstance(dim, Const) and extent.value >= dim.value:
+        return whole
+    return found[0], extent
+
+
+def _span(access: _Access, d: int, facts: Facts) -> tuple[Expr, Expr] | None:
+    index = access.indices[d]
+    for loop in access.loops:
+        facts = facts.with_range(loop.var, loop.extent)
+    form = linear_coefficients(simplify(index, facts), [loop.var for loop in access.loops])
+    if form is None:
+        return None
+    coefficients, low = form
+    high = low + 1
+    for loop in access.loops:
+        coefficient = coefficients.get(loop.var)
+        if coefficient is None:
+            continue
+        if prove(coefficient >= 0, facts) is not True:
+            return None
+        high = high + coefficient * (loop.extent - 1)
+    return simplify(low, facts), simplify(high, facts)
+
+
+def _smaller(a: Expr, b: Expr, facts: Facts) -> Expr | None:
+    if prove(a <= b, facts) is True:
+        return a
+    return b if prove(b <= a, facts) is True else None
+
+
+def _larger(a: Expr, b: Expr, facts: Facts) -> Expr | None:
+    if prove(a >= b, facts) is True:
+        return a
+    return b if prove(b >= a, facts) is True else None

@@ -1,0 +1,127 @@
+"""Cut loops in two where a bounds check stops being always true, so that the main part runs without it."""
+
+from __future__ import annotations
+
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.expr import And, Const, Expr, Le, Lt, Var, const, logical_and, maximum, minimum
+from tc.ir.loop import For, If, LoopKind, PrimFunc, Stmt, annotation, seq
+from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.structural import fresh_binders
+from tc.passes.loop.simplify_loops import simplify_statement
+from tc.passes.manager import loop_pass
+
+
+@loop_pass
+def partition_loops(func: PrimFunc) -> PrimFunc:
+    """Split each loop annotated `partition` into the iterations where its guards hold for sure, and the rest.
+
+        for i in range(n):                         for i in range(n - 1): S(i)
+            if i * 8 + j < m: S(i)          =>     for i in range(1): if (i + n - 1) * 8 + j < m: S(i + n - 1)
+
+    A guard is a condition `a * i + rest < bound` with a > 0, where the loops inside range over constants.
+    """
+    facts = Facts.of(func.facts)
+    body = _partition(func.body, facts)
+    return replace(func, body=body)
+
+
+def _partition(stmt: Stmt, facts: Facts) -> Stmt:
+    if isinstance(stmt, For):
+        inner = facts.with_range(stmt.var, stmt.extent)
+        stmt = replace(stmt, body=_partition(stmt.body, inner))
+        if annotation(stmt, "partition"):
+            return _cut(stmt, facts)
+        return stmt
+    changes = {}
+    for name in ("body", "then_body", "else_body"):
+        child = getattr(stmt, name, None)
+        if isinstance(child, Stmt):
+            changes[name] = _partition(child, facts)
+    if hasattr(stmt, "stmts"):
+        return replace(stmt, stmts=tuple(_partition(child, facts) for child in stmt.stmts))
+    return replace(stmt, **changes) if changes else stmt
+
+
+def _cut(loop: For, facts: Facts) -> Stmt:
+    plain = replace(loop, annotations=tuple(item for item in loop.annotations if item[0] != "partition"))
+    limit = _safe_iterations(plain, facts)
+    if limit is None or prove(limit >= loop.extent, facts) is True:
+        return plain
+    limit = simplify(maximum(minimum(limit, loop.extent), 0), facts)
+    first = replace(plain, extent=limit)
+    rest_extent = simplify(loop.extent - limit, facts)
+    copy = fresh_binders(replace(plain, extent=rest_extent))
+    moved = substitute(copy.body, {copy.var: copy.var + limit})
+    rest: Stmt = replace(copy, body=moved)
+    inside = facts.with_range(first.var, limit)
+    cleaned = _assume_guards(first.body, first.var)
+    first = replace(first, body=simplify_statement(cleaned, inside))
+    if loop.kind is LoopKind.PARALLEL:
+        rest = replace(rest, kind=LoopKind.SERIAL)  # type: ignore[type-var]
+    return seq(simplify_statement(first, facts), simplify_statement(rest, facts))
+
+
+def _guards(loop: For) -> list[tuple[Expr, tuple[For, ...]]]:
+    """The conditions below that mention the loop variable, with the loops between."""
+    found = []
+
+    def visit(node: Node, loops: tuple[For, ...]) -> None:
+        if isinstance(node, If):
+            for part in _conjuncts(node.condition):
+                if any(inner is loop.var for inner in walk(part)):
+                    found.append((part, loops))
+        if isinstance(node, For):
+            loops = (*loops, node)
+        from_children = (getattr(node, name, None) for name in ("body", "then_body", "else_body"))
+        for child in (*from_children, *getattr(node, "stmts", ())):
+            if isinstance(child, Stmt):
+                visit(child, loops)
+
+    visit(loop.body, ())
+    return found
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    return [*_conjuncts(condition.lhs), *_conjuncts(condition.rhs)] if isinstance(condition, And) else [condition]
+
+
+def _safe_iterations(loop: For, facts: Facts) -> Expr | None:
+    """How many first iterations satisfy every guard; None when there is no guard of the known form."""
+    limit: Expr | None = None
+    for condition, loops in _guards(loop):
+        if not isinstance(condition, (Lt, Le)):
+            return None
+        slack = condition.rhs - condition.lhs if isinstance(condition, Le) else condition.rhs - condition.lhs - 1
+        variables = [loop.var, *(inner.var for inner in loops)]
+        form = linear_coefficients(simplify(slack, facts), variables)
+        if form is None:
+            return None
+        coefficients, rest = form
+        own = coefficients.pop(loop.var, None)
+        if not isinstance(own, Const) or own.value >= 0:
+            return None
+        for inner in loops:
+            coefficient = coefficients.get(inner.var)
+            if coefficient is None:
+                continue
+            if not isinstance(coefficient, Const):
+                return None
+            if coefficient.value < 0:
+                rest = rest + coefficient * (inner.extent - 1)
+        # own * i + rest >= 0  <=>  i <= rest / -own  <=>  i < rest // -own + 1
+        bound = rest // const(-own.value) + 1
+        limit = bound if limit is None else minimum(limit, bound)
+    return None if limit is None else simplify(limit, facts)
+
+
+def _assume_guards(body: Stmt, var: Var) -> Stmt:
+    """Drop the guards that mention `var`: they hold here."""
+    def rewrite(node: Node) -> Node | None:
+        if not isinstance(node, If) or node.else_body is not None:
+            return None
+        kept = [part for part in _conjuncts(node.condition) if not any(inner is var for inner in walk(part))]
+        if len(kept) == len(_conjuncts(node.condition)):
+            return None
+        return replace(node, condition=logical_and(*kept)) if kept else node.then_body
+
+    return transform(body, rewrite)

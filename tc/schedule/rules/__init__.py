@@ -1,0 +1,36 @@
+"""Schedule rules: which kind of computation a PrimFunc is, and how its kind is scheduled on a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.ir.loop import PrimFunc
+from tc.schedule.rules.common import inline_elementwise
+from tc.schedule.rules.contraction import schedule_contraction
+from tc.schedule.rules.reduction import schedule_reduction
+from tc.schedule.rules.spatial import schedule_spatial
+from tc.schedule.step import Schedule, Trace
+from tc.target import Target
+
+RULES = (schedule_contraction, schedule_reduction, schedule_spatial)
+"""Tried in this order. A rule returns its name when it applies, else None, and then has not changed the schedule."""
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A scheduled PrimFunc, the rule that made the schedule, and the schedule."""
+
+    func: PrimFunc
+    rule: str
+    trace: Trace
+
+
+def default_schedule(func: PrimFunc, target: Target) -> Scheduled:
+    """The schedule that is chosen without search."""
+    schedule = Schedule(func)
+    inline_elementwise(schedule)
+    for rule in RULES:
+        name = rule(schedule, target)
+        if name is not None:
+            return Scheduled(schedule.func, name, schedule.trace)
+    return Scheduled(schedule.func, "as written", schedule.trace)

@@ -1,0 +1,104 @@
+"""What the rules share: inlining, and choosing vector widths and grains."""
+
+from __future__ import annotations
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Const, Div, Expr, Load, MathCall, Select
+from tc.ir.node import walk
+from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+TASK_ELEMENTS = 16384
+"""Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
+
+
+def inline_elementwise(schedule: Schedule) -> None:
+    """Inline every elementwise block that is cheap to compute where it is read."""
+    changed = True
+    while changed:
+        changed = False
+        infos = block_infos(schedule.func)
+        for info in infos:
+            if _should_inline(info, infos, schedule):
+                try:
+                    schedule.compute_inline(info.name)
+                except ScheduleError:
+                    continue
+                changed = True
+                break
+
+
+def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) -> bool:
+    if not info.is_spatial or info.block.init is not None or len(info.writes) != 1:
+        return False
+    buffer = info.writes[0].buffer
+    if buffer in schedule.func.buffers:
+        return False
+    readers = list(consumers(infos, buffer))
+    if any(reader.is_opaque for reader in readers):
+        return False
+    heavy = is_heavy(info.writes[0].value)
+    if any(as_contraction(reader) is not None for reader in readers):
+        return not heavy and not _has_select(info.writes[0].value)
+    if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 for reader in readers):
+        return not heavy
+    return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
+
+
+def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
+    """Whether a reduction reads each element of the block more than once: windows that overlap."""
+    buffer = info.writes[0].buffer
+    axes = set(reader.spatial_axes) | set(reader.reduction_axes)
+    for load in reader.reads_of(buffer):
+        used = {node for index in load.indices for node in walk(index)}
+        if not axes <= used or len(load.indices) < len(axes):
+            return True
+    return False
+
+
+def is_heavy(value: Expr) -> bool:
+    """Whether computing the value twice costs more than storing it."""
+    return any(isinstance(node, (MathCall, Div)) for node in walk(value))
+
+
+def _has_select(value: Expr) -> bool:
+    return any(isinstance(node, Select) for node in walk(value))
+
+
+def lanes_for(info: BlockInfo, target: Target) -> int:
+    """Vector lanes for the narrowest of 32 bits and the types that the block touches."""
+    bits = max([32, *(store.buffer.dtype.bits for store in info.writes)])
+    return target.vector_bits // min(bits, 64)
+
+
+def extent_value(schedule: Schedule, loop: str) -> int | None:
+    extent = schedule.extent_of(loop)
+    return int(extent.value) if isinstance(extent, Const) else None
+
+
+def known_product(schedule: Schedule, loops: tuple[str, ...] | list[str], unknown: int = 32) -> int:
+    """The product of the extents, symbolic ones taken as `unknown`."""
+    total = 1
+    for loop in loops:
+        total *= extent_value(schedule, loop) or unknown
+    return total
+
+
+def set_parallel(schedule: Schedule, loops: list[str], work: int) -> str | None:
+    """Fuse `loops` and run them in parallel; `work` is what one iteration does, in elements. Returns the loop's name."""
+    if not loops:
+        return None
+    total = known_product(schedule, loops) * work
+    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    if total < 2 * TASK_ELEMENTS:
+        return fused
+    schedule.parallel(fused)
+    grain = max(1, TASK_ELEMENTS // max(work, 1))
+    if grain > 1:
+        schedule.annotate_loop(fused, "grain", grain)
+    return fused
+
+
+def loads_of(info: BlockInfo) -> list[Load]:
+    return [load for load in info.reads if load.buffer not in info.written_buffers]

@@ -1,0 +1,274 @@
+"""Reductions without reuse: pooling, means, softmax and normalisations."""
+
+from __future__ import annotations
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Buffer, Var
+from tc.ir.node import walk
+from tc.schedule.analysis import BlockInfo, block_infos
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+ACCUMULATORS = 4
+"""Vectors that a row reduction sums into at once, to hide the latency of additions."""
+
+
+def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
+    """Run rows in parallel; inside a row, all stages one after the other, each in vectors."""
+    infos = block_infos(schedule.func)
+    reductions = [info for info in infos if info.reduction_axes]
+    if not reductions or any(info.is_opaque for info in infos):
+        return None
+    outputs = [info for info in infos if set(info.written_buffers) & set(schedule.func.buffers)]
+    if len(outputs) != 1:
+        _schedule_apart(schedule, target)
+        return "reduction, stage by stage"
+    final = outputs[0]
+    if final.reduction_axes:
+        if len(final.written_buffers) > 1 or not final.spatial_axes:
+            _schedule_apart(schedule, target)
+            return "reduction, stage by stage"
+        schedule.cache_write(final.name, "local")
+        final_name = f"{final.name}_copy"
+    else:
+        final_name = final.name
+    final = _info(schedule, final_name)
+    rows = _row_loops(schedule, final)
+    loops = schedule.loops_of(final_name)
+    if rows == len(loops) and rows > 0:
+        rows_rule = _schedule_columns(schedule, final_name, target)
+        if rows_rule is not None:
+            return rows_rule
+    if rows == 0:
+        _schedule_apart(schedule, target)
+        return "reduction, stage by stage"
+    _schedule_rows(schedule, final_name, rows, target)
+    return "row reduction"
+
+
+def _info(schedule: Schedule, name: str) -> BlockInfo:
+    return next(info for info in block_infos(schedule.func) if info.name == name)
+
+
+def _row_loops(schedule: Schedule, final: BlockInfo) -> int:
+    """How many leading loops of the final block choose the row: those by which reduced values are indexed."""
+    loops = schedule.loops_of(final.name)
+    driven = {axis.var: axis.value for axis in final.block.axes}
+    reduced = {b for info in block_infos(schedule.func) if info.reduction_axes for b in info.written_buffers}
+    used: set[str] = set()
+    for load in final.reads:
+        if load.buffer in reduced:
+            for index in load.indices:
+                for node in walk(index):
+                    value = driven.get(node)  # type: ignore[call-overload]
+                    if isinstance(value, Var):
+                        used.add(value.name)
+    count = 0
+    while count < len(loops) and loops[count] in used:
+        count += 1
+    return count if used <= set(loops[:count]) else 0
+
+
+def _schedule_rows(schedule: Schedule, final: str, rows: int, target: Target) -> None:
+    loops = list(schedule.loops_of(final))
+    inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 64
+    row = set_parallel(schedule, loops[:rows], inner * 8)
+    assert row is not None
+    others = [info.name for info in reversed(block_infos(schedule.func)) if info.name != final]
+    for name in others:
+        try:
+            schedule.compute_at(name, row)
+        except ScheduleError:
+            _schedule_one(schedule, name, target)
+    for info in block_infos(schedule.func):
+        if row in schedule.loops_of(info.name):
+            _vectorize_inside(schedule, info.name, row, target)
+
+
+def _vectorize_inside(schedule: Schedule, name: str, row: str, target: Target) -> None:
+    """Vectorize one stage of a row."""
+    info = _info(schedule, name)
+    loops = list(schedule.loops_of(name))
+    inside = [loop for loop in loops[loops.index(row) + 1 :] if extent_value(schedule, loop) != 1]
+    if not inside:
+        return
+    if info.reduction_axes:
+        _reduce_along_lanes(schedule, info, inside, target)
+        return
+    last = inside[-1]
+    _vectorize_loop(schedule, last, lanes_for(info, target))
+
+
+def _vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent < lanes:
+        if extent >= 4:
+            schedule.vectorize(loop)
+        return
+    out, inner = schedule.split(loop, lanes)
+    schedule.vectorize(inner)
+    if extent is None or extent % lanes:
+        schedule.annotate_loop(out, "partition", 1)
+
+
+def _reduction_loops(info: BlockInfo, loops: list[str]) -> list[str]:
+    driving = {
+        node.name
+        for axis in info.block.axes
+        if axis.var in info.reduction_axes
+        for node in walk(axis.value)
+        if isinstance(node, Var)
+    }
+    return [loop for loop in loops if loop in driving]
+
+
+def _reduce_along_lanes(schedule: Schedule, info: BlockInfo, inside: list[str], target: Target) -> None:
+    """Partial results in the lanes of a vector, combined at the end."""
+    depth = _reduction_loops(info, inside)
+    if not depth:
+        return
+    if any(loop not in depth for loop in inside) or len(info.written_buffers) > 1:
+        schedule.decompose_reduction(info.name, depth[0])
+        return
+    lanes = lanes_for(info, target)
+    along = schedule.fuse(*depth) if len(depth) > 1 and _nested(schedule, depth, info.name) else depth[-1]
+    extent = extent_value(schedule, along)
+    if extent is not None and extent < 2 * lanes:
+        schedule.decompose_reduction(info.name, depth[0] if along == depth[-1] else along)
+        return
+    width = lanes * (ACCUMULATORS if extent is None or extent >= 4 * ACCUMULATORS * lanes else 1)
+    out, inner = schedule.split(along, width)
+    schedule.rfactor(info.name, inner)
+    partial = f"{info.name}_rf"
+    loops = list(schedule.loops_of(partial))
+    place = loops.index(inner)
+    chain = loops[loops.index(out) :]
+    schedule.reorder(*[loop for loop in chain if loop != inner], inner)
+    if extent is None or extent % width:
+        schedule.annotate_loop(out, "partition", 1)
+    schedule.decompose_reduction(partial, chain[0] if chain[0] != inner else chain[1])
+    for name in (f"{partial}_init", partial):
+        last = schedule.loops_of(name)[-1]
+        if width > lanes:
+            blocks, lane = schedule.split(last, lanes)
+            schedule.vectorize(lane)
+            schedule.unroll(blocks)
+        else:
+            schedule.vectorize(last)
+    del place
+    final_loop = schedule.loops_of(info.name)[-1]
+    if width > lanes:
+        _combine_accumulators(schedule, info.name, final_loop)
+    else:
+        schedule.decompose_reduction(info.name, final_loop)
+        schedule.unroll(final_loop)
+    for buffer in _rf_buffers(schedule, partial):
+        schedule.set_scope(buffer.name, "register")
+
+
+def _combine_accumulators(schedule: Schedule, name: str, loop: str) -> None:
+    schedule.decompose_reduction(name, loop)
+    schedule.unroll(loop)
+
+
+def _rf_buffers(schedule: Schedule, partial: str) -> tuple[Buffer, ...]:
+    return _info(schedule, partial).written_buffers
+
+
+def _nested(schedule: Schedule, loops: list[str], block: str) -> bool:
+    order = list(schedule.loops_of(block))
+    places = [order.index(loop) for loop in loops]
+    return places == list(range(places[0], places[0] + len(places)))
+
+
+def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | None:
+    """The last axis of the result is not reduced: a vector of results is reduced at once."""
+    info = _info(schedule, final)
+    lanes = lanes_for(info, target)
+    loops = list(schedule.loops_of(final))
+    producers = [i.name for i in reversed(block_infos(schedule.func)) if i.name != final]
+    last = loops[-1]
+    if _reduces_contiguously(schedule, final):
+        return None
+    extent = extent_value(schedule, last)
+    if extent is not None and extent < 4:
+        return None
+    width = lanes if extent is None or extent >= lanes else extent
+    out, inner = schedule.split(last, width)
+    guarded = extent is None or extent % width != 0
+    if guarded:
+        schedule.annotate_loop(out, "partition", 1)
+    outer = [*loops[:-1], *([] if guarded else [out])]
+    fused = set_parallel(schedule, outer, width * 16 * (1 if not guarded else max((extent or 64) // width, 1)))
+    anchor = out if guarded else fused
+    if anchor is None:
+        return None
+    for name in producers:
+        try:
+            schedule.compute_at(name, anchor)
+        except ScheduleError:
+            _schedule_one(schedule, name, target)
+    schedule.vectorize(inner)
+    for each in block_infos(schedule.func):
+        if each.name != final and anchor in schedule.loops_of(each.name):
+            _vector_of_reductions(schedule, each, anchor, width)
+    return "column reduction"
+
+
+def _reduces_contiguously(schedule: Schedule, final: str) -> bool:
+    """Whether a reduction runs along the contiguous axis of what it reads: then lanes belong to the reduction."""
+    for info in block_infos(schedule.func):
+        if not info.reduction_axes or info.name == final:
+            continue
+        for load in info.reads:
+            if load.buffer in info.written_buffers or not load.indices:
+                continue
+            if any(node in info.spatial_axes for node in walk(load.indices[-1])):
+                return False
+    return True
+
+
+def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, width: int) -> None:
+    loops = list(schedule.loops_of(info.name))
+    inside = loops[loops.index(anchor) + 1 :]
+    depth = _reduction_loops(info, inside)
+    spatial = [loop for loop in inside if loop not in depth]
+    wide = [loop for loop in spatial if extent_value(schedule, loop) != 1]
+    if not wide:
+        if depth:
+            schedule.decompose_reduction(info.name, depth[0])
+        return
+    lane = wide[-1]
+    if depth:
+        schedule.reorder(*[loop for loop in spatial if loop != lane], *depth, lane)
+    if extent_value(schedule, lane) is not None and (extent_value(schedule, lane) or 0) <= 4 * width:
+        schedule.vectorize(lane)
+    if depth:
+        schedule.decompose_reduction(info.name, depth[0])
+
+
+def _schedule_one(schedule: Schedule, name: str, target: Target) -> None:
+    """A stage that stands alone: parallel over its spatial loops, its reduction decomposed."""
+    info = _info(schedule, name)
+    loops = list(schedule.loops_of(name))
+    depth = _reduction_loops(info, loops)
+    spatial = [loop for loop in loops if loop not in depth]
+    if depth:
+        if spatial and loops[: len(spatial)] != spatial:
+            schedule.reorder(*spatial, *depth)
+        schedule.decompose_reduction(name, depth[0])
+        set_parallel(schedule, spatial, known_product(schedule, depth, 64))
+        return
+    if loops:
+        *outer, last = loops
+        _vectorize_loop(schedule, last, lanes_for(info, target))
+        if outer:
+            set_parallel(schedule, outer, 64)
+
+
+def _schedule_apart(schedule: Schedule, target: Target) -> None:
+    """Every stage on its own."""
+    for info in block_infos(schedule.func):
+        if info.loops:
+            _schedule_one(schedule, info.name, target)
