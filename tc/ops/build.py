@@ -96,7 +96,8 @@ class GraphBuilder:
             types = record.infer_types([None if arg is None else _tensor_type(arg) for arg in args], full)
         if requirements:
             for requirement in requirements:
-                self.require(requirement)
+                message = requirement.message if span is None else f"{span}: {requirement.message}"
+                self.require(Requirement(requirement.condition, message))
             types = tuple(self._with_equal_dims(type_) for type_ in types)
         given = tuple((key, value) for key, value in attrs.items())
         return self.bind(Call(op, args, given, span=span), types, [name or op for name in names] or (op,), span)

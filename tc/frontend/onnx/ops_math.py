@@ -124,8 +124,6 @@ def import_is_inf(n: NodeContext) -> NodeResult:
 @onnx_op("Mod")
 def import_mod(n: NodeContext) -> NodeResult:
     a, b = n.value(0), n.value(1)
-    if a.dtype.is_float and not n.attr("fmod", 0):
-        raise UnsupportedError("Mod of floats needs the attribute fmod=1")
     return n.call("mod", a, b, fmod=bool(n.attr("fmod", 0)))
 
 

@@ -74,14 +74,15 @@ class _View:
 def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> ExecutionPlan:
     """The execution plan of the module's entry. Every operator call left in it is a view or runs its reference.
 
-    `requirements` are conditions over dims, found by type inference, to be checked before anything runs.
+    `requirements` are conditions over dims, found by type inference. They are checked before anything runs, or as soon as all
+    their dims are known; those that a nested function carries (attribute "requirements"), when it is entered.
     """
     func = module.main
-    planner = _Planner(module, func)
+    planner = _Planner(module, func, [Check(r.condition, r.message) for r in requirements])
     planner.measure(func)
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
     steps = planner.emit(func)
-    checks = tuple(Check(r.condition, r.message) for r in requirements)
+    facts = tuple(fact for fact in func.facts if fact.var in planner.bound_dims)
     outputs = tuple(
         TensorVar(_output_name(func, k), result.type, span=func.span) for k, result in enumerate(func.results)
     )
@@ -90,10 +91,10 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
         func.params,
         outputs,
         tuple(planner.constants),
-        func.facts,
+        facts,
         arena_bytes,
         planner.num_dynamic,
-        (*checks, *steps),
+        steps,
         tuple(planner.output_slots),
         span=func.span,
     )
@@ -110,8 +111,11 @@ def _output_name(func: Function, index: int) -> str:
 class _Planner:
     """Walks the function; holds where each value is and, while measuring, the current time."""
 
-    def __init__(self, module: IRModule, func: Function) -> None:
+    def __init__(self, module: IRModule, func: Function, checks: list[Check]) -> None:
         self.module = module
+        self.checks = checks
+        self.pending: list[Check] = []  # checks that wait for dims to be known
+        self.known_dims: set[Expr] = set()
         self.views: dict[Atom, _View] = {}
         self.constants: dict[TensorConst, int] = {}
         self.storages: list[_Storage] = []
@@ -210,7 +214,8 @@ class _Planner:
         return tuple(self._walk_function(func))
 
     def _walk_function(self, func: Function) -> list[Step]:
-        steps = [step for binding in func.bindings for step in self._walk_binding(binding)]
+        self.known_dims, self.pending = set(self.bound_dims), list(self.checks)
+        steps = self._walk_bindings(func)
         self.time += 1
         self.output_slots = []
         for index, result in enumerate(func.results):
@@ -222,6 +227,32 @@ class _Planner:
             self.output_slots.append(target)
             steps.append(Copy(slot, target, slot.type.size_bytes))
         return steps
+
+    def _walk_bindings(self, func: Function) -> list[Step]:
+        """The steps of a function's bindings, each check as soon as its dims are known."""
+        steps = self._ready_checks()
+        for binding in func.bindings:
+            steps.extend(self._walk_binding(binding))
+            new = _dims_bound_by(binding) - self.known_dims
+            if new:
+                self.known_dims |= new
+                steps.extend(self._ready_checks())
+        return steps
+
+    def _walk_nested(self, func: Function) -> list[Step]:
+        """As `_walk_bindings`, with the checks that the function itself carries."""
+        outer = list(self.pending)
+        carried = dict(func.attrs).get("requirements", ())
+        assert isinstance(carried, tuple), "requirements are pairs of condition and message"
+        self.pending.extend(Check(condition, message) for condition, message in carried)  # type: ignore[misc,arg-type]
+        steps = self._walk_bindings(func)
+        self.pending = [check for check in self.pending if check in outer]
+        return steps
+
+    def _ready_checks(self) -> list[Step]:
+        ready = [c for c in self.pending if all(v in self.known_dims for v in walk(c.condition) if isinstance(v, Var))]
+        self.pending = [check for check in self.pending if check not in ready]
+        return list(ready)
 
     def _walk_binding(self, binding: Binding) -> list[Step]:
         self.time += 1
@@ -276,7 +307,7 @@ class _Planner:
             root = _view_root(result, made) if isinstance(result, TensorVar) and result in made else None
             if root is not None:
                 self.wanted.setdefault(root, self.views[target])
-        steps = [step for binding in branch.bindings for step in self._walk_binding(binding)]
+        steps = self._walk_nested(branch)
         self.time += 1
         for result, target in zip(branch.results, targets, strict=True):
             steps.extend(self._copy(result, target, self.views[target]))
@@ -310,8 +341,7 @@ class _Planner:
         entered = self.time
         for k, result in enumerate(body.results[1 + num_carried :]):
             self._want_scanned(result, targets[num_carried + k], index, body)
-        for binding in body.bindings:
-            body_steps.extend(self._walk_binding(binding))
+        body_steps.extend(self._walk_nested(body))
         self.time += 1
         body_steps.extend(self._end_of_iteration(loop, targets, carried_params, condition, index))
         self._extend_captured(body, entered)
@@ -391,6 +421,13 @@ class _Planner:
 
     def _is_used(self, var: TensorVar, body: Function) -> bool:
         return any(node is var for part in (*body.bindings, *body.results) for node in walk(part))
+
+
+def _dims_bound_by(binding: Binding) -> set[Expr]:
+    """The dims that have a value when the binding has run."""
+    if isinstance(binding.value, ReadDims):
+        return set(binding.value.dims)
+    return {v for target in binding.targets for v in walk(target.type) if isinstance(v, Var)}
 
 
 def _is_true(atom: Atom) -> bool:
