@@ -1,0 +1,15 @@
+"""tc: a tensor compiler for deep-learning models.
+
+    import tc
+    m = tc.compile("model.onnx")
+    y = m(x)
+"""
+
+from tc.compiler import compile_model as compile
+from tc.errors import TcError
+from tc.frontend.dims import Dim
+from tc.runtime.module import CompiledModule
+from tc.target import Target
+from tc.version import __version__
+
+__all__ = ["CompiledModule", "Dim", "Target", "TcError", "__version__", "compile"]

@@ -807,10 +807,11 @@ class _Emitter:
         condition = self.value(expr.condition)
         if condition.known is not None:
             return self.value(expr.true_value if condition.known else expr.false_value)
-        unsafe = [any(isinstance(n, Load) for n in walk(side)) for side in (expr.true_value, expr.false_value)]
-        if not any(unsafe):
+        performed = {node for node in walk(expr.condition) if isinstance(node, Load)}  # loads that happen anyway
+        sides = (expr.true_value, expr.false_value)
+        if not any(isinstance(node, Load) and node not in performed for side in sides for node in walk(side)):
             return self.b.select(condition, self.value(expr.true_value), self.value(expr.false_value))
-        if self.lane is not None:
+        if self.lane is not None and self._depends_on_lane(expr):
             lanes = self.lane.lanes
             condition = self.b.splat(condition, lanes)
             outer = self.mask

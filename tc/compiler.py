@@ -1,0 +1,346 @@
+"""From a model to a compiled module: the order of everything."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import llvmlite
+import numpy as np
+import onnx
+
+from tc.codegen.llvm import emit_prim_func
+from tc.errors import UserError, located
+from tc.frontend.dims import Dim
+from tc.frontend.onnx import Imported, load_model
+from tc.ir.arith import Facts, evaluate
+from tc.ir.expr import Expr, Var
+from tc.ir.graph import Attrs, AttrValue, Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar
+from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, substitute, transform
+from tc.ir.plan import CallOut, ExecutionPlan
+from tc.ir.structural import structural_hash
+from tc.ir.types import TensorType
+from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
+from tc.passes.graph.canonicalize import canonicalize
+from tc.passes.graph.cse import share_common_subexpressions
+from tc.passes.graph.dce import remove_dead_code
+from tc.passes.graph.fold_constants import fold_constants
+from tc.passes.graph.fuse_ops import fuse_ops
+from tc.passes.graph.plan_memory import plan_memory
+from tc.passes.graph.simplify_graph import simplify_graph
+from tc.passes.loop.compact_buffers import compact_buffers
+from tc.passes.loop.lift_workspace import lift_workspace
+from tc.passes.loop.lower_blocks import lower_blocks
+from tc.passes.loop.partition_loops import partition_loops
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.lower import lower_primitives
+from tc.runtime.entry import emit_entry
+from tc.runtime.jit import compile_objects, link
+from tc.runtime.module import CompiledModule, KernelReport, Report, aligned_constant
+from tc.runtime.object_cache import ObjectCache
+from tc.runtime.pool import get_pool
+from tc.schedule.rules import default_schedule
+from tc.target import Target
+from tc.version import __version__
+
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
+
+CODEGEN_VERSION = 1
+"""Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel on its way: as lowered, as scheduled, as emitted for LLVM (loops without blocks), and its linker symbol."""
+
+    name: str
+    lowered: PrimFunc
+    scheduled: PrimFunc
+    final: PrimFunc
+    rule: str
+    trace: str
+    symbol: str
+
+
+@dataclass
+class Stages:
+    """Everything that compilation makes on the way, for those who want to look at it."""
+
+    imported: Imported
+    graph: IRModule
+    lowered: IRModule
+    kernels: dict[str, Kernel]
+    module: IRModule
+    plan: ExecutionPlan
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def sources(self) -> dict[TensorVar, tuple[str, ...]]:
+        """For each result of a primitive function, the model's nodes inside the function that made it."""
+        found: dict[TensorVar, tuple[str, ...]] = {}
+        for binding in _all_bindings(self.graph.main):
+            if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
+                inner = self.graph[binding.value.callee.name]
+                assert isinstance(inner, Function)
+                nodes = tuple(dict.fromkeys(str(b.span) for b in inner.bindings if b.span is not None))
+                found.update(dict.fromkeys(binding.targets, nodes))
+        return found
+
+
+class _Stopwatch:
+    """Adds up wall seconds (perf_counter) by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def optimize_graph(module: IRModule) -> IRModule:
+    """The graph passes, up to fusion."""
+    module = canonicalize(module)
+    module = fold_constants(module)
+    module = canonicalize(module)  # branches on conditions that folding made known
+    module = simplify_graph(module)
+    module = fold_constants(module)
+    module = share_common_subexpressions(module)
+    return remove_dead_code(module)
+
+
+def finish_loops(func: PrimFunc) -> PrimFunc:
+    """Scheduled PrimFunc to loops that code generation takes."""
+    func = simplify_loops(lower_blocks(func))
+    func = partition_loops(func)
+    func = compact_buffers(func)
+    return lift_workspace(simplify_loops(func))
+
+
+def schedule_kernel(prim: PrimFunc, target: Target) -> Kernel:
+    """Schedule one PrimFunc by the rules, and bring it to the form for code generation."""
+    scheduled = default_schedule(prim, target)
+    final = finish_loops(scheduled.func)
+    symbol = f"tc_{structural_hash(final)[:20]}"
+    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
+
+
+def schedule_module(module: IRModule, target: Target) -> tuple[IRModule, dict[str, Kernel]]:
+    """Schedule every PrimFunc; calls get the workspaces that their kernels ask for as additional, unused results."""
+    kernels = {func.name: schedule_kernel(func, target) for func in module.prim_funcs}
+
+    def add_workspaces(node: Node) -> Node | None:
+        match node:
+            case Binding(targets=targets, value=CallTir() as call):
+                kernel = kernels[call.callee]
+                outputs = kernel.final.outputs
+                extra = outputs[len(targets) :]
+                if not extra:
+                    return None
+                dims: dict[Node, Node] = dict(zip(kernel.final.dims, call.dims, strict=True))
+                types = tuple(
+                    TensorType(tuple(substitute(dim, dims) for dim in buffer.shape), buffer.dtype) for buffer in extra
+                )
+                scratch = tuple(TensorVar("workspace", type_) for type_ in types)
+                value = replace(call, result_types=(*call.result_types, *types))
+                return replace(node, targets=(*targets, *scratch), value=value)
+        return None
+
+    functions = tuple(
+        transform(func, add_workspaces) if isinstance(func, Function) else kernels[func.name].final
+        for func in module.functions
+    )
+    return IRModule(functions, module.entry), kernels
+
+
+def run_stages(
+    model: Model, target: Target, dims: Mapping[str, Dim | int] | None = None, on_unsupported: str = "fallback"
+) -> Stages:
+    """Everything up to the execution plan; nothing is emitted."""
+    watch = _Stopwatch()
+    with watch.time("import"):
+        imported = import_model(model, dims, on_unsupported)
+    with watch.time("graph passes"):
+        graph = optimize_graph(imported.module)
+        fused = fuse_ops(graph)
+    with watch.time("lower"):
+        lowered = lower_primitives(fused)
+    with watch.time("schedule"):
+        module, kernels = schedule_module(lowered, target)
+    with watch.time("plan"):
+        plan = plan_memory(module, imported.requirements)
+    return Stages(imported, fused, lowered, kernels, module, plan, watch.seconds)
+
+
+def import_model(model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str) -> Imported:
+    """The front end for whatever `model` is."""
+    if isinstance(model, IRModule):
+        return Imported(model, (), ())
+    return load_model(model, dims=dims, on_unsupported=on_unsupported)
+
+
+def compile_model(
+    model: Model,
+    target: str | Target = "native",
+    *,
+    dims: Mapping[str, Dim | int] | None = None,
+    tune: str | None = None,
+    threads: int | None = None,
+    numerics: str = "default",
+    verify: str = "auto",
+    on_unsupported: str = "fallback",
+) -> CompiledModule:
+    """Compile a model to native code.
+
+    model: path of an ONNX file, its bytes, an onnx.ModelProto, or an IRModule.
+    target: "native", "x86-64-v3", ... or a Target.
+    dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
+    threads: how many threads a call may use; all available cores by default.
+    on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
+
+    Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
+    """
+    if tune is not None:
+        raise UserError("tune: there is no tuner yet; compile without it")
+    if numerics not in ("default", "strict") or verify not in ("auto", "never"):
+        raise UserError("numerics must be 'default' or 'strict', verify must be 'auto' or 'never'")
+    chosen = Target.parse(target) if isinstance(target, str) else target
+    count = chosen.cores if threads is None else threads
+    if count < 1:
+        raise UserError(f"threads is {count}, must be at least 1")
+    stages = run_stages(model, chosen, dims, on_unsupported)
+    return build_module(stages, chosen, count)
+
+
+def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule:
+    """Emit, compile and link what the plan needs."""
+    watch = _Stopwatch()
+    cache = ObjectCache()
+    get_pool()
+    symbols = {name: kernel.symbol for name, kernel in stages.kernels.items()}
+    finals = {kernel.symbol: kernel.final for kernel in stages.kernels.values()}
+    objects: dict[str, bytes | None] = {}
+    with watch.time("cache"):
+        for symbol in finals:
+            objects[symbol] = cache.get(_object_key(symbol, target))
+    missing = [symbol for symbol, data in objects.items() if data is None]
+    with watch.time("emit"):
+        sources = [emit_prim_func(finals[symbol], symbol).ir_text for symbol in missing]
+        entry = emit_entry(stages.plan, symbols, "tc_entry")
+    with watch.time("llvm"):
+        *compiled, entry_object = compile_objects([*sources, entry.ir_text], target)
+    for symbol, data in zip(missing, compiled, strict=True):
+        objects[symbol] = data
+        cache.put(_object_key(symbol, target), data)
+    with watch.time("link"):
+        library = link([*(data for data in objects.values() if data is not None), entry_object])
+    with watch.time("constants"):
+        constants = [aligned_constant(c.value) for c in stages.plan.constants]
+    seconds = {**stages.seconds, **watch.seconds}
+    report = _report(stages, set(missing), constants, seconds)
+    return CompiledModule(
+        stages.plan,
+        entry,
+        library,
+        "tc_entry",
+        constants,
+        threads,
+        run_reference,
+        report,
+        _explanations(stages),
+    )
+
+
+def _object_key(symbol: str, target: Target) -> str:
+    return f"{symbol}-{target.fingerprint()}-{CODEGEN_VERSION}-{__version__}-{llvmlite.__version__}"
+
+
+def run_reference(call: CallOut, args: list[np.ndarray | None], env: dict[Var, int]) -> tuple[np.ndarray, ...]:
+    """Run a node on its reference kernel: an operator's, or a registered Python function."""
+    kind, _, name = call.symbol.partition(":")
+    with located(call.span):
+        if kind == "py":
+            return tuple(PYTHON_FUNCTIONS[name](*args))
+        op = get_op(name)
+        attrs = Attrs(tuple((key, _literal(value, env)) for key, value in op.attrs(call.attrs).items()))
+        with inference(Facts()), np.errstate(all="ignore"):
+            return op.run_reference(args, attrs)
+
+
+def _literal(value: AttrValue, env: Mapping[Var, int]) -> AttrValue:
+    if isinstance(value, tuple):
+        return tuple(_literal(item, env) for item in value)
+    return int(evaluate(value, env)) if isinstance(value, Expr) else value
+
+
+def _all_bindings(func: Function) -> Iterator[Binding]:
+    for binding in func.bindings:
+        yield binding
+        for name in ("then_branch", "else_branch", "body"):
+            body = getattr(binding.value, name, None)
+            if isinstance(body, Function):
+                yield from _all_bindings(body)
+
+
+def _report(stages: Stages, compiled: set[str], constants: list[np.ndarray], seconds: dict[str, float]) -> Report:
+    sources = stages.sources()
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    fallbacks: list[str] = []
+    for binding in _all_bindings(stages.lowered.main):
+        value = binding.value
+        if isinstance(value, CallTir):
+            groups.setdefault(value.callee, []).append(_nodes_of(sources, binding))
+    for call in _callouts(stages.plan):
+        fallbacks.append(f"{call.span} ({call.symbol})")
+    kernels = []
+    for name, calls in groups.items():
+        kernel = stages.kernels[name]
+        nodes = tuple(dict.fromkeys(node for call in calls for node in call))
+        kernels.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in compiled))
+    total = sum(c.nbytes for c in constants)
+    return Report(tuple(kernels), tuple(fallbacks), tuple(seconds.items()), str(stages.plan.arena_bytes), total)
+
+
+def _nodes_of(sources: Mapping[TensorVar, tuple[str, ...]], binding: Binding) -> tuple[str, ...]:
+    """The model's nodes behind one kernel call: the spans inside the primitive function that made its targets."""
+    return sources.get(binding.targets[0], (str(binding.span),))
+
+
+def _callouts(plan: ExecutionPlan) -> list[CallOut]:
+    found: list[CallOut] = []
+
+    def visit(steps: Any) -> None:
+        for step in steps:
+            if isinstance(step, CallOut):
+                found.append(step)
+            for name in ("then_steps", "else_steps", "body"):
+                visit(getattr(step, name, ()))
+
+    visit(plan.steps)
+    return found
+
+
+def _explanations(stages: Stages) -> dict[str, str]:
+    """For every node of the model, in which kernel it runs, with what, and how that kernel is scheduled."""
+    sources = stages.sources()
+    texts: dict[str, str] = {}
+    for binding in _all_bindings(stages.lowered.main):
+        if isinstance(binding.value, CallTir):
+            kernel = stages.kernels[binding.value.callee]
+            nodes = _nodes_of(sources, binding)
+            together = ", ".join(nodes)
+            for node in nodes:
+                texts[node] = (
+                    f"{node} runs in kernel {kernel.name}, together with: {together}\n"
+                    f"rule: {kernel.rule}\nschedule:\n{kernel.trace or '(as written)'}"
+                )
+    return texts

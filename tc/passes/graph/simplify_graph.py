@@ -1,0 +1,288 @@
+"""Algebra on graphs: a table of rewrite rules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tc.ir.arith import equal_shapes
+from tc.ir.dtype import f32
+from tc.ir.graph import Atom, TensorConst
+from tc.ir.module import IRModule
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder
+from tc.passes.graph.rewrite import Match, Rule, absent, any_, const_, op, rewrite_module
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def simplify_graph(module: IRModule) -> IRModule:
+    """Apply GRAPH_RULES until none applies."""
+    return rewrite_module(module, GRAPH_RULES)
+
+
+def _keeps_type(m: Match, source: str, target: str) -> bool:
+    a, b = m.type_of(source), m.type_of(target)
+    return a.dtype == b.dtype and equal_shapes(a.shape, b.shape, m.facts) is True
+
+
+def _is_value(m: Match, name: str, value: float) -> bool:
+    array = m.value(name)
+    return array.size > 0 and bool(np.all(array == value))
+
+
+def _compose(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(inner[axis] for axis in outer)
+
+
+def _x(b: GraphBuilder, *shape: int) -> Atom:
+    return b.param("x", tensor_type(shape, f32))
+
+
+def _c(b: GraphBuilder, *shape: int, seed: int = 0) -> TensorConst:
+    return b.const(np.random.default_rng(seed).uniform(0.5, 1.5, shape).astype(np.float32))
+
+
+def _merge_transposes(b: GraphBuilder, m: Match) -> Atom:
+    perm = _compose(m.attrs("outer").perm, m.attrs("inner").perm)
+    return m.x if perm == tuple(range(len(perm))) else b.call("transpose", m.x, perm=perm)
+
+
+def _has_perms(m: Match) -> bool:
+    return m.attrs("outer").perm is not None and m.attrs("inner").perm is not None
+
+
+# -- folding scales and shifts into the weights of a convolution
+
+
+def _per_output_channel(m: Match, name: str) -> np.ndarray | None:
+    """A literal as one value per output channel of the convolution; None when it varies otherwise."""
+    value = m.value(name)
+    rank = len(m.type_of("conv").shape)
+    channels = int(m.type_of("w").shape[0])
+    if value.size == 1:
+        return np.full(channels, value.reshape(()), value.dtype)
+    padded = value.reshape((1,) * (rank - value.ndim) + value.shape) if value.ndim <= rank else None
+    if padded is None or padded.shape[1] != channels or padded.size != channels:
+        return None
+    return padded.reshape(channels)
+
+
+def _conv_with(b: GraphBuilder, m: Match, scale: np.ndarray, shift: np.ndarray, x: str = "x") -> Atom:
+    """conv(x, w, bias) * scale + shift as one convolution."""
+    w = m.value("w")
+    dtype = w.dtype
+    bias = m.atoms.get("bias")
+    old = bias.value.astype(np.float64) if isinstance(bias, TensorConst) else 0.0
+    weights = (w.astype(np.float64) * scale.reshape(-1, *(1,) * (w.ndim - 1))).astype(dtype)
+    new_bias = (old * scale + shift).astype(dtype)
+    call = m.call("conv")
+    return b.call(call.op, m.atoms[x], b.const(weights), b.const(new_bias), span=call.span, **dict(call.attrs))
+
+
+def _fold_batch_norm(b: GraphBuilder, m: Match) -> Atom:
+    scale, shift, mean, var = (m.value(name).astype(np.float64) for name in ("scale", "shift", "mean", "var"))
+    factor = scale / np.sqrt(var + m.attrs("batch_norm").epsilon)
+    return _conv_with(b, m, factor, shift - mean * factor)
+
+
+def _fold_channel_op(b: GraphBuilder, m: Match) -> Atom | None:
+    values = _per_output_channel(m, "c")
+    if values is None:
+        return None
+    values = values.astype(np.float64)
+    match m.calls["outer"].op:
+        case "mul":
+            return _conv_with(b, m, values, np.zeros_like(values))
+        case "add":
+            return _conv_with(b, m, np.ones_like(values), values)
+    return _conv_with(b, m, np.ones_like(values), -values)
+
+
+_CONV = op("conv", any_("x"), const_("w"), absent(), name="conv", single_use=True)
+_CONV_BIAS = op("conv", any_("x"), const_("w"), const_("bias"), name="conv", single_use=True)
+
+
+def _example_conv(b: GraphBuilder, bias: bool) -> Atom:
+    return b.call("conv", _x(b, 1, 3, 5, 5), _c(b, 4, 3, 3, 3), _c(b, 4, seed=1) if bias else None)
+
+
+def _example_batch_norm(b: GraphBuilder, bias: bool) -> Atom:
+    return b.call("batch_norm", _example_conv(b, bias), *(_c(b, 4, seed=k) for k in range(2, 6)))
+
+
+def _batch_norm_alone(b: GraphBuilder, m: Match) -> Atom:
+    """A batch normalization that no convolution takes in: one multiplication and one addition."""
+    scale, shift, mean, var = (m.value(name).astype(np.float64) for name in ("scale", "shift", "mean", "var"))
+    factor = scale / np.sqrt(var + m.attrs("batch_norm").epsilon)
+    type_ = m.type_of("x")
+    shape = (-1, *(1,) * (type_.rank - 2))
+    dtype = type_.dtype.numpy
+    scaled = b.call("mul", m.x, b.const(factor.astype(dtype).reshape(shape)))
+    return b.call("add", scaled, b.const((shift - mean * factor).astype(dtype).reshape(shape)))
+
+
+_BN_LITERALS = (const_("scale"), const_("shift"), const_("mean"), const_("var"))
+
+
+# -- normalizations spelled out
+
+
+def _layer_norm(b: GraphBuilder, m: Match) -> Atom | None:
+    """x - mean(x), divided by sqrt(mean of its square + epsilon), over the last axis."""
+    rank = m.type_of("x").rank
+    for name in ("mean", "variance"):
+        attrs = m.attrs(name)
+        axes = attrs.axes
+        if axes is None or not attrs.keepdims or [a % rank for a in axes] != [rank - 1]:
+            return None
+    if m.value("epsilon").size != 1 or not _is_value(m, "two", 2.0):
+        return None
+    return b.call("layer_norm", m.x, axis=-1, epsilon=float(m.value("epsilon").reshape(())))
+
+
+_CENTRED = op("sub", any_("x"), op("mean", any_("x"), name="mean"), name="centred")
+_VARIANCE = op("mean", op("pow", _CENTRED, const_("two")), name="variance")
+_SPREAD = op("sqrt", op("add", _VARIANCE, const_("epsilon"), name="shifted", commutes=True))
+
+
+def _example_layer_norm(b: GraphBuilder) -> Atom:
+    x = _x(b, 3, 8)
+    centred = b.call("sub", x, b.call("mean", x, axes=(-1,)))
+    variance = b.call("mean", b.call("pow", centred, b.const(np.float32(2.0))), axes=(-1,))
+    return b.call("div", centred, b.call("sqrt", b.call("add", variance, b.const(np.float32(1e-5)))))
+
+
+GRAPH_RULES = (
+    Rule(
+        "a reshape to the same shape",
+        op("reshape|squeeze|unsqueeze|flatten", any_("x"), name="view"),
+        lambda b, m: m.x,
+        when=lambda m: _keeps_type(m, "x", "view"),
+        example=lambda b: b.call("reshape", _x(b, 2, 3), shape=(2, 3)),
+    ),
+    Rule(
+        "a view of a view",
+        op(
+            "reshape|squeeze|unsqueeze|flatten",
+            op("reshape|squeeze|unsqueeze|flatten", any_("x"), name="inner"),
+            name="outer",
+        ),
+        lambda b, m: b.call("reshape", m.x, shape=m.type_of("outer").shape),
+        example=lambda b: b.call("unsqueeze", b.call("reshape", _x(b, 2, 3), shape=(6,)), axes=(0,)),
+    ),
+    Rule(
+        "a transpose of a transpose",
+        op("transpose", op("transpose", any_("x"), name="inner"), name="outer"),
+        _merge_transposes,
+        when=_has_perms,
+        example=lambda b: b.call(
+            "transpose", b.call("transpose", _x(b, 2, 3, 4), perm=(1, 2, 0)), perm=(2, 1, 0)
+        ),
+    ),
+    Rule(
+        "a transpose that moves nothing",
+        op("transpose", any_("x"), name="outer"),
+        lambda b, m: m.x,
+        when=lambda m: m.attrs("outer").perm == tuple(range(m.type_of("x").rank)),
+        example=lambda b: b.call("transpose", _x(b, 2, 3), perm=(0, 1)),
+    ),
+    Rule(
+        "identity",
+        op("identity", any_("x")),
+        lambda b, m: m.x,
+        example=lambda b: b.call("identity", _x(b, 2)),
+    ),
+    Rule(
+        "a cast to the same dtype",
+        op("cast", any_("x"), name="cast"),
+        lambda b, m: m.x,
+        when=lambda m: m.type_of("x").dtype == m.type_of("cast").dtype,
+        example=lambda b: b.call("cast", _x(b, 2), dtype=f32),
+    ),
+    Rule(
+        "an expand to the same shape",
+        op("expand", any_("x"), name="expand"),
+        lambda b, m: m.x,
+        when=lambda m: _keeps_type(m, "x", "expand"),
+        example=lambda b: b.call("expand", _x(b, 2, 3), shape=(1, 3)),
+    ),
+    Rule(
+        "times one",
+        op("mul", any_("x"), const_("c"), commutes=True, name="mul"),
+        lambda b, m: m.x,
+        when=lambda m: _is_value(m, "c", 1) and _keeps_type(m, "x", "mul"),
+        example=lambda b: b.call("mul", _x(b, 2), b.const(np.float32(1.0))),
+    ),
+    Rule(
+        "divided by one",
+        op("div", any_("x"), const_("c"), name="div"),
+        lambda b, m: m.x,
+        when=lambda m: _is_value(m, "c", 1) and _keeps_type(m, "x", "div"),
+        example=lambda b: b.call("div", _x(b, 2), b.const(np.float32(1.0))),
+    ),
+    Rule(
+        "a square, as a product",
+        op("pow", any_("x"), const_("c"), name="pow"),
+        lambda b, m: b.call("mul", m.x, m.x),
+        when=lambda m: _is_value(m, "c", 2) and m.value("c").size == 1 and m.type_of("x").dtype.is_float,
+        example=lambda b: b.call("pow", _x(b, 2, 3), b.const(np.float32(2.0))),
+    ),
+    Rule(
+        "a square root, as such",
+        op("pow", any_("x"), const_("c"), name="pow"),
+        lambda b, m: b.call("sqrt", m.x),
+        when=lambda m: _is_value(m, "c", 0.5) and m.value("c").size == 1 and m.type_of("x").dtype.bits == 32,
+        example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(0.5))),
+        inexact=True,
+    ),
+    Rule(
+        "a convolution, then a batch normalization",
+        op("batch_norm", _CONV, *_BN_LITERALS),
+        _fold_batch_norm,
+        example=lambda b: _example_batch_norm(b, False),
+        inexact=True,
+    ),
+    Rule(
+        "a convolution with bias, then a batch normalization",
+        op("batch_norm", _CONV_BIAS, *_BN_LITERALS),
+        _fold_batch_norm,
+        example=lambda b: _example_batch_norm(b, True),
+        inexact=True,
+    ),
+    Rule(
+        "a convolution, then a factor or term per channel",
+        op("mul|add", _CONV, const_("c"), name="outer", commutes=True),
+        _fold_channel_op,
+        example=lambda b: b.call("mul", _example_conv(b, False), _c(b, 4, 1, 1)),
+        inexact=True,
+    ),
+    Rule(
+        "a convolution with bias, then a factor or term per channel",
+        op("mul|add", _CONV_BIAS, const_("c"), name="outer", commutes=True),
+        _fold_channel_op,
+        example=lambda b: b.call("add", _example_conv(b, True), _c(b, 4, 1, 1)),
+        inexact=True,
+    ),
+    Rule(
+        "a convolution, then a subtraction per channel",
+        op("sub", _CONV, const_("c"), name="outer"),
+        _fold_channel_op,
+        example=lambda b: b.call("sub", _example_conv(b, False), _c(b, 4, 1, 1)),
+        inexact=True,
+    ),
+    Rule(
+        "a batch normalization, as a factor and a term",
+        op("batch_norm", any_("x"), *_BN_LITERALS),
+        _batch_norm_alone,
+        example=lambda b: b.call("batch_norm", _x(b, 2, 4, 3), *(_c(b, 4, seed=k) for k in range(4))),
+        inexact=True,
+    ),
+    Rule(
+        "layer normalization, spelled out",
+        op("div", _CENTRED, _SPREAD),
+        _layer_norm,
+        example=_example_layer_norm,
+        inexact=True,
+    ),
+)
+
