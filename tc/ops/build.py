@@ -24,11 +24,12 @@ from tc.ops.registry import Requirement, get_op, inference
 
 
 class GraphBuilder:
-    """Collects the bindings of one function. `parent` is the builder of the enclosing function, for the body of an If or Loop.
+    """Collects the bindings of one function. `parent` is the builder of the enclosing function, for the body of an If
+    or Loop.
 
-    `requirements` collects conditions over dims that must be checked at run time when this function runs. A nested function
-    carries them as its attribute "requirements": pairs (condition, message). Facts are shared by nested builders: a
-    dim is one variable everywhere.
+    `requirements` collects conditions over dims that must be checked at run time when this function runs. A nested
+    function carries them as its attribute "requirements": pairs (condition, message). Facts are shared by nested
+    builders: a dim is one variable everywhere.
     """
 
     def __init__(self, facts: Sequence[DimFact] = (), parent: GraphBuilder | None = None) -> None:
@@ -82,7 +83,9 @@ class GraphBuilder:
         self.params.append(var)
         return var
 
-    def call(self, op: str, *args: Atom | None, span: Span | None = None, name: str = "", **attrs: AttrValue) -> TensorVar:
+    def call(
+        self, op: str, *args: Atom | None, span: Span | None = None, name: str = "", **attrs: AttrValue
+    ) -> TensorVar:
         """Bind the single result of operator `op`."""
         return self.call_many(op, *args, span=span, names=(name,), **attrs)[0]
 

@@ -1,9 +1,9 @@
 """`If`, `Loop` and `Scan`.
 
-An `If` whose condition is known takes its branch at import. One whose branches give results of different rank cannot be one
-typed operation: exporters write `if n == 1: squeeze(x) else: x`, and what follows decides by rank again. Then each branch is
-imported together with the rest of the graph. A branch that cannot work (its shapes do not fit, whatever runs) is left out, and its
-condition becomes a requirement that is checked when the model runs.
+An `If` whose condition is known takes its branch at import. One whose branches give results of different rank cannot
+be one typed operation: exporters write `if n == 1: squeeze(x) else: x`, and what follows decides by rank again. Then
+each branch is imported together with the rest of the graph. A branch that cannot work (its shapes do not fit,
+whatever runs) is left out, and its condition becomes a requirement that is checked when the model runs.
 """
 
 from __future__ import annotations
@@ -142,12 +142,13 @@ def _differ(a: _Path, b: _Path) -> bool:
 def _join(
     n: NodeContext, condition: Value, test: Expr | None, paths: dict[bool, _Path], names: list[str]
 ) -> list[AnyValue]:
-    """The results of an If over imported branches: as elements where the shapes are known, else by an If of the graph."""
+    """The results of an If over imported branches: as elements where these are known, else by an If of the graph."""
     joined: list[Value | None] = []
     types: list[TensorType] = []
     for x, y in zip(paths[True].results, paths[False].results, strict=True):
         if not isinstance(x, Value) or not isinstance(y, Value) or x.rank != y.rank:
-            raise UnsupportedError(f"If: the branches give results of different rank or kind: {_kind(x)} and {_kind(y)}")
+            kinds = f"{_kind(x)} and {_kind(y)}"
+            raise UnsupportedError(f"If: the branches give results of different rank or kind: {kinds}")
         if x.dtype != y.dtype:
             raise ShapeError(f"If: the branches give results of different dtypes: {x.type} and {y.type}")
         known = _join_elements(n, test, x, y)
@@ -228,7 +229,7 @@ def _with_type(graph: GraphImporter, value: Value, type_: TensorType) -> Any:
 
 
 def dims_bound_in(builder: GraphBuilder) -> set[Var]:
-    """The dims that get their values inside of a function: read from data, or made by operators whose result sizes do."""
+    """The dims that get their values inside of a function: read from data, or sizes that an operator finds."""
     own: set[Var] = set()
     for binding in builder.bindings:
         if isinstance(binding.value, ReadDims):
@@ -258,7 +259,8 @@ def bind_loop(
 ) -> list[Value]:
     """A Loop of the graph. `body(calls, i, carried)` gives (next condition or None, next carried, scanned).
 
-    Carried values must keep their types: UnsupportedError otherwise. Returns the last carried values, then the scanned ones.
+    Carried values must keep their types: UnsupportedError otherwise. Returns the last carried values, then the
+    scanned ones.
     """
     graph = c.graph.nested(path)
     index = Value(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
@@ -336,7 +338,8 @@ def _import_loop(n: NodeContext, trip_count: Expr | None, condition: Value | Non
     stacks = len(body.output) - 1 - len(init) > 0
     mark = n.graph.builder.mark()
     try:
-        return bind_loop(n, trip_count, condition, init, _onnx_body(n, body, len(init), stop=True), f"{n.place_here}/body")
+        whole = _onnx_body(n, body, len(init), stop=True)
+        return bind_loop(n, trip_count, condition, init, whole, f"{n.place_here}/body")
     except UnsupportedError:
         if not stacks:
             raise

@@ -1,7 +1,7 @@
 """Nodes that run on ONNX's reference implementation: slow, correct, and there for every operator that ONNX defines.
 
-Such a node becomes a call of the Python function "onnx_reference", whose attribute is a model of this one node. Its result types
-come from ONNX's shape inference; a dim that this cannot say is bound when the result is there.
+Such a node becomes a call of the Python function "onnx_reference", whose attribute is a model of this one node. Its
+result types come from ONNX's shape inference; a dim that this cannot say is bound when the result is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that are defined by other operators: functions of the model, and the function bodies in ONNX's own schemas."""
+"""Operators that are defined by other operators: functions of the model, and function bodies in ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def _schema_function(n: NodeContext) -> FunctionProto | None:
 
     if n.schema is None:
         return None
-    schema = onnx.defs.get_schema(n.op_type, n.opset, n.domain)
+    schema: Any = onnx.defs.get_schema(n.op_type, n.opset, n.domain)
     if schema.has_function:
         data = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= n.opset))
     elif schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= n.opset]
         types = [_type_proto(v).SerializeToString() for v in n.inputs]
-        data = schema.get_context_dependent_function_with_opset_version(max(versions), n.node.SerializeToString(), types)
+        node = n.node.SerializeToString()
+        data = schema.get_context_dependent_function_with_opset_version(max(versions), node, types)
     else:
         return None
     function = onnx.FunctionProto()
@@ -97,7 +98,7 @@ def _domain(name: str) -> str:
 
 
 def bind_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
-    """`node` with references to the function's attributes replaced by their values; those without a value are left out."""
+    """`node` with references to the function's attributes replaced by their values, or left out if there is none."""
     import onnx
 
     if not any(a.ref_attr_name or a.HasField("g") or a.graphs for a in node.attribute):

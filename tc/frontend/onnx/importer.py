@@ -1,8 +1,8 @@
 """The walk over a model's graph: each node becomes bindings of a graph function, or elements of a shape that is known.
 
-A `GraphImporter` holds the names of one graph (the model's, a branch, a loop body, a function body) and the builder that receives
-its bindings. What nodes mean is in the tables of the `ops_*` modules; this module finds the right entry, keeps names and
-places, and decides what happens to a node that has none.
+A `GraphImporter` holds the names of one graph (the model's, a branch, a loop body, a function body) and the builder
+that receives its bindings. What nodes mean is in the tables of the `ops_*` modules; this module finds the right
+entry, keeps names and places, and decides what happens to a node that has none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _MAX_NESTING = 48
 
 NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
 Adapter = Callable[["NodeContext"], NodeResult]
-Alternative = Callable[["NodeContext"], "tuple[NodeResult, str] | None"]  # results and status, or None if it does not apply
+# Results and status, or None if the alternative does not apply:
+Alternative = Callable[["NodeContext"], "tuple[NodeResult, str] | None"]
 ADAPTERS: dict[tuple[str, str], list[tuple[int, Adapter]]] = {}
 
 
@@ -176,7 +177,7 @@ class GraphImporter:
         self.opsets = opsets if opsets is not None else shared.model.opsets
         self.span = span  # of all nodes, when they are the body of a function
         self.collected = collected  # reports on the nodes of a function body, instead of reports to the user
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.names: dict[str, AnyValue | None] = {}  # None: an optional input of a function that was not given
         self._made: dict[Value, Atom] = {}
         if self.depth > _MAX_NESTING:
@@ -286,13 +287,13 @@ class GraphImporter:
         return None if array is None else elements_of_array(array)
 
     def dims(self, value: Value, what: str, span: Span | None) -> tuple[Expr, ...]:
-        """The elements of an integer tensor as dims; when they depend on data, they are read at run time, and are >= 0."""
+        """The elements of an integer tensor as dims; those that depend on data are read at run time, and are >= 0."""
         elements = self.elements(value)
         if elements is not None:
             return tuple(elements.reshape(-1))
         shape = value.type.static_shape
         if shape is None or len(shape) > 1:
-            raise UnsupportedError(f"{what} depends on data and has the type {value.type}: its length must be known", span)
+            raise UnsupportedError(f"{what} depends on data, so its length must be known, but it is {value.type}", span)
         count = 1 if not shape else shape[0]
         atom = self.atom(value)
         if value.dtype != i64:
@@ -348,13 +349,14 @@ class GraphImporter:
                 context.define(results)
         return [self.output(name) for name in outputs]
 
-    def run_graph(self, graph: Any, inputs: Sequence[AnyValue]) -> list[AnyValue]:
+    def run_graph(self, graph: Any, inputs: Sequence[AnyValue | None]) -> list[AnyValue]:
         """Import a subgraph whose inputs have these values; its outputs."""
         if len(graph.input) != len(inputs):
             raise ModelError(f"the graph {graph.name!r} takes {len(graph.input)} inputs, not {len(inputs)}")
         self.names.update({info.name: value for info, value in zip(graph.input, inputs, strict=True)})
         self.add_initializers(graph)
-        return self.run(order_nodes(graph.node, self.visible_names(), f"graph {graph.name!r}"), [o.name for o in graph.output])
+        nodes = order_nodes(graph.node, self.visible_names(), f"graph {graph.name!r}")
+        return self.run(nodes, [output.name for output in graph.output])
 
     def _report(self, n: NodeContext, status: str, reason: str) -> None:
         report = NodeReport(n.label, n.op_type, n.domain, status, reason)
@@ -364,7 +366,7 @@ class GraphImporter:
             self.shared.report(n.place, report)
 
     def _import(self, n: NodeContext) -> tuple[NodeResult, str, str]:
-        """The results of a node, its status and the reason for it: our operator, else the alternatives, else refused."""
+        """Results, status and reason of a node: our operator, else the alternatives, else refused."""
         if any(isinstance(value, UnknownValue) for value in n.inputs):
             return n.unknown_results(), *classify(n)
         try:
@@ -459,7 +461,7 @@ class Calls:
 
 
 class NodeContext(Calls):
-    """One node while it is imported: its inputs as values, its attributes, and short ways to bind operators in its name."""
+    """One node while it is imported: its inputs as values, its attributes, and ways to bind operators in its name."""
 
     def __init__(self, graph: GraphImporter, item: OrderedNode, rest: Continuation) -> None:
         super().__init__(graph, graph.span if graph.span is not None else Span(item.label), item.label)
@@ -483,7 +485,7 @@ class NodeContext(Calls):
     @property
     def schema(self) -> Schema | None:
         if not self.opset:
-            raise ModelError(f"{self.op_type} is of the domain {self.domain!r}, for which the model states no opset version")
+            raise ModelError(f"{self.op_type} is of the domain {self.domain!r}, but the model states no opset for it")
         return find_schema(self.op_type, self.domain, self.opset)
 
     @property

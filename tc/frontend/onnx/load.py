@@ -33,8 +33,8 @@ def load_model(
 ) -> Imported:
     """The model as a module whose function "main" takes its inputs and returns its outputs.
 
-    dims: promises about symbolic dims by name; an int, or a Dim that leaves one size, fixes the dim. An unnamed dim is called
-        "input.axis".
+    dims: promises about symbolic dims by name; an int, or a Dim that leaves one size, fixes the dim. An unnamed dim
+        is called "input.axis".
     on_unsupported: a node without an operator of ours runs on ONNX's reference implementation ("fallback"), or is an
         UnsupportedError ("error").
 

@@ -417,7 +417,8 @@ def import_qlinear_matmul(n: NodeContext) -> NodeResult:
     product_ = n.call("cast", n.call("matmul_integer", a, b, *zeros), dtype=f32)
     scale = n.call("mul", *(_cast(n, _as_scalar(n, v), f32) for v in (a_scale, b_scale)))
     real = n.call("mul", product_, scale)
-    return n.call("quantize_linear", real, _cast(n, _as_scalar(n, y_scale), f32), _as_scalar(n, y_zero), dtype=y_zero.dtype)
+    y_scale, y_zero = _cast(n, _as_scalar(n, y_scale), f32), _as_scalar(n, y_zero)
+    return n.call("quantize_linear", real, y_scale, y_zero, dtype=y_zero.dtype)
 
 
 def _as_scalar(n: NodeContext, value: Value) -> Value:

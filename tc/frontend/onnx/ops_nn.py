@@ -131,8 +131,8 @@ def _transposed_pads(
     dilations: Sequence[int],
     extra: Sequence[int],
 ) -> tuple[list[int], list[int]]:
-    """What is cut off the begins and ends of the result, and what is added at its ends; from `output_shape` or `auto_pad`
-    if they are given."""
+    """What is cut off the begins and ends of the result, and what is added at its ends; from `output_shape` or
+    `auto_pad` if they are given."""
     rank = len(kernel)
     auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
     wanted = n.attr("output_shape")

@@ -1,4 +1,4 @@
-"""Sequences and optionals. They exist while a model is imported, with lengths that are known then; the graph has tensors only."""
+"""Sequences and optionals. They exist while a model is imported, with known lengths; the graph has tensors only."""
 
 from __future__ import annotations
 

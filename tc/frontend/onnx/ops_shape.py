@@ -265,7 +265,8 @@ _TO_THE_END = 1 << 24  # exporters write a large number where they mean the end 
 def import_slice_by_attributes(n: NodeContext) -> NodeResult:
     starts, ends = ([as_expr(v) for v in n.attr(name)] for name in ("starts", "ends"))
     axes = n.attr("axes")
-    return slice_value(n, n.value(0), starts, ends, list(range(len(starts))) if axes is None else axes, [1] * len(starts))
+    axes = list(range(len(starts))) if axes is None else axes
+    return slice_value(n, n.value(0), starts, ends, axes, [1] * len(starts))
 
 
 @onnx_op("Slice", since=10)

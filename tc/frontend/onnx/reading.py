@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from google.protobuf.message import DecodeError
+
 from tc.errors import ModelError, Span, UnsupportedError
 from tc.frontend.onnx.tensors import TensorReader, map_file
 from tc.frontend.onnx.wire import split_tensors
@@ -64,7 +66,6 @@ def read_model(source: ModelSource) -> Model:
 
 def _parse(data: bytes) -> ModelProto:
     import onnx
-    from google.protobuf.message import DecodeError
 
     proto = onnx.ModelProto()
     try:
@@ -133,22 +134,24 @@ def order_nodes(
 ) -> list[OrderedNode]:
     """The nodes in an order where each comes after what it reads; `known` are the names defined before.
 
-    ModelError for a name that is defined twice or never, and for nodes that wait for each other. Subgraphs may define names
-    of enclosing graphs anew, as some exporters do; with `unique` that is an error too.
+    ModelError for a name that is defined twice or never, and for nodes that wait for each other. Subgraphs may define
+    names of enclosing graphs anew, as some exporters do; with `unique` that is an error too.
     """
     ordered = [OrderedNode(node, k, reads(node)) for k, node in enumerate(nodes)]
     producer: dict[str, OrderedNode] = {}
     for item in ordered:
         for name in filter(None, item.node.output):
             if name in producer:
-                raise ModelError(f"{name!r} is defined twice, by {producer[name].label} and {item.label}", Span(item.label))
+                both = f"{producer[name].label} and {item.label}"
+                raise ModelError(f"{name!r} is defined twice, by {both}", Span(item.label))
             if unique and name in known:
                 raise ModelError(f"{name!r} is defined by {item.label}, and once more outside of it", Span(item.label))
             producer[name] = item
     for item in ordered:
         for name in item.reads:
             if name not in producer and name not in known:
-                raise ModelError(f"{item.node.op_type} reads {name!r}, which nothing in {where} defines", Span(item.label))
+                message = f"{item.node.op_type} reads {name!r}, which nothing in {where} defines"
+                raise ModelError(message, Span(item.label))
     return _sorted(ordered, producer)
 
 
@@ -247,7 +250,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         schema.max_input,
         schema.min_output,
         schema.max_output,
-        {name: (int(a.type.value), bool(a.required)) for name, a in attributes.items()},
+        {name: (int(a.type.value), bool(a.required)) for name, a in attributes.items()},  # type: ignore[attr-defined]
         {name: a.default_value for name, a in attributes.items() if a.default_value.type},
         schema.deprecated,
     )
@@ -259,7 +262,8 @@ def check_node(node: NodeProto, schema: Schema, opset: int) -> None:
     if schema.deprecated:
         raise ModelError(f"{what} was removed from ONNX; export the model again, or convert it to an older opset")
     if not schema.min_inputs <= len(node.input) <= schema.max_inputs:
-        raise ModelError(f"{what} takes {_range(schema.min_inputs, schema.max_inputs)} inputs, but has {len(node.input)}")
+        allowed = _range(schema.min_inputs, schema.max_inputs)
+        raise ModelError(f"{what} takes {allowed} inputs, but has {len(node.input)}")
     if not schema.min_outputs <= len(node.output) <= schema.max_outputs:
         raise ModelError(f"{what} has {_range(schema.min_outputs, schema.max_outputs)} outputs, not {len(node.output)}")
     given = {attribute.name: attribute for attribute in node.attribute}

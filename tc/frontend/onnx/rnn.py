@@ -1,7 +1,7 @@
 """RNN, GRU and LSTM: the products with the inputs as one matmul over all steps, then a loop over a step.
 
-Shapes, for `layout` 0: X [t, b, i], W [d, g*h, i], R [d, g*h, h], B [d, 2*g*h], states [d, b, h], Y [t, d, b, h]; `d` is the number
-of directions, `g` the number of gates.
+Shapes, for `layout` 0: X [t, b, i], W [d, g*h, i], R [d, g*h, h], B [d, 2*g*h], states [d, b, h], Y [t, d, b, h]; `d`
+is the number of directions, `g` the number of gates.
 """
 
 from __future__ import annotations

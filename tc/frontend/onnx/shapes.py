@@ -1,12 +1,12 @@
 """Arithmetic on small tensors that describe shapes: their elements are expressions over the symbolic dims.
 
-Exporters compute shapes with ordinary nodes (Shape, Gather, Mul, Concat ...). The importer runs such nodes here, on arrays of
-expressions, so that a Reshape gets its target as dims and not as data. A rule answers None when it cannot say: the
-node then becomes an operator on data like any other.
+Exporters compute shapes with ordinary nodes (Shape, Gather, Mul, Concat ...). The importer runs such nodes here, on
+arrays of expressions, so that a Reshape gets its target as dims and not as data. A rule answers None when it cannot
+say: the node then becomes an operator on data like any other.
 
-Elements: an integer is an i64 `Expr`, a bool a bool `Expr`, a float a `Ratio` of integers. Floats occur where exporters scale
-sizes (`floor(cast(n) * 0.5)`); they are kept while the real number is one that float arithmetic would get right too: small constant
-factors and quotients of sizes.
+Elements: an integer is an i64 `Expr`, a bool a bool `Expr`, a float a `Ratio` of integers. Floats occur where
+exporters scale sizes (`floor(cast(n) * 0.5)`); they are kept while the real number is one that float arithmetic would
+get right too: small constant factors and quotients of sizes.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def _ints_only(function: Callable[[Any, Any], Expr]) -> Callable[[Element, Eleme
     return lambda a, b, facts: None if isinstance(a, Ratio) or isinstance(b, Ratio) else function(a, b)
 
 
-for _name, _function in {
+_ELEMENTWISE: dict[str, Callable[..., Element | None]] = {
     "Add": _add,
     "Sub": _sub,
     "Mul": _mul,
@@ -368,7 +368,8 @@ for _name, _function in {
     "Where": _select,
     "Abs": lambda a, facts: None if isinstance(a, Ratio) else maximum(a, 0 - a),
     "Identity": lambda a, facts: a,
-}.items():
+}
+for _name, _function in _ELEMENTWISE.items():
     RULES[_name] = _elementwise(_function)
 
 
@@ -559,7 +560,8 @@ def _axes(node: NodeAttributes, operands: Sequence[Operand | None]) -> list[int]
     if len(operands) > 1 and operands[1] is not None:
         found = _ints(operands[1])
         return _UNKNOWN_AXES if found is None else found
-    return node.attr("axes")
+    axes: list[int] | None = node.attr("axes")
+    return axes
 
 
 @rule("Reshape")
@@ -631,7 +633,9 @@ def _scatter_nd(node: NodeAttributes, operands: Sequence[Operand | None], facts:
 def _reduction(function: Callable[[Element, Element, Facts], Element | None], start: int) -> Rule:
     def apply(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
         known, axes = _known(operands, 1), _axes(node, operands)
-        if known is None or axes is _UNKNOWN_AXES or known[0].ndim != 1 or (not axes and node.attr("noop_with_empty_axes", 0)):
+        if known is None or axes is _UNKNOWN_AXES or known[0].ndim != 1:
+            return None
+        if not axes and node.attr("noop_with_empty_axes", 0):
             return None
         values = list(known[0])
         if any(isinstance(v, Ratio) for v in values) or not values:

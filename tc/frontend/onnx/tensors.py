@@ -78,7 +78,7 @@ def dtype_of(code: int, what: str) -> DType:
 
 
 class TensorReader:
-    """Reads tensors of one model. `folder` holds its external data; `own` is (location, bytes) of data inside the model."""
+    """Reads tensors of one model. `folder` holds its external data; `own` is (location, bytes) of data in the model."""
 
     def __init__(self, folder: Path | None, own: tuple[str, memoryview] | None = None) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ class TensorReader:
             return _from_fields(tensor, dtype, count, what).reshape(shape)
         if len(raw) != count * dtype.size_bytes:
             raise ModelError(
-                f"{what} of type {dtype} and shape {list(shape)} needs {count * dtype.size_bytes} bytes, but has {len(raw)}"
+                f"{what} of type {dtype} and shape {list(shape)} needs {count * dtype.size_bytes} bytes, not {len(raw)}"
             )
         return np.frombuffer(raw, dtype.numpy).reshape(shape)
 
@@ -146,7 +146,7 @@ class TensorReader:
         return data[offset : offset + length]
 
     def _map_file(self, location: str, what: str) -> memoryview:
-        """The bytes of an external file, memory-mapped; refused unless it lies in the model's folder, links resolved."""
+        """The bytes of an external file, memory-mapped; it must lie in the model's folder, links resolved."""
         found = self._files.get(location)
         if found is None:
             found = map_file(self._contained(location, what))
@@ -158,7 +158,7 @@ class TensorReader:
             raise ModelError(f"{what} lies in the file {location!r}; give the model's path, so that it can be found")
         parts = PurePosixPath(location.replace("\\", "/"))
         if not location or parts.is_absolute() or ".." in parts.parts or ":" in location or "\0" in location:
-            raise ModelError(f"{what}: external data {location!r} must be a path inside of the model's folder, without '..'")
+            raise ModelError(f"{what}: external data {location!r} must be a path in the model's folder, without '..'")
         path = self.folder.joinpath(*parts.parts)
         try:
             real = path.resolve(strict=True)

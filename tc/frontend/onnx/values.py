@@ -16,7 +16,7 @@ from tc.ir.types import TensorType, tensor_type
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor: an atom of the graph, or elements known as expressions that become an atom when somebody needs the data."""
+    """A tensor: an atom of the graph, or known elements that become an atom when somebody needs the data."""
 
     type: TensorType
     atom: Atom | None = None
@@ -61,7 +61,8 @@ AnyValue = Union[Value, SequenceValue, OptionalValue, UnknownValue]
 def constant_value(array: np.ndarray, name: str = "") -> Value:
     """A constant tensor. The array's memory is shared."""
     const = TensorConst(array, name)
-    return Value(const.type, const, elements_of_array(array) if array.size <= 64 and array.dtype.kind in "iub" else None)
+    is_shape_like = array.size <= 64 and array.dtype.kind in "iub"
+    return Value(const.type, const, elements_of_array(array) if is_shape_like else None)
 
 
 def elements_value(elements: Elements, dtype: DType) -> Value:

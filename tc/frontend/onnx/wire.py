@@ -1,7 +1,7 @@
 """Cut the tensor bytes out of a serialized ONNX model, without copying them.
 
-Protocol buffers copy every bytes field when it is read. A model is mostly such fields, so large `raw_data` fields are left in the
-file: `split_tensors` rewrites each tensor as external data that points into the model's own bytes.
+Protocol buffers copy every bytes field when it is read. A model is mostly such fields, so large `raw_data` fields are
+left in the file: `split_tensors` rewrites each tensor as external data that points into the model's own bytes.
 Format: the "Encoding" page of the Protocol Buffers documentation; field numbers from onnx.proto.
 """
 
@@ -79,7 +79,8 @@ def _rewrite(
 def _reference(location: str, offset: int, length: int) -> bytes:
     entries = (("location", location), ("offset", str(offset)), ("length", str(length)))
     fields = b"".join(
-        _delimited(_EXTERNAL_DATA, _delimited(1, key.encode()) + _delimited(2, value.encode())) for key, value in entries
+        _delimited(_EXTERNAL_DATA, _delimited(1, key.encode()) + _delimited(2, value.encode()))
+        for key, value in entries
     )
     return fields + _key(_DATA_LOCATION, 0) + _encode(1)
 
