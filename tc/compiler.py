@@ -269,7 +269,8 @@ def run_reference(call: CallOut, args: list[np.ndarray | None], env: dict[Var, i
     kind, _, name = call.symbol.partition(":")
     with located(call.span):
         if kind == "py":
-            return tuple(PYTHON_FUNCTIONS[name](*args))
+            attrs = Attrs(tuple((key, _literal(value, env)) for key, value in call.attrs))
+            return tuple(PYTHON_FUNCTIONS[name](args, attrs))
         op = get_op(name)
         attrs = Attrs(tuple((key, _literal(value, env)) for key, value in op.attrs(call.attrs).items()))
         with inference(Facts()), np.errstate(all="ignore"):

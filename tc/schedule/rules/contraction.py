@@ -181,6 +181,7 @@ def _finish_sum(schedule: Schedule, name: str, tile: Tile, anchor: str, num_spat
     spatial = [loop for loop in inside if loop not in reduction]
     unit = [loop for loop in spatial if extent_value(schedule, loop) == 1]
     tiled = [loop for loop in spatial if loop not in unit]
+    is_static = all(extent_value(schedule, loop) is not None for loop in tiled)
     if depth and spatial:
         schedule.reorder(*unit, *depth, *tiled)
     if tiled:
@@ -197,6 +198,6 @@ def _finish_sum(schedule: Schedule, name: str, tile: Tile, anchor: str, num_spat
     if depth:
         schedule.decompose_reduction(name, depth[0])
     buffer = info.writes[0].buffer
-    if all(extent_value(schedule, loop) is not None for loop in tiled):
+    if is_static:
         schedule.set_scope(buffer.name, "register")
     del num_spatial
