@@ -121,8 +121,8 @@ def optimize_graph(module: IRModule) -> IRModule:
 def finish_loops(func: PrimFunc) -> PrimFunc:
     """Scheduled PrimFunc to loops that code generation takes."""
     func = simplify_loops(lower_blocks(func))
+    func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
     func = partition_loops(func)
-    func = compact_buffers(func)
     return lift_workspace(simplify_loops(func))
 
 

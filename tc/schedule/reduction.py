@@ -9,7 +9,7 @@ from tc.ir.expr import And, Buffer, Expr, Load, Var, logical_and
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, annotation, seq
 from tc.ir.node import Node, children, replace, substitute, transform, walk
 from tc.schedule.loops import facts_at
-from tc.schedule.tree import Place, axis_loops, find_block, find_loop, fresh_name, replace_stmt
+from tc.schedule.tree import Place, axis_loops, blocks_in, find_block, find_loop, fresh_name, replace_stmt
 from tc.te import MONOIDS
 
 
@@ -108,7 +108,9 @@ def rfactor(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     names: dict[Node, Node] = {}
     taken: set[str] = set()
     kinds = axis_loops(place)
-    outer = [each for each in loops if kinds.get(each.var, AxisKind.SPATIAL) is AxisKind.SPATIAL]
+    root = next(each for each in loops if blocks_in(each) == [stmt])  # loops around other blocks as well are shared
+    own = loops[loops.index(root) :]
+    outer = [each for each in own if kinds.get(each.var, AxisKind.SPATIAL) is AxisKind.SPATIAL]
     for each in (*outer, chosen):
         name = fresh_name(func, f"{each.var.name}_f")
         while name in taken:
@@ -119,8 +121,8 @@ def rfactor(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     for each in reversed((*outer, chosen)):
         final = For(names[each.var], each.extent, final)  # type: ignore[arg-type]
     rebuilt = replace_stmt(func, place, first)
-    outermost = find_loop(rebuilt, loops[0].var.name)
-    rebuilt = replace_stmt(rebuilt, outermost, seq(outermost.stmt, final))
+    root_place = find_loop(rebuilt, root.var.name)
+    rebuilt = replace_stmt(rebuilt, root_place, seq(root_place.stmt, final))
     body = rebuilt.body
     for buffer in partial.values():
         body = Alloc(buffer, body)

@@ -306,15 +306,24 @@ def slice_value(
 
 
 def _slice_range(c: Calls, start: Expr, end: Expr, step: int, dim: Expr) -> tuple[Expr, Expr]:
-    """First index and number of elements of one axis."""
+    """First index and number of elements of one axis. The first index means nothing where there are no elements."""
     if step > 0:
-        first = _clamp(c, start, dim, 0, dim)
         last = _clamp(c, end, dim, 0, dim)
-        size = maximum(ceildiv(last - first, step), 0)
+        if prove(start >= 0, c.facts) is True:
+            first = start
+            reach = last - first
+        elif last is dim and isinstance(start, Const):
+            reach = minimum(dim, 0 - start)
+            first = dim - reach
+        else:
+            first = _clamp(c, start, dim, 0, dim)
+            reach = last - first
     else:
-        first = _clamp(c, start, dim, 0, dim - 1)
         last = _clamp(c, end, dim, -1, dim - 1)
-        size = maximum(ceildiv(first - last, -step), 0)
+        whole = is_const(start, -1) or (isinstance(start, Const) and int(start) >= _TO_THE_END)
+        first = dim - 1 if whole and not isinstance(dim, Const) else _clamp(c, start, dim, 0, dim - 1)
+        reach = first - last
+    size = maximum(ceildiv(reach, abs(step)), 0)
     return simplify(maximum(first, 0), c.facts), simplify(size, c.facts)
 
 

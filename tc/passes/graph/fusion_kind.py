@@ -111,7 +111,10 @@ def _operand_access(operand: Tensor | None, outputs: Sequence[Tensor], stages: S
 
 def _read_access(read: Read, stage: Stage) -> Access:
     axes = stage.axes
-    if len(read.indices) == len(axes) and all(i is a for i, a in zip(read.indices, axes, strict=True)):
+    if len(read.indices) == len(axes) and all(
+        index is axis or (is_const(index, 0) and is_const(dim, 1))
+        for index, axis, dim in zip(read.indices, axes, stage.buffers[0].shape, strict=True)
+    ):
         return Access.IDENTITY
     position = {axis: k for k, axis in enumerate(axes)}
     kept = [index for index in read.indices if not is_const(index, 0)]
