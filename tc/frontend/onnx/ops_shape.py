@@ -14,7 +14,7 @@ from tc.frontend.onnx.values import Value, constant_value, elements_value
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, as_expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum, select
+from tc.ir.expr import Const, Expr, Mul, as_expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum, select
 from tc.ir.types import product
 from tc.ops.registry import Requirement
 
@@ -146,16 +146,28 @@ def _reshaped(n: NodeContext, source: Sequence[Expr], target: list[Expr], allow_
 
 
 def _remaining(n: NodeContext, source: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
-    """What -1 stands for: the elements of `source` over those of the other dims. Common dims are taken out first."""
-    left, others = list(source), list(dims)
-    for dim in dims:
-        if dim in left:
-            left.remove(dim)
-            others.remove(dim)
+    """What -1 stands for: the elements of `source` over those of the other dims.
+
+    Common factors are taken out. Where one of them is 0 the tensor is empty and any size fits.
+    """
+    left = [factor for dim in source for factor in _factors(dim)]
+    others = []
+    for factor in (f for dim in dims for f in _factors(dim)):
+        if factor in left:
+            left.remove(factor)
+        else:
+            others.append(factor)
     total, known = simplify(product(tuple(left)), n.facts), simplify(product(tuple(others)), n.facts)
     if is_const(known, 0):
         return const(0)
-    return simplify(floordiv(total, known), n.facts)
+    return simplify(floordiv(total, known), n.facts.assume(known > 0))
+
+
+def _factors(dim: Expr) -> list[Expr]:
+    """The factors of a product, from left to right."""
+    if isinstance(dim, Mul):
+        return [*_factors(dim.lhs), *_factors(dim.rhs)]
+    return [dim]
 
 
 def _dims_from_data(n: NodeContext, x: Value, shape: Value, allow_zero: bool) -> tuple[Expr, ...]:

@@ -224,6 +224,7 @@ class _Rewriter:
                 if not rule.when(match):
                     continue
                 builder = GraphBuilder(self.facts)
+                place = len(bindings) - 1
                 with located(binding.span):
                     result = rule.result(builder, match)
                 if result is None or not _same_type(result, binding.targets[0], facts):
@@ -236,6 +237,7 @@ class _Rewriter:
                         if isinstance(part, TensorVar):
                             self.uses[part] = self.uses.get(part, 0) + 1
                 self.renamed[binding.targets[0]] = result
+                del bindings[place]  # nothing refers to it any more, and it must not match again
                 self.changed = True
                 return
 

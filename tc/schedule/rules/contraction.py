@@ -14,7 +14,7 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
-from tc.schedule.rules.common import extent_value, lanes_for, set_parallel
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -181,19 +181,21 @@ def _finish_sum(schedule: Schedule, name: str, tile: Tile, anchor: str, num_spat
     spatial = [loop for loop in inside if loop not in reduction]
     unit = [loop for loop in spatial if extent_value(schedule, loop) == 1]
     tiled = [loop for loop in spatial if loop not in unit]
-    is_static = all(extent_value(schedule, loop) is not None for loop in tiled)
+    is_static = known_product(schedule, tiled, 1 << 20) <= 64 * tile.lanes  # larger ones stay in memory
     if depth and spatial:
         schedule.reorder(*unit, *depth, *tiled)
     if tiled:
         column = tiled[-1]
-        if (extent_value(schedule, column) or 0) > tile.lanes:
+        extent = extent_value(schedule, column)
+        if extent is None or extent > tile.lanes:
             blocks, lanes = schedule.split(column, tile.lanes)
             schedule.vectorize(lanes)
-            schedule.unroll(blocks)
+            if extent is not None:
+                schedule.unroll(blocks)
         else:
             schedule.vectorize(column)
         for loop in tiled[:-1]:
-            if extent_value(schedule, loop) is not None:
+            if (extent_value(schedule, loop) or 99) <= tile.rows:
                 schedule.unroll(loop)
     if depth:
         schedule.decompose_reduction(name, depth[0])
