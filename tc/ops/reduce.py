@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.dtype import DType, i64
+from tc.ir.dtype import DType, from_numpy, i64
 from tc.ir.expr import Expr, call, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
@@ -133,8 +133,13 @@ def _np_mean(x: np.ndarray, a: tuple[int, ...], k: bool) -> np.ndarray:
 _register_reduce("sum", _np_sum, "sum")
 _register_reduce("mean", _np_mean, "sum", finish=lambda total, count: total / count)
 _register_reduce("prod", _np_prod, "prod")
-_register_reduce("max", lambda x, a, k: np.max(x, axis=a, keepdims=k), "max")
-_register_reduce("min", lambda x, a, k: np.min(x, axis=a, keepdims=k), "min")
+# The extreme of no elements is the identity, as in ONNX.
+_register_reduce(
+    "max", lambda x, a, k: np.max(x, axis=a, keepdims=k, initial=te.lowest(from_numpy(x.dtype)).value), "max"
+)
+_register_reduce(
+    "min", lambda x, a, k: np.min(x, axis=a, keepdims=k, initial=te.highest(from_numpy(x.dtype)).value), "min"
+)
 _register_reduce("l1", lambda x, a, k: _np_sum(np.abs(x), a, k), "sum", lambda x: call("abs", x))
 _register_reduce(
     "l2",
@@ -311,7 +316,7 @@ def _run_softmax(arrays: Arrays, attrs: Attrs) -> np.ndarray:
 
 def _run_log_softmax(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = wide(arrays[0])  # type: ignore[arg-type]
-    shifted = x - np.max(x, axis=attrs.axis, keepdims=True)
+    shifted = x - np.max(x, axis=attrs.axis, keepdims=True, initial=-np.inf)
     return (shifted - np.log(np.exp(shifted).sum(axis=attrs.axis, keepdims=True))).astype(arrays[0].dtype)  # type: ignore[union-attr]
 
 

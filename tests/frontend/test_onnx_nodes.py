@@ -1,0 +1,100 @@
+"""ONNX's own test cases for every operator: about 1,900 models of one node with expected results."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tc.errors import UnsupportedError
+from tc.frontend.onnx import load_model
+from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE
+from tests.frontend.models import run
+
+# Cases that cannot pass, and why.
+EXCEPTIONS = {
+    "test_bernoulli": "random",
+    "test_stft": "ONNX infers a shape that its own results do not have",
+    "test_training_dropout": "random",
+    "test_resize_downsample_scales_linear_align_corners": "ONNX takes the size before it is rounded, runtimes do not",
+    "test_resize_downsample_scales_cubic_align_corners": "ONNX takes the size before it is rounded, runtimes do not",
+}
+# What tc says about the cases that it refuses.
+REASONS = (
+    "which tc does not have",  # strings, complex numbers, floats of 8 bits and less
+    "tc takes tensors only",
+    "tc returns tensors only",
+    "tc takes opsets from 7",
+    "must be constant",  # axes of reductions and the like; with constants the cases run
+    "results of different rank or kind",
+    "changes the type of its carried value",
+    "Scan of opset 8",
+    "ONNX cannot say the rank",
+    "Squeeze without axes",
+)
+WORST = [NATIVE, FUNCTION_BODY, FALLBACK, "refused"]
+
+
+def as_array(item: Any) -> np.ndarray:
+    return numpy_helper.to_array(item) if isinstance(item, onnx.TensorProto) else np.asarray(item)
+
+
+def with_constants(model: onnx.ModelProto, arrays: list[Any]) -> onnx.ModelProto:
+    """The model with its small integer and bool inputs but the first, and those of a Resize, as constants."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    resizes = any(node.op_type in ("Resize", "Upsample") for node in made.graph.node)
+    for info, item in list(zip(made.graph.input, arrays))[1:]:
+        array = None if isinstance(item, list) else as_array(item)
+        if array is not None and array.size < 64 and (array.dtype.kind in "ib" or resizes):
+            made.graph.initializer.append(numpy_helper.from_array(array, info.name))
+    return made
+
+
+def check(model: onnx.ModelProto, case: Any) -> str:
+    """Run a case; the worst status of its nodes."""
+    imported = load_model(model)
+    names = [info.name for info in model.graph.input]
+    for inputs, outputs in case.data_sets:
+        arrays = {name: as_array(item) for name, item in zip(names, inputs)}
+        for found, item in zip(run(imported, arrays), outputs, strict=True):
+            expected = as_array(item)
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+            half = expected.dtype.itemsize == 2 and expected.dtype.kind in "fV"
+            if expected.dtype.kind == "b":
+                np.testing.assert_array_equal(found, expected)
+            else:
+                wide = (array.astype(np.float64) for array in (found, expected))
+                np.testing.assert_allclose(*wide, rtol=2e-2 if half else 1e-3, atol=1e-3 if half else 1e-6)
+    return max((report.status for report in imported.report), key=WORST.index, default=NATIVE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constants", [False, True])
+def test_node_cases_of_onnx(constants: bool) -> None:
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        cases = [case for case in load_model_tests(kind="node") if not case.name.startswith(tuple(EXCEPTIONS))]
+        statuses: Counter[str] = Counter()
+        failures = []
+        for case in cases:
+            try:
+                model = with_constants(case.model, case.data_sets[0][0]) if constants else case.model
+                statuses[check(model, case)] += 1
+            except UnsupportedError as error:
+                statuses["refused"] += 1
+                if not any(reason in str(error) for reason in REASONS):
+                    failures.append(f"{case.name}: {error}")
+            except Exception as error:
+                failures.append(f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+    assert not failures, "\n".join(failures)
+    assert statuses[NATIVE] >= (1200 if constants else 1000), statuses
+    assert statuses[FUNCTION_BODY] >= 250, statuses
