@@ -531,7 +531,7 @@ class _Emitter:
         assert self.lane is not None
         element, lanes = _memory_type(buffer.dtype), self.lane.lanes
         align = buffer.dtype.size_bytes
-        if self.mask is None:
+        if self.mask is None or buffer.scope == "register":  # a register tile is whole: masked lanes exist as well
             loaded = self.b.emit(
                 f"load <{lanes} x {element}>, {pointer}, align {align}{self._aliasing(buffer)}", element, lanes
             )
@@ -618,7 +618,10 @@ class _Emitter:
         value = self.b.splat(value, lanes)
         if varying is None and lane is not None and lane.known == 1:
             pointer = self._pointer(buffer, uniform, known)
-            if self.mask is None:
+            if self.mask is not None and buffer.scope == "register":  # blend, so that the tile can live in registers
+                old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
+                value = self.b.select(self.b.splat(self.mask, lanes), value, old)
+            if self.mask is None or buffer.scope == "register":
                 self.b.emit_void(f"store {value}, {pointer}, align {align}{self._aliasing(buffer)}")
                 return
             name = f"llvm.masked.store.v{lanes}{_short(element)}.p0"
@@ -674,6 +677,8 @@ class _Emitter:
             case MathCall():
                 return self._math(expr)
             case CompareExpr(lhs=lhs, rhs=rhs):
+                if (in_lanes := self._lane_compare(expr)) is not None:
+                    return in_lanes
                 return self._compare(expr, self.value(lhs), self.value(rhs), lhs.dtype)
             case BinaryExpr():
                 return self._binary(expr)
@@ -688,6 +693,31 @@ class _Emitter:
         if b.known is not None:
             return a if bool(b.known) == (op == "and") else b
         return self.b.binary(op, a, b)
+
+    def _lane_compare(self, expr: CompareExpr) -> Value | None:
+        """A comparison of known numbers in every lane: known itself, or a literal mask. None when it is not of that kind."""
+        if self.lane is None or expr.lhs.dtype.name != "i64":
+            return None
+        poly = polynomial(expr.lhs).minus(polynomial(expr.rhs))
+        base, slope = poly.constant, 0
+        for monomial, coefficient in poly.terms.items():
+            factor, in_lane = coefficient, 0
+            for atom in monomial:
+                if atom is self.lane.var:
+                    in_lane += 1
+                    continue
+                known = self.state.values.get(atom) if isinstance(atom, Var) else None  # type: ignore[call-overload]
+                if known is None or known.known is None:
+                    return None
+                factor *= known.known
+            if in_lane > 1:
+                return None
+            base, slope = (base, slope + factor) if in_lane else (base + factor, slope)
+        holds = [_PYTHON_COMPARE[type(expr)](base + slope * lane, 0) for lane in range(self.lane.lanes)]
+        if all(holds) or not any(holds):
+            return _bool(holds[0])
+        text = ", ".join(f"i1 {'true' if bit else 'false'}" for bit in holds)
+        return Value(f"<{text}>", "i1", self.lane.lanes)
 
     def _compare(self, expr: CompareExpr, a: Value, b: Value, dtype: DType) -> Value:
         if a.known is not None and b.known is not None:

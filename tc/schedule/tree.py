@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Load, Var
-from tc.ir.loop import Alloc, AxisKind, Block, For, If, Let, PrimFunc, Seq, Stmt, Store, While, seq
+from tc.ir.arith import Facts
+from tc.ir.expr import And, Buffer, Expr, Load, Var
+from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, children, replace, substitute, walk
 
 
@@ -22,16 +23,40 @@ class Place:
     def loops(self) -> tuple[For, ...]:
         return tuple(stmt for stmt in self.path if isinstance(stmt, For))
 
+    @property
+    def block(self) -> Block:
+        """The statement, known to be a block."""
+        assert isinstance(self.stmt, Block), "not the place of a block"
+        return self.stmt
 
-def statements(root: Stmt, path: tuple[Stmt, ...] = ()) -> Iterable[Place]:
+    @property
+    def loop(self) -> For:
+        """The statement, known to be a loop."""
+        assert isinstance(self.stmt, For), "not the place of a loop"
+        return self.stmt
+
+
+def statements(root: Stmt, path: tuple[Stmt, ...] = ()) -> Iterator[Place]:
     """Every statement, in program order, down to blocks; what is inside a block is its own affair."""
-    yield Place(root, path)
-    if isinstance(root, Block):
-        return
-    inner = (*path, root)
-    for child in children(root):
-        if isinstance(child, Stmt):
-            yield from statements(child, inner)
+    stack = [Place(root, path)]
+    while stack:
+        place = stack.pop()
+        yield place
+        if isinstance(place.stmt, Block):
+            continue
+        inner = (*place.path, place.stmt)
+        stack.extend(Place(child, inner) for child in reversed(_sub_statements(place.stmt)))
+
+
+def _sub_statements(stmt: Stmt) -> list[Stmt]:
+    match stmt:
+        case For(body=body) | Alloc(body=body) | Let(body=body) | While(body=body):
+            return [body]
+        case Seq(stmts=stmts):
+            return list(stmts)
+        case Store() | IntrinsicCall():
+            return []
+    return [child for child in children(stmt) if isinstance(child, Stmt)]
 
 
 def find_loop(func: PrimFunc, name: str) -> Place:
@@ -49,13 +74,40 @@ def find_block(func: PrimFunc, name: str) -> Place:
     for place in statements(func.body):
         if isinstance(place.stmt, Block) and place.stmt.name == name:
             return place
-    known = [p.stmt.name for p in statements(func.body) if isinstance(p.stmt, Block)]
+    known = [place.block.name for place in block_places(func)]
     raise ScheduleError(f"block {name} is not in {func.name}; there are: {', '.join(known) or 'no blocks'}")
+
+
+def find_buffer(func: PrimFunc, name: str) -> Buffer:
+    """The parameter or scratch buffer called `name`; ScheduleError when there is not exactly one."""
+    known = [*func.buffers, *(stmt.buffer for stmt in _allocations(func))]
+    found = [buffer for buffer in known if buffer.name == name]
+    if len(found) != 1:
+        what = "is not in" if not found else "is not unique in"
+        raise ScheduleError(f"buffer {name} {what} {func.name}; there are: {', '.join(b.name for b in known)}")
+    return found[0]
+
+
+def _allocations(func: PrimFunc) -> list[Alloc]:
+    return [place.stmt for place in statements(func.body) if isinstance(place.stmt, Alloc)]
+
+
+def block_places(func: PrimFunc) -> list[Place]:
+    """The places of all blocks, in program order."""
+    return [place for place in statements(func.body) if isinstance(place.stmt, Block)]
 
 
 def blocks_in(stmt: Stmt) -> list[Block]:
     """The blocks below a statement, in program order."""
     return [place.stmt for place in statements(stmt) if isinstance(place.stmt, Block)]
+
+
+def own_root(place: Place) -> Place:
+    """The outermost loop (or the block itself) that contains no block but this one, with the path to it."""
+    for depth, stmt in enumerate(place.path):
+        if isinstance(stmt, For) and len(blocks_in(stmt)) == 1:
+            return Place(stmt, place.path[:depth])
+    return place
 
 
 def replace_stmt(func: PrimFunc, place: Place, new: Stmt | None) -> PrimFunc:
@@ -83,71 +135,137 @@ def _with_child(parent: Stmt, old: Stmt, new: Stmt | None) -> Stmt | None:
     raise AssertionError("the statement is not a child of its parent")
 
 
-def map_blocks(stmt: Stmt, rewrite: Callable[[Block], Block]) -> Stmt:
-    """Rewrite every block below `stmt`."""
+def map_blocks(stmt: Stmt, rewrite: Callable[[Block], Stmt], bare: Callable[[Stmt], Stmt] = lambda stmt: stmt) -> Stmt:
+    """Rewrite every block below `stmt`, and by `bare` every other statement that does something by itself."""
     match stmt:
         case Block():
             return rewrite(stmt)
         case Seq(stmts=stmts):
-            return replace(stmt, stmts=tuple(map_blocks(inner, rewrite) for inner in stmts))
+            return replace(stmt, stmts=tuple(map_blocks(inner, rewrite, bare) for inner in stmts))
         case For(body=body) | Alloc(body=body) | Let(body=body) | While(body=body):
-            return replace(stmt, body=map_blocks(body, rewrite))  # type: ignore[type-var]
+            return replace(stmt, body=map_blocks(body, rewrite, bare))  # type: ignore[type-var]
         case If(then_body=then_body, else_body=else_body):
-            otherwise = None if else_body is None else map_blocks(else_body, rewrite)
-            return replace(stmt, then_body=map_blocks(then_body, rewrite), else_body=otherwise)
-    return stmt
+            otherwise = None if else_body is None else map_blocks(else_body, rewrite, bare)
+            return replace(stmt, then_body=map_blocks(then_body, rewrite, bare), else_body=otherwise)
+    return bare(stmt)
+
+
+def without_alloc(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+    """Drop the allocation of a buffer that is no longer used."""
+    for place in statements(func.body):
+        if isinstance(place.stmt, Alloc) and place.stmt.buffer is buffer:
+            return replace_stmt(func, place, place.stmt.body)
+    return func
 
 
 def rename_loops(func: PrimFunc) -> PrimFunc:
-    """Give every loop a name of its own, so that steps can refer to it: the second `i` becomes `i_1`."""
+    """Give every loop and every scratch buffer a name of its own, so that steps can refer to it: the second `i` becomes `i_1`."""
     used: set[str] = {param.name for param in func.params if isinstance(param, Var)}
+    used_buffers: set[str] = {buffer.name for buffer in func.buffers}
     renamed: dict[Node, Node] = {}
     for place in statements(func.body):
-        if isinstance(place.stmt, For):
-            name, count = place.stmt.var.name, 0
-            while name in used:
-                count += 1
-                name = f"{place.stmt.var.name}_{count}"
-            used.add(name)
-            if name != place.stmt.var.name:
-                renamed[place.stmt.var] = Var(name, place.stmt.var.dtype)
+        match place.stmt:
+            case For(var=var):
+                name = _unused(var.name, used)
+                if name != var.name:
+                    renamed[var] = Var(name, var.dtype)
+            case Alloc(buffer=buffer):
+                name = _unused(buffer.name, used_buffers)
+                if name != buffer.name:
+                    renamed[buffer] = Buffer(name, buffer.shape, buffer.dtype, buffer.scope, buffer.strides)
     return substitute(func, renamed)
 
 
-def fresh_name(func: PrimFunc, base: str) -> str:
-    """A loop name that is not in use."""
-    used = {place.stmt.var.name for place in statements(func.body) if isinstance(place.stmt, For)}
-    used |= {param.name for param in func.params if isinstance(param, Var)}
+normalize_names = rename_loops
+
+
+def _unused(base: str, used: set[str]) -> str:
+    """`base`, or `base_1`, `base_2` ...: the first that is not in `used`; it is added."""
     name, count = base, 0
     while name in used:
         count += 1
         name = f"{base}_{count}"
+    used.add(name)
     return name
+
+
+def fresh_name(func: PrimFunc, base: str) -> str:
+    """A loop name that is not in use."""
+    return fresh_names(func, (base,))[0]
+
+
+def fresh_names(func: PrimFunc, bases: Iterable[str]) -> list[str]:
+    """Loop names that are not in use, all different."""
+    used = {place.stmt.var.name for place in statements(func.body) if isinstance(place.stmt, For)}
+    used |= {param.name for param in func.params if isinstance(param, Var)}
+    return [_unused(base, used) for base in bases]
+
+
+def fresh_buffer_name(func: PrimFunc, base: str) -> str:
+    return _unused(base, {b.name for b in func.buffers} | {stmt.buffer.name for stmt in _allocations(func)})
+
+
+def fresh_block_name(func: PrimFunc, base: str) -> str:
+    return _unused(base, {place.block.name for place in block_places(func)})
+
+
+def facts_at(func: PrimFunc, place: Place) -> Facts:
+    """What is known at a place: the dims' promises and the ranges of the loops around it."""
+    facts = Facts.of(func.facts)
+    for loop in place.loops:
+        facts = facts.with_range(loop.var, loop.extent)
+    return facts
+
+
+def facts_inside(func: PrimFunc, place: Place) -> Facts:
+    """What is known in the body of the loop at a place."""
+    return facts_at(func, place).with_range(place.loop.var, place.loop.extent)
+
+
+def conjuncts(condition: Expr) -> list[Expr]:
+    """The parts of a conjunction; none for `True`."""
+    if isinstance(condition, And):
+        return [*conjuncts(condition.lhs), *conjuncts(condition.rhs)]
+    return [] if getattr(condition, "value", None) is True else [condition]
+
+
+def variables(node: Node) -> set[Var]:
+    """The variables that occur below a node."""
+    return {inner for inner in walk(node) if isinstance(inner, Var)}
 
 
 def buffers_read(block: Block) -> set[Buffer]:
     """Buffers that a block loads from, its own result included for a reduction."""
-    return {node.buffer for node in walk(block.body) if isinstance(node, Load)}
+    return {node.buffer for node in walk(block) if isinstance(node, Load)}
 
 
 def buffers_written(block: Block) -> set[Buffer]:
-    return {node.buffer for node in walk(block.body) if isinstance(node, Store)}
+    """Buffers that a block stores to; the operands of an intrinsic count as read and written."""
+    found: set[Buffer] = set()
+    for node in walk(block):
+        if isinstance(node, Store):
+            found.add(node.buffer)
+        elif isinstance(node, IntrinsicCall):
+            found.update(operand.buffer for operand in node.operands if isinstance(operand, Load))
+    return found
+
+
+def has_intrinsic(block: Block) -> bool:
+    """Whether the block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
+    return any(isinstance(node, IntrinsicCall) for node in walk(block.body))
+
+
+def writers_of(func: PrimFunc, buffer: Buffer) -> list[Block]:
+    return [place.block for place in block_places(func) if buffer in buffers_written(place.block)]
 
 
 def axis_loops(place: Place) -> dict[Var, AxisKind]:
     """For each loop variable around a block: SPATIAL if only spatial axes use it, else REDUCTION (or ORDERED)."""
-    block = place.stmt
-    assert isinstance(block, Block)
     kinds: dict[Var, AxisKind] = {}
-    for axis in block.axes:
-        for node in walk(axis.value):
-            if isinstance(node, Var):
-                worse = axis.kind if axis.kind is not AxisKind.SPATIAL else kinds.get(node, AxisKind.SPATIAL)
-                kinds[node] = worse
+    for axis in place.block.axes:
+        for var in variables(axis.value):
+            if axis.kind is AxisKind.SPATIAL or kinds.get(var) is AxisKind.ORDERED:
+                kinds.setdefault(var, axis.kind)
+            else:
+                kinds[var] = axis.kind
     return kinds
-
-
-def is_inside(stmt: Stmt, root: Stmt) -> bool:
-    return any(place.stmt is stmt for place in statements(root))
-
-

@@ -1,4 +1,4 @@
-"""Small ONNX models for tests, and two ways to run them: by the references of the imported operators, by onnxruntime."""
+"""Small ONNX models for tests, and two ways to run them: by the references of our operators, and by onnxruntime."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ from tc.ops.registry import Requirement, get_op
 
 MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
-_MAX_NESTING = 48
+_MAX_NESTING = 24
 
 NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
 Adapter = Callable[["NodeContext"], NodeResult]
