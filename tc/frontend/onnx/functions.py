@@ -74,9 +74,14 @@ def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, Attri
     reports: list[NodeReport] = []
     opsets = {**n.graph.opsets, **{_domain(o.domain): o.version for o in function.opset_import}}
     body = GraphImporter(
-        n.graph.shared, n.graph.builder, path=f"{n.place}/body/", opsets=opsets, span=n.span, collected=reports
+        n.graph.shared,
+        n.graph.builder,
+        path=f"{n.place}/body/",
+        opsets=opsets,
+        span=n.span,
+        collected=reports,
+        depth=n.graph.depth + 1,
     )
-    body.depth = n.graph.depth + 1
     given = [*n.inputs, *[None] * (len(function.input) - len(n.inputs))]
     body.names.update(zip(function.input, given, strict=True))
     attributes = dict(defaults)

@@ -169,6 +169,7 @@ class GraphImporter:
         opsets: Mapping[str, int] | None = None,
         span: Span | None = None,
         collected: list[NodeReport] | None = None,
+        depth: int = 0,
     ) -> None:
         self.shared = shared
         self.builder = builder
@@ -177,7 +178,7 @@ class GraphImporter:
         self.opsets = opsets if opsets is not None else shared.model.opsets
         self.span = span  # of all nodes, when they are the body of a function
         self.collected = collected  # reports on the nodes of a function body, instead of reports to the user
-        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.depth = depth
         self.names: dict[str, AnyValue | None] = {}  # None: an optional input of a function that was not given
         self._made: dict[Value, Atom] = {}
         if self.depth > _MAX_NESTING:
@@ -221,6 +222,7 @@ class GraphImporter:
             opsets=self.opsets,
             span=self.span,
             collected=self.collected,
+            depth=self.depth + 1,
         )
 
     def add_initializers(self, graph: Any) -> None:
