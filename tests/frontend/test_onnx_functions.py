@@ -106,7 +106,7 @@ def test_a_result_of_unknown_size_gets_a_dim_of_its_own() -> None:
 def test_nothing_falls_back_where_that_is_not_wanted() -> None:
     model = make_model([node("Det", "m", "y")], {"m": (F32, [3, 3])}, ["y"])
 
-    with pytest.raises(UnsupportedError, match='the_y: Det of ONNX.*on_unsupported="fallback"'):
+    with pytest.raises(UnsupportedError, match=r'the_y: Det of ONNX.*on_unsupported="fallback"'):
         load_model(model, on_unsupported="error")
 
 

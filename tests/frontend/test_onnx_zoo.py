@@ -15,7 +15,7 @@ from tc.frontend.onnx import inspect_model, load_model
 from tests.frontend.models import RequirementBroken, run
 
 FETCHED = {name for name in zoo.names() if zoo.ENTRIES[name].member is not None}
-LARGE = {name for name in zoo.names() if name.startswith(("llama", "gelu", "gemv", "vgg", "zfnet", "alexnet", "resnet"))}
+LARGE = {n for n in zoo.names() if n.startswith(("llama", "gelu", "gemv", "vgg", "zfnet", "alexnet", "resnet"))}
 # Operator by operator in numpy these are too slow even for slow tests, or have nothing that the others do not have.
 HEAVY = {"vgg19", "zfnet512", "gelu_16m", "densenet121", "inception_v2"}
 slow = pytest.mark.slow

@@ -99,10 +99,13 @@ def _try_both(
             raise UnsupportedError(f"more than {_MAX_PATHS_DEEP} Ifs with branches of different rank follow each other")
         if test is not None:
             graph.builder.assume(test if taken else logical_not(test))
+        n.graph.shared.attempts += 1
         try:
             paths[taken] = _Path(graph, run(graph, taken))
         except ShapeError as error:
             errors[taken] = error
+        finally:
+            n.graph.shared.attempts -= 1
     if len(errors) == 2:
         raise errors[True]
     return paths, errors

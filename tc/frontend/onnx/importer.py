@@ -95,6 +95,7 @@ class ModelImporter:
         self.model = model
         self.mode = mode
         self.alternatives = alternatives
+        self.attempts = 0  # branches being imported to see whether they can work at all
         self.reports: dict[str, NodeReport] = {}
         self.definitions: dict[TensorVar, tuple[Call, int]] = {}
         self._folded: dict[TensorVar, np.ndarray | None] = {}
@@ -375,6 +376,8 @@ class GraphImporter:
             return self._import_known(n)
         except TcError as error:
             if self.shared.mode != "inspect" or isinstance(error, LimitError):
+                raise
+            if self.shared.attempts and isinstance(error, ShapeError):
                 raise
             return n.unknown_results(), REFUSED, error.message
 
