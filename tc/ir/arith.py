@@ -234,6 +234,11 @@ def polynomial(expr: Expr) -> Polynomial:
     return Polynomial({(expr,): 1})
 
 
+def atoms_of_polynomial(expr: Expr) -> list[Expr]:
+    """The variables and other indivisible parts of an i64 expression, in order of appearance."""
+    return list(dict.fromkeys(atom for monomial in polynomial(expr).terms for atom in monomial))
+
+
 # -- simplify
 
 
@@ -749,26 +754,35 @@ def _sign_test(poly: Polynomial, facts: Facts) -> bool | None:
 
 
 _MAX_DEPTH = 12
+_MAX_STEPS = 60
 
 
 def _proves_nonnegative(poly: Polynomial, facts: Facts, depth: int = 0) -> bool:
-    """poly >= 0, by intervals, by assumed conditions, or by replacing one atom after the other by a bound of it."""
+    """poly >= 0, by intervals, by assumed conditions, or by replacing one atom after the other by a bound of it.
+
+    Gives up after a fixed number of replacements: a fact that is not found becomes a check at run time.
+    """
+    return _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
+
+
+def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
     if poly.is_constant:
         return poly.constant >= 0
     low = _poly_bounds(poly, facts).lo
     if low is not None and low >= 0:
         return True
-    if depth >= _MAX_DEPTH:
+    steps[0] -= 1
+    if depth >= _MAX_DEPTH or steps[0] < 0:
         return False
     if depth == 0:
         for known in facts.nonnegative:
-            if _proves_nonnegative(poly.minus(known), facts, _MAX_DEPTH - 3):
+            if _search_nonnegative(poly.minus(known), facts, _MAX_DEPTH - 3, steps):
                 return True
     for atom in _elimination_order(poly, facts):
         for smaller in _lower_replacements(poly, atom, facts):
-            if _proves_nonnegative(smaller, facts, depth + 1):
+            if _search_nonnegative(smaller, facts, depth + 1, steps):
                 return True
-        if isinstance(atom, Var):
+        if isinstance(atom, Var) or steps[0] < 0:
             return False
     return False
 

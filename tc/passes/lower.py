@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tc.errors import LoweringError, located
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, atoms_of_polynomial, bounds
+from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Var, const
 from tc.ir.graph import (
     Atom,
@@ -26,9 +27,9 @@ from tc.ir.graph import (
 )
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
-from tc.ir.node import Node, replace, transform, walk
+from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import structural_hash
-from tc.ir.types import TensorType
+from tc.ir.types import DimFact, TensorType
 from tc.ops.registry import get_op, inference
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.manager import graph_pass
@@ -44,12 +45,13 @@ def is_primitive(func: Function) -> bool:
 def lower_primitives(module: IRModule) -> IRModule:
     """Replace every primitive function by its PrimFunc, and every call of it by a CallTir. Equal kernels are merged."""
     lowered: dict[str, PrimFunc] = {}
-    dims_of: dict[str, tuple[Var, ...]] = {}
+    dims_of: dict[str, tuple[Expr, ...]] = {}
     by_hash: dict[str, PrimFunc] = {}
     for func in module.graph_functions:
         if is_primitive(func):
-            prim = lower_function(func)
-            dims_of[func.name] = free_dims(func)
+            plain, opaque = hide_dim_formulas(func)
+            prim = lower_function(plain)
+            dims_of[func.name] = tuple(substitute(dim, opaque) for dim in free_dims(plain))
             lowered[func.name] = by_hash.setdefault(structural_hash(prim), prim)
     if not lowered:
         return module
@@ -97,6 +99,29 @@ def _vars_in(value: object) -> list[Var]:
     if isinstance(value, tuple):
         return [var for item in value for var in _vars_in(item)]
     return []
+
+
+def hide_dim_formulas(func: Function) -> tuple[Function, dict[Node, Node]]:
+    """Replace every dim that is not a polynomial, such as (w + 1) // 2, by a variable of its own.
+
+    A kernel need not know how its caller computes a size: without the formula it serves more callers, and questions about its
+    indices stay simple. Returns the function and what each new variable stands for.
+    """
+    facts = Facts.of(func.facts)
+    types = [_tensor_type(atom) for atom in (*func.params, *(t for b in func.bindings for t in b.targets))]
+    formulas: dict[Node, Node] = {}
+    promises = list(func.facts)
+    for dim in (dim for type_ in types for dim in type_.shape):
+        for atom in atoms_of_polynomial(dim):
+            if not isinstance(atom, Var) and atom not in formulas:
+                var = Var(f"d{len(formulas)}", i64)
+                formulas[atom] = var
+                low = bounds(atom, facts)
+                promises.append(DimFact(var, max(low.lo or 0, 0), low.hi))
+    if not formulas:
+        return func, {}
+    hidden = replace(substitute(func, formulas), facts=tuple(promises))
+    return hidden, {var: atom for atom, var in formulas.items()}
 
 
 def lower_function(func: Function) -> PrimFunc:
