@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from tc.errors import ModelError, ShapeError, UserError
@@ -297,3 +299,76 @@ def test_a_dim_knows_when_one_size_is_left(dim: Dim, fixed: int | None) -> None:
 def test_wrong_targets_of_reshape(shape: np.ndarray, error: type[ModelError], words: str) -> None:
     with pytest.raises(error, match=words):
         load_model(make_model([node("Reshape", "x t", "y")], X, ["y"], {"t": shape}))
+
+
+# -- random programs over shapes
+
+
+@st.composite
+def shape_programs(draw: st.DrawFn) -> tuple[list[object], dict[str, np.ndarray], str]:
+    """Nodes that compute vectors from the shape `s` of x, their constants, and the name of the last vector."""
+    nodes: list[object] = []
+    constants: dict[str, np.ndarray] = {}
+    lengths = {"s": 3}
+
+    def constant(array: np.ndarray) -> str:
+        name = f"c{len(constants)}"
+        constants[name] = array
+        return name
+
+    for step in range(draw(st.integers(1, 7))):
+        source = draw(st.sampled_from(list(lengths)))
+        size, out = lengths[source], f"v{step}"
+        match draw(st.sampled_from(["binary", "constant", "gather", "slice", "concat", "where", "reduce", "round"])):
+            case "binary":
+                others = [name for name, length in lengths.items() if length == size]
+                op = draw(st.sampled_from(["Add", "Sub", "Mul", "Max", "Min"]))
+                nodes.append(node(op, f"{source} {draw(st.sampled_from(others))}", out))
+            case "constant":
+                op = draw(st.sampled_from(["Add", "Sub", "Mul", "Div", "Mod"]))
+                value = draw(st.integers(1, 5))
+                nodes.append(node(op, f"{source} {constant(np.array(value))}", out))
+            case "gather":
+                places = draw(st.lists(st.integers(-size, size - 1), min_size=1, max_size=3))
+                nodes.append(node("Gather", f"{source} {constant(i64(*places))}", out))
+                size = len(places)
+            case "slice":
+                start = draw(st.integers(0, size - 1))
+                end = draw(st.integers(start + 1, size))
+                nodes.append(node("Slice", f"{source} {constant(i64(start))} {constant(i64(end))}", out))
+                size = end - start
+            case "concat":
+                other = draw(st.sampled_from(list(lengths)))
+                nodes.append(node("Concat", f"{source} {other}", out, axis=0))
+                size += lengths[other]
+            case "where":
+                limit = constant(np.array(draw(st.integers(0, 6))))
+                test = draw(st.sampled_from(["Equal", "Less", "GreaterOrEqual"]))
+                nodes.append(node(test, f"{source} {limit}", f"{out}_if"))
+                nodes.append(node("Where", f"{out}_if {source} {limit}", out))
+            case "reduce":
+                op = draw(st.sampled_from(["ReduceProd", "ReduceMax", "ReduceMin"]))
+                nodes.append(node(op, source, out, keepdims=1))
+                size = 1
+            case "round":
+                factor = constant(np.array(draw(st.sampled_from([0.5, 2.0, 0.25, 3.0])), F32))
+                nodes += [
+                    node("Cast", source, f"{out}_f", to=TensorProto.FLOAT),
+                    node("Mul", f"{out}_f {factor}", f"{out}_m"),
+                    node(draw(st.sampled_from(["Floor", "Ceil"])), f"{out}_m", f"{out}_r"),
+                    node("Cast", f"{out}_r", out, to=TensorProto.INT64),
+                ]
+        lengths[out] = size
+    return nodes, constants, out
+
+
+@settings(max_examples=150)
+@given(program=shape_programs(), dims=st.tuples(*[st.integers(0, 7)] * 2))
+def test_random_shape_programs(
+    program: tuple[list[object], dict[str, np.ndarray], str], dims: tuple[int, int]
+) -> None:
+    nodes, constants, last = program
+    result = node("Identity", last, "y")
+    model = make_model([SHAPE_OF_X, *nodes, result], X, ["y"], constants)  # type: ignore[list-item]
+
+    check_against_onnxruntime(model, {"x": np.zeros((*dims, 4), F32)})
