@@ -217,3 +217,23 @@ def test_half_precision_weights_are_read() -> None:
     nodes = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("MatMul", "h w", "y")]
 
     check_against_onnxruntime(make_model(nodes, X, ["y"], {"w": weights}), {"x": np.ones((1, 4), F32)})
+
+
+def test_what_a_refused_attempt_bound_is_forgotten() -> None:
+    # Resize asks for the scales as data before it gives up; the shape tensor made for that must not be used again.
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Cast", "s", "f", to=TensorProto.FLOAT),
+        node("Exp", "f", "e"),
+        node("Log", "e", "scales"),
+        node("Resize", "x - scales", "y0"),
+        node("Identity", "scales", "y"),
+    ]
+    model = make_model(nodes, {"x": (F32, [1, "n"])}, ["y0", "y"])
+
+    imported = load_model(model)
+
+    assert [r.status for r in imported.report].count("fallback") == 1
+    y0, y = run(imported, {"x": np.ones((1, 2), F32)})
+    assert y0.shape == (1, 4)
+    np.testing.assert_allclose(y, [1, 2], rtol=1e-6)

@@ -20,7 +20,7 @@ from tc.frontend.onnx.shapes import make_elements
 from tc.frontend.onnx.values import AnyValue, Value, constant_value, elements_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64
-from tc.ir.expr import Const, Expr, Var, as_expr, const, equal, is_const, logical_not, maximum, select
+from tc.ir.expr import Const, Expr, Var, as_expr, const, equal, logical_not, maximum, select
 from tc.ir.graph import Call, If, Loop, ReadDims
 from tc.ir.node import walk
 from tc.ir.types import TensorType
@@ -295,24 +295,23 @@ def bind_loop(
 
 @onnx_op("Loop")
 def import_loop(n: NodeContext) -> NodeResult:
-    condition = n.optional(1)
+    """A Loop of the graph; one iteration, or some of values whose types change, one after the other."""
+    trip_count, condition = _trip_count(n), n.optional(1)
     start = None if condition is None else n.graph.array(condition)
     if start is not None:
-        condition = None if bool(start.reshape(-1)[0]) else condition
-    trip_count = _trip_count(n)
-    init = n.inputs[2:]
-    fixed = is_const(trip_count) if trip_count is not None else False
-    if start is not None and not start.reshape(-1)[0]:
-        trip_count, condition = const(0), None
-    mark = n.graph.builder.mark()
-    if not (fixed and int(trip_count) <= 1 and condition is None and int(trip_count) > 0):  # type: ignore[arg-type]
-        try:
-            return _import_loop(n, trip_count, condition, [_tensor(v) for v in init])
-        except UnsupportedError:
-            if not fixed or condition is not None or int(trip_count) > _UNROLL_LIMIT:  # type: ignore[arg-type]
-                raise
-            n.graph.builder.roll_back(mark)
-    return _unroll(n, int(trip_count), list(init))  # type: ignore[arg-type]
+        condition = None
+        trip_count = trip_count if start.reshape(-1)[0] else const(0)
+    fixed = int(trip_count) if isinstance(trip_count, Const) and condition is None else None
+    if fixed == 1:
+        return _unroll(n, fixed)
+    mark = n.graph.mark()
+    try:
+        return _import_loop(n, trip_count, condition, [_tensor(v) for v in n.inputs[2:]])
+    except UnsupportedError:
+        if fixed is None or not 0 < fixed <= _UNROLL_LIMIT:
+            raise
+    n.graph.roll_back(mark)
+    return _unroll(n, fixed)
 
 
 def _tensor(value: AnyValue | None) -> Value:
@@ -339,14 +338,14 @@ def _import_loop(n: NodeContext, trip_count: Expr | None, condition: Value | Non
     condition = None if condition is None else _as_scalar(n, condition)
     body = n.attr("body")
     stacks = len(body.output) - 1 - len(init) > 0
-    mark = n.graph.builder.mark()
+    mark = n.graph.mark()
     try:
         whole = _onnx_body(n, body, len(init), stop=True)
         return bind_loop(n, trip_count, condition, init, whole, f"{n.place_here}/body")
     except UnsupportedError:
         if not stacks:
             raise
-    n.graph.builder.roll_back(mark)
+    n.graph.roll_back(mark)
     return _count_then_stack(n, trip_count, condition, init)
 
 
@@ -384,9 +383,9 @@ def _count_then_stack(
     )
 
 
-def _unroll(n: NodeContext, trip_count: int, carried: list[AnyValue | None]) -> NodeResult:
+def _unroll(n: NodeContext, trip_count: int) -> NodeResult:
     """All iterations one after the other."""
-    body = n.attr("body")
+    body, carried = n.attr("body"), list(n.inputs[2:])
     count = len(carried)
     stacks: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - count)]
     for i in range(trip_count):

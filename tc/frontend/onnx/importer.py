@@ -60,6 +60,7 @@ NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
 Adapter = Callable[["NodeContext"], NodeResult]
 # Results and status, or None if the alternative does not apply:
 Alternative = Callable[["NodeContext"], "tuple[NodeResult, str] | None"]
+Mark = tuple[tuple[int, int], dict[Value, Atom]]
 ADAPTERS: dict[tuple[str, str], list[tuple[int, Adapter]]] = {}
 
 
@@ -338,6 +339,15 @@ class GraphImporter:
         results = self.builder.bind(operation, types, names, span)
         return tuple(Value(type_, result) for type_, result in zip(types, results, strict=True))
 
+    def mark(self) -> Mark:
+        """Where the graph stands now, for `roll_back`."""
+        return self.builder.mark(), dict(self._made)
+
+    def roll_back(self, mark: Mark) -> None:
+        """Forget what was bound since `mark`."""
+        self.builder.roll_back(mark[0])
+        self._made = dict(mark[1])
+
     # -- nodes
 
     def run(self, nodes: Sequence[OrderedNode], outputs: Sequence[str]) -> list[AnyValue]:
@@ -385,7 +395,7 @@ class GraphImporter:
         is_function = n.function_key in self.shared.model.functions
         if n.schema is not None and not is_function:
             check_node(n.node, n.schema, n.opset)
-        mark = self.builder.mark()
+        mark = self.mark()
         reason = "it has no operator in tc"
         adapter = None if is_function else find_adapter(n.domain, n.op_type, n.opset)
         if adapter is not None:
@@ -394,13 +404,13 @@ class GraphImporter:
                 return (adapter(n) if known is None else known), NATIVE, ""
             except UnsupportedError as error:
                 reason = error.message
-                self.builder.roll_back(mark)
+                self.roll_back(mark)
         for alternative in self.shared.alternatives:
             try:
                 found = alternative(n)
             except UnsupportedError as error:
                 reason = f"{reason}; {error.message}"
-                self.builder.roll_back(mark)
+                self.roll_back(mark)
                 continue
             if found is not None:
                 return *found, reason
