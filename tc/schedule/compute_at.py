@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, logical_and, maximum, minimum
-from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, logical_and
+from tc.ir.loop import TRUE, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, substitute, walk
-from tc.schedule.loops import facts_at
-from tc.schedule.tree import Place, find_block, find_loop, fresh_name, replace_stmt, statements
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Indices `low` .. `low + extent - 1` along one dimension of a buffer; `low` depends on outer loops only."""
-
-    low: Expr
-    extent: Expr
+from tc.schedule.region import Interval, interval_of, reads_memory, union, whole
+from tc.schedule.tree import (
+    Place,
+    axis_loops,
+    block_places,
+    buffers_read,
+    buffers_written,
+    facts_inside,
+    find_block,
+    find_loop,
+    fresh_names,
+    has_intrinsic,
+    replace_stmt,
+    variables,
+    writers_of,
+)
 
 
 def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
@@ -29,24 +35,59 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         for i0: for i1: C[..] = g(B[i0 * 8 + i1])  =>      for b in range(8): B[i0 * 8 + b] = f(i0 * 8 + b)
                                                            for i1: C[..] = g(B[i0 * 8 + i1])
 
-    The buffer keeps its shape; `compact_buffers` shrinks it when the blocks are gone. Raises ScheduleError unless the block writes
-    one scratch buffer at its own axes and all its readers are inside the loop. Source: `compute_at` of Halide and of TVM.
+    The block gets new loops, over the part for its spatial axes, as before for the others; the buffer keeps its shape, and
+    `compact_buffers` shrinks it when the blocks are gone. Raises ScheduleError unless the block alone writes one scratch
+    buffer at its own axes and all its readers are inside the loop. Source: `compute_at` of Halide and of TVM.
     """
     place, target = find_block(func, block), find_loop(func, loop)
-    producer, anchor = place.stmt, target.stmt
-    assert isinstance(producer, Block) and isinstance(anchor, For)
-    store = _check_producer(func, producer, "compute_at")
-    readers = _readers(func, store.buffer, producer)
-    outside = [reader for reader in readers if anchor not in reader.path]
-    if outside:
-        name = outside[0].stmt.name  # type: ignore[attr-defined]
-        raise ScheduleError(f"compute_at: block {name} reads {store.buffer.name} outside loop {loop}")
+    store = _check_producer(func, place, target)
+    readers = [p for p in block_places(func) if p.block is not place.block and store.buffer in buffers_read(p.block)]
+    for reader in readers:
+        if target.stmt not in reader.path:
+            raise ScheduleError(f"compute_at: block {reader.block.name} reads {store.buffer.name} outside loop {loop}")
     if not readers:
         raise ScheduleError(f"compute_at: nothing inside loop {loop} reads {store.buffer.name}")
-    region = _region(func, target, readers, store.buffer)
-    nest = _nest(func, place, target, store, region)
-    moved = replace_stmt(func, target, replace(anchor, body=seq(nest, anchor.body)))
-    return replace_stmt(moved, _same_block(moved, producer, nest), None)
+    _check_inputs_stay(func, place, target)
+    region = _read_region(func, target, readers, store.buffer)
+    intervals = {index: part for index, part in zip(store.indices, region, strict=True) if isinstance(index, Var)}
+    nest = _nest_over(func, target, place.block, intervals)
+    moved = replace_stmt(func, target, replace(target.loop, body=seq(nest, target.loop.body)))
+    return replace_stmt(moved, _original(moved, place.block), None)
+
+
+def _check_producer(func: PrimFunc, place: Place, target: Place) -> Store:
+    """The store of a block that may be moved to its readers."""
+    block = place.block
+    if target.stmt in place.path:
+        raise ScheduleError(f"compute_at: block {block.name} is inside loop {target.loop.var.name} already")
+    buffers = buffers_written(block)
+    if len(buffers) != 1 or has_intrinsic(block):
+        raise ScheduleError(f"compute_at: block {block.name} must write one buffer, it writes {len(buffers)}")
+    store = next(node for node in walk(block.body) if isinstance(node, Store))
+    if store.buffer in func.buffers:
+        raise ScheduleError(f"compute_at: block {block.name} writes the parameter {store.buffer.name}")
+    if len(writers_of(func, store.buffer)) != 1:
+        raise ScheduleError(f"compute_at: {store.buffer.name} has other writers than block {block.name}")
+    spatial = [axis.var for axis in block.axes if axis.kind is AxisKind.SPATIAL]
+    plain = [index for index in store.indices if not isinstance(index, Const)]
+    if len(set(plain)) != len(plain) or not all(index in spatial for index in plain):
+        raise ScheduleError(f"compute_at: block {block.name} does not write {store.buffer.name} at its own axes")
+    return store
+
+
+def _check_inputs_stay(func: PrimFunc, place: Place, target: Place) -> None:
+    """Nothing between the block and the end of the loop overwrites what the block reads."""
+    inputs = buffers_read(place.block)
+    order = block_places(func)
+    start = next(k for k, p in enumerate(order) if p.block is place.block)
+    end = max(k for k, p in enumerate(order) if target.stmt in p.path)
+    if end < start:
+        raise ScheduleError(f"compute_at: loop {target.loop.var.name} runs before block {place.block.name}")
+    for other in order[start + 1 : end + 1]:
+        changed = inputs & buffers_written(other.block)
+        if changed:
+            name = min(buffer.name for buffer in changed)
+            raise ScheduleError(f"compute_at: block {other.block.name} overwrites {name}, which block {place.block.name} reads")
 
 
 def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
@@ -56,212 +97,171 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         for i: C[i] = B[i]                        =>       for i1: B[i0 * 8 + i1] = ...
                                                            for c in range(8): C[i0 * 8 + c] = B[i0 * 8 + c]
 
-    Raises ScheduleError unless the block is spatial and reads the producer's buffer at its own axes, one each.
+    Raises ScheduleError unless the block is spatial and reads the producers' buffers at its own axes, an iteration of the loop
+    finishes a dense part of them, and nothing in between touches what the block reads or writes.
     Source: `reverse_compute_at` of TVM.
     """
     place, target = find_block(func, block), find_loop(func, loop)
-    consumer, anchor = place.stmt, target.stmt
-    assert isinstance(consumer, Block) and isinstance(anchor, For)
+    consumer = place.block
     if consumer.init is not None or any(axis.kind is not AxisKind.SPATIAL for axis in consumer.axes):
         raise ScheduleError(f"reverse_compute_at: block {block} is not elementwise")
-    producers = [p for p in statements(anchor) if isinstance(p.stmt, Block)]
-    written = {n.buffer for p in producers for n in walk(p.stmt.body) if isinstance(n, Store)}  # type: ignore[attr-defined]
-    loads = {n for n in walk(consumer.body) if isinstance(n, Load) and n.buffer in written}
-    if not loads:
-        raise ScheduleError(f"reverse_compute_at: block {block} reads nothing that loop {loop} makes")
-    region: dict[Var, Interval] = {}
-    for load in loads:
-        written_region = _written_region(func, target, load.buffer)
-        for index, interval in zip(load.indices, written_region, strict=True):
-            if isinstance(index, Var) and index not in region:
-                region[index] = interval
-    missing = [axis for axis in consumer.axes if axis.var not in region]
-    facts = facts_at(func, target)
-    for axis in missing:
-        if prove(axis.extent <= 1, facts) is not True:
-            raise ScheduleError(f"reverse_compute_at: axis {axis.var.name} of {block} is not an index of what it reads")
-        region[axis.var] = Interval(const(0), const(1))
+    if has_intrinsic(consumer):
+        raise ScheduleError(f"reverse_compute_at: block {block} is an intrinsic")
+    if target.stmt in place.path:
+        raise ScheduleError(f"reverse_compute_at: block {block} is inside loop {loop} already")
+    producers = [p for p in block_places(func) if target.stmt in p.path]
+    _check_reverse_order(func, place, target, producers)
+    region = _consumer_region(func, place, target, producers)
     nest = _nest_over(func, target, consumer, region)
-    moved = replace_stmt(func, target, replace(anchor, body=seq(anchor.body, nest)))
-    return replace_stmt(moved, _same_block(moved, consumer, nest), None)
+    moved = replace_stmt(func, target, replace(target.loop, body=seq(target.loop.body, nest)))
+    return replace_stmt(moved, _original(moved, consumer), None)
 
 
-def _check_producer(func: PrimFunc, block: Block, what: str) -> Store:
-    stores = [node for node in walk(block.body) if isinstance(node, Store)]
-    buffers = {store.buffer for store in stores}
-    if len(buffers) != 1:
-        raise ScheduleError(f"{what}: block {block.name} must write one buffer, it writes {len(buffers)}")
-    store = stores[0]
-    if store.buffer in func.buffers:
-        raise ScheduleError(f"{what}: block {block.name} writes the parameter {store.buffer.name}")
-    spatial = {axis.var for axis in block.axes if axis.kind is AxisKind.SPATIAL}
-    if not all(index in spatial or isinstance(index, Const) for index in store.indices):
-        raise ScheduleError(f"{what}: block {block.name} does not write {store.buffer.name} at its own axes")
-    return store
+def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers: list[Place]) -> None:
+    """Each iteration finishes what it makes, and the consumer may run before everything that stands between."""
+    consumer, name = place.block, place.block.name
+    read, written = buffers_read(consumer), buffers_written(consumer)
+    for producer in producers:
+        if not buffers_written(producer.block) & read:
+            continue
+        kinds = axis_loops(producer)
+        for outer in (*target.loops, target.loop):
+            if kinds.get(outer.var, AxisKind.SPATIAL) is not AxisKind.SPATIAL:
+                raise ScheduleError(
+                    f"reverse_compute_at: loop {outer.var.name} drives a reduction of block {producer.block.name}, "
+                    f"whose result block {name} reads"
+                )
+    order = block_places(func)
+    start = next(k for k, p in enumerate(order) if target.stmt in p.path)
+    end = next(k for k, p in enumerate(order) if p.block is consumer)
+    for other in order[start:end]:
+        reads, writes = buffers_read(other.block), buffers_written(other.block)
+        inside = target.stmt in other.path
+        if written & (reads | writes) or (not inside and writes & read):
+            raise ScheduleError(f"reverse_compute_at: block {name} must stay behind block {other.block.name}")
 
 
-def _readers(func: PrimFunc, buffer: Buffer, producer: Block) -> list[Place]:
-    return [
-        place
-        for place in statements(func.body)
-        if isinstance(place.stmt, Block)
-        and place.stmt is not producer
-        and any(isinstance(node, Load) and node.buffer is buffer for node in walk(place.stmt.body))
-    ]
+def _consumer_region(
+    func: PrimFunc, place: Place, target: Place, producers: list[Place]
+) -> dict[Var, Interval]:
+    """For each axis of the consumer, the part that reads what one iteration of the loop makes."""
+    consumer, name = place.block, place.block.name
+    facts = facts_inside(func, target)
+    made = {buffer for producer in producers for buffer in buffers_written(producer.block)}
+    loads = dict.fromkeys(n for n in walk(consumer) if isinstance(n, Load) and n.buffer in made)
+    if not loads:
+        raise ScheduleError(f"reverse_compute_at: block {name} reads nothing that loop {target.loop.var.name} makes")
+    region: dict[Var, Interval] = {}
+    axes = {axis.var for axis in consumer.axes}
+    for load in loads:
+        parts = _written_region(target, producers, load.buffer, facts)
+        for index, part, dim in zip(load.indices, parts, load.buffer.shape, strict=True):
+            if isinstance(index, Var) and index in axes:
+                known = region.setdefault(index, part)
+                if known.low is not part.low or known.extent is not part.extent:
+                    raise ScheduleError(f"reverse_compute_at: the operands of block {name} are made in different parts")
+            elif prove(logical_and(part.low <= 0, part.low + part.extent >= dim), facts) is not True:
+                raise ScheduleError(f"reverse_compute_at: block {name} does not read {load.buffer.name} at its own axes")
+    for axis in consumer.axes:
+        if axis.var not in region:
+            if prove(axis.extent <= 1, facts) is not True:
+                raise ScheduleError(f"reverse_compute_at: axis {axis.var.name} of {name} is not an index of what it reads")
+            region[axis.var] = Interval(const(0), const(1))
+    return region
 
 
-def _same_block(func: PrimFunc, block: Block, nest: Stmt) -> Place:
-    """The place of the original block, not of the copy of it inside `nest`."""
-    for place in statements(func.body):
-        if place.stmt is block and nest not in place.path:
-            return place
-    raise AssertionError(f"block {block.name} has vanished")
+def _written_region(target: Place, producers: list[Place], buffer: Buffer, facts: Facts) -> list[Interval]:
+    """What the blocks inside a loop write of a buffer in one iteration; ScheduleError when it may have gaps."""
+    region: list[Interval | None] = [None] * len(buffer.shape)
+    for place in producers:
+        if buffer not in buffers_written(place.block):
+            continue
+        inner, inside, values = _inside(target, place, facts)
+        bound = _bound_inside(place.block)
+        used: set[Var] = set()
+        for indices in _indices_of(place.block, buffer, Store):
+            for d, index in enumerate(indices):
+                value = simplify(substitute(index, values), inside)
+                found = interval_of(value, inner, inside)
+                own = variables(value) & {loop.var for loop in inner}
+                if found is None or not found.is_dense or own & used or variables(value) & bound:
+                    raise ScheduleError(f"reverse_compute_at: block {place.block.name} writes {buffer.name} irregularly")
+                used |= own
+                known = region[d]
+                region[d] = found if known is None else union(known, found, facts)
+            break  # every store of a block is to the same element
+    return [interval or whole(dim) for interval, dim in zip(region, buffer.shape, strict=True)]
 
 
-def _inner_loops(target: Place, place: Place) -> list[For]:
-    """The loops between a loop and a block inside it."""
-    anchor = target.stmt
-    return list(place.loops[place.loops.index(anchor) + 1 :])  # type: ignore[arg-type]
+def _inside(target: Place, place: Place, facts: Facts) -> tuple[list[For], Facts, dict[Node, Node]]:
+    """The loops between a loop and a block inside it, what is known there, and the values of the block's axes."""
+    loops = place.loops
+    inner = list(loops[loops.index(target.loop) + 1 :])
+    for loop in inner:
+        facts = facts.with_range(loop.var, loop.extent)
+    return inner, facts, {axis.var: axis.value for axis in place.block.axes}
 
 
-def interval_of(index: Expr, inner: list[For], facts: Facts) -> Interval | None:
-    """The values an index takes while the inner loops run; None when it is not linear in them."""
-    variables = [loop.var for loop in inner]
-    used = [loop for loop in inner if any(node is loop.var for node in walk(index))]
-    if not used:
-        return Interval(index, const(1))
-    form = linear_coefficients(index, variables)
-    if form is None:
-        return None
-    coefficients, low = form
-    extent: Expr = const(1)
-    for loop in used:
-        coefficient = coefficients.get(loop.var, const(0))
-        if prove(coefficient >= 0, facts) is True:
-            extent = extent + coefficient * (loop.extent - 1)
-        elif prove(coefficient <= 0, facts) is True:
-            low = low + coefficient * (loop.extent - 1)
-            extent = extent - coefficient * (loop.extent - 1)
-        else:
-            return None
-    return Interval(simplify(low, facts), simplify(extent, facts))
+def _indices_of(block: Block, buffer: Buffer, kind: type[Node]) -> Iterable[tuple[Expr, ...]]:
+    """The indices at which a block loads from, or stores to, a buffer."""
+    for node in walk(block):
+        if isinstance(node, kind) and node.buffer is buffer:  # type: ignore[attr-defined]
+            yield node.indices  # type: ignore[attr-defined]
 
 
-def union(a: Interval, b: Interval, facts: Facts) -> Interval:
-    """The smallest interval around two; falls back to symbolic min and max."""
-    if a.low is b.low:
-        return Interval(a.low, simplify(maximum(a.extent, b.extent), facts))
-    low = simplify(minimum(a.low, b.low), facts)
-    high = simplify(maximum(a.low + a.extent, b.low + b.extent), facts)
-    return Interval(low, simplify(high - low, facts))
+def _bound_inside(block: Block) -> set[Var]:
+    """Variables that mean something only inside the block: its own loops, lets, and the axes of blocks in it."""
+    found: set[Var] = set()
+    for node in walk(block.body):
+        if isinstance(node, (For, Let, BlockAxis)):
+            found.add(node.var)
+    return found
 
 
-def _region(func: PrimFunc, target: Place, readers: list[Place], buffer: Buffer) -> list[Interval]:
-    """What the readers inside `target` read of the buffer, in one iteration."""
-    facts = _with_loop(facts_at(func, target), target)
+def _read_region(func: PrimFunc, target: Place, readers: list[Place], buffer: Buffer) -> list[Interval]:
+    """What the readers inside a loop read of a buffer, in one iteration."""
+    facts = facts_inside(func, target)
     region: list[Interval | None] = [None] * len(buffer.shape)
     for place in readers:
-        block = place.stmt
-        assert isinstance(block, Block)
-        inner = _inner_loops(target, place)
-        values: dict[Node, Node] = {axis.var: axis.value for axis in block.axes}
-        inside = facts
-        for loop in inner:
-            inside = inside.with_range(loop.var, loop.extent)
-        for node in walk(block.body):
-            if isinstance(node, Load) and node.buffer is buffer:
-                for d, index in enumerate(node.indices):
-                    found = interval_of(simplify(substitute(index, values), inside), inner, inside)
-                    found = found or Interval(const(0), buffer.shape[d])
-                    known = region[d]
-                    region[d] = found if known is None else union(known, found, facts)
+        inner, inside, values = _inside(target, place, facts)
+        bound, opaque = _bound_inside(place.block), has_intrinsic(place.block)
+        for indices in _indices_of(place.block, buffer, Load):
+            for d, index in enumerate(indices):
+                value = simplify(substitute(index, values), inside)
+                found = None
+                if not opaque and not variables(value) & bound and not reads_memory(value):
+                    found = interval_of(value, inner, inside)
+                found = found or whole(buffer.shape[d])
+                known = region[d]
+                region[d] = found if known is None else union(known, found, facts)
     return [
-        Interval(const(0), dim) if interval is None else _clamped(interval, dim, facts)
-        for interval, dim in zip(region, buffer.shape, strict=True)
+        whole(dim) if part is None or prove(part.extent >= dim, facts) is True else part
+        for part, dim in zip(region, buffer.shape, strict=True)
     ]
 
 
-def _with_loop(facts: Facts, place: Place) -> Facts:
-    loop = place.stmt
-    assert isinstance(loop, For)
-    return facts.with_range(loop.var, loop.extent)
+def _original(func: PrimFunc, block: Block) -> Place:
+    """The place of a block that has been copied to another place."""
+    return next(place for place in block_places(func) if place.block is block)
 
 
-def _clamped(interval: Interval, dim: Expr, facts: Facts) -> Interval:
-    """No more than the whole dimension."""
-    if prove(interval.extent >= dim, facts) is True:
-        return Interval(const(0), dim)
-    return interval
-
-
-def _written_region(func: PrimFunc, target: Place, buffer: Buffer) -> list[Interval]:
-    """What the blocks inside `target` write of the buffer, in one iteration."""
-    facts = _with_loop(facts_at(func, target), target)
-    region: list[Interval | None] = [None] * len(buffer.shape)
-    for place in statements(func.body):
-        block = place.stmt
-        if not isinstance(block, Block) or target.stmt not in place.path:
-            continue
-        inner = _inner_loops(target, place)
-        values: dict[Node, Node] = {axis.var: axis.value for axis in block.axes}
-        inside = facts
-        for loop in inner:
-            inside = inside.with_range(loop.var, loop.extent)
-        for node in walk(block.body):
-            if isinstance(node, Store) and node.buffer is buffer:
-                for d, index in enumerate(node.indices):
-                    found = interval_of(simplify(substitute(index, values), inside), inner, inside)
-                    if found is None:
-                        raise ScheduleError(f"reverse_compute_at: block {block.name} writes {buffer.name} irregularly")
-                    known = region[d]
-                    region[d] = found if known is None else union(known, found, facts)
-    return [interval or Interval(const(0), dim) for interval, dim in zip(region, buffer.shape, strict=True)]
-
-
-def _nest(func: PrimFunc, place: Place, target: Place, store: Store, region: list[Interval]) -> Stmt:
-    """The producer's new loops: over the region for its spatial axes, as before for its reduction axes."""
-    block = place.stmt
-    assert isinstance(block, Block)
-    intervals = {
-        index: interval for index, interval in zip(store.indices, region, strict=True) if isinstance(index, Var)
-    }
-    return _nest_over(func, target, block, intervals, place)
-
-
-def _nest_over(
-    func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval], place: Place | None = None
-) -> Stmt:
-    facts = _with_loop(facts_at(func, target), target)
-    where: Expr = const(True, block.where.dtype)
+def _nest_over(func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval]) -> Stmt:
+    """A block under new loops: over `region` for its spatial axes, over everything for the others."""
+    facts = facts_inside(func, target)
+    names = fresh_names(func, [f"{axis.var.name.removeprefix('v')}t" for axis in block.axes])
+    where: Expr = TRUE
     axes: list[BlockAxis] = []
     loops: list[tuple[Var, Expr]] = []
-    used: set[str] = set()
-    for axis in block.axes:
-        interval = region.get(axis.var)
-        if axis.kind is not AxisKind.SPATIAL or interval is None:
-            extent = axis.extent
-            low: Expr = const(0)
-        else:
-            low, extent = interval.low, interval.extent
-        name = fresh_name(func, f"{axis.var.name.removeprefix('v')}t")
-        while name in used:
-            name += "t"
-        used.add(name)
+    for axis, name in zip(block.axes, names, strict=True):
+        part = region.get(axis.var) if axis.kind is AxisKind.SPATIAL else None
+        part = part or whole(axis.extent)
         var = Var(name, i64)
-        loops.append((var, extent))
-        value = simplify(low + var, facts)
-        inside = facts.with_range(var, extent)
-        condition = simplify(value < axis.extent, inside)
-        if not (isinstance(condition, Const) and condition.value):
-            where = logical_and(where, condition)
-        below = simplify(value >= 0, inside)
-        if not (isinstance(below, Const) and below.value):
-            where = logical_and(where, below)
+        loops.append((var, part.extent))
+        value = simplify(part.low + var, facts)
+        inside = facts.with_range(var, part.extent)
+        where = logical_and(where, simplify(value < axis.extent, inside), simplify(value >= 0, inside))
         axes.append(replace(axis, value=value))
-    del place
     body: Stmt = replace(block, axes=tuple(axes), where=where)
     for var, extent in reversed(loops):
         body = For(var, extent, body)
     return body
-
-

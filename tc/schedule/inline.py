@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Load, Var
-from tc.ir.loop import Alloc, AxisKind, Block, PrimFunc, Stmt, Store
+from tc.ir.arith import prove
+from tc.ir.expr import Buffer, Load, Var, equal
+from tc.ir.loop import TRUE, AxisKind, Block, PrimFunc, Store
 from tc.ir.node import Node, replace, substitute, transform, walk
-from tc.schedule.tree import Place, find_block, replace_stmt, statements
+from tc.schedule.tree import (
+    Place,
+    block_places,
+    buffers_read,
+    buffers_written,
+    facts_at,
+    find_block,
+    has_intrinsic,
+    replace_stmt,
+    variables,
+    without_alloc,
+    writers_of,
+)
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
@@ -19,34 +32,54 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     unconditional. Source: `compute_inline` of TVM.
     """
     place = find_block(func, block)
-    stmt = place.stmt
-    assert isinstance(stmt, Block)
-    store = _single_store(stmt)
-    if store is None or stmt.init is not None or any(axis.kind is not AxisKind.SPATIAL for axis in stmt.axes):
-        raise ScheduleError(f"compute_inline: block {block} is not a plain elementwise computation")
+    store = _elementwise_store(place.block, "compute_inline")
     if store.buffer in func.buffers:
         raise ScheduleError(f"compute_inline: block {block} writes the parameter {store.buffer.name}")
-    axes = {axis.var for axis in stmt.axes}
+    axes = {axis.var for axis in place.block.axes}
     if len(set(store.indices)) != len(store.indices) or not all(index in axes for index in store.indices):
         raise ScheduleError(f"compute_inline: block {block} does not write {store.buffer.name} at its own axes")
-    if not _is_trivial(stmt):
+    if place.block.where is not TRUE or not _is_trivial(place.block):
         raise ScheduleError(f"compute_inline: block {block} has been scheduled already")
+    if len(writers_of(func, store.buffer)) > 1:
+        raise ScheduleError(f"compute_inline: {store.buffer.name} has other writers than block {block}")
+    _check_inputs_stay(func, place, store)
     without = replace_stmt(func, place, None)
     inlined = replace(without, body=_inline_loads(without.body, store))
-    return remove_alloc(inlined, store.buffer)
+    return without_alloc(inlined, store.buffer)
 
 
-def _single_store(block: Block) -> Store | None:
-    return block.body if isinstance(block.body, Store) else None
+def _elementwise_store(block: Block, what: str) -> Store:
+    """The store of a block that computes each element of one buffer by itself; ScheduleError when it does something else."""
+    spatial = all(axis.kind is AxisKind.SPATIAL for axis in block.axes)
+    if not isinstance(block.body, Store) or block.init is not None or not spatial:
+        raise ScheduleError(f"{what}: block {block.name} is not a plain elementwise computation")
+    if any(isinstance(node, Load) and node.buffer is block.body.buffer for node in walk(block.body)):
+        raise ScheduleError(f"{what}: block {block.name} reads {block.body.buffer.name}, which it writes")
+    return block.body
+
+
+def _check_inputs_stay(func: PrimFunc, place: Place, store: Store) -> None:
+    """What the block reads must still be there where its result is read."""
+    inputs = buffers_read(place.block)
+    passed = False
+    for other in block_places(func):
+        if other.block is place.block:
+            passed = True
+            continue
+        if store.buffer in buffers_read(other.block) and has_intrinsic(other.block):
+            raise ScheduleError(f"compute_inline: an intrinsic of block {other.block.name} reads {store.buffer.name}")
+        changed = inputs & buffers_written(other.block)
+        if passed and changed:
+            name = min(buffer.name for buffer in changed)
+            raise ScheduleError(f"compute_inline: block {other.block.name} overwrites {name}, which {place.block.name} reads")
 
 
 def _is_trivial(block: Block) -> bool:
     """Whether every axis is driven by one loop, as at the start."""
-    values = [axis.value for axis in block.axes]
-    return all(isinstance(value, Var) or not any(isinstance(n, Var) for n in walk(value)) for value in values)
+    return all(isinstance(axis.value, Var) or not variables(axis.value) for axis in block.axes)
 
 
-def _inline_loads(stmt: Stmt, producer: Store) -> Stmt:
+def _inline_loads(stmt: Node, producer: Store) -> Node:
     def rewrite(node: Node) -> Node | None:
         if isinstance(node, Load) and node.buffer is producer.buffer:
             return substitute(producer.value, dict(zip(producer.indices, node.indices, strict=True)))
@@ -55,93 +88,70 @@ def _inline_loads(stmt: Stmt, producer: Store) -> Stmt:
     return transform(stmt, rewrite)
 
 
-def remove_alloc(func: PrimFunc, buffer: Buffer) -> PrimFunc:
-    """Drop the allocation of a buffer that is no longer used."""
-
-    def rewrite(node: Node) -> Node | None:
-        return node.body if isinstance(node, Alloc) and node.buffer is buffer else None
-
-    return replace(func, body=_map_stmts(func.body, rewrite))
-
-
-def _map_stmts(stmt: Stmt, rewrite: object) -> Stmt:
-    """Rewrite statements outside blocks, parents first."""
-    new = rewrite(stmt)  # type: ignore[operator]
-    if new is not None:
-        return _map_stmts(new, rewrite)
-    if isinstance(stmt, Block):
-        return stmt
-    changes = {}
-    for name in ("body", "then_body", "else_body"):
-        child = getattr(stmt, name, None)
-        if isinstance(child, Stmt):
-            mapped = _map_stmts(child, rewrite)
-            if mapped is not child:
-                changes[name] = mapped
-    if hasattr(stmt, "stmts"):
-        items = tuple(_map_stmts(item, rewrite) for item in stmt.stmts)
-        if any(a is not b for a, b in zip(items, stmt.stmts, strict=True)):
-            changes["stmts"] = items  # type: ignore[assignment]
-    return replace(stmt, **changes) if changes else stmt
-
-
 def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     """Apply an elementwise consumer right where its only producer stores.
 
         B[i] = A[i] + 1.0
         C[i] = B[i] * 2.0     =>     C[i] = (A[i] + 1.0) * 2.0        (the producer's loops are kept)
 
-    Raises ScheduleError unless the consumer reads one element of one scratch buffer at its own axes, all of them, and the
-    producer is a spatial block that writes nothing else. Source: `reverse_compute_inline` of TVM.
+    Raises ScheduleError unless the consumer is the only reader of one scratch buffer, reads one element of it at its own axes,
+    all of them, and the producer is a spatial block that writes nothing else. Source: `reverse_compute_inline` of TVM.
     """
     place = find_block(func, block)
-    consumer = place.stmt
-    assert isinstance(consumer, Block)
-    store = _single_store(consumer)
-    if store is None or any(axis.kind is not AxisKind.SPATIAL for axis in consumer.axes):
-        raise ScheduleError(f"reverse_compute_inline: block {block} is not a plain elementwise computation")
-    producer_place = _only_producer(func, place, store)
-    producer = producer_place.stmt
-    assert isinstance(producer, Block)
-    source = _single_store(producer)
-    if source is None or producer.init is not None:
+    consumer = place.block
+    store = _elementwise_store(consumer, "reverse_compute_inline")
+    producer_place = _only_producer(func, place)
+    producer = producer_place.block
+    reduces = producer.init is not None or any(axis.kind is not AxisKind.SPATIAL for axis in producer.axes)
+    if not isinstance(producer.body, Store) or reduces or producer.body.buffer in buffers_read(producer):
         raise ScheduleError(f"reverse_compute_inline: the producer {producer.name} is a reduction")
+    source = producer.body
     loads = {n for n in walk(store.value) if isinstance(n, Load) and n.buffer is source.buffer}
     if len(loads) != 1:
         raise ScheduleError(f"reverse_compute_inline: block {block} reads {source.buffer.name} in several ways")
     (load,) = loads
-    axes = [axis.var for axis in consumer.axes]
-    if sorted(map(id, load.indices)) != sorted(map(id, axes)):
-        raise ScheduleError(f"reverse_compute_inline: block {block} does not read {source.buffer.name} at its own axes")
+    _check_whole(func, place, load)
+    _check_only_reader(func, place, producer_place, source.buffer)
     mapping: dict[Node, Node] = dict(zip(load.indices, source.indices, strict=True))
-    value = substitute(store.value, {load: source.value})
-    new_store = Store(store.buffer, tuple(substitute(i, mapping) for i in store.indices), substitute(value, mapping))
+    mapping[load] = source.value
+    new_store = Store(
+        store.buffer, tuple(substitute(i, mapping) for i in store.indices), substitute(store.value, mapping)
+    )
     merged = replace_stmt(func, producer_place, replace(producer, body=new_store))
-    return remove_alloc(replace_stmt(merged, find_block(merged, block), None), source.buffer)
+    return without_alloc(replace_stmt(merged, find_block(merged, block), None), source.buffer)
 
 
-def _only_producer(func: PrimFunc, place: Place, store: Store) -> Place:
-    block = place.stmt
-    assert isinstance(block, Block)
-    read = {node.buffer for node in walk(store.value) if isinstance(node, Load)}
-    found = []
-    for other in statements(func.body):
-        if isinstance(other.stmt, Block) and other.stmt is not block:
-            written = {node.buffer for node in walk(other.stmt.body) if isinstance(node, Store)}
-            if written & read and not written & set(func.buffers):
-                found.append(other)
+def _only_producer(func: PrimFunc, place: Place) -> Place:
+    read = buffers_read(place.block) - set(func.buffers)
+    found = [p for p in block_places(func) if p.block is not place.block and buffers_written(p.block) & read]
     if len(found) != 1:
-        raise ScheduleError(f"reverse_compute_inline: block {block.name} must have one producer, found {len(found)}")
+        raise ScheduleError(f"reverse_compute_inline: block {place.block.name} must have one producer, found {len(found)}")
     return found[0]
 
 
-def uses_of(func: PrimFunc, buffer: Buffer) -> list[Block]:
-    """The blocks that touch a buffer."""
-    return [
-        place.stmt
-        for place in statements(func.body)
-        if isinstance(place.stmt, Block)
-        and any(getattr(node, "buffer", None) is buffer for node in walk(place.stmt))
-    ]
+def _check_whole(func: PrimFunc, place: Place, load: Load) -> None:
+    """The consumer must go once over every element of what it reads."""
+    block = place.block
+    axes = {axis.var: axis for axis in block.axes}
+    if len(load.indices) != len(axes) or {*load.indices} != {*axes}:
+        raise ScheduleError(f"reverse_compute_inline: block {block.name} does not read {load.buffer.name} at its own axes")
+    facts = facts_at(func, place)
+    for index, dim in zip(load.indices, load.buffer.shape, strict=True):
+        assert isinstance(index, Var)
+        if prove(equal(axes[index].extent, dim), facts) is not True:
+            raise ScheduleError(f"reverse_compute_inline: block {block.name} reads a part of {load.buffer.name} only")
 
 
+def _check_only_reader(func: PrimFunc, place: Place, producer: Place, buffer: Buffer) -> None:
+    """Nothing else reads the buffer, and nothing between the two makes what the consumer reads or touches what it writes."""
+    consumer = place.block
+    between = False
+    for other in block_places(func):
+        if other.block is producer.block or other.block is consumer:
+            between = other.block is producer.block
+            continue
+        if buffer in buffers_read(other.block):
+            raise ScheduleError(f"reverse_compute_inline: block {other.block.name} reads {buffer.name} too")
+        touched = buffers_written(other.block) | buffers_read(other.block)
+        if between and (buffers_written(other.block) & buffers_read(consumer) or buffers_written(consumer) & touched):
+            raise ScheduleError(f"reverse_compute_inline: block {consumer.name} depends on block {other.block.name}")

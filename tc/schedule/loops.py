@@ -1,4 +1,4 @@
-"""Primitives that reshape loops: split, fuse, reorder, and what kind a loop is."""
+"""Primitives that reshape loops: split, fuse, reorder, and how a loop's iterations are carried out."""
 
 from __future__ import annotations
 
@@ -8,58 +8,90 @@ from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, mul
-from tc.ir.loop import AnnotationValue, AxisKind, Block, For, LoopKind, PrimFunc, Stmt
-from tc.ir.node import Node, replace, substitute, walk
+from tc.ir.loop import AnnotationValue, AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt
+from tc.ir.node import Node, replace, substitute
 from tc.schedule.tree import (
     Place,
     axis_loops,
+    facts_at,
     find_block,
     find_loop,
-    fresh_name,
+    fresh_names,
     map_blocks,
     replace_stmt,
     statements,
+    variables,
 )
 
-
-def facts_at(func: PrimFunc, place: Place) -> Facts:
-    """What is known at a place: the dims' promises and the ranges of the loops around it."""
-    facts = Facts.of(func.facts)
-    for loop in place.loops:
-        facts = facts.with_range(loop.var, loop.extent)
-    return facts
+Factor = int | None
 
 
-def split(func: PrimFunc, loop: str, factor: int, names: tuple[str, str]) -> PrimFunc:
-    """Split a loop of extent n into an outer loop and an inner one of `factor` iterations.
+def split(func: PrimFunc, loop: str, factors: Sequence[Factor], names: Sequence[str]) -> PrimFunc:
+    """Split a loop of extent n into nested loops of the given extents, outermost first; one may be None: as many as needed.
 
-        for i in range(n):          for io in range((n + f - 1) // f):
-            S(i)              =>        for ii in range(f):
-                                            S(io * f + ii) where io * f + ii < n
+        for i in range(n):          for i0 in range((n + f - 1) // f):          (factors None, f)
+            S(i)              =>        for i1 in range(f):
+                                            S(i0 * f + i1) where i0 * f + i1 < n
 
-    The condition goes into the blocks, and is left out when n % f == 0 is proven.
-    Raises ScheduleError if the loop is vectorized or bound, or the factor is not positive.
-    Source: `split` of Halide and of TVM.
+    The condition goes into the blocks, and is left out when the new loops are proven to make exactly n iterations. A factor may
+    exceed n. Raises ScheduleError if the loop is vectorized or bound, a factor is not positive, two are None, or factors
+    without None do not cover the loop. Source: `split` of Halide and of TVM.
     """
     place = find_loop(func, loop)
-    stmt = place.stmt
-    assert isinstance(stmt, For)
-    if factor < 1:
-        raise ScheduleError(f"split: the factor of loop {loop} is {factor}, must be at least 1")
-    if stmt.kind in (LoopKind.VECTORIZED, LoopKind.BOUND):
-        raise ScheduleError(f"split: loop {loop} is {stmt.kind.name.lower()}; split it before that")
-    outer_name, inner_name = names
+    stmt = place.loop
+    _check_split(stmt, factors, names)
     facts = facts_at(func, place)
-    outer = Var(fresh_name(func, outer_name), i64)
-    inner = Var(fresh_name(func, inner_name), i64)
-    value = outer * factor + inner
-    exact = prove(equal(stmt.extent % factor, 0), facts) is True
+    extents = _split_extents(stmt, factors, facts)
+    fresh = [Var(name, i64) for name in fresh_names(func, names)]
+    value: Expr = fresh[0]
+    total = extents[0]
+    for var, extent in zip(fresh[1:], extents[1:], strict=True):
+        value = value * extent + var
+        total = mul(total, extent)
     body = substitute(stmt.body, {stmt.var: value})
-    if not exact:
-        body = map_blocks(body, lambda block: replace(block, where=logical_and(block.where, value < stmt.extent)))
-    outer_extent = simplify(ceildiv(stmt.extent, factor), facts)
-    nest = For(outer, outer_extent, For(inner, const(factor), body, stmt.kind), stmt.kind, span=stmt.span)
-    return replace_stmt(func, place, nest)
+    if prove(equal(total, stmt.extent), facts) is not True:
+        body = _guarded(body, value < stmt.extent)
+    inner_kind = LoopKind.SERIAL if stmt.kind is LoopKind.PARALLEL else stmt.kind
+    for var, extent in reversed(list(zip(fresh[1:], extents[1:], strict=True))):
+        body = For(var, extent, body, inner_kind)
+    outermost = For(fresh[0], extents[0], body, stmt.kind, annotations=stmt.annotations, span=stmt.span)
+    return replace_stmt(func, place, outermost)
+
+
+def _check_split(loop: For, factors: Sequence[Factor], names: Sequence[str]) -> None:
+    name = loop.var.name
+    if loop.kind in (LoopKind.VECTORIZED, LoopKind.BOUND):
+        raise ScheduleError(f"split: loop {name} is {loop.kind.name.lower()}; split it before that")
+    if len(factors) < 2 or len(names) != len(factors):
+        raise ScheduleError(f"split: loop {name} needs two factors or more and a name for each, got {factors} and {names}")
+    if sum(factor is None for factor in factors) > 1:
+        raise ScheduleError(f"split: only one factor of loop {name} may be left open, got {factors}")
+    for factor in factors:
+        if factor is not None and (not isinstance(factor, int) or isinstance(factor, bool) or factor < 1):
+            raise ScheduleError(f"split: a factor of loop {name} is {factor}, must be at least 1")
+
+
+def _split_extents(loop: For, factors: Sequence[Factor], facts: Facts) -> list[Expr]:
+    known = 1
+    for factor in factors:
+        known *= 1 if factor is None else factor
+    if None not in factors:
+        if prove(loop.extent <= known, facts) is not True:
+            raise ScheduleError(
+                f"split: the factors {tuple(factors)} of loop {loop.var.name} make {known} iterations, "
+                f"which may be fewer than its {loop.extent}"
+            )
+        return [const(factor) for factor in factors if factor is not None]
+    rest = simplify(ceildiv(loop.extent, known), facts)
+    return [rest if factor is None else const(factor) for factor in factors]
+
+
+def _guarded(body: Stmt, condition: Expr) -> Stmt:
+    return map_blocks(
+        body,
+        lambda block: replace(block, where=logical_and(block.where, condition)),
+        lambda stmt: If(condition, stmt),
+    )
 
 
 def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
@@ -69,20 +101,32 @@ def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
             for j in range(m):  =>       S(ij // m, ij % m)
                 S(i, j)
 
-    Raises ScheduleError if the inner loop is not the whole body of the outer one, or its extent depends on it.
+    Raises ScheduleError if the inner loop is not the whole body of the outer one, its extent depends on it, or they are of
+    different kinds. Source: `fuse` of Halide and of TVM.
     """
     place = find_loop(func, outer)
-    first = place.stmt
-    assert isinstance(first, For)
+    first = place.loop
     second = first.body
     if not isinstance(second, For) or second.var.name != inner:
         raise ScheduleError(f"fuse: loop {inner} is not directly inside loop {outer}")
-    if any(node is first.var for node in walk(second.extent)):
+    if first.var in variables(second.extent):
         raise ScheduleError(f"fuse: the extent of loop {inner} depends on loop {outer}")
-    fused = Var(fresh_name(func, name), i64)
+    if first.kind is not second.kind or first.kind in (LoopKind.VECTORIZED, LoopKind.BOUND):
+        kinds = f"{first.kind.name.lower()} and {second.kind.name.lower()}"
+        raise ScheduleError(f"fuse: loops {outer} and {inner} are {kinds}; fuse them before that")
+    (fresh,) = fresh_names(func, (name,))
+    fused = Var(fresh, i64)
     values: dict[Node, Node] = {first.var: fused // second.extent, second.var: fused % second.extent}
     extent = simplify(mul(first.extent, second.extent), facts_at(func, place))
-    return replace_stmt(func, place, For(fused, extent, substitute(second.body, values), first.kind, span=first.span))
+    merged = For(
+        fused,
+        extent,
+        substitute(second.body, values),
+        first.kind,
+        annotations=tuple(dict([*first.annotations, *second.annotations]).items()),
+        span=first.span,
+    )
+    return replace_stmt(func, place, merged)
 
 
 def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
@@ -90,9 +134,12 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
 
         for i: for j: for k: S   =>   for k: for i: for j: S        (reorder k, i, j)
 
-    Raises ScheduleError if the loops do not form a perfect nest, or an extent would depend on an inner loop.
+    Raises ScheduleError if the loops do not form a perfect nest, an extent would depend on an inner loop, or iterations that
+    must run in order would not. Source: `reorder` of Halide and of TVM.
     """
     places = [find_loop(func, name) for name in loops]
+    if len(set(loops)) != len(loops):
+        raise ScheduleError(f"reorder: a loop is named twice in {', '.join(loops)}")
     outermost = min(places, key=lambda place: len(place.path))
     chain = _perfect_nest(outermost.stmt)
     names = [loop.var.name for loop in chain]
@@ -106,9 +153,10 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
     seen: set[Var] = set()
     for loop in ordered:
         later = {other.var for other in ordered} - seen
-        if any(node in later for node in walk(loop.extent)):
+        if variables(loop.extent) & later:
             raise ScheduleError(f"reorder: the extent of loop {loop.var.name} depends on a loop that would be inside it")
         seen.add(loop.var)
+    _check_order(func, outermost, nest, ordered)
     body = nest[-1].body
     for loop in reversed(ordered):
         body = replace(loop, body=body)
@@ -123,53 +171,104 @@ def _perfect_nest(stmt: Stmt) -> list[For]:
     return chain
 
 
-def _check_independent(func: PrimFunc, place: Place, what: str) -> None:
+def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For]) -> None:
+    """Loops that drive ORDERED axes keep their order among themselves."""
+    for place in statements(outermost.stmt, outermost.path):
+        if not isinstance(place.stmt, Block):
+            continue
+        kinds = axis_loops(place)
+        before = [loop for loop in old if kinds.get(loop.var) is AxisKind.ORDERED]
+        after = [loop for loop in new if kinds.get(loop.var) is AxisKind.ORDERED]
+        if before != after:
+            raise ScheduleError(f"reorder: loops of block {place.block.name} in {func.name} must run in order")
+
+
+def _check_independent(place: Place, what: str) -> None:
     """Only spatial axes of the blocks inside may use the loop."""
-    loop = place.stmt
-    assert isinstance(loop, For)
-    for inner in statements(func.body):
-        if isinstance(inner.stmt, Block) and loop in inner.path:
-            kind = axis_loops(inner).get(loop.var, AxisKind.SPATIAL)
-            if kind is not AxisKind.SPATIAL:
-                raise ScheduleError(
-                    f"{what}: loop {loop.var.name} drives a {kind.value} axis of block {inner.stmt.name}; "
-                    "use rfactor first"
-                )
+    for inner in statements(place.stmt, place.path):
+        if not isinstance(inner.stmt, Block):
+            continue
+        kind = axis_loops(inner).get(place.loop.var, AxisKind.SPATIAL)
+        if kind is not AxisKind.SPATIAL:
+            advice = "; use rfactor first" if kind is AxisKind.REDUCTION else ""
+            raise ScheduleError(
+                f"{what}: loop {place.loop.var.name} drives {'an' if kind is AxisKind.ORDERED else 'a'} {kind.value} axis "
+                f"of block {inner.block.name}{advice}"
+            )
+
+
+_VERBS = {
+    LoopKind.SERIAL: "serial",
+    LoopKind.PARALLEL: "parallel",
+    LoopKind.VECTORIZED: "vectorize",
+    LoopKind.UNROLLED: "unroll",
+    LoopKind.BOUND: "bind",
+}
 
 
 def set_kind(func: PrimFunc, loop: str, kind: LoopKind, thread: str = "") -> PrimFunc:
     """Mark how the iterations of a loop are carried out.
 
-    Parallel, vectorized and bound loops must drive spatial axes only; a vectorized loop must have a constant extent.
+    Parallel, vectorized and bound loops must drive spatial axes only; a vectorized or unrolled loop must have a constant
+    extent; a loop is vectorized only when no loop around or inside it is, and `thread` names a GPU axis once on a path.
     """
     place = find_loop(func, loop)
-    stmt = place.stmt
-    assert isinstance(stmt, For)
+    stmt = place.loop
+    verb = _VERBS[kind]
     if kind in (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.BOUND):
-        _check_independent(func, place, kind.name.lower())
-    if kind is LoopKind.VECTORIZED and not isinstance(stmt.extent, Const):
-        raise ScheduleError(f"vectorize: the extent of loop {loop} is {stmt.extent}; split it by a constant first")
+        _check_independent(place, verb)
+    if kind is LoopKind.VECTORIZED:
+        if not isinstance(stmt.extent, Const):
+            raise ScheduleError(f"vectorize: the extent of loop {loop} is {stmt.extent}; split it by a constant first")
+        inside = [p.stmt for p in statements(stmt.body)]
+        for other in (*place.path, *inside):
+            if isinstance(other, For) and other.kind is LoopKind.VECTORIZED:
+                raise ScheduleError(f"vectorize: loop {loop} is nested with loop {other.var.name}, which is vectorized")
     if kind is LoopKind.UNROLLED and not isinstance(stmt.extent, Const):
         raise ScheduleError(f"unroll: the extent of loop {loop} is {stmt.extent}; only constant extents unroll")
+    if kind is LoopKind.BOUND:
+        _check_thread(place, thread)
     return replace_stmt(func, place, replace(stmt, kind=kind, thread=thread))
+
+
+THREAD_AXES = tuple(f"{level}.{axis}" for level in ("block", "thread") for axis in "xyz")
+
+
+def _check_thread(place: Place, thread: str) -> None:
+    if thread not in THREAD_AXES:
+        raise ScheduleError(f"bind: there is no axis {thread!r}; there are: {', '.join(THREAD_AXES)}")
+    for outer in place.loops:
+        if outer.thread == thread:
+            raise ScheduleError(f"bind: loop {outer.var.name} around loop {place.loop.var.name} has {thread} already")
 
 
 def annotate_loop(func: PrimFunc, loop: str, key: str, value: AnnotationValue) -> PrimFunc:
     """Attach a note to a loop; a note of the same name is replaced."""
     place = find_loop(func, loop)
-    stmt = place.stmt
-    assert isinstance(stmt, For)
-    kept = tuple(item for item in stmt.annotations if item[0] != key)
-    return replace_stmt(func, place, replace(stmt, annotations=(*kept, (key, value))))
+    kept = tuple(item for item in place.loop.annotations if item[0] != key)
+    return replace_stmt(func, place, replace(place.loop, annotations=(*kept, (key, value))))
 
 
 def annotate_block(func: PrimFunc, block: str, key: str, value: AnnotationValue) -> PrimFunc:
     """Attach a note to a block; a note of the same name is replaced."""
     place = find_block(func, block)
-    stmt = place.stmt
-    assert isinstance(stmt, Block)
-    kept = tuple(item for item in stmt.annotations if item[0] != key)
-    return replace_stmt(func, place, replace(stmt, annotations=(*kept, (key, value))))
+    kept = tuple(item for item in place.block.annotations if item[0] != key)
+    return replace_stmt(func, place, replace(place.block, annotations=(*kept, (key, value))))
+
+
+def loop_partition(func: PrimFunc, loop: str) -> PrimFunc:
+    """Cut a loop in two when it is lowered: iterations where its guards hold for sure, without them, and the rest.
+
+        for i in range(n):                         for i in range(n - 1): S(i)
+            if i * 8 + j < m: S(i)          =>     for i in range(n - 1, n): if i * 8 + j < m: S(i)
+
+    The cut is made by the pass `partition_loops`, when blocks are gone. Raises ScheduleError if the loop is vectorized,
+    unrolled or bound.
+    """
+    stmt = find_loop(func, loop).loop
+    if stmt.kind not in (LoopKind.SERIAL, LoopKind.PARALLEL):
+        raise ScheduleError(f"loop_partition: loop {loop} is {stmt.kind.name.lower()}")
+    return annotate_loop(func, loop, "partition", 1)
 
 
 def loops_of(func: PrimFunc, block: str) -> tuple[str, ...]:
@@ -178,8 +277,5 @@ def loops_of(func: PrimFunc, block: str) -> tuple[str, ...]:
 
 
 def extent_of(func: PrimFunc, loop: str) -> Expr:
-    stmt = find_loop(func, loop).stmt
-    assert isinstance(stmt, For)
-    return stmt.extent
-
-
+    """The number of iterations of a loop."""
+    return find_loop(func, loop).loop.extent

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Expr
-from tc.ir.loop import LoopKind, PrimFunc
-from tc.schedule import compute_at, inline, loops, reduction
-from tc.schedule.tree import rename_loops
+from tc.ir.loop import Block, LoopKind, PrimFunc
+from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, tensorize
+from tc.schedule.tree import block_places, find_block, fresh_names, rename_loops
 
 LANGUAGE_VERSION = 1
 
+
+def _kind(kind: LoopKind) -> Callable[..., PrimFunc]:
+    def set_kind(func: PrimFunc, loop: str) -> PrimFunc:
+        return loops.set_kind(func, loop, kind)
+
+    return set_kind
+
+
+def _bind(func: PrimFunc, loop: str, thread: str) -> PrimFunc:
+    return loops.set_kind(func, loop, LoopKind.BOUND, thread)
+
+
 PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
-    "split": lambda f, loop, factor, names: loops.split(f, loop, factor, tuple(names)),
+    "split": loops.split,
     "fuse": loops.fuse,
-    "reorder": lambda f, names: loops.reorder(f, tuple(names)),
-    "parallel": lambda f, loop: loops.set_kind(f, loop, LoopKind.PARALLEL),
-    "vectorize": lambda f, loop: loops.set_kind(f, loop, LoopKind.VECTORIZED),
-    "unroll": lambda f, loop: loops.set_kind(f, loop, LoopKind.UNROLLED),
-    "bind": lambda f, loop, thread: loops.set_kind(f, loop, LoopKind.BOUND, thread),
+    "reorder": loops.reorder,
+    "parallel": _kind(LoopKind.PARALLEL),
+    "vectorize": _kind(LoopKind.VECTORIZED),
+    "unroll": _kind(LoopKind.UNROLLED),
+    "bind": _bind,
+    "loop_partition": loops.loop_partition,
     "annotate_loop": loops.annotate_loop,
     "annotate_block": loops.annotate_block,
     "compute_inline": inline.compute_inline,
@@ -31,15 +45,22 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "reverse_compute_at": compute_at.reverse_compute_at,
     "decompose_reduction": reduction.decompose_reduction,
     "rfactor": reduction.rfactor,
-    "cache_write": reduction.cache_write,
-    "set_scope": reduction.set_scope,
+    "cache_read": cache.cache_read,
+    "cache_write": cache.cache_write,
+    "pad_einsum": pad.pad_einsum,
+    "set_scope": layout.set_scope,
+    "transform_layout": layout.transform_layout,
+    "blockize": tensorize.blockize,
+    "tensorize": tensorize.tensorize,
 }
 """Name -> function from PrimFunc and plain arguments to PrimFunc."""
+
+_SIGNATURES = {name: inspect.signature(run) for name, run in PRIMITIVES.items()}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One primitive and its arguments: names, numbers and lists of them."""
+    """One primitive and its arguments: names, numbers and tuples of them."""
 
     primitive: str
     arguments: tuple[Any, ...]
@@ -50,9 +71,10 @@ class Step:
         if run is None:
             raise ScheduleError(f"there is no primitive {self.primitive!r}; known: {', '.join(sorted(PRIMITIVES))}")
         try:
-            return run(func, *self.arguments)
+            _SIGNATURES[self.primitive].bind(func, *self.arguments)
         except TypeError as error:
             raise ScheduleError(f"{self.primitive}: {error}") from None
+        return run(func, *self.arguments)
 
     def __str__(self) -> str:
         return f"{self.primitive}({', '.join(map(repr, self.arguments))})"
@@ -60,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """A schedule. Replaying it on an equal PrimFunc gives an equal result, whatever the names of variables were."""
+    """A schedule. Replaying it on an equal PrimFunc gives an equal result, as long as names of loops and blocks are the same."""
 
     steps: tuple[Step, ...] = ()
 
@@ -72,6 +94,7 @@ class Trace:
         return func
 
     def to_json(self) -> str:
+        """One line of JSON: the version of the schedule language, and the steps."""
         return json.dumps(
             {"version": LANGUAGE_VERSION, "steps": [[s.primitive, *s.arguments] for s in self.steps]},
             separators=(",", ":"),
@@ -83,7 +106,7 @@ class Trace:
         try:
             data = json.loads(text)
             version, items = data["version"], data["steps"]
-            steps = tuple(Step(item[0], tuple(_frozen(a) for a in item[1:])) for item in items)
+            steps = tuple(_step(item) for item in items)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ScheduleError(f"not a schedule trace: {error}") from None
         if version != LANGUAGE_VERSION:
@@ -94,8 +117,18 @@ class Trace:
         return "\n".join(map(str, self.steps))
 
 
+def _step(item: Any) -> Step:
+    if not isinstance(item, list) or not isinstance(item[0], str):
+        raise ValueError(f"{item!r} is not a step")
+    return Step(item[0], tuple(_frozen(argument) for argument in item[1:]))
+
+
 def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise ValueError(f"{value!r} is not an argument of a step")
 
 
 class Schedule:
@@ -105,6 +138,9 @@ class Schedule:
         outer, inner = s.split("i", 8)
         s.vectorize(inner)
         s.func, s.trace
+
+    A step that raises ScheduleError changes nothing and is not recorded. Names of new loops are made from the old ones, so equal
+    functions get equal traces.
     """
 
     def __init__(self, func: PrimFunc) -> None:
@@ -115,32 +151,44 @@ class Schedule:
     def trace(self) -> Trace:
         return Trace(tuple(self._steps))
 
-    def _do(self, primitive: str, *arguments: Any) -> None:
-        step = Step(primitive, arguments)
+    def apply(self, step: Step) -> None:
+        """Run and record a step."""
         self.func = step.apply(self.func)
         self._steps.append(step)
+
+    def _do(self, primitive: str, *arguments: Any) -> None:
+        self.apply(Step(primitive, arguments))
 
     def loops_of(self, block: str) -> tuple[str, ...]:
         """Names of the loops around a block, outermost first."""
         return loops.loops_of(self.func, block)
 
+    def block(self, name: str) -> Block:
+        """The block called `name`."""
+        return find_block(self.func, name).block
+
     def extent_of(self, loop: str) -> Expr:
+        """The number of iterations of a loop."""
         return loops.extent_of(self.func, loop)
 
-    def split(self, loop: str, factor: int) -> tuple[str, str]:
-        """Split `loop` into an outer loop and an inner one of `factor` iterations; returns their names."""
-        names = (self._fresh(f"{loop}o"), self._fresh(f"{loop}i"))
-        self._do("split", loop, factor, names)
-        return names
+    def split(self, loop: str, factors: int | Sequence[int | None]) -> tuple[str, ...]:
+        """Split `loop` into nested loops of these extents (None: as many as needed); returns their names, outermost first.
 
-    def _fresh(self, base: str) -> str:
-        return loops.fresh_name(self.func, base)
+        A single number is the extent of the inner of two loops.
+        """
+        parts = (None, factors) if isinstance(factors, int) else tuple(factors)
+        marks = "oi" if len(parts) == 2 else [f"_{k}" for k in range(len(parts))]
+        names = tuple(fresh_names(self.func, [f"{loop}{mark}" for mark in marks]))
+        self._do("split", loop, parts, names)
+        return names
 
     def fuse(self, *names: str) -> str:
         """Join loops nested directly in each other; returns the name of the result."""
+        if not names:
+            raise ScheduleError("fuse: no loops are named")
         result = names[0]
         for name in names[1:]:
-            fused = self._fresh(f"{result}{name}" if len(result) < 12 else "fused")
+            (fused,) = fresh_names(self.func, [f"{result}{name}" if len(result) < 12 else "fused"])
             self._do("fuse", result, name, fused)
             result = fused
         return result
@@ -158,8 +206,17 @@ class Schedule:
     def unroll(self, loop: str) -> None:
         self._do("unroll", loop)
 
+    def bind(self, loop: str, thread: str) -> None:
+        self._do("bind", loop, thread)
+
+    def loop_partition(self, loop: str) -> None:
+        self._do("loop_partition", loop)
+
     def annotate_loop(self, loop: str, key: str, value: Any) -> None:
         self._do("annotate_loop", loop, key, value)
+
+    def annotate_block(self, block: str, key: str, value: Any) -> None:
+        self._do("annotate_block", block, key, value)
 
     def compute_inline(self, block: str) -> None:
         self._do("compute_inline", block)
@@ -173,14 +230,41 @@ class Schedule:
     def reverse_compute_at(self, block: str, loop: str) -> None:
         self._do("reverse_compute_at", block, loop)
 
-    def decompose_reduction(self, block: str, loop: str) -> None:
-        self._do("decompose_reduction", block, loop)
+    def decompose_reduction(self, block: str, loop: str) -> str:
+        """Returns the name of the initialising block."""
+        return self._new_block("decompose_reduction", block, loop)
 
-    def rfactor(self, block: str, loop: str) -> None:
-        self._do("rfactor", block, loop)
+    def rfactor(self, block: str, loop: str) -> str:
+        """Returns the name of the block of partial results."""
+        return self._new_block("rfactor", block, loop)
 
-    def cache_write(self, block: str, scope: str) -> None:
-        self._do("cache_write", block, scope)
+    def cache_read(self, block: str, buffer: str, scope: str = "global", layout: str = "") -> str:
+        """Returns the name of the block that fills the copy, which is also the copy's name when that is free."""
+        return self._new_block("cache_read", block, buffer, scope, layout)
+
+    def cache_write(self, block: str, scope: str, layout: str = "") -> str:
+        """Returns the name of the block that copies the result."""
+        return self._new_block("cache_write", block, scope, layout)
+
+    def pad_einsum(self, block: str, multiples: Sequence[int]) -> None:
+        self._do("pad_einsum", block, tuple(multiples))
 
     def set_scope(self, buffer: str, scope: str) -> None:
         self._do("set_scope", buffer, scope)
+
+    def transform_layout(self, buffer: str, layout: str) -> None:
+        self._do("transform_layout", buffer, layout)
+
+    def blockize(self, loop: str) -> str:
+        """Returns the name of the outer block."""
+        return self._new_block("blockize", loop)
+
+    def tensorize(self, loop: str, intrinsic: str) -> str:
+        """Returns the name of the block that is the intrinsic."""
+        return self._new_block("tensorize", loop, intrinsic)
+
+    def _new_block(self, primitive: str, *arguments: Any) -> str:
+        before = {place.block.name for place in block_places(self.func)}
+        self._do(primitive, *arguments)
+        made = [p.block.name for p in block_places(self.func) if p.block.name not in before]
+        return made[0]

@@ -1,0 +1,170 @@
+"""Primitives that put a copy of a buffer, perhaps in another layout, between a block and its operands or results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tc.errors import ScheduleError
+from tc.ir.arith import Facts
+from tc.ir.dtype import i64
+from tc.ir.expr import Buffer, Expr, Load, Var, const, select
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
+from tc.ir.node import Node, replace, transform
+from tc.schedule.layout import SCOPES, Layout, check_rank, in_bounds
+from tc.schedule.tree import (
+    Place,
+    block_places,
+    buffers_read,
+    buffers_written,
+    find_block,
+    find_buffer,
+    fresh_block_name,
+    fresh_buffer_name,
+    fresh_names,
+    has_intrinsic,
+    replace_stmt,
+    writers_of,
+)
+
+
+def cache_read(func: PrimFunc, block: str, buffer: str, scope: str = "global", layout: str = "") -> PrimFunc:
+    """Let a block read a copy of a buffer, filled by a new block `<buffer>_<scope>` in front of it.
+
+        C[i] = f(B[i])      =>      T[i] = B[i] ;  C[i] = f(T[i])
+                                    T[i, j] = B[i * 16 + j] if i * 16 + j < n else 0 ;  C[i] = f(T[i // 16, i % 16])
+
+    With a layout ("n, k -> n // 16, k, n % 16") the copy is packed that way, zero in the padding. Use `compute_at` on the new block to
+    pack a part at a time. Raises ScheduleError unless the block reads the buffer and does not write it.
+    Source: `cache_read` of TVM.
+    """
+    place, source = find_block(func, block), find_buffer(func, buffer)
+    _check_cache(place, scope, "cache_read")
+    if source not in buffers_read(place.block):
+        raise ScheduleError(f"cache_read: block {block} does not read {buffer}")
+    if source in buffers_written(place.block):
+        raise ScheduleError(f"cache_read: block {block} writes {buffer} too")
+    rule = _layout(source, layout)
+    shape = rule.shape(source.shape)
+    scratch = Buffer(fresh_buffer_name(func, f"{source.name}_{scope}"), shape, source.dtype, scope)
+    facts = _axis_facts(func, place.block)
+    copy = copy_nest(
+        func,
+        fresh_block_name(func, scratch.name),
+        shape,
+        lambda axes, inside: Store(scratch, axes, _packed(source, rule, axes, inside)),
+    )
+    cached = _redirected(place.block, source, scratch, rule, facts)
+    rebuilt = replace_stmt(func, place, cached)
+    before = outermost_without(rebuilt, find_block(rebuilt, block), source)
+    rebuilt = replace_stmt(rebuilt, before, seq(copy, before.stmt))
+    return replace(rebuilt, body=Alloc(scratch, rebuilt.body))
+
+
+def _check_cache(place: Place, scope: str, what: str) -> None:
+    if scope not in SCOPES:
+        raise ScheduleError(f"{what}: there is no scope {scope!r}; there are: {', '.join(SCOPES)}")
+    if has_intrinsic(place.block):
+        raise ScheduleError(f"{what}: block {place.block.name} is an intrinsic")
+
+
+def _layout(buffer: Buffer, text: str) -> Layout:
+    if not text:
+        names = ", ".join(f"a{d}" for d in range(len(buffer.shape)))
+        return Layout.parse(f"{names} -> {names}") if names else Layout(0, ())
+    rule = Layout.parse(text)
+    check_rank(buffer, rule, text)
+    return rule
+
+
+def _axis_facts(func: PrimFunc, block: Block) -> Facts:
+    facts = Facts.of(func.facts)
+    for axis in block.axes:
+        facts = facts.with_range(axis.var, axis.extent)
+    return facts
+
+
+def _packed(source: Buffer, rule: Layout, axes: tuple[Expr, ...], facts: Facts) -> Expr:
+    """The element that belongs at `axes` of the copy: zero in the padding."""
+    indices = rule.backward(axes)
+    return select(in_bounds(indices, source.shape, facts), Load(source, indices), const(0, source.dtype))
+
+
+def _redirected(block: Block, old: Buffer, new: Buffer, rule: Layout, facts: Facts) -> Block:
+    """The block with every access of one buffer replaced by one of its copy."""
+
+    def redirect(node: Node) -> Node | None:
+        if isinstance(node, (Load, Store)) and node.buffer is old:
+            return replace(node, buffer=new, indices=rule.forward(node.indices, facts))
+        return None
+
+    return transform(block, redirect)
+
+
+def outermost_without(func: PrimFunc, place: Place, source: Buffer) -> Place:
+    """The outermost loop around a block in which nobody writes `source`, else the block itself."""
+    writers = [p for p in block_places(func) if source in buffers_written(p.block)]
+    for depth, stmt in enumerate(place.path):
+        if isinstance(stmt, For) and not any(stmt in writer.path for writer in writers):
+            return Place(stmt, place.path[:depth])
+    return place
+
+
+def copy_nest(
+    func: PrimFunc, name: str, shape: Sequence[Expr], body: Callable[[tuple[Expr, ...], Facts], Stmt]
+) -> Stmt:
+    """Loops over a shape around one spatial block, `body(axes, facts about them)`."""
+    names = fresh_names(func, [f"{'ijklmnpq'[d % 8]}{d // 8 or ''}c" for d in range(len(shape))])
+    loop_vars = [Var(each, i64) for each in names]
+    axes = [Var(f"v{each}", i64) for each in names]
+    facts = Facts.of(func.facts)
+    for axis, dim in zip(axes, shape, strict=True):
+        facts = facts.with_range(axis, dim)
+    result: Stmt = Block(
+        name,
+        tuple(
+            BlockAxis(axis, dim, AxisKind.SPATIAL, var)
+            for axis, dim, var in zip(axes, shape, loop_vars, strict=True)
+        ),
+        body(tuple(axes), facts),
+    )
+    for var, dim in reversed(list(zip(loop_vars, shape, strict=True))):
+        result = For(var, dim, result)
+    return result
+
+
+def cache_write(func: PrimFunc, block: str, scope: str, layout: str = "") -> PrimFunc:
+    """Let a block write a scratch buffer, and add a block `<block>_copy` that copies it to the original one.
+
+        C[i] = ...     =>     T[i] = ... ;  C[i] = T[i]
+
+    With a layout ("n -> n // 16, n % 16") the scratch buffer has that one. Raises ScheduleError unless the block writes one buffer
+    that nobody else writes, and that is read only after the block's loops. Source: `cache_write` of TVM.
+    """
+    place = find_block(func, block)
+    _check_cache(place, scope, "cache_write")
+    buffers = buffers_written(place.block)
+    if len(buffers) != 1:
+        raise ScheduleError(f"cache_write: block {block} must write one buffer, it writes {len(buffers)}")
+    (target,) = buffers
+    if len(writers_of(func, target)) != 1:
+        raise ScheduleError(f"cache_write: {target.name} has other writers than block {block}")
+    root = next((Place(s, place.path[:d]) for d, s in enumerate(place.path) if isinstance(s, For)), place)
+    for other in block_places(func):
+        if other.block is not place.block and root.stmt in other.path and target in buffers_read(other.block):
+            raise ScheduleError(f"cache_write: block {other.block.name} reads {target.name} inside the loops of block {block}")
+    rule = _layout(target, layout)
+    name = fresh_buffer_name(func, f"{target.name}_{scope}")
+    scratch = Buffer(name, rule.shape(target.shape), target.dtype, scope)
+    cached = _redirected(place.block, target, scratch, rule, _axis_facts(func, place.block))
+    copy = copy_nest(
+        func,
+        fresh_block_name(func, f"{block}_copy"),
+        target.shape,
+        lambda axes, inside: Store(target, axes, Load(scratch, rule.forward(axes, inside))),
+    )
+    rebuilt = replace_stmt(func, place, cached)
+    moved = find_block(rebuilt, block)
+    stmt = next((s for s in moved.path if isinstance(s, For)), moved.stmt)
+    path = moved.path[: moved.path.index(stmt)] if stmt in moved.path else moved.path
+    rebuilt = replace_stmt(rebuilt, Place(stmt, path), seq(stmt, copy))
+    return replace(rebuilt, body=Alloc(scratch, rebuilt.body))

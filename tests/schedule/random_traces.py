@@ -1,0 +1,293 @@
+"""Random legal schedules of small programs of every class of block, with ragged sizes.
+
+A trace is made by proposing steps at random and keeping those that the primitives accept. What is proposed leans towards
+schedules that people write: tiles, fused stages, packed operands, partial results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tc.errors import ScheduleError
+from tc.ir.dtype import f32, i64
+from tc.ir.expr import Buffer, Var, call, const, logical_and, maximum, select
+from tc.ir.loop import Alloc, Block, For, LoopKind, PrimFunc
+from tc.schedule.step import Schedule
+from tc.schedule.tree import block_places, buffers_read, statements
+from tc.te import Tensor, compute, create_prim_func, placeholder, reduce, reduce_many
+
+Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]
+
+
+def matmul(rng: np.random.Generator) -> Problem:
+    """C[i, j] = sum A[i, k] * B[k, j], then bias and activation; the rows may be symbolic."""
+    m, n, k = (int(v) for v in rng.integers(1, 14, 3))
+    rows = Var("m") if rng.random() < 0.5 else const(m)
+    a, b = placeholder((rows, k), f32, "A"), placeholder((k, n), f32, "B")
+    bias = placeholder((n,), f32, "bias")
+    c = reduce("sum", (rows, n), (k,), lambda i, j, r: a[i, r] * b[r, j], "mm")
+    d = compute((rows, n), lambda i, j: maximum(c[i, j] + bias[j], 0.0), "act")
+    dims = (rows,) if isinstance(rows, Var) else ()
+    final = d if rng.random() < 0.7 else c
+    inputs = [a, b, bias] if final is d else [a, b]
+    arrays = [integers(rng, m, k), integers(rng, k, n), integers(rng, n)][: len(inputs)]
+    return create_prim_func("matmul", inputs, [final], dims), arrays, (m,) if dims else ()
+
+
+def conv2d(rng: np.random.Generator) -> Problem:
+    """Padding, convolution with a stride, and a bias."""
+    c, h, o = (int(v) for v in rng.integers(1, 5, 3))
+    height, width = h + 2, int(rng.integers(3, 8))
+    stride = int(rng.integers(1, 3))
+    x, w = placeholder((c, height, width), f32, "X"), placeholder((o, c, 3, 3), f32, "W")
+    bias = placeholder((o,), f32, "bias")
+    pad = compute(
+        (c, height + 2, width + 2),
+        lambda ci, i, j: select(
+            logical_and(i >= 1, i < height + 1, j >= 1, j < width + 1), x[ci, i - 1, j - 1], const(0.0, f32)
+        ),
+        "pad",
+    )
+    shape = (o, (height - 1) // stride + 1, (width - 1) // stride + 1)
+    y = reduce(
+        "sum",
+        shape,
+        (c, 3, 3),
+        lambda co, i, j, ci, di, dj: pad[ci, i * stride + di, j * stride + dj] * w[co, ci, di, dj],
+        "conv",
+    )
+    z = compute(shape, lambda co, i, j: maximum(y[co, i, j] + bias[co], 0.0), "relu")
+    arrays = [integers(rng, c, height, width), integers(rng, o, c, 3, 3), integers(rng, o)]
+    return create_prim_func("conv2d", [x, w, bias], [z]), arrays, ()
+
+
+def depthwise(rng: np.random.Generator) -> Problem:
+    """A stencil per channel over a symbolic width."""
+    c, width = int(rng.integers(1, 6)), int(rng.integers(3, 16))
+    n = Var("n")
+    x, w = placeholder((c, n), f32, "X"), placeholder((c, 3), f32, "W")
+    y = reduce("sum", (c, n - 2), (3,), lambda ci, i, d: x[ci, i + d] * w[ci, d], "dw")
+    z = compute((c, n - 2), lambda ci, i: y[ci, i] * 2.0, "scale")
+    from tc.ir.types import DimFact
+
+    func = create_prim_func("depthwise", [x, w], [z], (n,), (DimFact(n, 3),))
+    return func, [integers(rng, c, width), integers(rng, c, 3)], (width,)
+
+
+def softmax(rng: np.random.Generator) -> Problem:
+    """Four stages over rows of a ragged, perhaps symbolic length."""
+    rows, cols = int(rng.integers(1, 6)), int(rng.integers(1, 20))
+    n = Var("n") if rng.random() < 0.5 else const(cols)
+    x = placeholder((rows, n), f32, "X")
+    m = reduce("max", (rows,), (n,), lambda i, k: x[i, k], "row_max")
+    e = compute((rows, n), lambda i, j: call("exp", x[i, j] - m[i]), "exp")
+    s = reduce("sum", (rows,), (n,), lambda i, k: e[i, k], "row_sum")
+    y = compute((rows, n), lambda i, j: e[i, j] / s[i], "div")
+    dims = (n,) if isinstance(n, Var) else ()
+    return create_prim_func("softmax", [x], [y], dims), [integers(rng, rows, cols)], (cols,) if dims else ()
+
+
+def layer_norm(rng: np.random.Generator) -> Problem:
+    """Mean and mean of squares, both read by the last stage."""
+    rows, cols = int(rng.integers(1, 6)), int(rng.integers(1, 20))
+    x, g = placeholder((rows, cols), f32, "X"), placeholder((cols,), f32, "G")
+    s = reduce("sum", (rows,), (cols,), lambda i, k: x[i, k], "total")
+    q = reduce("sum", (rows,), (cols,), lambda i, k: x[i, k] * x[i, k], "squares")
+    y = compute((rows, cols), lambda i, j: (x[i, j] * float(cols) - s[i]) * g[j] + q[i], "norm")
+    return create_prim_func("layer_norm", [x, g], [y]), [integers(rng, rows, cols), integers(rng, cols)], ()
+
+
+def argmax(rng: np.random.Generator) -> Problem:
+    """A monoid with two states."""
+    rows, cols = int(rng.integers(1, 6)), int(rng.integers(1, 12))
+    x = placeholder((rows, cols), f32, "X")
+    value, index = reduce_many("argmax", (rows,), (cols,), lambda i, k: (x[i, k], k), ("best", "where"))
+    y = compute((rows,), lambda i: value[i] * 2.0, "twice")
+    return create_prim_func("argmax", [x], [y, index]), [integers(rng, rows, cols)], ()
+
+
+def elementwise(rng: np.random.Generator) -> Problem:
+    """A chain with broadcasts; a value is used twice."""
+    n, m = Var("n"), int(rng.integers(1, 9))
+    size = int(rng.integers(1, 18))
+    x, b = placeholder((n, m), f32, "X"), placeholder((m,), f32, "B")
+    s = compute((n, m), lambda i, j: x[i, j] + b[j], "shift")
+    t = compute((n, m), lambda i, j: maximum(s[i, j], 0.0), "relu")
+    u = compute((n, m), lambda i, j: t[i, j] * s[i, j], "gate")
+    return create_prim_func("elementwise", [x, b], [u], (n,)), [integers(rng, size, m), integers(rng, m)], (size,)
+
+
+def movement(rng: np.random.Generator) -> Problem:
+    """Transpose, reverse and slice, each a stage."""
+    n, m = (int(v) for v in rng.integers(2, 9, 2))
+    x = placeholder((n, m), f32, "X")
+    t = compute((m, n), lambda i, j: x[j, i], "transpose")
+    r = compute((m, n), lambda i, j: t[m - 1 - i, j], "reverse")
+    y = compute((m - 1, n), lambda i, j: r[i + 1, j], "slice")
+    return create_prim_func("movement", [x], [y]), [integers(rng, n, m)], ()
+
+
+def gather(rng: np.random.Generator) -> Problem:
+    """Rows chosen by an index tensor, scaled before and summed after."""
+    vocabulary, width, count = (int(v) for v in rng.integers(1, 9, 3))
+    table, ids = placeholder((vocabulary, width), f32, "T"), placeholder((count,), i64, "ids")
+    scaled = compute((vocabulary, width), lambda i, j: table[i, j] * 3.0, "scaled")
+    rows = compute((count, width), lambda i, j: scaled[ids[i], j], "rows")
+    y = reduce("sum", (count,), (width,), lambda i, k: rows[i, k], "sums")
+    arrays = [integers(rng, vocabulary, width), rng.integers(0, vocabulary, count)]
+    return create_prim_func("gather", [table, ids], [y]), arrays, ()
+
+
+def chain(rng: np.random.Generator) -> Problem:
+    """Two contractions, one after the other, with stages between: an attention in small."""
+    n, d, e = (int(v) for v in rng.integers(1, 8, 3))
+    q, k, v = placeholder((n, d), f32, "Q"), placeholder((n, d), f32, "K"), placeholder((n, e), f32, "V")
+    s = reduce("sum", (n, n), (d,), lambda i, j, r: q[i, r] * k[j, r], "scores")
+    p = compute((n, n), lambda i, j: maximum(s[i, j], 0.0), "relu")
+    z = reduce("sum", (n,), (n,), lambda i, r: p[i, r], "norm")
+    o = reduce("sum", (n, e), (n,), lambda i, j, r: p[i, r] * v[r, j], "mix")
+    y = compute((n, e), lambda i, j: o[i, j] + z[i], "out")
+    arrays = [integers(rng, n, d), integers(rng, n, d), integers(rng, n, e)]
+    return create_prim_func("chain", [q, k, v], [y]), arrays, ()
+
+
+CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
+    rule.__name__: rule
+    for rule in (matmul, conv2d, depthwise, softmax, layer_norm, argmax, elementwise, movement, gather, chain)
+}
+
+
+def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Small whole numbers: sums and products of them are exact in float32, in any order."""
+    return rng.integers(-3, 4, shape).astype(np.float32)
+
+
+@dataclass
+class Proposer:
+    """Proposes random steps for a schedule."""
+
+    schedule: Schedule
+    rng: np.random.Generator
+
+    def propose(self) -> None:
+        """One random step; ScheduleError when it is refused."""
+        moves = (
+            (self.split, 5),
+            (self.fuse, 2),
+            (self.reorder, 4),
+            (self.mark, 4),
+            (self.inline, 1),
+            (self.reverse_inline, 1),
+            (self.move, 5),
+            (self.reverse_move, 3),
+            (self.decompose, 2),
+            (self.rfactor, 3),
+            (self.cache, 3),
+            (self.layout, 1),
+            (self.pad, 1),
+            (self.blockize, 0.3),
+        )
+        weights = np.array([weight for _, weight in moves])
+        chosen = self.rng.choice(len(moves), p=weights / weights.sum())
+        moves[chosen][0]()
+
+    def one(self, items: list) -> object:  # type: ignore[type-arg]
+        if not items:
+            raise ScheduleError("nothing to choose from")
+        return items[int(self.rng.integers(len(items)))]
+
+    def loop(self) -> str:
+        return self.one([p.loop.var.name for p in statements(self.schedule.func.body) if isinstance(p.stmt, For)])  # type: ignore[return-value]
+
+    def block(self) -> str:
+        return self.one([place.block.name for place in block_places(self.schedule.func)])  # type: ignore[return-value]
+
+    def split(self) -> None:
+        factors = self.one([2, 3, 4, 5, 8, (None, 2, 3), (2, None), (4, None, 2), (None, 16)])
+        self.schedule.split(self.loop(), factors)  # type: ignore[arg-type]
+
+    def fuse(self) -> None:
+        loops = list(self.schedule.loops_of(self.block()))
+        start = int(self.rng.integers(max(1, len(loops) - 1)))
+        self.schedule.fuse(*loops[start : start + 2])
+
+    def reorder(self) -> None:
+        loops = list(self.schedule.loops_of(self.block()))
+        count = int(self.rng.integers(2, 5))
+        start = int(self.rng.integers(max(1, len(loops) - 1)))
+        self.schedule.reorder(*map(str, self.rng.permutation(loops[start : start + count])))
+
+    def mark(self) -> None:
+        kind = self.one(["parallel", "vectorize", "unroll", "loop_partition"])
+        getattr(self.schedule, str(kind))(self.loop())
+
+    def inline(self) -> None:
+        self.schedule.compute_inline(self.block())
+
+    def reverse_inline(self) -> None:
+        self.schedule.reverse_compute_inline(self.block())
+
+    def move(self) -> None:
+        self.schedule.compute_at(self.block(), self.loop())
+
+    def reverse_move(self) -> None:
+        self.schedule.reverse_compute_at(self.block(), self.loop())
+
+    def decompose(self) -> None:
+        block = self.block()
+        self.schedule.decompose_reduction(block, self.one(list(self.schedule.loops_of(block))))  # type: ignore[arg-type]
+
+    def rfactor(self) -> None:
+        block = self.block()
+        loops = list(self.schedule.loops_of(block))
+        self.schedule.rfactor(block, self.one(loops[-2:]))  # type: ignore[arg-type]
+
+    def cache(self) -> None:
+        block = self.block()
+        scope = self.one(["global", "local"])
+        if self.rng.random() < 0.4:
+            self.schedule.cache_write(block, str(scope))
+            return
+        node = next(p.block for p in block_places(self.schedule.func) if p.block.name == block)
+        buffer = self.one(sorted(buffers_read(node), key=lambda b: b.name))
+        assert isinstance(buffer, Buffer)
+        self.schedule.cache_read(block, buffer.name, str(scope), self.layout_of(buffer) if self.rng.random() < 0.5 else "")
+
+    def layout_of(self, buffer: Buffer) -> str:
+        """A random layout: one axis cut in two, the block moved to the end."""
+        names = [f"x{d}" for d in range(len(buffer.shape))]
+        if not names:
+            return ""
+        axis = int(self.rng.integers(len(names)))
+        factor = int(self.rng.integers(2, 6))
+        parts = [f"{name} // {factor}" if d == axis else name for d, name in enumerate(names)]
+        return f"{', '.join(names)} -> {', '.join(parts)}, {names[axis]} % {factor}"
+
+    def layout(self) -> None:
+        allocated = [p.stmt.buffer for p in statements(self.schedule.func.body) if isinstance(p.stmt, Alloc)]
+        buffer = self.one([b for b in allocated if b.shape])
+        assert isinstance(buffer, Buffer)
+        self.schedule.transform_layout(buffer.name, self.layout_of(buffer))
+
+    def pad(self) -> None:
+        block = self.block()
+        axes = len(self.schedule.block(block).axes)
+        self.schedule.pad_einsum(block, tuple(int(v) for v in self.rng.choice([1, 2, 4], axes)))
+
+    def blockize(self) -> None:
+        self.schedule.blockize(self.loop())
+
+
+def random_schedule(func: PrimFunc, rng: np.random.Generator, proposals: int = 40) -> Schedule:
+    """A random legal schedule: what is left of some proposals when the illegal ones are refused."""
+    schedule = Schedule(func)
+    proposer = Proposer(schedule, rng)
+    for _ in range(int(rng.integers(proposals // 4, proposals + 1))):
+        try:
+            proposer.propose()
+        except ScheduleError:
+            continue
+    return schedule

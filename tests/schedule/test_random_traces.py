@@ -1,0 +1,48 @@
+"""Random legal schedules do not change what a program computes."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from tc.ir.structural import first_difference
+from tc.passes.loop.compact_buffers import compact_buffers
+from tc.passes.loop.lower_blocks import lower_blocks
+from tc.passes.loop.partition_loops import partition_loops
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.step import Trace
+from tests.schedule.evaluate import run_prim_func
+from tests.schedule.random_traces import CLASSES, random_schedule
+
+
+def check_seed(name: str, seed: int) -> None:
+    """One random problem, one random schedule: the same results with blocks, and after they are lowered."""
+    rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
+    func, arrays, dims = CLASSES[name](rng)
+    expected = run_prim_func(func, arrays, dims)
+    schedule = random_schedule(func, rng)
+
+    scheduled = run_prim_func(schedule.func, arrays, dims)
+    lowered = partition_loops(compact_buffers(simplify_loops(lower_blocks(schedule.func))))
+    final = run_prim_func(simplify_loops(lowered), arrays, dims)
+
+    for want, got, last in zip(expected, scheduled, final, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=str(schedule.trace))
+        np.testing.assert_allclose(last, want, rtol=1e-5, err_msg=f"lowered\n{schedule.trace}")
+    replayed = Trace.from_json(schedule.trace.to_json()).apply(func)
+    assert first_difference(replayed, schedule.func) is None, str(schedule.trace)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_random_schedules_keep_the_meaning(name: str) -> None:
+    for seed in range(20):
+        check_seed(name, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_many_random_schedules_keep_the_meaning(name: str) -> None:
+    for seed in range(20, 220):
+        check_seed(name, seed)
