@@ -8,8 +8,21 @@
 from tc.compiler import compile_model as compile
 from tc.errors import TcError
 from tc.frontend.dims import Dim
-from tc.runtime.module import CompiledModule
+from tc.frontend.onnx import inspect_model as inspect
+from tc.lowering import interpret, lower
+from tc.runtime.module import CompiledModule, load
 from tc.target import Target
 from tc.version import __version__
 
-__all__ = ["CompiledModule", "Dim", "Target", "TcError", "__version__", "compile"]
+__all__ = [
+    "CompiledModule",
+    "Dim",
+    "Target",
+    "TcError",
+    "__version__",
+    "compile",
+    "inspect",
+    "interpret",
+    "load",
+    "lower",
+]

@@ -242,7 +242,8 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         objects[symbol] = data
         cache.put(_object_key(symbol, target), data)
     with watch.time("link"):
-        library = link([*(data for data in objects.values() if data is not None), entry_object])
+        linked = [*(data for data in objects.values() if data is not None), entry_object]
+        library = link(linked)
     with watch.time("constants"):
         constants = [aligned_constant(c.value) for c in stages.plan.constants]
     seconds = {**stages.seconds, **watch.seconds}
@@ -257,6 +258,8 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         run_reference,
         report,
         _explanations(stages),
+        linked,
+        str(target),
     )
 
 

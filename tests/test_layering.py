@@ -29,8 +29,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime": ("codegen",),
     "autotune": ("passes", "runtime"),
     "compiler": ("autotune", "frontend"),
-    "demo": ("compiler",),
-    "": ("compiler",),  # tc/__init__.py, the public names
+    "lowering": ("compiler", "interp"),
+    "demo": ("lowering",),
+    "": ("lowering",),  # tc/__init__.py, the public names
     "cli": ("", "demo"),
     "__main__": ("cli",),
 }

@@ -72,6 +72,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Console(Console):
+    """Rich's console ends the program with an error when its reader is gone; here that is a normal end."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` are those of the process if not given. Returns the exit code."""
     args = make_parser().parse_args(arguments)
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.json:
             print(to_json(outcome.data))
         else:
-            outcome.show(Console())
+            outcome.show(_Console())
         sys.stdout.flush()
         return int(outcome.exit_code)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

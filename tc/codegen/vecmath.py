@@ -1,8 +1,8 @@
 """Vector math: elementary functions as branch-free polynomials, for any number of lanes.
 
 LLVM turns `llvm.exp.v16f32` and its like into one libm call per lane, so the functions that kernels spend time in are written
-here for f32. All other functions, and all of f64, call libm lane by lane; f16 and bf16 are computed in f32. Every lane gives the same
-bits as a scalar call. The error bounds in MATH_ULPS are checked by tests against float64.
+here for f32. All other functions, and all of f64, call libm lane by lane; f16 and bf16 are computed in f32. Every lane
+gives the same bits as a scalar call. The error bounds in MATH_ULPS are checked by tests against float64.
 
 The polynomials are least-maximum fits made by scripts/fit_polynomials.py. Range reductions: Cody and Waite (1980).
 """

@@ -428,8 +428,7 @@ def _simplify_floordiv(a: Expr, b: Expr, facts: Facts) -> Expr:
         return _simplify_floordiv(a.lhs, simplify(a.rhs * b, facts), facts)
     split = _exact_quotient(polynomial(a), polynomial(b))
     if split is None:
-        ratio = polynomial(a)
-        return const(1) if ratio.terms == polynomial(b).terms and ratio.constant == polynomial(b).constant else _in_range_div(a, b, facts)
+        return const(1) if polynomial(a) == polynomial(b) else _in_range_div(a, b, facts)
     quotient, rest = split
     tail = _divide_rest(rest, b, facts)
     return _recombine(quotient.plus(polynomial(tail)), facts).to_expr()
@@ -620,7 +619,7 @@ def _bounds(expr: Expr, facts: Facts) -> Bounds:
             inner = bounds(a, facts)
             lo, hi = int_range(dtype)
             fits = inner.lo is not None and inner.hi is not None and lo <= inner.lo and inner.hi <= hi
-            return inner if fits or dtype == i64 and a.dtype.bits < 64 else _type_bounds(expr)
+            return inner if fits or (dtype == i64 and a.dtype.bits < 64) else _type_bounds(expr)
     return _type_bounds(expr)
 
 

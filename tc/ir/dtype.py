@@ -12,7 +12,10 @@ from tc.errors import ShapeError
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """A scalar element type; one object per type. `kind` is one of "float", "int", "uint", "bool"; `bits` is its width in memory."""
+    """A scalar element type; one object per type.
+
+    `kind` is one of "float", "int", "uint", "bool"; `bits` is the width in memory.
+    """
 
     name: str
     kind: str

@@ -191,7 +191,7 @@ class Function(Located):
     """A graph function: run the bindings in order, return `results`.
 
     Symbolic dims that occur in the parameter types as a plain variable are bound by the arguments' shapes; every other occurrence
-    is an equation that the arguments must satisfy. `facts` hold promises about dims. `attrs`: free-form notes (source, fusion group).
+    is an equation that the arguments must satisfy. `facts` hold promises about dims. `attrs`: notes of any kind.
     """
 
     name: str

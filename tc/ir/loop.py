@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
-from tc.ir.expr import Buffer, Const, Expr, Load, Var
 from tc.ir.dtype import bool_
+from tc.ir.expr import Buffer, Const, Expr, Load, Var
 from tc.ir.node import Located, Node
 from tc.ir.types import DimFact
 

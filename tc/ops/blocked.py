@@ -189,7 +189,6 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
     x, w = tensors[0], tensors[1]
     assert x is not None and w is not None
     rank = len(attrs.strides)
-    block = w.shape[-1]
     x = _padded(x, attrs.pads, rank)
     depthwise = attrs.groups > 1 and w.shape[1] is const(1)
     out_type = types[0]

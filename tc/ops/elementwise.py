@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tc.errors import ShapeError
-from tc.ir.dtype import DType, bool_, f32, from_numpy, int_range
+from tc.ir.dtype import DType, bf16, bool_, f16, f32, f64, from_numpy, i8, i32, i64, int_range, u8
 from tc.ir.expr import (
     Add,
     Cast,
@@ -72,14 +72,12 @@ register(
 
 
 def _cast_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
-    from tc.ir import dtype as d
-
     edges = np.array([0.0, -0.0, 1.5, -1.5, 1e10, -1e10, np.inf, -np.inf, np.nan, 255.9, -128.7, 3e38], np.float32)
-    for target in (d.i8, d.u8, d.i32, d.i64, d.bool_, d.f64, d.f16, d.bf16):
+    for target in (i8, u8, i32, i64, bool_, f64, f16, bf16):
         yield [edges], {"dtype": target}
-    yield [np.array([-1, 0, 127, 128, 255, 256, 2**31 - 1], np.int32)], {"dtype": d.u8}
-    yield [np.array([True, False])], {"dtype": d.f32}
-    yield [rng.standard_normal((3, 4)).astype(np.float16)], {"dtype": d.f32}
+    yield [np.array([-1, 0, 127, 128, 255, 256, 2**31 - 1], np.int32)], {"dtype": u8}
+    yield [np.array([True, False])], {"dtype": f32}
+    yield [rng.standard_normal((3, 4)).astype(np.float16)], {"dtype": f32}
 
 
 # -- unary
@@ -173,7 +171,13 @@ _register_unary(
 )
 _register_unary("relu", lambda x: np.maximum(x, 0), lambda x: Max(x, const(0, x.dtype)))
 _register_unary("identity", lambda x: x, lambda x: x)
-_register_unary("logical_not", np.logical_not, logical_not, result=bool_, samples=lambda rng: iter([([np.array([True, False])], {})]))
+_register_unary(
+    "logical_not",
+    np.logical_not,
+    logical_not,
+    result=bool_,
+    samples=lambda rng: iter([([np.array([True, False])], {})]),
+)
 _register_unary(
     "bit_not",
     np.invert,
@@ -348,7 +352,8 @@ def int_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind not in "iu":
         return a / b
     safe = np.where(b == 0, 1, b)
-    wide_a, wide_b = (a.astype(object), safe.astype(object)) if a.dtype.itemsize == 8 else (a.astype(np.int64), safe.astype(np.int64))
+    exact = object if a.dtype.itemsize == 8 else np.int64
+    wide_a, wide_b = a.astype(exact), safe.astype(exact)
     quotient = np.abs(wide_a) // np.abs(wide_b) * np.where((a < 0) != (safe < 0), -1, 1)
     return np.where(b == 0, 0, _wrap_to(quotient, a.dtype))
 

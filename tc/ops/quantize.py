@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tc import te
-from tc.ir.dtype import f32, int_range
+from tc.ir.dtype import f32, i8, int_range, u8
 from tc.ir.expr import Expr, call, cast, const, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -98,8 +98,6 @@ def _infer_dequantize(types: Types, attrs: Attrs) -> TensorType:
 
 
 def _samples(rng: np.random.Generator) -> Any:
-    from tc.ir.dtype import i8, u8
-
     x = (rng.standard_normal((2, 3, 4)) * 50).astype(np.float32)
     yield [x, np.array(0.5, np.float32), np.array(128, np.uint8)], {"dtype": u8}
     yield [x, np.array([0.5, 1.0, 2.0], np.float32), np.array([0, 1, -3], np.int8)], {"dtype": i8}

@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.dtype import i64
+from tc.ir.dtype import f32, i32, i64
 from tc.ir.expr import (
     Expr,
     Select,
@@ -659,15 +659,9 @@ register(
         _compute_full,
         {"shape": REQUIRED, "value": 0, "dtype": REQUIRED},
         cheap=True,
-        samples=lambda rng: iter([([], {"shape": (2, 3), "value": 1.5, "dtype": _dtype("f32")})]),
+        samples=lambda rng: iter([([], {"shape": (2, 3), "value": 1.5, "dtype": f32})]),
     )
 )
-
-
-def _dtype(name: str) -> Any:
-    from tc.ir.dtype import parse_dtype
-
-    return parse_dtype(name)
 
 
 def _compute_shape_tensor(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -755,7 +749,7 @@ register(
         _compute_iota,
         {"shape": REQUIRED, "axis": REQUIRED, "dtype": REQUIRED},
         cheap=True,
-        samples=lambda rng: iter([([], {"shape": (2, 3), "axis": 1, "dtype": _dtype("i32")})]),
+        samples=lambda rng: iter([([], {"shape": (2, 3), "axis": 1, "dtype": i32})]),
     )
 )
 
@@ -769,7 +763,7 @@ register(
         ),
         {"shape": REQUIRED, "k": 0, "dtype": REQUIRED},
         cheap=True,
-        samples=lambda rng: iter([([], {"shape": (3, 4), "k": 1, "dtype": _dtype("f32")})]),
+        samples=lambda rng: iter([([], {"shape": (3, 4), "k": 1, "dtype": f32})]),
     )
 )
 

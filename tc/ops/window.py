@@ -436,7 +436,7 @@ def _run_max_pool_indices(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.
     x = arrays[0]
     assert x is not None
     low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    windows, _, counts = _padded_windows(x, attrs, low, "max_pool")
+    windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
     flat = np.arange(x.size, dtype=np.int64).reshape(x.shape)
     if attrs.storage_order == 1:
         per_map = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:], order="F")

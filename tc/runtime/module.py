@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import InputError, TcError
+from tc.errors import InputError, ModelError, TcError, UnsupportedError
 from tc.ir.arith import evaluate
-from tc.ir.dtype import DType
+from tc.ir.dtype import DType, from_numpy, parse_dtype
 from tc.ir.expr import Const, Expr, Var
+from tc.ir.graph import TensorVar
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, ExecutionPlan, Place, Slot
 from tc.ir.types import TensorType
@@ -32,9 +34,13 @@ from tc.runtime.entry import (
     DETAIL,
     THREADS,
     EntrySource,
+    FailedCheck,
+    FrameLayout,
 )
-from tc.runtime.jit import Library
+from tc.runtime.jit import Library, link
 from tc.runtime.pool import get_pool
+from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
+from tc.target import Target, native_target
 
 ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
@@ -148,8 +154,13 @@ class CompiledModule:
         callback: Callback | None = None,
         report: Report | None = None,
         explanations: Mapping[str, str] | None = None,
+        objects: Sequence[bytes] = (),
+        target: str = "native",
     ) -> None:
         self.plan = plan
+        self.target = target
+        self._objects = tuple(objects)
+        self._symbol = symbol
         self.threads = threads
         self.inputs = tuple(_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
         self.outputs = tuple(_info(v.name, v.type) for v in plan.outputs)  # type: ignore[arg-type]
@@ -426,6 +437,106 @@ class CompiledModule:
         if node not in self._explanations:
             raise InputError(f"no node {node!r}; the nodes are: {', '.join(list(self._explanations)[:20])} ...")
         return self._explanations[node]
+
+
+    # -- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the module to a file that `tc.load` reads. UnsupportedError when nodes run on Python reference kernels."""
+        if self._entry.calls:
+            raise UnsupportedError(f"save: {self._entry.calls[0].span} runs on a reference kernel, which a file cannot hold")
+        names = {var: f"d{k}" for k, var in enumerate(dict.fromkeys(self._dim_vars()))}
+
+        def tensor(var: TensorVar) -> list[Any]:
+            assert isinstance(var.type, TensorType)
+            known = [n for n in walk(var.type) if isinstance(n, Var) and n not in names]
+            names.update({n: f"u{len(names) + k}" for k, n in enumerate(known)})
+            return [var.name, var.type.dtype.name, [dim_text(dim, names) for dim in var.type.shape]]
+
+        inputs = [tensor(var) for var in self.plan.inputs]
+        outputs = [tensor(var) for var in self.plan.outputs]
+        layout = self._entry.layout
+        header = {
+            "target": self.target,
+            "symbol": self._symbol,
+            "threads": self.threads,
+            "inputs": inputs,
+            "outputs": outputs,
+            "dims": [[text, var.name] for var, text in names.items()],
+            "arena_bytes": dim_text(self.plan.arena_bytes, names),
+            "num_dynamic": self.plan.num_dynamic,
+            "places": [[slot.place.value, slot.index] for slot in self.plan.output_slots],
+            "layout": [layout.inputs, layout.outputs, layout.dynamic, layout.dims, layout.words],
+            "checks": [[check.message, check.input, check.axis] for check in self._entry.checks],
+            "constants": [[from_numpy(c.dtype).name, list(c.shape)] for c in self._constants],
+            "num_objects": len(self._objects),
+            "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
+            "explanations": self._explanations,
+        }
+        write_module(path, header, [*self._objects, *self._constants])
+
+
+def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModule:
+    """Read a module that `CompiledModule.save` wrote.
+
+    ModelError when the file is damaged or was compiled for a CPU with features that this one lacks.
+    """
+    header, sections = read_module(path)
+    try:
+        return _load(header, sections, threads)
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise ModelError(f"{path} is not a valid module: {error!r}") from None
+
+
+def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | None) -> CompiledModule:
+    target = Target.parse(header["target"])
+    missing = sorted(set(target.features) - set(native_target().features))
+    if missing:
+        raise ModelError(f"the module was compiled for a CPU with {', '.join(missing)}, which this one lacks")
+    variables = {text: Var(name) for text, name in header["dims"]}
+
+    def tensor(item: list[Any]) -> TensorVar:
+        name, dtype, shape = item
+        return TensorVar(name, TensorType(tuple(parse_dim(d, variables) for d in shape), parse_dtype(dtype)))
+
+    inputs, outputs = tuple(map(tensor, header["inputs"])), tuple(map(tensor, header["outputs"]))
+    slots = tuple(
+        Slot(Place(place), index, var.type)  # type: ignore[arg-type]
+        for (place, index), var in zip(header["places"], outputs, strict=True)
+    )
+    plan = ExecutionPlan(
+        "main", inputs, outputs, (), (), parse_dim(header["arena_bytes"], variables), header["num_dynamic"], (), slots
+    )
+    ins, outs, dynamic, dims, words = header["layout"]
+    layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, ())
+    checks = tuple(FailedCheck(message, index, axis) for message, index, axis in header["checks"])
+    entry = EntrySource("", checks, (), layout)
+    count = header["num_objects"]
+    objects = [section.tobytes() for section in sections[:count]]
+    constants = [
+        aligned_constant(as_array(section, dtype, shape))
+        for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)
+    ]
+    report = Report(
+        tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
+        arena=header["arena_bytes"],
+        constant_bytes=sum(c.nbytes for c in constants),
+    )
+    get_pool()
+    library = link(objects)
+    return CompiledModule(
+        plan,
+        entry,
+        library,
+        header["symbol"],
+        constants,
+        threads or min(header["threads"], native_target().cores),
+        None,
+        report,
+        header["explanations"],
+        objects,
+        header["target"],
+    )
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)

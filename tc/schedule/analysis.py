@@ -33,8 +33,9 @@ class BlockInfo:
 
     @property
     def is_spatial(self) -> bool:
-        """Whether every element is computed on its own, once."""
-        return bool(self.block.axes) and all(axis.kind is AxisKind.SPATIAL for axis in self.block.axes)
+        """Whether every element is computed on its own, once. A block without axes that stores one number counts."""
+        plain = bool(self.block.axes) or isinstance(self.block.body, Store)
+        return plain and all(axis.kind is AxisKind.SPATIAL for axis in self.block.axes)
 
     @property
     def is_opaque(self) -> bool:
@@ -123,7 +124,8 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
             return None
         sides.append(loads[0])
     lhs, rhs = sides
-    spatial = info.spatial_axes
+    driven = {axis.var for axis in info.block.axes if not isinstance(axis.value, Const)}
+    spatial = tuple(axis for axis in info.spatial_axes if axis in driven)  # axes of extent 1 have no loop
     last = spatial[-1] if spatial else None
     if last is not None and last in axes_in(lhs.indices) and last not in axes_in(rhs.indices):
         lhs, rhs = rhs, lhs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from google.protobuf.message import DecodeError
 
-from tc.errors import ModelError, Span, UnsupportedError
+from tc.errors import ModelError, Span, UnsupportedError, located
 from tc.frontend.onnx.tensors import TensorReader, map_file
 from tc.frontend.onnx.wire import split_tensors
 
@@ -35,7 +35,13 @@ class Model:
 
 
 def read_model(source: ModelSource) -> Model:
-    """Parse a model given as path, bytes or message. Raises ModelError for what is no ONNX model."""
+    """Parse a model given as path, bytes or message. Raises ModelError for what is no ONNX model, naming the file."""
+    is_file = isinstance(source, (str, os.PathLike))
+    with located(Span(os.fspath(source)) if is_file else None):  # type: ignore[arg-type]
+        return _read_model(source)
+
+
+def _read_model(source: ModelSource) -> Model:
     import onnx
 
     folder: Path | None = None

@@ -245,17 +245,17 @@ class _Grouping:
 
     def _is_consumer(self, node: _Node, member: _Node, path: list[_Node]) -> bool:
         """Whether an elementwise `node` can be computed inside `member`: another elementwise one, or a reduction's input."""
-        if not _is_fusable(member):
+        if not _is_fusable(member) or self._anchors(node):  # epilogues of an anchor have been decided already
             return False
         sink = path[-1]
         if member is not sink:
             return member.shape.kind is FusionKind.ELEMENTWISE and not self._anchors(member)
         anchors = self._anchors(sink)
         if sink.shape.kind is FusionKind.REDUCTION:
-            return not self._anchors(node) and anchors == [sink]
+            return anchors == [sink]
         if sink.shape.kind is not FusionKind.ELEMENTWISE:
             return False
-        return not anchors or (not self._anchors(node) and self._reads_epilogue_input_only(node, path))
+        return not anchors or self._reads_epilogue_input_only(node, path)
 
     def _reads_epilogue_input_only(self, node: _Node, path: list[_Node]) -> bool:
         """Whether what joins an epilogue has the epilogue's shape all the way, so that it runs inside the anchor's tile."""

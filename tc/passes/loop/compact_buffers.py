@@ -47,7 +47,7 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
     accesses = list(_accesses(root.body if isinstance(root, For) else root, buffer, ()))  # type: ignore[attr-defined]
     lows, extents = [], []
     for d, dim in enumerate(buffer.shape):
-        low, extent = _dimension(accesses, d, dim, facts)
+        low, extent = _dimension(accesses, d, dim, facts, whole_tiles=buffer.scope == "register")
         lows.append(low)
         extents.append(extent)
     small = replace(buffer, shape=tuple(extents))
@@ -106,8 +106,13 @@ def _accesses(stmt: Node, buffer: Buffer, loops: tuple[For, ...]) -> list[_Acces
     return found
 
 
-def _dimension(accesses: list[_Access], d: int, dim: Expr, facts: Facts) -> tuple[Expr, Expr]:
-    """(offset, extent) of dimension d; (0, dim) when it cannot shrink."""
+def _dimension(
+    accesses: list[_Access], d: int, dim: Expr, facts: Facts, whole_tiles: bool
+) -> tuple[Expr, Expr]:
+    """(offset, extent) of dimension d; (0, dim) when it cannot shrink.
+
+    With `whole_tiles` the extent covers the loops even where guards cut them short, so that a vector never straddles two rows.
+    """
     whole = (const(0), dim)
     found: tuple[Expr, Expr] | None = None  # lowest index, one past the highest
     for access in accesses:
@@ -124,6 +129,8 @@ def _dimension(accesses: list[_Access], d: int, dim: Expr, facts: Facts) -> tupl
         found = (low, high)
     assert found is not None
     extent = simplify(found[1] - found[0], facts)
+    if whole_tiles and isinstance(extent, Const):
+        return found[0], extent
     if not isinstance(extent, Const) and prove(extent <= dim, facts) is not True:
         return whole
     if isinstance(extent, Const) and isinstance(dim, Const) and extent.value >= dim.value:

@@ -1,0 +1,169 @@
+"""Compiled modules as files: a JSON header, then raw sections; nothing in it is ever executed while reading.
+
+    magic, version, sha256 of everything after it, length of the header | header | sections, each at a multiple of 64 bytes
+
+Constants stay in the file, memory-mapped. Dim formulas are text in Python syntax, and are parsed, not evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tc.errors import ModelError
+from tc.ir.dtype import parse_dtype
+from tc.ir.expr import (
+    Add,
+    Div,
+    Eq,
+    Expr,
+    FloorDiv,
+    FloorMod,
+    Le,
+    Lt,
+    Max,
+    Min,
+    Mul,
+    Ne,
+    Select,
+    Sub,
+    Var,
+    const,
+    format_expr,
+)
+
+MAGIC = b"tcmodule"
+VERSION = 1
+_HEAD = struct.Struct("<8sI32sQ")
+_ALIGNMENT = 64
+MAX_HEADER_BYTES = 64 << 20
+
+
+def write_module(path: str | os.PathLike[str], header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray]) -> None:
+    """Write a module file; it appears whole or not at all."""
+    target = Path(path)
+    places, position = [], 0
+    for section in sections:
+        size = section.nbytes if isinstance(section, np.ndarray) else len(section)
+        places.append([position, size])
+        position += -(-size // _ALIGNMENT) * _ALIGNMENT
+    text = json.dumps({**header, "sections": places}, separators=(",", ":")).encode()
+    body_start = -(-(_HEAD.size + len(text)) // _ALIGNMENT) * _ALIGNMENT
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    digest = hashlib.sha256()
+    try:
+        with temporary.open("wb") as file:
+            file.write(b"\0" * _HEAD.size)
+            for piece in (text, b"\0" * (body_start - _HEAD.size - len(text))):
+                file.write(piece)
+                digest.update(piece)
+            for section in sections:
+                data = _bytes_of(section)
+                padding = b"\0" * (-len(data) % _ALIGNMENT)
+                for piece in (data, padding):
+                    file.write(piece)
+                    digest.update(piece)
+            file.seek(0)
+            file.write(_HEAD.pack(MAGIC, VERSION, digest.digest(), len(text)))
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _bytes_of(section: bytes | np.ndarray) -> bytes | memoryview:
+    if isinstance(section, bytes):
+        return section
+    return np.ascontiguousarray(section).reshape(-1).view(np.uint8).data if section.size else b""
+
+
+def read_module(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The header and the sections (uint8, memory-mapped) of a module file. ModelError when it is damaged or of another version."""
+    source = Path(path)
+    size = source.stat().st_size
+    with source.open("rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(MAGIC):
+            raise ModelError(f"{source} is not a compiled tc module")
+        _, version, digest, length = _HEAD.unpack(head)
+        if version != VERSION:
+            raise ModelError(f"{source} is a module of version {version}; this is version {VERSION}: compile it again")
+        if length > min(MAX_HEADER_BYTES, size):
+            raise ModelError(f"{source} is damaged: its header claims {length} bytes")
+        actual = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            actual.update(chunk)
+        if actual.digest() != digest:
+            raise ModelError(f"{source} is damaged: its contents do not match their hash")
+        file.seek(_HEAD.size)
+        header = json.loads(file.read(length))
+    start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
+    whole = np.memmap(source, np.uint8, mode="r")
+    sections = []
+    for place, count in header["sections"]:
+        if place < 0 or count < 0 or start + place + count > size:
+            raise ModelError(f"{source} is damaged: a section lies outside the file")
+        sections.append(whole[start + place : start + place + count])
+    return header, sections
+
+
+def dim_text(dim: Expr, names: Mapping[Var, str]) -> str:
+    """A dim formula as text, its variables under the given names."""
+    return format_expr(dim, 0, lambda var: names[var])
+
+
+def parse_dim(text: str, variables: Mapping[str, Var]) -> Expr:
+    """The formula that `dim_text` wrote. ModelError for anything else."""
+    try:
+        return _from_ast(ast.parse(text, mode="eval").body, variables)
+    except (SyntaxError, KeyError, ValueError, RecursionError) as error:
+        raise ModelError(f"not a dim formula: {text!r} ({error})") from None
+
+
+_OPERATORS: dict[type, type] = {
+    ast.Add: Add,
+    ast.Sub: Sub,
+    ast.Mult: Mul,
+    ast.Div: Div,
+    ast.FloorDiv: FloorDiv,
+    ast.Mod: FloorMod,
+    ast.Eq: Eq,
+    ast.NotEq: Ne,
+    ast.Lt: Lt,
+    ast.LtE: Le,
+}
+
+
+def _from_ast(node: ast.expr, variables: Mapping[str, Var]) -> Expr:
+    match node:
+        case ast.Constant(value=int(value)):
+            return const(value)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return const(-value)
+        case ast.Name(id=name):
+            return variables[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[a, b]):
+            return (Min if name == "min" else Max)(_from_ast(a, variables), _from_ast(b, variables))
+        case ast.Call(func=ast.Name(id="select"), args=[c, a, b]):
+            return Select(*(_from_ast(part, variables) for part in (c, a, b)))
+    raise ValueError(ast.unparse(node))
+
+
+def as_array(section: np.ndarray, dtype: str, shape: Sequence[int]) -> np.ndarray:
+    """A section as an array of a tc dtype; ModelError when the sizes do not match."""
+    numpy_dtype = parse_dtype(dtype).numpy
+    expected = int(np.prod(shape, dtype=np.int64)) * numpy_dtype.itemsize
+    if expected != section.nbytes:
+        raise ModelError(f"a constant of {expected} bytes lies in a section of {section.nbytes}")
+    return section.view(numpy_dtype).reshape(tuple(shape)) if expected else np.empty(tuple(shape), numpy_dtype)
