@@ -290,7 +290,13 @@ class _Planner:
         raise LoweringError(f"no execution step for {type(value).__name__}")
 
     def _allocations(self, slots: Iterable[Slot]) -> list[Step]:
-        return [Allocate(s.index, s.type.size_bytes) for s in slots if s.place is Place.DYNAMIC]
+        """Allocations of dynamic blocks; one whose size a call out finds is made by that call."""
+        return [
+            Allocate(s.index, s.type.size_bytes)
+            for s in slots
+            if s.place is Place.DYNAMIC
+            and all(v in self.known_dims for v in walk(s.type.size_bytes) if isinstance(v, Var))
+        ]
 
     def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[Step]:
         condition = self._used_slot(value.condition)
