@@ -22,19 +22,22 @@ Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
 
 def _source_place(out: Any, size_in: Any, size_out: Any, scale: float | None, mode: str, to_float: Any) -> Any:
     """The coordinate in the input that output index `out` stands for. Works on numpy arrays and on expressions of f32."""
-    ratio = to_float(size_in) / to_float(size_out) if scale is None else to_float(1.0 / scale)
+
+    def shrunk(place: Any) -> Any:  # divided last, so that whole and half places come out exactly
+        return place * to_float(size_in) / to_float(size_out) if scale is None else place / to_float(scale)
+
     if mode == "half_pixel":
-        return (out + 0.5) * ratio - 0.5
+        return shrunk(out + 0.5) - 0.5
     if mode == "asymmetric":
-        return out * ratio
+        return shrunk(out)
     if mode == "pytorch_half_pixel":
-        return ((out + 0.5) * ratio - 0.5) * to_float(size_out > 1 if isinstance(size_out, int) else 1)
+        return (shrunk(out + 0.5) - 0.5) * to_float(size_out > 1 if isinstance(size_out, int) else 1)
     if mode == "align_corners":
         return out * ((to_float(size_in) - 1.0) / to_float(max(size_out - 1, 1)))
     if mode == "half_pixel_symmetric":
         exact = to_float(size_in) * (scale or 1.0)
         offset = to_float(size_in) / 2.0 * (1.0 - to_float(size_out) / exact)
-        return offset + (out + 0.5) * ratio - 0.5
+        return offset + shrunk(out + 0.5) - 0.5
     raise UnsupportedError(f"resize: no coordinate mode {mode!r}")
 
 
