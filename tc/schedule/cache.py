@@ -34,7 +34,7 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: str = "global", l
                                     T[i, j] = B[i * 16 + j] if i * 16 + j < n else 0 ;  C[i] = f(T[i // 16, i % 16])
 
     With a layout ("n, k -> n // 16, k, n % 16") the copy is packed that way, zero in the padding. Use `compute_at` on the new block to
-    pack a part at a time. Raises ScheduleError unless the block reads the buffer and does not write it.
+    pack a part at a time. Raises ScheduleError unless the block reads the buffer, and nothing in its loops writes it.
     Source: `cache_read` of TVM.
     """
     place, source = find_block(func, block), find_buffer(func, buffer)
@@ -55,7 +55,7 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: str = "global", l
     )
     cached = _redirected(place.block, source, scratch, rule, facts)
     rebuilt = replace_stmt(func, place, cached)
-    before = outermost_without(rebuilt, find_block(rebuilt, block), source)
+    before = _before(rebuilt, find_block(rebuilt, block), source)
     rebuilt = replace_stmt(rebuilt, before, seq(copy, before.stmt))
     return replace(rebuilt, body=Alloc(scratch, rebuilt.body))
 
@@ -100,13 +100,18 @@ def _redirected(block: Block, old: Buffer, new: Buffer, rule: Layout, facts: Fac
     return transform(block, redirect)
 
 
-def outermost_without(func: PrimFunc, place: Place, source: Buffer) -> Place:
-    """The outermost loop around a block in which nobody writes `source`, else the block itself."""
-    writers = [p for p in block_places(func) if source in buffers_written(p.block)]
-    for depth, stmt in enumerate(place.path):
-        if isinstance(stmt, For) and not any(stmt in writer.path for writer in writers):
-            return Place(stmt, place.path[:depth])
-    return place
+def _before(func: PrimFunc, place: Place, source: Buffer) -> Place:
+    """The outermost loop around a block: the copy goes in front. ScheduleError when `source` is made inside that loop."""
+    depth = next((d for d, stmt in enumerate(place.path) if isinstance(stmt, For)), None)
+    if depth is None:
+        return place
+    root = place.path[depth]
+    for other in block_places(func):
+        if root in other.path and source in buffers_written(other.block):
+            raise ScheduleError(
+                f"cache_read: block {other.block.name} makes {source.name} inside the loops of block {place.block.name}"
+            )
+    return Place(root, place.path[:depth])
 
 
 def copy_nest(

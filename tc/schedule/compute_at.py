@@ -17,6 +17,7 @@ from tc.schedule.tree import (
     block_places,
     buffers_read,
     buffers_written,
+    conjuncts,
     facts_inside,
     find_block,
     find_loop,
@@ -112,7 +113,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     producers = [p for p in block_places(func) if target.stmt in p.path]
     _check_reverse_order(func, place, target, producers)
     region = _consumer_region(func, place, target, producers)
-    nest = _nest_over(func, target, consumer, region)
+    nest = _nest_over(func, target, consumer, region, _guards(func, target, producers, buffers_read(consumer)))
     moved = replace_stmt(func, target, replace(target.loop, body=seq(target.loop.body, nest)))
     return replace_stmt(moved, _original(moved, consumer), None)
 
@@ -139,6 +140,29 @@ def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers:
         inside = target.stmt in other.path
         if written & (reads | writes) or (not inside and writes & read):
             raise ScheduleError(f"reverse_compute_at: block {name} must stay behind block {other.block.name}")
+
+
+def _guards(func: PrimFunc, target: Place, producers: list[Place], read: set[Buffer]) -> Expr:
+    """When an iteration of the loop makes what the consumer reads; ScheduleError when a condition leaves gaps in it.
+
+    A condition that keeps an axis inside its extent leaves none: the consumer has its own.
+    """
+    facts = facts_inside(func, target)
+    outside = {loop.var for loop in (*target.loops, target.loop)} | set(func.dims)
+    found: dict[Expr, None] = {}
+    for producer in producers:
+        if not buffers_written(producer.block) & read:
+            continue
+        _, inside, _ = _inside(target, producer, facts)
+        bounds = {simplify(axis.value < axis.extent, inside) for axis in producer.block.axes}
+        bounds |= {simplify(axis.value >= 0, inside) for axis in producer.block.axes}
+        for part in conjuncts(producer.block.where):
+            condition = simplify(part, inside)
+            if variables(condition) <= outside:
+                found[condition] = None
+            elif condition not in bounds:
+                raise ScheduleError(f"reverse_compute_at: block {producer.block.name} runs only where {part}")
+    return logical_and(*found)
 
 
 def _consumer_region(
@@ -245,11 +269,12 @@ def _original(func: PrimFunc, block: Block) -> Place:
     return next(place for place in block_places(func) if place.block is block)
 
 
-def _nest_over(func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval]) -> Stmt:
+def _nest_over(
+    func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval], where: Expr = TRUE
+) -> Stmt:
     """A block under new loops: over `region` for its spatial axes, over everything for the others."""
     facts = facts_inside(func, target)
     names = fresh_names(func, [f"{axis.var.name.removeprefix('v')}t" for axis in block.axes])
-    where: Expr = TRUE
     axes: list[BlockAxis] = []
     loops: list[tuple[Var, Expr]] = []
     for axis, name in zip(block.axes, names, strict=True):

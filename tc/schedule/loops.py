@@ -172,15 +172,24 @@ def _perfect_nest(stmt: Stmt) -> list[For]:
 
 
 def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For]) -> None:
-    """Loops that drive ORDERED axes keep their order among themselves."""
+    """Loops that drive ORDERED axes keep their order among themselves.
+
+    So do those of a reduction when one of them drives a spatial axis too, and its start is not decomposed: else the first
+    iteration of a point might not be its first update.
+    """
     for place in statements(outermost.stmt, outermost.path):
         if not isinstance(place.stmt, Block):
             continue
         kinds = axis_loops(place)
-        before = [loop for loop in old if kinds.get(loop.var) is AxisKind.ORDERED]
-        after = [loop for loop in new if kinds.get(loop.var) is AxisKind.ORDERED]
-        if before != after:
+        fixed = {var for var, kind in kinds.items() if kind is AxisKind.ORDERED}
+        if [loop for loop in old if loop.var in fixed] != [loop for loop in new if loop.var in fixed]:
             raise ScheduleError(f"reorder: loops of block {place.block.name} in {func.name} must run in order")
+        spatial = [axis for axis in place.block.axes if axis.kind is AxisKind.SPATIAL]
+        reducing = {var for var, kind in kinds.items() if kind is not AxisKind.SPATIAL}
+        if place.block.init is None or not any(variables(axis.value) & reducing for axis in spatial):
+            continue
+        if [loop for loop in old if loop.var in reducing] != [loop for loop in new if loop.var in reducing]:
+            raise ScheduleError(f"reorder: a loop drives spatial and reduction axes of block {place.block.name} at once")
 
 
 def _check_independent(place: Place, what: str) -> None:

@@ -11,6 +11,7 @@ from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.schedule.tree import (
     Place,
     axis_loops,
+    blocks_in,
     conjuncts,
     facts_at,
     find_block,
@@ -34,7 +35,8 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             C[i] = C[i] + A[i, k]                          for k: C[i] = C[i] + A[i, k]
 
     The initialisation gets the loops at and below `loop` that drive spatial axes. Raises ScheduleError if the block has no
-    initialisation, a loop outside `loop` drives a reduction axis, or a loop drives spatial and reduction axes at once.
+    initialisation, a loop outside `loop` drives a reduction axis, a loop drives spatial and reduction axes at once, or the
+    loops from `loop` on are shared with another block or repeat this one.
     Source: `decompose_reduction` of TVM.
     """
     place, target = find_block(func, block), find_loop(func, loop)
@@ -45,6 +47,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         raise ScheduleError(f"decompose_reduction: loop {loop} is not around block {block}")
     kinds = axis_loops(place)
     position = place.loops.index(target.loop)
+    _check_visited_once(func, place, target)
     for outer in place.loops[:position]:
         if _reduces(kinds, outer.var) and prove(outer.extent <= 1, facts_at(func, place)) is not True:
             raise ScheduleError(
@@ -71,6 +74,18 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     update = replace_stmt(func, place, replace(stmt, init=None))
     loop_place = find_loop(update, loop)
     return replace_stmt(update, loop_place, seq(start, loop_place.stmt))
+
+
+def _check_visited_once(func: PrimFunc, place: Place, target: Place) -> None:
+    """One initialisation in front of a loop is enough only if the loop does not go over the same elements again."""
+    block, loop = place.block, target.loop
+    sharing = [name for name in (other.name for other in blocks_in(loop)) if name != block.name]
+    if sharing:
+        raise ScheduleError(f"decompose_reduction: loop {loop.var.name} is around block {sharing[0]} too")
+    driving = {var for axis in block.axes for var in variables(axis.value)}
+    for each in place.loops[place.loops.index(loop) :]:
+        if each.var not in driving and prove(each.extent <= 1, facts_at(func, place)) is not True:
+            raise ScheduleError(f"decompose_reduction: loop {each.var.name} repeats block {block.name}")
 
 
 def _reduces(kinds: dict[Var, AxisKind], var: Var) -> bool:
