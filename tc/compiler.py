@@ -51,7 +51,7 @@ from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
-CODEGEN_VERSION = 2
+CODEGEN_VERSION = 3
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 

@@ -187,8 +187,11 @@ def _erf(b: FunctionBuilder, x: Value) -> Value:
 
 
 def _sigmoid(b: FunctionBuilder, x: Value) -> Value:
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): small results keep their precision."""
     one = b.float(1.0, x)
-    return b.binary("fdiv", one, b.binary("fadd", one, _exp(b, b.fneg(x))))
+    e = _exp(b, b.fneg(b.intrinsic("fabs", x)))
+    top = b.select(b.compare("fcmp olt", x, b.float(0.0, x)), e, one)
+    return b.binary("fdiv", top, b.binary("fadd", one, e))
 
 
 _SIMPLE: dict[str, Callable[..., Value]] = {"isnan": _is_nan, "isinf": _is_inf, "sign": _sign, "rsqrt": _rsqrt}

@@ -1,8 +1,8 @@
 """Execution plan to native code: one function that runs the whole graph, and one that prepares a call.
 
 Both take one pointer to a *frame* of 64-bit words that the caller fills (`FrameLayout`). `prepare` binds dims from the
-inputs' shapes, checks every promise, and writes the output shapes and the arena size into the frame; `run` does the work. They return 0, or
-the number of the check that failed plus 1, or a negative number when a callback raised.
+inputs' shapes, checks every promise, and writes the output shapes and the arena size into the frame; `run` does the work.
+They return 0, or the number of the check that failed plus 1, or a negative number when a callback raised.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import numpy as np
 from tc.errors import ScheduleError
 from tc.ir.dtype import f32, i64
 from tc.ir.expr import Buffer, Var, call, const, logical_and, maximum, select
-from tc.ir.loop import Alloc, Block, For, LoopKind, PrimFunc
+from tc.ir.loop import Alloc, For, PrimFunc
 from tc.schedule.step import Schedule
 from tc.schedule.tree import block_places, buffers_read, statements
-from tc.te import Tensor, compute, create_prim_func, placeholder, reduce, reduce_many
+from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
 
 Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]
 

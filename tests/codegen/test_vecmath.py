@@ -1,0 +1,107 @@
+"""Vector math against float64, in units in the last place; lanes against scalars, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+
+from tc.codegen.builder import FunctionBuilder, Module, Value
+from tc.codegen.vecmath import MATH_ULPS, emit_math
+from tc.runtime.jit import compile_object, link
+
+EXACT = {
+    "exp": np.exp,
+    "log": np.log,
+    "tanh": np.tanh,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sin": np.sin,
+    "cos": np.cos,
+    "atan": np.arctan,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+}
+SPECIALS = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 88.7, 89.5, -87.4, -103.9, -120.0, 1e5]
+
+
+def compiled(name: str, lanes: int) -> object:
+    """fn(pointer in, pointer out, count): applies `name` to vectors of `lanes` floats."""
+    module = Module()
+    b = FunctionBuilder(module)
+    kind = f"<{lanes} x float>" if lanes else "float"
+    x = b.emit(f"load {kind}, ptr %x, align 4", "float", lanes)
+    y = emit_math(b, name, x)
+    b.emit_void(f"store {y}, ptr %y, align 4")
+    b.emit_void("ret void")
+    module.definitions.append("\n".join(["define void @f(ptr %x, ptr %y) {", "entry:", *b.entry, *b.lines, "}"]))
+    library = link([compile_object(str(module))])
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(library.address("f"))
+    return function, library
+
+
+def apply(name: str, values: np.ndarray, lanes: int) -> np.ndarray:
+    function, keep = compiled(name, lanes)  # type: ignore[misc]
+    step = max(lanes, 1)
+    padded = np.resize(values, -(-values.size // step) * step).astype(np.float32)
+    result = np.empty_like(padded)
+    for k in range(0, padded.size, step):
+        function(padded[k:].ctypes.data, result[k:].ctypes.data)
+    del keep
+    return result[: values.size]
+
+
+def inputs(name: str) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    parts = [np.array(SPECIALS), rng.standard_normal(4000) * 3, rng.uniform(-90, 90, 2000), rng.uniform(-1, 1, 2000)]
+    values = np.concatenate(parts).astype(np.float32)
+    return np.abs(values) if name in ("log", "sqrt", "rsqrt", "log1p") else values
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_results_are_within_the_stated_ulps(name: str) -> None:
+    values = inputs(name)
+
+    actual = apply(name, values, 16)
+
+    with np.errstate(all="ignore"):
+        exact = EXACT[name](values.astype(np.float64))
+    rounded = exact.astype(np.float32)
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(actual[~finite], rounded[~finite])
+    spacing = np.maximum(np.spacing(np.abs(rounded[finite])), np.float32(1e-45)).astype(np.float64)
+    error = np.abs(actual[finite].astype(np.float64) - exact[finite]) / spacing
+    assert error.max() <= MATH_ULPS.get(name, 1.0), f"worst at {values[finite][error.argmax()]!r}"
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid"])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_lanes_give_the_bits_of_scalars(name: str, lanes: int) -> None:
+    values = inputs(name)[:320]
+
+    vector, scalar = apply(name, values, lanes), apply(name, values, 0)
+
+    np.testing.assert_array_equal(vector.view(np.uint32), scalar.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_nan_stays_nan(name: str) -> None:
+    assert np.isnan(apply(name, np.array([np.nan] * 16, np.float32), 16)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("exp", [0.0, np.inf]), ("tanh", [-1.0, 1.0]), ("erf", [-1.0, 1.0]), ("sigmoid", [0.0, 1.0])],
+)
+def test_infinities_give_the_limits(name: str, expected: list[float]) -> None:
+    result = apply(name, np.array([-np.inf, np.inf], np.float32), 0)
+
+    np.testing.assert_array_equal(result, np.array(expected, np.float32))
+
+
+def test_values_print_their_type() -> None:
+    assert str(Value("%x", "float", 4)) == "<4 x float> %x"

@@ -1,0 +1,153 @@
+"""The simplifier and the prover, against plain evaluation on random integers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tc.ir.arith import Facts, bounds, equal_shapes, evaluate, linear_coefficients, prove, simplify
+from tc.ir.expr import (
+    Eq,
+    Expr,
+    FloorDiv,
+    FloorMod,
+    Le,
+    Lt,
+    Max,
+    Min,
+    Ne,
+    Select,
+    Var,
+    add,
+    const,
+    equal,
+    mul,
+    sub,
+)
+
+N, M, I, J = Var("n"), Var("m"), Var("i"), Var("j")
+VARIABLES = (N, M, I, J)
+
+
+def random_expr(rng: random.Random, depth: int) -> Expr:
+    """Any integer expression; divisors may be negative or zero."""
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice(VARIABLES) if rng.random() < 0.6 else const(rng.randint(-9, 9))
+    kind = rng.choice(["add", "sub", "mul", "//", "%", "min", "max", "select"])
+    a, b = random_expr(rng, depth - 1), random_expr(rng, depth - 1)
+    match kind:
+        case "add":
+            return add(a, b)
+        case "sub":
+            return sub(a, b)
+        case "mul":
+            return mul(a, b)
+        case "//":
+            return FloorDiv(a, b)
+        case "%":
+            return FloorMod(a, b)
+        case "min":
+            return Min(a, b)
+        case "max":
+            return Max(a, b)
+    condition = rng.choice([Lt, Le, Eq, Ne])(random_expr(rng, depth - 1), random_expr(rng, depth - 1))
+    return Select(condition, a, b)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_simplified_expressions_and_bounds_agree_with_evaluation(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(400):
+        expr = random_expr(rng, 4)
+        low = {v: rng.randint(-5, 5) for v in VARIABLES}
+        high = {v: low[v] + rng.randint(0, 8) for v in VARIABLES}
+        facts = Facts()
+        for v in VARIABLES:
+            facts = facts.with_bounds(v, low[v], high[v])
+
+        simple, limits = simplify(expr, facts), bounds(expr, facts)
+
+        for _ in range(5):
+            env = {v: rng.randint(low[v], high[v]) for v in VARIABLES}
+            value = evaluate(expr, env)
+            assert evaluate(simple, env) == value, f"{expr} became {simple} at {env}"
+            assert limits.lo is None or limits.lo <= value
+            assert limits.hi is None or value <= limits.hi
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_proven_holds_under_symbolic_ranges(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(300):
+        facts = Facts().with_bounds(N, 1, 12).with_bounds(M, 0, 7).with_range(I, N).with_range(J, add(N, M))
+        condition = rng.choice([Lt, Le, Eq, Ne])(random_expr(rng, 3), random_expr(rng, 3))
+
+        known = prove(condition, facts)
+
+        if known is None:
+            continue
+        for _ in range(12):
+            n, m = rng.randint(1, 12), rng.randint(0, 7)
+            env = {N: n, M: m, I: rng.randrange(n), J: rng.randrange(n + m)}
+            assert bool(evaluate(condition, env)) is known, f"{condition} at {env}"
+
+
+def positive(*variables: Var) -> Facts:
+    facts = Facts()
+    for var in variables:
+        facts = facts.with_bounds(var, 1, None)
+    return facts
+
+
+def test_numbers_taken_apart_are_put_together() -> None:
+    facts = positive(N, M).with_bounds(I, 0, None)
+
+    assert simplify(I // 8 * 8 + I % 8, facts) is I
+    assert simplify(I // 48 * 48 + I // 12 % 4 * 12 + I % 12, facts) is I
+    assert simplify((I // (N * 4)) * (N * 4) + (I // N) % 4 * N + I % N, facts) is I
+
+
+def test_fused_indices_split_again() -> None:
+    facts = positive(N).with_range(I, N).with_bounds(J, 0, 63)
+
+    assert simplify((J * N + I) // N, facts) is J
+    assert simplify((J * N + I) % N, facts) is I
+    assert simplify((I * 64 + J) // 64, facts) is I
+
+
+def test_a_tile_that_divides_stays_in_range() -> None:
+    inner, outer = Var("ii"), Var("io")
+    facts = Facts().with_bounds(N, 0, None).with_bounds(inner, 0, 15).with_range(outer, N // 16)
+
+    assert prove(outer * 16 + inner < N, facts) is True
+
+
+def test_a_tile_that_may_stick_out_is_not_proven() -> None:
+    inner, outer = Var("ii"), Var("io")
+    facts = Facts().with_bounds(N, 0, None).with_bounds(inner, 0, 15).with_range(outer, (N + 15) // 16)
+
+    assert prove(outer * 16 + inner < N, facts) is None
+
+
+def test_convolution_shapes_are_recognised() -> None:
+    assert prove(equal((N + 2 - 3) // 1 + 1, N)) is True
+    assert equal_shapes((N * 4 // 4, M), (N, M)) is True
+    assert equal_shapes((N,), (M,)) is None
+    assert equal_shapes((N,), (N + 1,)) is False
+
+
+def test_assumed_conditions_are_used() -> None:
+    facts = Facts().assume(I < N)
+
+    assert prove(I + 1 <= N, facts) is True
+    assert prove(I < N, Facts()) is None
+
+
+def test_linear_coefficients_are_found_or_declined() -> None:
+    form = linear_coefficients(I * 4 + J * N + 7, [I, J])
+    assert form is not None
+    coefficients, rest = form
+    assert coefficients == {I: const(4), J: N} and rest is const(7)
+    assert linear_coefficients(I * J, [I, J]) is None
+    assert linear_coefficients(I // 2, [I]) is None

@@ -1,0 +1,52 @@
+"""Every graph rule applies to its example, and does not change what the example computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tc.interp import run_function
+from tc.ir.graph import Call, Function
+from tc.ir.module import IRModule
+from tc.ops.build import GraphBuilder
+from tc.passes.graph.dce import remove_dead_code
+from tc.passes.graph.rewrite import Rule, rewrite_module
+from tc.passes.graph.simplify_graph import GRAPH_RULES
+
+
+def example_of(rule: Rule) -> IRModule:
+    builder = GraphBuilder()
+    result = rule.example(builder)
+    return IRModule((builder.function("main", (result,)),))
+
+
+def ops_of(module: IRModule) -> list[str]:
+    main = module.main
+    assert isinstance(main, Function)
+    return [binding.value.op for binding in main.bindings if isinstance(binding.value, Call)]
+
+
+@pytest.mark.parametrize("rule", GRAPH_RULES, ids=lambda rule: rule.name)
+def test_a_rule_keeps_the_meaning_of_its_example(rule: Rule) -> None:
+    before = example_of(rule)
+    rng = np.random.default_rng(5)
+    inputs = [rng.uniform(0.5, 1.5, p.type.static_shape).astype(p.type.dtype.numpy) for p in before.main.params]
+
+    after = remove_dead_code(rewrite_module(before, [rule]))
+
+    assert after is not before
+    (expected,) = run_function(before, "main", inputs)
+    (actual,) = run_function(after, "main", inputs)
+    if rule.inexact:
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("rule", GRAPH_RULES, ids=lambda rule: rule.name)
+def test_a_rule_changes_the_operators_of_its_example(rule: Rule) -> None:
+    before = example_of(rule)
+
+    after = remove_dead_code(rewrite_module(before, [rule]))
+
+    assert ops_of(after) != ops_of(before)
