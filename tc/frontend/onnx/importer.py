@@ -328,7 +328,8 @@ class GraphImporter:
                 message = f"{op}: dim {axis} of the result is {dim}, which must not be negative"
                 if prove(dim >= 0, self.facts) is False:
                     raise ShapeError(message, span)
-                self.builder.require(Requirement(simplify(dim >= 0, self.facts), message))
+                place = "" if span is None else f"{span}: "
+                self.builder.require(Requirement(simplify(dim >= 0, self.facts), place + message))
 
     def bind(
         self, operation: Operation, types: Sequence[TensorType], names: Sequence[str], span: Span | None

@@ -75,10 +75,10 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     """The execution plan of the module's entry. Every operator call left in it is a view or runs its reference.
 
     `requirements` are conditions over dims, found by type inference. They are checked before anything runs, or as soon as all
-    their dims are known; those that a nested function carries (attribute "requirements"), when it is entered.
+    their dims are known; those that a function carries (attribute "requirements"), when it is entered.
     """
     func = module.main
-    planner = _Planner(module, func, [Check(r.condition, r.message) for r in requirements])
+    planner = _Planner(module, func, [*(Check(r.condition, r.message) for r in requirements), *_carried_checks(func)])
     planner.measure(func)
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
     steps = planner.emit(func)
@@ -242,9 +242,7 @@ class _Planner:
     def _walk_nested(self, func: Function) -> list[Step]:
         """As `_walk_bindings`, with the checks that the function itself carries."""
         outer = list(self.pending)
-        carried = dict(func.attrs).get("requirements", ())
-        assert isinstance(carried, tuple), "requirements are pairs of condition and message"
-        self.pending.extend(Check(condition, message) for condition, message in carried)  # type: ignore[misc,arg-type]
+        self.pending.extend(_carried_checks(func))
         steps = self._walk_bindings(func)
         self.pending = [check for check in self.pending if check in outer]
         return steps
@@ -427,6 +425,13 @@ class _Planner:
 
     def _is_used(self, var: TensorVar, body: Function) -> bool:
         return any(node is var for part in (*body.bindings, *body.results) for node in walk(part))
+
+
+def _carried_checks(func: Function) -> list[Check]:
+    """The checks in a function's attribute "requirements": pairs (condition, message)."""
+    carried = dict(func.attrs).get("requirements", ())
+    assert isinstance(carried, tuple), "requirements are pairs of condition and message"
+    return [Check(condition, message) for condition, message in carried]  # type: ignore[misc,arg-type]
 
 
 def _dims_bound_by(binding: Binding) -> set[Expr]:
