@@ -26,8 +26,8 @@ from tc.ir.expr import (
     sub,
 )
 
-N, M, I, J = Var("n"), Var("m"), Var("i"), Var("j")
-VARIABLES = (N, M, I, J)
+N, M, P, J = Var("n"), Var("m"), Var("i"), Var("j")
+VARIABLES = (N, M, P, J)
 
 
 def random_expr(rng: random.Random, depth: int) -> Expr:
@@ -80,7 +80,7 @@ def test_simplified_expressions_and_bounds_agree_with_evaluation(seed: int) -> N
 def test_what_is_proven_holds_under_symbolic_ranges(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(300):
-        facts = Facts().with_bounds(N, 1, 12).with_bounds(M, 0, 7).with_range(I, N).with_range(J, add(N, M))
+        facts = Facts().with_bounds(N, 1, 12).with_bounds(M, 0, 7).with_range(P, N).with_range(J, add(N, M))
         condition = rng.choice([Lt, Le, Eq, Ne])(random_expr(rng, 3), random_expr(rng, 3))
 
         known = prove(condition, facts)
@@ -89,7 +89,7 @@ def test_what_is_proven_holds_under_symbolic_ranges(seed: int) -> None:
             continue
         for _ in range(12):
             n, m = rng.randint(1, 12), rng.randint(0, 7)
-            env = {N: n, M: m, I: rng.randrange(n), J: rng.randrange(n + m)}
+            env = {N: n, M: m, P: rng.randrange(n), J: rng.randrange(n + m)}
             assert bool(evaluate(condition, env)) is known, f"{condition} at {env}"
 
 
@@ -101,19 +101,19 @@ def positive(*variables: Var) -> Facts:
 
 
 def test_numbers_taken_apart_are_put_together() -> None:
-    facts = positive(N, M).with_bounds(I, 0, None)
+    facts = positive(N, M).with_bounds(P, 0, None)
 
-    assert simplify(I // 8 * 8 + I % 8, facts) is I
-    assert simplify(I // 48 * 48 + I // 12 % 4 * 12 + I % 12, facts) is I
-    assert simplify((I // (N * 4)) * (N * 4) + (I // N) % 4 * N + I % N, facts) is I
+    assert simplify(P // 8 * 8 + P % 8, facts) is P
+    assert simplify(P // 48 * 48 + P // 12 % 4 * 12 + P % 12, facts) is P
+    assert simplify((P // (N * 4)) * (N * 4) + (P // N) % 4 * N + P % N, facts) is P
 
 
 def test_fused_indices_split_again() -> None:
-    facts = positive(N).with_range(I, N).with_bounds(J, 0, 63)
+    facts = positive(N).with_range(P, N).with_bounds(J, 0, 63)
 
-    assert simplify((J * N + I) // N, facts) is J
-    assert simplify((J * N + I) % N, facts) is I
-    assert simplify((I * 64 + J) // 64, facts) is I
+    assert simplify((J * N + P) // N, facts) is J
+    assert simplify((J * N + P) % N, facts) is P
+    assert simplify((P * 64 + J) // 64, facts) is P
 
 
 def test_a_tile_that_divides_stays_in_range() -> None:
@@ -138,16 +138,16 @@ def test_convolution_shapes_are_recognised() -> None:
 
 
 def test_assumed_conditions_are_used() -> None:
-    facts = Facts().assume(I < N)
+    facts = Facts().assume(P < N)
 
-    assert prove(I + 1 <= N, facts) is True
-    assert prove(I < N, Facts()) is None
+    assert prove(P + 1 <= N, facts) is True
+    assert prove(P < N, Facts()) is None
 
 
 def test_linear_coefficients_are_found_or_declined() -> None:
-    form = linear_coefficients(I * 4 + J * N + 7, [I, J])
+    form = linear_coefficients(P * 4 + J * N + 7, [P, J])
     assert form is not None
     coefficients, rest = form
-    assert coefficients == {I: const(4), J: N} and rest is const(7)
-    assert linear_coefficients(I * J, [I, J]) is None
-    assert linear_coefficients(I // 2, [I]) is None
+    assert coefficients == {P: const(4), J: N} and rest is const(7)
+    assert linear_coefficients(P * J, [P, J]) is None
+    assert linear_coefficients(P // 2, [P]) is None

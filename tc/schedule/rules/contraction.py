@@ -64,8 +64,21 @@ def _final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str |
         except ScheduleError:
             return None
     last = after[-1].name
-    loops, own = schedule.loops_of(last), schedule.loops_of(name)
-    return last if len(loops) <= len(own) else None
+    contraction = next(info for info in block_infos(schedule.func) if info.name == name)
+    spatial = len(_spatial_loops(contraction))
+    loops = schedule.loops_of(last)
+    if len(loops) > spatial > 0:  # the sum runs over several axes of the result as one
+        schedule.fuse(*loops[spatial - 1 :])
+    return last
+
+
+def _spatial_loops(info: BlockInfo) -> list[str]:
+    """The loops that drive the spatial axes of a block that has not been scheduled."""
+    return [
+        axis.value.name
+        for axis in info.block.axes
+        if axis.var in info.spatial_axes and isinstance(axis.value, Var)
+    ]
 
 
 def choose_tile(rows: int | None, columns: int | None, lanes: int, target: Target) -> Tile:
