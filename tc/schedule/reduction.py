@@ -6,7 +6,22 @@ from tc.errors import ScheduleError
 from tc.ir.arith import prove
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Expr, Load, Var, logical_and
-from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, Let, LoopKind, PrimFunc, Stmt, Store, annotation, seq
+from tc.ir.loop import (
+    Alloc,
+    AxisKind,
+    Block,
+    BlockAxis,
+    For,
+    If,
+    IntrinsicCall,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Stmt,
+    Store,
+    annotation,
+    seq,
+)
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.schedule.tree import (
     Place,
@@ -139,6 +154,8 @@ def _check_rfactor(func: PrimFunc, place: Place, loop: str) -> For:
     block, name = place.block, place.block.name
     if block.init is None or annotation(block, "monoid") not in MONOIDS:
         raise ScheduleError(f"rfactor: block {name} is not a reduction by a named monoid")
+    if any(isinstance(node, (Block, For, IntrinsicCall)) for node in walk(block.body)):
+        raise ScheduleError(f"rfactor: block {name} is a tile; take the reduction apart before that")
     chosen = next((each for each in place.loops if each.var.name == loop), None)
     kinds = axis_loops(place)
     if chosen is None or kinds.get(chosen.var) is not AxisKind.REDUCTION:
