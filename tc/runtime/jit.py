@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -152,11 +153,18 @@ class Library:
         return found
 
 
+@functools.cache
+def _link_context() -> llvm.ContextRef:
+    """The context of the empty modules that engines want. It is never freed: the garbage collector may free an engine's parts
+    in any order, and a context that goes before its engine takes the process down."""
+    return llvm.create_context()
+
+
 def link(objects: Iterable[bytes]) -> Library:
     """Load object files into the process. External symbols come from the process and from llvmlite's `add_symbol`."""
     _initialize()
     machine = _target_machine(native_target())
-    engine = llvm.create_mcjit_compiler(_parse("", llvm.create_context()), machine)
+    engine = llvm.create_mcjit_compiler(_parse("", _link_context()), machine)
     for data in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
