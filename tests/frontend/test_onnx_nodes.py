@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+import tc
 from tc.errors import UnsupportedError
 from tc.frontend.onnx import load_model
 from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE
@@ -59,10 +61,27 @@ def with_constants(model: onnx.ModelProto, arrays: list[Any]) -> onnx.ModelProto
 def check(model: onnx.ModelProto, case: Any) -> str:
     """Run a case; the worst status of its nodes."""
     imported = load_model(model)
+    check_results(model, case, lambda arrays: run(imported, arrays))
+    return max((report.status for report in imported.report), key=WORST.index, default=NATIVE)
+
+
+def check_compiled(model: onnx.ModelProto, case: Any) -> str:
+    """The same, as machine code."""
+    compiled = tc.compile(model)
+    names = {info.name for info in compiled.inputs}
+    check_results(
+        model,
+        case,
+        lambda arrays: list(compiled.run({name: array for name, array in arrays.items() if name in names}).values()),
+    )
+    return NATIVE
+
+
+def check_results(model: onnx.ModelProto, case: Any, run_model: Callable[[dict[str, np.ndarray]], Any]) -> None:
     names = [info.name for info in model.graph.input]
     for inputs, outputs in case.data_sets:
         arrays = {name: as_array(item) for name, item in zip(names, inputs)}
-        for found, item in zip(run(imported, arrays), outputs, strict=True):
+        for found, item in zip(run_model(arrays), outputs, strict=True):
             expected = as_array(item)
             assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
             half = expected.dtype.itemsize == 2 and expected.dtype.kind in "fV"
@@ -71,30 +90,45 @@ def check(model: onnx.ModelProto, case: Any) -> str:
             else:
                 wide = (array.astype(np.float64) for array in (found, expected))
                 np.testing.assert_allclose(*wide, rtol=2e-2 if half else 1e-3, atol=1e-3 if half else 1e-6)
-    return max((report.status for report in imported.report), key=WORST.index, default=NATIVE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("constants", [False, True])
-def test_node_cases_of_onnx(constants: bool) -> None:
+def run_cases(
+    constants: bool, check_one: Callable[[onnx.ModelProto, Any], str]
+) -> tuple[Counter[str], list[str]]:
+    """How many cases had which status, and what failed."""
     from onnx.backend.test.loader import load_model_tests
 
+    statuses: Counter[str] = Counter()
+    failures = []
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         cases = [case for case in load_model_tests(kind="node") if not case.name.startswith(tuple(EXCEPTIONS))]
-        statuses: Counter[str] = Counter()
-        failures = []
         for case in cases:
             try:
                 model = with_constants(case.model, case.data_sets[0][0]) if constants else case.model
-                statuses[check(model, case)] += 1
+                statuses[check_one(model, case)] += 1
             except UnsupportedError as error:
                 statuses["refused"] += 1
                 if not any(reason in str(error) for reason in REASONS):
                     failures.append(f"{case.name}: {error}")
             except Exception as error:
                 failures.append(f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return statuses, failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constants", [False, True])
+def test_node_cases_of_onnx(constants: bool) -> None:
+    statuses, failures = run_cases(constants, check)
 
     assert not failures, "\n".join(failures)
     assert statuses[NATIVE] >= (1200 if constants else 1000), statuses
     assert statuses[FUNCTION_BODY] >= 250, statuses
+
+
+@pytest.mark.slow
+def test_node_cases_of_onnx_compiled() -> None:
+    statuses, failures = run_cases(True, check_compiled)
+
+    assert not failures, "\n".join(failures)
+    assert statuses[NATIVE] >= 1500, statuses
