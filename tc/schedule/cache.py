@@ -127,8 +127,7 @@ def copy_nest(
     result: Stmt = Block(
         name,
         tuple(
-            BlockAxis(axis, dim, AxisKind.SPATIAL, var)
-            for axis, dim, var in zip(axes, shape, loop_vars, strict=True)
+            BlockAxis(axis, dim, AxisKind.SPATIAL, var) for axis, dim, var in zip(axes, shape, loop_vars, strict=True)
         ),
         body(tuple(axes), facts),
     )
@@ -156,7 +155,9 @@ def cache_write(func: PrimFunc, block: str, scope: str, layout: str = "") -> Pri
     root = next((Place(s, place.path[:d]) for d, s in enumerate(place.path) if isinstance(s, For)), place)
     for other in block_places(func):
         if other.block is not place.block and root.stmt in other.path and target in buffers_read(other.block):
-            raise ScheduleError(f"cache_write: block {other.block.name} reads {target.name} inside the loops of block {block}")
+            raise ScheduleError(
+                f"cache_write: block {other.block.name} reads {target.name} inside the loops of block {block}"
+            )
     rule = _layout(target, layout)
     name = fresh_buffer_name(func, f"{target.name}_{scope}")
     scratch = Buffer(name, rule.shape(target.shape), target.dtype, scope)

@@ -88,7 +88,9 @@ def _check_inputs_stay(func: PrimFunc, place: Place, target: Place) -> None:
         changed = inputs & buffers_written(other.block)
         if changed:
             name = min(buffer.name for buffer in changed)
-            raise ScheduleError(f"compute_at: block {other.block.name} overwrites {name}, which block {place.block.name} reads")
+            raise ScheduleError(
+                f"compute_at: block {other.block.name} overwrites {name}, which block {place.block.name} reads"
+            )
 
 
 def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
@@ -165,9 +167,7 @@ def _guards(func: PrimFunc, target: Place, producers: list[Place], read: set[Buf
     return logical_and(*found)
 
 
-def _consumer_region(
-    func: PrimFunc, place: Place, target: Place, producers: list[Place]
-) -> dict[Var, Interval]:
+def _consumer_region(func: PrimFunc, place: Place, target: Place, producers: list[Place]) -> dict[Var, Interval]:
     """For each axis of the consumer, the part that reads what one iteration of the loop makes."""
     consumer, name = place.block, place.block.name
     facts = facts_inside(func, target)
@@ -185,11 +185,15 @@ def _consumer_region(
                 if known.low is not part.low or known.extent is not part.extent:
                     raise ScheduleError(f"reverse_compute_at: the operands of block {name} are made in different parts")
             elif prove(logical_and(part.low <= 0, part.low + part.extent >= dim), facts) is not True:
-                raise ScheduleError(f"reverse_compute_at: block {name} does not read {load.buffer.name} at its own axes")
+                raise ScheduleError(
+                    f"reverse_compute_at: block {name} does not read {load.buffer.name} at its own axes"
+                )
     for axis in consumer.axes:
         if axis.var not in region:
             if prove(axis.extent <= 1, facts) is not True:
-                raise ScheduleError(f"reverse_compute_at: axis {axis.var.name} of {name} is not an index of what it reads")
+                raise ScheduleError(
+                    f"reverse_compute_at: axis {axis.var.name} of {name} is not an index of what it reads"
+                )
             region[axis.var] = Interval(const(0), const(1))
     return region
 
@@ -209,7 +213,9 @@ def _written_region(target: Place, producers: list[Place], buffer: Buffer, facts
                 found = interval_of(value, inner, inside)
                 own = variables(value) & {loop.var for loop in inner}
                 if found is None or not found.is_dense or own & used or variables(value) & bound:
-                    raise ScheduleError(f"reverse_compute_at: block {place.block.name} writes {buffer.name} irregularly")
+                    raise ScheduleError(
+                        f"reverse_compute_at: block {place.block.name} writes {buffer.name} irregularly"
+                    )
                 used |= own
                 known = region[d]
                 region[d] = found if known is None else union(known, found, facts)
@@ -269,9 +275,7 @@ def _original(func: PrimFunc, block: Block) -> Place:
     return next(place for place in block_places(func) if place.block is block)
 
 
-def _nest_over(
-    func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval], where: Expr = TRUE
-) -> Stmt:
+def _nest_over(func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval], where: Expr = TRUE) -> Stmt:
     """A block under new loops: over `region` for its spatial axes, over everything for the others."""
     facts = facts_inside(func, target)
     names = fresh_names(func, [f"{axis.var.name.removeprefix('v')}t" for axis in block.axes])

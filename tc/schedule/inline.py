@@ -71,7 +71,9 @@ def _check_inputs_stay(func: PrimFunc, place: Place, store: Store) -> None:
         changed = inputs & buffers_written(other.block)
         if passed and changed:
             name = min(buffer.name for buffer in changed)
-            raise ScheduleError(f"compute_inline: block {other.block.name} overwrites {name}, which {place.block.name} reads")
+            raise ScheduleError(
+                f"compute_inline: block {other.block.name} overwrites {name}, which {place.block.name} reads"
+            )
 
 
 def _is_trivial(block: Block) -> bool:
@@ -125,7 +127,9 @@ def _only_producer(func: PrimFunc, place: Place) -> Place:
     read = buffers_read(place.block) - set(func.buffers)
     found = [p for p in block_places(func) if p.block is not place.block and buffers_written(p.block) & read]
     if len(found) != 1:
-        raise ScheduleError(f"reverse_compute_inline: block {place.block.name} must have one producer, found {len(found)}")
+        raise ScheduleError(
+            f"reverse_compute_inline: block {place.block.name} must have one producer, found {len(found)}"
+        )
     return found[0]
 
 
@@ -134,7 +138,9 @@ def _check_whole(func: PrimFunc, place: Place, load: Load) -> None:
     block = place.block
     axes = {axis.var: axis for axis in block.axes}
     if len(load.indices) != len(axes) or {*load.indices} != {*axes}:
-        raise ScheduleError(f"reverse_compute_inline: block {block.name} does not read {load.buffer.name} at its own axes")
+        raise ScheduleError(
+            f"reverse_compute_inline: block {block.name} does not read {load.buffer.name} at its own axes"
+        )
     facts = facts_at(func, place)
     for index, dim in zip(load.indices, load.buffer.shape, strict=True):
         assert isinstance(index, Var)

@@ -48,7 +48,9 @@ class Layout:
             ) from None
         layout = Layout(len(names), parts)
         if not arrow or len(set(names)) != len(names) or not layout._is_bijective():
-            raise ScheduleError(f"layout {text!r}: the parts of each axis must be the digits of one number, none left out")
+            raise ScheduleError(
+                f"layout {text!r}: the parts of each axis must be the digits of one number, none left out"
+            )
         return layout
 
     def _is_bijective(self) -> bool:

@@ -63,7 +63,9 @@ def _check_split(loop: For, factors: Sequence[Factor], names: Sequence[str]) -> 
     if loop.kind in (LoopKind.VECTORIZED, LoopKind.BOUND):
         raise ScheduleError(f"split: loop {name} is {loop.kind.name.lower()}; split it before that")
     if len(factors) < 2 or len(names) != len(factors):
-        raise ScheduleError(f"split: loop {name} needs two factors or more and a name for each, got {factors} and {names}")
+        raise ScheduleError(
+            f"split: loop {name} needs two factors or more and a name for each, got {factors} and {names}"
+        )
     if sum(factor is None for factor in factors) > 1:
         raise ScheduleError(f"split: only one factor of loop {name} may be left open, got {factors}")
     for factor in factors:
@@ -154,7 +156,9 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
     for loop in ordered:
         later = {other.var for other in ordered} - seen
         if variables(loop.extent) & later:
-            raise ScheduleError(f"reorder: the extent of loop {loop.var.name} depends on a loop that would be inside it")
+            raise ScheduleError(
+                f"reorder: the extent of loop {loop.var.name} depends on a loop that would be inside it"
+            )
         seen.add(loop.var)
     _check_order(func, outermost, nest, ordered)
     body = nest[-1].body
@@ -189,7 +193,9 @@ def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For
         if place.block.init is None or not any(variables(axis.value) & reducing for axis in spatial):
             continue
         if [loop for loop in old if loop.var in reducing] != [loop for loop in new if loop.var in reducing]:
-            raise ScheduleError(f"reorder: a loop drives spatial and reduction axes of block {place.block.name} at once")
+            raise ScheduleError(
+                f"reorder: a loop drives spatial and reduction axes of block {place.block.name} at once"
+            )
 
 
 def _check_independent(place: Place, what: str) -> None:

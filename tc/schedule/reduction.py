@@ -115,7 +115,9 @@ def _check_apart(spatial: tuple[BlockAxis, ...], kinds: dict[Var, AxisKind], wha
     for axis in spatial:
         for var in variables(axis.value):
             if _reduces(kinds, var):
-                raise ScheduleError(f"{what}: loop {var.name} drives spatial and reduction axes of block {block} at once")
+                raise ScheduleError(
+                    f"{what}: loop {var.name} drives spatial and reduction axes of block {block} at once"
+                )
 
 
 def rfactor(func: PrimFunc, block: str, loop: str) -> PrimFunc:
@@ -169,7 +171,9 @@ def _check_rfactor(func: PrimFunc, place: Place, loop: str) -> For:
     root = own_root(place)
     for outer in place.loops:
         if outer in root.path and _reduces(kinds, outer.var):
-            raise ScheduleError(f"rfactor: loop {outer.var.name} around other blocks drives a reduction of block {name}")
+            raise ScheduleError(
+                f"rfactor: loop {outer.var.name} around other blocks drives a reduction of block {name}"
+            )
     for part in conjuncts(block.where):
         used = variables(part) & {each.var for each in place.loops}
         if _mentions_reduction(part, kinds) and any(not _reduces(kinds, var) for var in used):
@@ -232,9 +236,7 @@ def _final_nest(
     needed = {var for axis in spatial for var in variables(axis.value)} | variables(where)
     loops = [each for each in place.loops if each not in root.path and each.var in needed]
     names = fresh_names(func, [f"{each.var.name}_f" for each in (*loops, chosen)])
-    fresh: dict[Node, Node] = {
-        each.var: Var(name, i64) for each, name in zip((*loops, chosen), names, strict=True)
-    }
+    fresh: dict[Node, Node] = {each.var: Var(name, i64) for each, name in zip((*loops, chosen), names, strict=True)}
     axes = {axis.var: Var(axis.var.name, i64) for axis in spatial}
     k = Var("vk", i64)
     result: Stmt = Block(
@@ -255,9 +257,7 @@ def _final_nest(
     return result
 
 
-def _combine(
-    block: Block, axes: dict[Var, Var], k: Var, partial: dict[Buffer, Buffer], stores: list[Store]
-) -> Stmt:
+def _combine(block: Block, axes: dict[Var, Var], k: Var, partial: dict[Buffer, Buffer], stores: list[Store]) -> Stmt:
     """result = combine(result, partial[k]), for all states of the monoid at once."""
     places = [tuple(substitute(index, dict(axes)) for index in store.indices) for store in stores]
     old = tuple(Load(s.buffer, at) for s, at in zip(stores, places, strict=True))

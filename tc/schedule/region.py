@@ -113,7 +113,9 @@ def _is_dense(steps: list[tuple[Expr, Expr]], facts: Facts) -> bool:
     covered: Expr = const(1)
     rest = list(steps)
     while rest:
-        found = next((step for step in rest if prove(logical_and(step[0] >= 0, step[0] <= covered), facts) is True), None)
+        found = next(
+            (step for step in rest if prove(logical_and(step[0] >= 0, step[0] <= covered), facts) is True), None
+        )
         if found is None:
             return False
         rest.remove(found)

@@ -190,7 +190,9 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     """
     known = INTRINSICS.get(intrinsic)
     if known is None:
-        raise ScheduleError(f"tensorize: there is no intrinsic {intrinsic!r}; there are: {', '.join(sorted(INTRINSICS))}")
+        raise ScheduleError(
+            f"tensorize: there is no intrinsic {intrinsic!r}; there are: {', '.join(sorted(INTRINSICS))}"
+        )
     before = {block.name for block in blocks_in(func.body)}
     tiled = blockize(func, loop)
     (name,) = {block.name for block in blocks_in(tiled.body)} - before
@@ -238,7 +240,11 @@ def _match(intrinsic: Intrinsic, loops: list[For], block: Block, facts: Facts) -
         first: list[Expr] = []
         for d, index in enumerate(b.indices):
             form = linear_coefficients(simplify(index, facts), variables_)
-            moving = linear_coefficients(substitute(p.indices[d - lead], dict(renamed)), variables_) if d >= lead else ({}, None)
+            moving = (
+                linear_coefficients(substitute(p.indices[d - lead], dict(renamed)), variables_)
+                if d >= lead
+                else ({}, None)
+            )
             if form is None or moving is None or form[0] != moving[0]:
                 return False
             first.append(form[1])

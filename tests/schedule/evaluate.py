@@ -90,7 +90,9 @@ class _Checked:
 
 def _fresh(shape: Sequence[int], dtype: str) -> _Checked:
     kind = np.dtype(dtype)
-    return _Checked(np.full(tuple(shape), np.nan if kind.kind == "f" else POISON % (1 << (8 * kind.itemsize - 1)), kind))
+    return _Checked(
+        np.full(tuple(shape), np.nan if kind.kind == "f" else POISON % (1 << (8 * kind.itemsize - 1)), kind)
+    )
 
 
 def _divide(a: Any, b: Any) -> Any:

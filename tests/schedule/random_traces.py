@@ -254,7 +254,9 @@ class Proposer:
         node = next(p.block for p in block_places(self.schedule.func) if p.block.name == block)
         buffer = self.one(sorted(buffers_read(node), key=lambda b: b.name))
         assert isinstance(buffer, Buffer)
-        self.schedule.cache_read(block, buffer.name, str(scope), self.layout_of(buffer) if self.rng.random() < 0.5 else "")
+        self.schedule.cache_read(
+            block, buffer.name, str(scope), self.layout_of(buffer) if self.rng.random() < 0.5 else ""
+        )
 
     def layout_of(self, buffer: Buffer) -> str:
         """A random layout: one axis cut in two, the block moved to the end."""

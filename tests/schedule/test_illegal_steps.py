@@ -34,7 +34,11 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
     (chain(), lambda s: s.split("i", (4, 4)), r"make 16 iterations, which may be fewer than its 20"),
     (chain(Var("n")), lambda s: s.split("i", (4, 4)), r"make 16 iterations, which may be fewer than its n"),
     (chain(), lambda s: s.split("i", (4,)), r"loop i needs two factors or more and a name for each"),
-    (chain(), _then(lambda s: s.vectorize("i"), lambda s: s.split("i", 4)), r"loop i is vectorized; split it before that"),
+    (
+        chain(),
+        _then(lambda s: s.vectorize("i"), lambda s: s.split("i", 4)),
+        r"loop i is vectorized; split it before that",
+    ),
     (matmul(), lambda s: s.fuse("i", "ri"), r"loop ri is not directly inside loop i"),
     (matmul(), _then(lambda s: s.parallel("i"), lambda s: s.fuse("i", "j")), r"loops i and j are parallel and serial"),
     (softmax(), lambda s: s.reorder("i", "i_1"), r"loop i_1 is not in the perfect nest of loop i"),
@@ -47,7 +51,11 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
     (row_sum(), lambda s: s.parallel("ri"), r"parallel: loop ri drives a reduction axis of block s; use rfactor first"),
     (row_sum(), lambda s: s.vectorize("ri"), r"vectorize: loop ri drives a reduction axis of block s"),
     (row_sum(), lambda s: s.bind("ri", "thread.x"), r"bind: loop ri drives a reduction axis of block s"),
-    (chain(Var("n")), lambda s: s.vectorize("i"), r"vectorize: the extent of loop i is n; split it by a constant first"),
+    (
+        chain(Var("n")),
+        lambda s: s.vectorize("i"),
+        r"vectorize: the extent of loop i is n; split it by a constant first",
+    ),
     (chain(Var("n")), lambda s: s.unroll("i"), r"unroll: the extent of loop i is n; only constant extents unroll"),
     (
         matmul(),
@@ -140,8 +148,16 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
         _then(lambda s: s.compute_at("a", "i_1"), lambda s: s.cache_read("b", "a")),
         r"cache_read: block a makes a inside the loops of block b",
     ),
-    (matmul(), lambda s: s.cache_read("mm", "B", "local", "k, n -> n // 4, k"), r"the digits of one number, none left out"),
-    (matmul(), lambda s: s.cache_read("mm", "B", "local", "k, n -> k * 2, n"), r"write the axes, `->`, and parts such as"),
+    (
+        matmul(),
+        lambda s: s.cache_read("mm", "B", "local", "k, n -> n // 4, k"),
+        r"the digits of one number, none left out",
+    ),
+    (
+        matmul(),
+        lambda s: s.cache_read("mm", "B", "local", "k, n -> k * 2, n"),
+        r"write the axes, `->`, and parts such as",
+    ),
     (matmul(), lambda s: s.cache_read("mm", "B", "local", "n -> n // 4, n % 4"), r"is for 1 axes, buffer B has 2"),
     (
         row_sum(),
@@ -157,9 +173,7 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
     (chain(), lambda s: s.set_scope("a", "heap"), r"set_scope: there is no scope 'heap'"),
     (
         matmul(),
-        _then(
-            lambda s: s.transform_layout("B", "k, n -> n, k"), lambda s: s.transform_layout("B", "k, n -> n, k")
-        ),
+        _then(lambda s: s.transform_layout("B", "k, n -> n, k"), lambda s: s.transform_layout("B", "k, n -> n, k")),
         r"transform_layout: parameter B has a layout already",
     ),
     (matmul(), lambda s: s.pad_einsum("mm", (4, 4)), r"block mm has 3 axes, got the multiples \(4, 4\)"),

@@ -88,14 +88,10 @@ def convolution() -> PrimFunc:
     x, w = placeholder((8, 14, 14), f32, "X"), placeholder((16, 8, 3, 3), f32, "W")
     pad = compute(
         (8, 16, 16),
-        lambda c, i, j: select(
-            logical_and(i >= 1, i < 15, j >= 1, j < 15), x[c, i - 1, j - 1], const(0.0, f32)
-        ),
+        lambda c, i, j: select(logical_and(i >= 1, i < 15, j >= 1, j < 15), x[c, i - 1, j - 1], const(0.0, f32)),
         "pad",
     )
-    y = reduce(
-        "sum", (16, 14, 14), (8, 3, 3), lambda o, i, j, c, p, q: pad[c, i + p, j + q] * w[o, c, p, q], "conv"
-    )
+    y = reduce("sum", (16, 14, 14), (8, 3, 3), lambda o, i, j, c, p, q: pad[c, i + p, j + q] * w[o, c, p, q], "conv")
     z = compute((16, 14, 14), lambda o, i, j: maximum(y[o, i, j], 0.0), "relu")
     return create_prim_func("convolution", [x, w], [z])
 

@@ -49,7 +49,11 @@ def test_a_tile_becomes_an_instruction() -> None:
 
     call = s.block(name).body
     assert isinstance(call, IntrinsicCall)
-    assert [str(operand) for operand in call.operands] == ["A[vio * 2, vrio * 4]", "B[vrio * 4, vjo * 4]", "mm[vio * 2, vjo * 4]"]
+    assert [str(operand) for operand in call.operands] == [
+        "A[vio * 2, vrio * 4]",
+        "B[vrio * 4, vjo * 4]",
+        "mm[vio * 2, vjo * 4]",
+    ]
     assert_same(func, s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
-from tc.ir.expr import Buffer, Const, Expr, Load, const
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
 from tc.ir.loop import Alloc, For, If, PrimFunc, Stmt, Store
 from tc.ir.node import Node, children, replace, transform, walk
 from tc.passes.manager import loop_pass
@@ -46,8 +46,11 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
     root = path[-1] if path else stripped
     accesses = list(_accesses(root.body if isinstance(root, For) else root, buffer, ()))  # type: ignore[attr-defined]
     lows, extents = [], []
+    bound = {loop.var for loop in outer}
     for d, dim in enumerate(buffer.shape):
         low, extent = _dimension(accesses, d, dim, facts, whole_tiles=buffer.scope == "register")
+        if not _is_known_before(low, extent, bound):
+            low, extent = const(0), dim
         lows.append(low)
         extents.append(extent)
     small = replace(buffer, shape=tuple(extents))
@@ -62,6 +65,12 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
         new_root: Stmt = replace(root, body=Alloc(small, transform(root.body, rewrite)))
         return transform(stripped, lambda node: new_root if node is root else None)
     return Alloc(small, transform(stripped, rewrite))
+
+
+def _is_known_before(low: Expr, extent: Expr, bound: set[Var]) -> bool:
+    """Whether the size depends on dims alone, and neither it nor the offset on what is in memory."""
+    loads = any(isinstance(node, Load) for part in (low, extent) for node in walk(part))
+    return not loads and not any(node in bound for node in walk(extent))
 
 
 def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:

@@ -12,9 +12,9 @@ from tc.passes.manager import loop_pass
 def lower_blocks(func: PrimFunc) -> PrimFunc:
     """Remove every block.
 
-        with block (vi = i * 8 + j, vk = k) where c:        if c:
-            init: C[vi] = 0                           =>        if k == 0: C[i * 8 + j] = 0
-            C[vi] = C[vi] + A[vi, vk]                           C[i * 8 + j] = C[i * 8 + j] + A[i * 8 + j, k]
+    with block (vi = i * 8 + j, vk = k) where c:        if c:
+        init: C[vi] = 0                           =>        if k == 0: C[i * 8 + j] = 0
+        C[vi] = C[vi] + A[vi, vk]                           C[i * 8 + j] = C[i * 8 + j] + A[i * 8 + j, k]
     """
 
     def lower(node: Node) -> Node | None:
