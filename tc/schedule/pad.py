@@ -50,7 +50,8 @@ def pad_einsum(func: PrimFunc, block: str, multiples: Sequence[int]) -> PrimFunc
             )
     scratch: dict[Node, Node] = {}
     names = func
-    for access in (*operands, result):
+    accesses: tuple[Load | Store, ...] = (*operands, result)
+    for access in accesses:
         if access.buffer not in scratch and any(index in extents for index in access.indices):
             buffer = _padded(names, access, extents)
             scratch[access.buffer] = buffer

@@ -146,7 +146,7 @@ def _split_axis(axis: BlockAxis, loops: list[For], facts: Facts, block: str) -> 
             if not isinstance(factor, Const) or not isinstance(each.extent, Const) or factor.value < 0:
                 form = None
                 break
-            extent += factor.value * (each.extent.value - 1)
+            extent += int(factor.value) * (int(each.extent.value) - 1)
     if form is None:
         raise ScheduleError(f"blockize: axis {axis.var.name} of block {block} is {axis.value}, not a tile of its loops")
     if prove(equal(rest % extent, 0), facts) is not True or prove(equal(axis.extent % extent, 0), facts) is not True:

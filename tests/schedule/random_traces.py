@@ -110,9 +110,9 @@ def argmax(rng: np.random.Generator) -> Problem:
 
 
 def elementwise(rng: np.random.Generator) -> Problem:
-    """A chain with broadcasts; a value is used twice."""
+    """A chain with broadcasts over a symbolic number of rows, perhaps none; a value is used twice."""
     n, m = Var("n"), int(rng.integers(1, 9))
-    size = int(rng.integers(1, 18))
+    size = int(rng.integers(0, 18))
     x, b = placeholder((n, m), f32, "X"), placeholder((m,), f32, "B")
     s = compute((n, m), lambda i, j: x[i, j] + b[j], "shift")
     t = compute((n, m), lambda i, j: maximum(s[i, j], 0.0), "relu")

@@ -7,12 +7,14 @@ import zlib
 import numpy as np
 import pytest
 
+from tc.compiler import finish_loops
 from tc.ir.structural import first_difference
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.step import Trace
+from tests.ops.kernels import run
 from tests.schedule.evaluate import run_prim_func
 from tests.schedule.random_traces import CLASSES, random_schedule
 
@@ -35,6 +37,16 @@ def check_seed(name: str, seed: int) -> None:
     assert first_difference(replayed, schedule.func) is None, str(schedule.trace)
 
 
+def check_compiled(name: str, seed: int) -> None:
+    """One random problem, one random schedule: machine code computes what the unscheduled program means."""
+    rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
+    func, arrays, dims = CLASSES[name](rng)
+    schedule = random_schedule(func, rng)
+    results = run(finish_loops(schedule.func), arrays, dims)
+    for want, got in zip(run_prim_func(func, arrays, dims), results):
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=str(schedule.trace))
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_random_schedules_keep_the_meaning(name: str) -> None:
     for seed in range(20):
@@ -46,3 +58,16 @@ def test_random_schedules_keep_the_meaning(name: str) -> None:
 def test_many_random_schedules_keep_the_meaning(name: str) -> None:
     for seed in range(20, 220):
         check_seed(name, seed)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_random_schedules_compile(name: str) -> None:
+    for seed in range(4):
+        check_compiled(name, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_many_random_schedules_compile(name: str) -> None:
+    for seed in range(20, 220):
+        check_compiled(name, seed)
