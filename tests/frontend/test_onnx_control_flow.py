@@ -327,3 +327,20 @@ def test_an_unknown_activation_is_refused(rng: np.random.Generator) -> None:
 
     with pytest.raises(UnsupportedError, match="'Cube'"):
         load_model(model, on_unsupported="error")
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_a_loop_that_may_not_begin_stacks_nothing_then(begin: bool) -> None:
+    inner = graph(
+        [node("Add", "v x", "v_out"), node("Identity", "go_in", "go"), node("Identity", "v_out", "row")],
+        [value("i", INT64, []), value("go_in", BOOL, []), value("v", TensorProto.FLOAT, [2])],
+        "go v_out row",
+    )
+    inputs = {"x": (F32, [2]), "m": (np.int64, []), "begin": (np.bool_, [])}
+    model = make_model([node("Loop", "m begin x", "last rows", body=inner)], inputs, ["last", "rows"])
+
+    imported = load_model(model)
+    last, rows = run(imported, {"x": np.ones(2, F32), "m": np.array(3), "begin": np.array(begin)})
+
+    np.testing.assert_array_equal(last, [4, 4] if begin else [1, 1])
+    assert rows.shape == (3 if begin else 0, 2)

@@ -281,6 +281,8 @@ def bind_loop(
             raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration")
     if scanned and (trip_count is None or after is not None):
         raise UnsupportedError("a loop that stacks results needs a known number of iterations")
+    if scanned and condition is not None:
+        trip_count, condition = _iterations(c, trip_count, condition), None
     true = constant_value(np.array(True))
     results = [graph.atom(true if after is None else after)]
     results += [_with_type(graph, new, old.type) for old, new in zip(init, carried, strict=True)]
@@ -291,6 +293,13 @@ def bind_loop(
     start = c.graph.atom(true if condition is None else condition)
     operation = Loop(trip_count, start, tuple(c.graph.atom(v) for v in init), function, span=c.span)
     return list(c.graph.bind(operation, types, [c.label] * len(types), c.span))
+
+
+def _iterations(c: Calls, trip_count: Expr, condition: Value) -> Expr:
+    """The number of iterations of a loop that runs `trip_count` times, or, where `condition` fails, not at all."""
+    whole = elements_value(make_elements([trip_count], ()), i64)
+    number = c.call("mul", whole, c.call("cast", condition, dtype=i64))
+    return c.graph.dims(number, f"{c.label}.iterations", c.span)[0]
 
 
 @onnx_op("Loop")

@@ -556,6 +556,8 @@ def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
 def import_resize(n: NodeContext) -> NodeResult:
     x = n.value(0)
     mode, coordinates = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
+    if n.attr("exclude_outside", 0) and mode == "cubic":
+        raise UnsupportedError("Resize that leaves out what lies outside of the image")
     if coordinates in ("tf_crop_and_resize", "tf_half_pixel_for_nn") or n.attr("antialias", 0):
         what = "with antialiasing" if n.attr("antialias", 0) else f"with coordinates {coordinates!r}"
         raise UnsupportedError(f"Resize {what}")
@@ -570,7 +572,6 @@ def import_resize(n: NodeContext) -> NodeResult:
         coordinate_mode=coordinates,
         nearest_mode=n.attr("nearest_mode", "round_prefer_floor"),
         cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
-        exclude_outside=bool(n.attr("exclude_outside", 0)),
     )
 
 
