@@ -279,10 +279,11 @@ def bind_loop(
     for value in scanned:
         if any(node in own for node in walk(value.type)):
             raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration")
-    if scanned and (trip_count is None or after is not None):
-        raise UnsupportedError("a loop that stacks results needs a known number of iterations")
-    if scanned and condition is not None:
-        trip_count, condition = _iterations(c, trip_count, condition), None
+    if scanned:
+        if trip_count is None or after is not None:
+            raise UnsupportedError("a loop that stacks results needs a known number of iterations")
+        if condition is not None:
+            trip_count, condition = _iterations(c, trip_count, condition), None
     true = constant_value(np.array(True))
     results = [graph.atom(true if after is None else after)]
     results += [_with_type(graph, new, old.type) for old, new in zip(init, carried, strict=True)]
