@@ -1,12 +1,29 @@
-"""IR as text: a subset of Python syntax, made to be read."""
+"""IR as text: a subset of Python syntax, made to be read; `parser` reads it back to an equal program.
+
+    @loops
+    def scale(A: f32[n], B: f32[n], n: i64):
+        outputs(1)
+        for i in parallel(n, grain=64):
+            with block('scale', vi=spatial(n, i)):
+                B[vi] = A[vi] * 2.0
+
+    @graph
+    def main(x: f32[n, 4]):
+        y: f32[n, 4] = relu(x)  # Relu_3
+        return y
+
+Large constants are named, and kept in a dictionary beside the text. What follows `#` is where a piece comes from.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 
-from tc.ir.expr import Buffer, Expr, format_expr
+from tc.ir.dtype import DType
+from tc.ir.expr import Buffer, Const, Expr, format_expr
 from tc.ir.graph import (
     Atom,
     AttrValue,
@@ -27,6 +44,7 @@ from tc.ir.graph import (
 )
 from tc.ir.loop import (
     Alloc,
+    Annotations,
     Block,
     For,
     IntrinsicCall,
@@ -40,34 +58,38 @@ from tc.ir.loop import (
 )
 from tc.ir.loop import If as LoopIf
 from tc.ir.module import IRModule
-from tc.ir.types import DimFact, Type
+from tc.ir.types import DimFact, FunctionType, TensorType, TupleType, Type
 
+Constants = dict[str, np.ndarray]
 _INDENT = "    "
+_INLINE_ELEMENTS = 4
 
 
-def print_ir(node: IRModule | Function | PrimFunc | Stmt) -> str:
-    """The text of a module, a function or a statement. Variables of one name get a number each."""
+def print_ir(node: IRModule | Function | PrimFunc | Stmt, constants: Constants | None = None) -> str:
+    """The text of a module, a function or a statement. `constants` receives the arrays that the text refers to by name."""
+    table: Constants = {} if constants is None else constants
     match node:
         case IRModule():
-            return "\n\n".join(print_ir(func) for func in node.functions) + "\n"
+            head = [] if node.entry == "main" else [f"entry({node.entry!r})"]
+            return "\n\n".join([*head, *(print_ir(func, table) for func in node.functions)]) + "\n"
         case Function():
-            return "\n".join(_GraphPrinter().function(node, 0))
+            return "\n".join(_GraphPrinter(table).function(node, 0))
         case PrimFunc():
             return "\n".join(_LoopPrinter().function(node))
     return "\n".join(_LoopPrinter().statement(node, 0))
 
 
 class _Names:
-    """A name of its own for every binder, the binder's name where that is free."""
+    """A name of its own for every binder: the binder's name where that is free and no word of the language."""
 
     def __init__(self) -> None:
         self._names: dict[object, str] = {}
-        self._used: set[str] = set()
+        self._used: set[str] = set(_RESERVED)
 
     def __call__(self, binder: object) -> str:
         found = self._names.get(binder)
         if found is None:
-            base = _identifier(binder.name)  # type: ignore[attr-defined]
+            base = identifier(binder.name)  # type: ignore[attr-defined]
             found, count = base, 0
             while found in self._used:
                 count += 1
@@ -83,14 +105,32 @@ class _Names:
         return ", ".join(map(self.expr, items))
 
 
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() or c == "_" else "_" for c in name) or "v"
+_RESERVED = (
+    "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
+    "nonlocal not or pass raise return try while with yield None True False min max select cast dim block init alloc let "
+    "where annotate range parallel vectorized unrolled bound spatial reduction ordered outputs promise attrs notes named "
+    "const cond loop call_tir call_extern read_dims graph loops entry float tuple fn "
+    "f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool"
+).split()
+
+
+def identifier(name: str) -> str:
+    """`name` with everything that cannot stand in a name replaced."""
+    text = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name) or "v"
     return text if text[0].isalpha() or text[0] == "_" else f"v{text}"
 
 
-def _fact(names: _Names, fact: DimFact) -> str:
-    text = f"{names(fact.var)}: {fact.lo}..{'' if fact.hi is None else fact.hi}"
-    return text if fact.multiple_of == 1 else f"{text} multiple of {fact.multiple_of}"
+def _promises(names: _Names, facts: Iterable[DimFact]) -> list[str]:
+    return [f"promise({names(f.var)}, {f.lo}, {f.hi}, {f.multiple_of})" for f in facts]
+
+
+def _keywords(items: Annotations) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in items)
+
+
+def _named(name: str) -> list[str]:
+    """The function's name, where it is not one that Python allows."""
+    return [] if identifier(name) == name and name not in _RESERVED else [f"named({name!r})"]
 
 
 class _LoopPrinter:
@@ -100,18 +140,24 @@ class _LoopPrinter:
         self.names = _Names()
 
     def function(self, func: PrimFunc) -> list[str]:
-        params = []
-        for param in func.params:
-            text = self._buffer(param) if isinstance(param, Buffer) else f"{self.names(param)}: i64"
-            params.append(text)
-        lines = [f"def {_identifier(func.name)}({', '.join(params)}):"]
-        lines.append(f"{_INDENT}# outputs: {', '.join(self.names(b) for b in func.outputs)}")
-        if func.facts:
-            lines.append(f"{_INDENT}# {'; '.join(_fact(self.names, fact) for fact in func.facts)}")
-        return [*lines, *self.statement(func.body, 1)]
+        params = [
+            self._buffer(param) if isinstance(param, Buffer) else f"{self.names(param)}: i64" for param in func.params
+        ]
+        notes = [*_named(func.name), f"outputs({func.num_outputs})", *_promises(self.names, func.facts)]
+        if func.attrs:
+            notes.append(f"notes({_keywords(func.attrs)})")
+        head = ["@loops", f"def {_function_name(func.name)}({', '.join(params)}):"]
+        return [*head, *(f"{_INDENT}{note}" for note in notes), *self.statement(func.body, 1)]
 
     def _buffer(self, buffer: Buffer) -> str:
-        return f"{self.names(buffer)}: {buffer.dtype}[{self.names.exprs(buffer.shape)}]"
+        return f"{self.names(buffer)}: {self._buffer_type(buffer, 'global')}"
+
+    def _buffer_type(self, buffer: Buffer, usual: str) -> str:
+        text = f"{buffer.dtype}[{self.names.exprs(buffer.shape) or '()'}]"
+        extra = [] if buffer.scope == usual else [f"scope={buffer.scope!r}"]
+        if buffer.strides is not None:
+            extra.append(f"strides=({self.names.exprs(buffer.strides)},)")
+        return f"alloc({', '.join([text, *extra])})" if extra else text
 
     def statement(self, stmt: Stmt, depth: int) -> list[str]:
         pad = _INDENT * depth
@@ -126,10 +172,11 @@ class _LoopPrinter:
                 place = self.names.exprs(indices) or "()"
                 return [f"{pad}{self.names(buffer)}[{place}] = {self.names.expr(value)}"]
             case Alloc(buffer=buffer, body=body):
-                head = f"{pad}{self.names(buffer)} = alloc({buffer.dtype}[{self.names.exprs(buffer.shape)}], {buffer.scope!r})"
-                return [head, *self.statement(body, depth)]
+                kind = self._buffer_type(buffer, "")
+                return [f"{pad}with {kind} as {self.names(buffer)}:", *self.statement(body, depth + 1)]
             case Let(var=var, value=value, body=body):
-                return [f"{pad}{self.names(var)} = {self.names.expr(value)}", *self.statement(body, depth)]
+                head = f"{pad}with let({self.names.expr(value)}) as {self.names(var)}:"
+                return [head, *self.statement(body, depth + 1)]
             case LoopIf(condition=condition, then_body=then_body, else_body=else_body):
                 lines = [f"{pad}if {self.names.expr(condition)}:", *self.statement(then_body, depth + 1)]
                 if else_body is not None:
@@ -145,58 +192,76 @@ class _LoopPrinter:
         parts = [self.names.expr(loop.extent)]
         if loop.kind is LoopKind.BOUND:
             parts.append(repr(loop.thread))
-        parts += [f"{key}={value!r}" for key, value in loop.annotations]
+        if loop.annotations:
+            parts.append(_keywords(loop.annotations))
         return f"{loop.kind.value}({', '.join(parts)})"
 
     def _block(self, block: Block, depth: int) -> list[str]:
         pad = _INDENT * depth
-        axes = ", ".join(
+        axes = [
             f"{self.names(axis.var)}={axis.kind.value}({self.names.expr(axis.extent)}, {self.names.expr(axis.value)})"
             for axis in block.axes
-        )
-        lines = [f"{pad}with block({', '.join(filter(None, [repr(block.name), axes]))}):"]
+        ]
+        lines = [f"{pad}with block({', '.join([repr(block.name), *axes])}):"]
         condition = self.names.expr(block.where)
         if condition != "True":
             lines.append(f"{pad}{_INDENT}where({condition})")
+        if block.annotations:
+            lines.append(f"{pad}{_INDENT}annotate({_keywords(block.annotations)})")
         if block.init is not None:
-            lines.append(f"{pad}{_INDENT}with init():")
-            lines += self.statement(block.init, depth + 2)
+            lines += [f"{pad}{_INDENT}with init():", *self.statement(block.init, depth + 2)]
         return [*lines, *self.statement(block.body, depth + 1)]
+
+
+def _function_name(name: str) -> str:
+    return identifier(name) if name not in _RESERVED else f"{name}_"
 
 
 class _GraphPrinter:
     """Text of graph-level IR."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Constants) -> None:
         self.names = _Names()
+        self.constants = constants
 
     def function(self, func: Function, depth: int) -> list[str]:
-        pad = _INDENT * depth
+        pad, inner = _INDENT * depth, _INDENT * (depth + 1)
         params = ", ".join(f"{self.names(p)}: {self._type(p.type)}" for p in func.params)
-        lines = [f"{pad}def {_identifier(func.name)}({params}):"]
-        if func.facts and not depth:
-            lines.append(f"{pad}{_INDENT}# {'; '.join(_fact(self.names, fact) for fact in func.facts)}")
+        lines = [] if depth else ["@graph"]
+        lines.append(f"{pad}def {_function_name(func.name)}({params}):")
+        notes = [*_named(func.name), *_promises(self.names, func.facts)]
+        if func.attrs:
+            notes.append(f"attrs({', '.join(self._attrs(func.attrs))})")
+        lines += [f"{inner}{note}" for note in notes]
         for binding in func.bindings:
             lines += self._binding(binding, depth + 1)
-        lines.append(f"{pad}{_INDENT}return {', '.join(map(self._atom, func.results)) or 'None'}")
-        return lines
+        return [*lines, f"{inner}return {', '.join(map(self._atom, func.results)) or 'None'}"]
 
     def _type(self, type_: Type) -> str:
-        shape = getattr(type_, "shape", None)
-        if shape is None:
-            return str(type_)
-        return f"{type_.dtype}[{self.names.exprs(shape)}]"  # type: ignore[union-attr]
+        match type_:
+            case TensorType(shape=shape, dtype=dtype):
+                return f"{dtype}[{self.names.exprs(shape) or '()'}]"
+            case TupleType(fields=fields):
+                return f"tuple[{', '.join(map(self._type, fields))},]"
+            case FunctionType(params=params, results=results):
+                left, right = (f"tuple[{', '.join(map(self._type, part))},]" for part in (params, results))
+                return f"fn[{left}, {right}]"
+        raise AssertionError(f"no text for {type_}")
 
     def _binding(self, binding: Binding, depth: int) -> list[str]:
         pad = _INDENT * depth
-        note = f"  # {binding.span}" if binding.span is not None else ""
+        note = f"  # {binding.span}".replace("\n", " ") if binding.span is not None else ""
         value = binding.value
         if isinstance(value, ReadDims):
             targets = ", ".join(self.names(dim) for dim in value.dims)
-            return [f"{pad}{targets} = read_dims({self._atom(value.operand)}){note}"]
+            return [f"{pad}{targets}, = read_dims({self._atom(value.operand)}){note}"]
         before, text = self._operation(value, depth)
-        targets = ", ".join(f"{self.names(t)}: {self._type(t.type)}" for t in binding.targets)
-        return [*before, f"{pad}{targets} = {text}{note}"]
+        if len(binding.targets) == 1:
+            (target,) = binding.targets
+            return [*before, f"{pad}{self.names(target)}: {self._type(target.type)} = {text}{note}"]
+        types = ", ".join(self._type(target.type) for target in binding.targets)
+        names = ", ".join(self.names(target) for target in binding.targets)
+        return [*before, f"{pad}{names}, = {text} @ ({types},){note}" if names else f"{pad}{text}{note}"]
 
     def _operation(self, value: object, depth: int) -> tuple[list[str], str]:
         match value:
@@ -205,33 +270,47 @@ class _GraphPrinter:
             case Call(op=op, args=args, attrs=attrs):
                 return [], f"{op}({', '.join([*map(self._atom, args), *self._attrs(attrs)])})"
             case CallTir(callee=callee, args=args, dims=dims):
-                return [], f"call_tir({callee!r}, {', '.join([*map(self._atom, args), *map(self.names.expr, dims)])})"
+                return [], f"call_tir({callee!r}, {self._atoms(args)}, {self._tuple(dims)})"
             case CallFunction(callee=callee, args=args):
-                return [], f"{self._atom(callee)}({', '.join(map(self._atom, args))})"
-            case CallExtern(symbol=symbol, args=args):
-                return [], f"call_extern({', '.join([repr(symbol), *map(self._atom, args)])})"
+                return [], f"call({', '.join(map(self._atom, (callee, *args)))})"
+            case CallExtern(symbol=symbol, args=args, dims=dims, attrs=attrs, effect=effect):
+                parts = [repr(symbol), self._atoms(args), self._tuple(dims), repr(effect), *self._attrs(attrs)]
+                return [], f"call_extern({', '.join(parts)})"
             case Tuple(fields=fields):
-                return [], f"({', '.join(map(self._atom, fields))},)"
+                return [], self._atoms(fields)
             case GetItem(operand=operand, index=index):
                 return [], f"{self._atom(operand)}[{index}]"
             case If(condition=condition, then_branch=then_branch, else_branch=else_branch):
                 before = [*self.function(then_branch, depth), *self.function(else_branch, depth)]
-                names = f"{_identifier(then_branch.name)}, {_identifier(else_branch.name)}"
+                names = f"{_function_name(then_branch.name)}, {_function_name(else_branch.name)}"
                 return before, f"cond({self._atom(condition)}, {names})"
             case Loop(trip_count=trip_count, condition=condition, init=init, body=body):
                 count = "None" if trip_count is None else self.names.expr(trip_count)
-                args = ", ".join([count, *map(self._atom, (condition, *init)), _identifier(body.name)])
+                args = ", ".join([_function_name(body.name), count, *map(self._atom, (condition, *init))])
                 return self.function(body, depth), f"loop({args})"
         raise AssertionError(f"no text for {type(value).__name__}")
+
+    def _atoms(self, atoms: Iterable[Atom]) -> str:
+        return f"({''.join(f'{self._atom(atom)}, ' for atom in atoms)})"
+
+    def _tuple(self, items: Iterable[Expr]) -> str:
+        return f"({''.join(f'{self.names.expr(item)}, ' for item in items)})"
 
     def _attrs(self, attrs: tuple[tuple[str, AttrValue], ...]) -> list[str]:
         return [f"{name}={self._value(value)}" for name, value in attrs]
 
     def _value(self, value: AttrValue) -> str:
-        if isinstance(value, Expr):
-            return self.names.expr(value)
-        if isinstance(value, tuple):
-            return f"({', '.join(map(self._value, value))}{',' if len(value) == 1 else ''})"
+        match value:
+            case Const():
+                return f"dim({self.names.expr(value)})"
+            case Expr():
+                return self.names.expr(value)
+            case DType():
+                return value.name
+            case tuple():
+                return f"({''.join(f'{self._value(item)}, ' for item in value)})"
+            case float() if not math.isfinite(value):
+                return f"float({str(value)!r})"
         return repr(value)
 
     def _atom(self, atom: Atom | None) -> str:
@@ -239,11 +318,18 @@ class _GraphPrinter:
             case None:
                 return "None"
             case TensorConst(value=value, name=name):
-                if value.size <= 4:
-                    return f"const({np.asarray(value).tolist()}, {atom.type})"
-                return f"const({name or 'array'!r}, {atom.type})"
-            case GlobalRef(name=name):
-                return _identifier(name)
+                return self._constant(value, name)
+            case GlobalRef(name=name, type=type_):
+                return f"named({name!r}, {self._type(type_)})"
         return self.names(atom)
 
-
+    def _constant(self, value: np.ndarray, name: str) -> str:
+        type_ = self._type(TensorConst(value).type)
+        exact = value.dtype.kind in "biu" or (value.dtype.kind == "f" and bool(np.isfinite(value).all()))
+        if value.size <= _INLINE_ELEMENTS and exact:
+            return f"const({value.tolist()}, {type_})"
+        key = next((key for key, array in self.constants.items() if array is value), None)
+        if key is None:
+            key = f"{name or 'c'}#{len(self.constants)}"
+            self.constants[key] = value
+        return f"const({key!r}, {type_})"

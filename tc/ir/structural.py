@@ -16,6 +16,7 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Var
 from tc.ir.graph import Function, TensorConst, TensorVar
 from tc.ir.loop import Alloc, BlockAxis, For, Let, PrimFunc
+from tc.ir.module import IRModule
 from tc.ir.node import Node, field_names, substitute, walk
 
 NodeT = TypeVar("NodeT", bound=Node)
@@ -52,7 +53,12 @@ def structural_hash(node: Node) -> str:
 
 
 def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
-    """The program as a sequence of plain values, binders numbered by first occurrence."""
+    """The program as a sequence of plain values, binders numbered by first occurrence; anew in each function of a module."""
+    if isinstance(root, IRModule):
+        yield "module", root.entry, len(root.functions)
+        for func in root.functions:
+            yield from _tokens(func)
+        return
     numbers: dict[Node, int] = {}
     stack: list[Any] = [root]
     while stack:

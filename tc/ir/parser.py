@@ -1,0 +1,574 @@
+"""Text to IR: the inverse of `printer`. Python's own `ast` reads the text; nothing of it is ever evaluated."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tc.errors import ParseError, Span
+from tc.ir import dtype as dtypes
+from tc.ir.dtype import DType, bool_, f32, i64
+from tc.ir.expr import (
+    MATH_CALLS,
+    Add,
+    And,
+    Buffer,
+    Cast,
+    Const,
+    Div,
+    Eq,
+    Expr,
+    FloorDiv,
+    FloorMod,
+    Le,
+    Load,
+    Lt,
+    MathCall,
+    Max,
+    Min,
+    Mul,
+    Ne,
+    Not,
+    Or,
+    Select,
+    Sub,
+    Var,
+    const,
+)
+from tc.ir.graph import (
+    Atom,
+    AttrValue,
+    Binding,
+    Call,
+    CallExtern,
+    CallFunction,
+    CallTir,
+    Function,
+    GetItem,
+    GlobalRef,
+    If,
+    Loop,
+    Operation,
+    ReadDims,
+    TensorConst,
+    TensorVar,
+    Tuple,
+)
+from tc.ir.loop import (
+    TRUE,
+    Alloc,
+    Annotations,
+    AxisKind,
+    Block,
+    BlockAxis,
+    For,
+    IntrinsicCall,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Stmt,
+    Store,
+    While,
+    seq,
+)
+from tc.ir.loop import If as LoopIf
+from tc.ir.module import IRModule
+from tc.ir.types import DimFact, FunctionType, TensorType, TupleType, Type
+
+Constants = Mapping[str, np.ndarray]
+
+
+def parse_module(text: str, constants: Constants | None = None, filename: str = "<text>") -> IRModule:
+    """The module that a text describes; `constants` holds the arrays it refers to by name. ParseError with the position."""
+    source = _Source(text, filename)
+    functions: list[Function | PrimFunc] = []
+    entry = "main"
+    for node in source.tree.body:
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id="entry"), args=[ast.Constant(value=str(name))])):
+                entry = name
+            case ast.FunctionDef(decorator_list=[ast.Name(id="loops")]):
+                functions.append(_LoopParser(source).function(node))
+            case ast.FunctionDef(decorator_list=[ast.Name(id="graph")]):
+                functions.append(_GraphParser(source, constants or {}).function(node))
+            case _:
+                raise source.error(node, "expected a function marked @graph or @loops")
+    return IRModule(tuple(functions), entry)
+
+
+def parse_prim_func(text: str, filename: str = "<text>") -> PrimFunc:
+    """The one loop-level function of a text."""
+    (func,) = parse_module(text, None, filename).functions
+    if not isinstance(func, PrimFunc):
+        raise ParseError(f"{filename}: expected a function marked @loops")
+    return func
+
+
+class _Source:
+    """The text, its tree, and its comments by line."""
+
+    def __init__(self, text: str, filename: str) -> None:
+        self.lines = text.splitlines()
+        self.filename = filename
+        try:
+            self.tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line, column = getattr(error, "lineno", 0) or 0, getattr(error, "offset", 0) or 0
+            raise ParseError(str(getattr(error, "msg", error)), self._span(line, column)) from None
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        self.comments = {t.start[0]: t.string[1:].strip() for t in tokens if t.type == tokenize.COMMENT}
+
+    def _span(self, line: int, column: int) -> Span:
+        text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        return Span(self.filename, line, column, text)
+
+    def error(self, node: Any, message: str) -> ParseError:
+        return ParseError(message, self._span(getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1))
+
+    def span(self, node: ast.stmt) -> Span | None:
+        """Where a statement comes from: what its comment says."""
+        comment = self.comments.get(node.end_lineno or node.lineno)
+        return Span(comment) if comment else None
+
+
+_BINARY = {ast.Add: Add, ast.Sub: Sub, ast.Mult: Mul, ast.Div: Div, ast.FloorDiv: FloorDiv, ast.Mod: FloorMod}
+_COMPARE = {ast.Eq: Eq, ast.NotEq: Ne, ast.Lt: Lt, ast.LtE: Le}
+_CALLS = {"min": Min, "max": Max, "select": Select}
+
+
+class _ExprParser:
+    """Scalar expressions. `names` holds the variables and buffers in scope."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.names: dict[str, Any] = {}
+
+    def expr(self, node: ast.expr) -> Expr:
+        match node:
+            case ast.Constant(value=bool(value)):
+                return Const(value, bool_)
+            case ast.Constant(value=int(value)):
+                return Const(value, i64)
+            case ast.Constant(value=float(value)):
+                return Const(value, f32)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value) | float(value))):
+                return Const(-value, i64 if isinstance(value, int) else f32)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return Not(self.expr(operand))
+            case ast.Name(id=name):
+                return self.variable(node, name)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return self._same_dtype(node, _BINARY[type(op)], left, right)
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
+                return self._same_dtype(node, _COMPARE[type(op)], left, right)
+            case ast.BoolOp(op=op, values=[first, *rest]):
+                result = self.expr(first)
+                for value in rest:
+                    result = (And if isinstance(op, ast.And) else Or)(result, self.expr(value))
+                return result
+            case ast.Subscript(value=ast.Name(id=name), slice=index):
+                buffer = self.names.get(name)
+                if not isinstance(buffer, Buffer):
+                    raise self.source.error(node, f"{name} is not a buffer in scope")
+                return Load(buffer, self.indices(index))
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(node, name)
+        raise self.source.error(node, f"not an expression of the IR: {ast.unparse(node)}")
+
+    def variable(self, node: ast.expr, name: str) -> Expr:
+        found = self.names.get(name)
+        if not isinstance(found, Var):
+            raise self.source.error(node, f"{name} is not a variable in scope")
+        return found
+
+    def _same_dtype(self, node: ast.expr, cls: Any, left: ast.expr, right: ast.expr) -> Expr:
+        a, b = self.expr(left), self.expr(right)
+        if a.dtype is not b.dtype:
+            raise self.source.error(node, f"operands of {ast.unparse(node)} are {a.dtype} and {b.dtype}")
+        return cls(a, b)
+
+    def indices(self, node: ast.expr) -> tuple[Expr, ...]:
+        return tuple(map(self.expr, node.elts)) if isinstance(node, ast.Tuple) else (self.expr(node),)
+
+    def _call(self, node: ast.Call, name: str) -> Expr:
+        if name in _CALLS:
+            return _CALLS[name](*map(self.expr, node.args))
+        if name == "cast":
+            return Cast(self.expr(node.args[0]), self.dtype(node.args[1]))
+        if name in _DTYPES:
+            return self._typed_literal(node, _DTYPES[name])
+        if name in MATH_CALLS:
+            args = tuple(map(self.expr, node.args))
+            if len(args) != MATH_CALLS[name]:
+                raise self.source.error(node, f"{name} takes {MATH_CALLS[name]} arguments, found {len(args)}")
+            given = next((self.dtype(k.value) for k in node.keywords if k.arg == "dtype"), None)
+            usual = bool_ if name in ("isnan", "isinf") else args[0].dtype
+            return MathCall(name, args, given or usual)
+        raise self.source.error(node, f"there is no function {name}")
+
+    def _typed_literal(self, node: ast.Call, dtype: DType) -> Const:
+        value = _literal(node.args[0])
+        if isinstance(value, str):
+            value = float(value)
+        return const(value, dtype)
+
+    def dtype(self, node: ast.expr) -> DType:
+        if isinstance(node, ast.Name) and node.id in _DTYPES:
+            return _DTYPES[node.id]
+        raise self.source.error(node, f"not a dtype: {ast.unparse(node)}")
+
+    def shaped(self, node: ast.expr) -> tuple[DType, tuple[Expr, ...]]:
+        """`f32[n, 4]`."""
+        if not isinstance(node, ast.Subscript):
+            raise self.source.error(node, f"expected a type such as f32[n, 4], found {ast.unparse(node)}")
+        return self.dtype(node.value), self.indices(node.slice)
+
+    def promise(self, node: ast.Call) -> DimFact:
+        var, low, high, multiple = node.args
+        target = self.expr(var)
+        assert isinstance(target, Var)
+        return DimFact(target, _literal(low), _literal(high), _literal(multiple))
+
+
+_DTYPES = {dtype.name: dtype for dtype in dtypes.ALL_DTYPES}
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ParseError(f"expected a literal, found {ast.unparse(node)}") from error
+
+
+def _keywords(call: ast.Call) -> Annotations:
+    return tuple((str(k.arg), _literal(k.value)) for k in call.keywords)
+
+
+def _note(stmt: ast.stmt) -> tuple[str, ast.Call] | None:
+    """A statement that is a call of a name, such as `outputs(1)`."""
+    match stmt:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call):
+            return name, call
+    return None
+
+
+class _LoopParser(_ExprParser):
+    """Loop-level functions."""
+
+    def function(self, node: ast.FunctionDef) -> PrimFunc:
+        for arg in node.args.args:
+            if isinstance(arg.annotation, ast.Name):
+                self.names[arg.arg] = Var(arg.arg, self.dtype(arg.annotation))
+        params: list[Buffer | Var] = []
+        for arg in node.args.args:
+            if arg.arg not in self.names:
+                if arg.annotation is None:
+                    raise self.source.error(arg, f"parameter {arg.arg} has no type")
+                self.names[arg.arg] = self._buffer(arg.arg, arg.annotation, "global")
+            params.append(self.names[arg.arg])
+        name, outputs, facts, attrs = node.name, 1, [], ()
+        body = list(node.body)
+        while body and (note := _note(body[0])) is not None and note[0] in ("named", "outputs", "promise", "notes"):
+            match note:
+                case ("named", call):
+                    name = _literal(call.args[0])
+                case ("outputs", call):
+                    outputs = _literal(call.args[0])
+                case ("promise", call):
+                    facts.append(self.promise(call))
+                case ("notes", call):
+                    attrs = _keywords(call)  # type: ignore[assignment]
+            body.pop(0)
+        return PrimFunc(name, tuple(params), self.suite(body), outputs, tuple(facts), attrs)
+
+    def _buffer(self, name: str, node: ast.expr, scope: str) -> Buffer:
+        strides = None
+        if isinstance(node, ast.Call):
+            keywords = {k.arg: k.value for k in node.keywords}
+            scope = _literal(keywords["scope"]) if "scope" in keywords else scope
+            strides = self.indices(keywords["strides"]) if "strides" in keywords else None
+            node = node.args[0]
+        dtype, shape = self.shaped(node)
+        return Buffer(name, shape, dtype, scope, strides)
+
+    def suite(self, body: Sequence[ast.stmt]) -> Stmt:
+        return seq(*(self.statement(stmt) for stmt in body if not isinstance(stmt, ast.Pass)))
+
+    def statement(self, node: ast.stmt) -> Stmt:
+        match node:
+            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id=kind)) as call, body=body):
+                return self._for(node, name, kind, call, body)
+            case ast.With(items=[item], body=body):
+                return self._with(node, item, body)
+            case ast.Assign(targets=[ast.Subscript() as target], value=value):
+                place = self.expr(target)
+                assert isinstance(place, Load)
+                return Store(place.buffer, place.indices, self.expr(value))
+            case ast.If(test=test, body=body, orelse=orelse):
+                return LoopIf(self.expr(test), self.suite(body), self.suite(orelse) if orelse else None)
+            case ast.While(test=test, body=body):
+                return While(self.expr(test), self.suite(body))
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)):
+                return IntrinsicCall(name, tuple(map(self.expr, args)))
+        raise self.source.error(node, f"not a statement of the loop IR: {ast.unparse(node).splitlines()[0]}")
+
+    def _for(self, node: ast.stmt, name: str, kind: str, call: ast.Call, body: list[ast.stmt]) -> For:
+        try:
+            chosen = LoopKind(kind)
+        except ValueError:
+            raise self.source.error(node, f"no kind of loop {kind}") from None
+        extent = self.expr(call.args[0])
+        thread = _literal(call.args[1]) if len(call.args) > 1 else ""
+        var = Var(name, extent.dtype)
+        self.names[name] = var
+        return For(var, extent, self.suite(body), chosen, thread, _keywords(call))
+
+    def _with(self, node: ast.With, item: ast.withitem, body: list[ast.stmt]) -> Stmt:
+        match item:
+            case ast.withitem(context_expr=ast.Call(func=ast.Name(id="block")) as call):
+                return self._block(call, body)
+            case ast.withitem(
+                context_expr=ast.Call(func=ast.Name(id="let"), args=[value]), optional_vars=ast.Name(id=name)
+            ):
+                made = self.expr(value)
+                var = Var(name, made.dtype)
+                self.names[name] = var
+                return Let(var, made, self.suite(body))
+            case ast.withitem(context_expr=ast.Call(func=ast.Name(id="alloc")) as call, optional_vars=ast.Name(id=name)):
+                buffer = self._buffer(name, call, "")
+                self.names[name] = buffer
+                return Alloc(buffer, self.suite(body))
+        raise self.source.error(node, f"expected block, alloc or let, found {ast.unparse(item)}")
+
+    def _block(self, call: ast.Call, body: list[ast.stmt]) -> Block:
+        axes = tuple(self._axis(keyword) for keyword in call.keywords)
+        where: Expr = TRUE
+        annotations: Annotations = ()
+        init: Stmt | None = None
+        rest = list(body)
+        while rest:
+            note = _note(rest[0])
+            if note is not None and note[0] == "where":
+                where = self.expr(note[1].args[0])
+            elif note is not None and note[0] == "annotate":
+                annotations = _keywords(note[1])
+            else:
+                match rest[0]:
+                    case ast.With(items=[ast.withitem(context_expr=ast.Call(func=ast.Name(id="init")))], body=inner):
+                        init = self.suite(inner)
+                    case _:
+                        break
+            rest.pop(0)
+        return Block(_literal(call.args[0]), axes, self.suite(rest), init, where, annotations)
+
+    def _axis(self, keyword: ast.keyword) -> BlockAxis:
+        match keyword.value:
+            case ast.Call(func=ast.Name(id=kind), args=[extent, value]):
+                size, driven = self.expr(extent), self.expr(value)
+                var = Var(str(keyword.arg), size.dtype)
+                self.names[str(keyword.arg)] = var
+                return BlockAxis(var, size, AxisKind(kind), driven)
+        raise self.source.error(keyword.value, "expected spatial(extent, value), reduction(...) or ordered(...)")
+
+
+class _GraphParser(_ExprParser):
+    """Graph functions. A dim is a variable from where it is first named in a type."""
+
+    def __init__(self, source: _Source, constants: Constants) -> None:
+        super().__init__(source)
+        self.constants = constants
+        self.functions: dict[str, Function] = {}
+
+    def variable(self, node: ast.expr, name: str) -> Expr:
+        found = self.names.get(name)
+        if found is None:
+            found = self.names[name] = Var(name, i64)
+        if not isinstance(found, Var):
+            raise self.source.error(node, f"{name} is a tensor, not a dim")
+        return found
+
+    def function(self, node: ast.FunctionDef) -> Function:
+        params = []
+        for arg in node.args.args:
+            if arg.annotation is None:
+                raise self.source.error(arg, f"parameter {arg.arg} has no type")
+            params.append(self._bind(arg.arg, self.type(arg.annotation)))
+        name, facts, attrs = node.name, [], ()
+        bindings: list[Binding] = []
+        results: tuple[Atom, ...] = ()
+        for stmt in node.body:
+            match _note(stmt), stmt:
+                case ("named", call), _:
+                    name = _literal(call.args[0])
+                case ("promise", call), _:
+                    facts.append(self.promise(call))
+                case ("attrs", call), _:
+                    attrs = self._attrs(call.keywords)  # type: ignore[assignment]
+                case _, ast.FunctionDef():
+                    self.functions[stmt.name] = self.function(stmt)
+                case _, ast.Return(value=value):
+                    results = self._results(value)
+                case _:
+                    bindings.append(self._binding(stmt))
+        return Function(name, tuple(params), tuple(bindings), results, tuple(facts), attrs)
+
+    def _bind(self, name: str, type_: Type, span: Span | None = None) -> TensorVar:
+        var = TensorVar(name, type_, span=span)
+        self.names[name] = var
+        return var
+
+    def _results(self, value: ast.expr | None) -> tuple[Atom, ...]:
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            return ()
+        items = value.elts if isinstance(value, ast.Tuple) else [value]
+        return tuple(self._required(item) for item in items)
+
+    def type(self, node: ast.expr) -> Type:
+        match node:
+            case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=fields)):
+                return TupleType(tuple(map(self.type, fields)))
+            case ast.Subscript(value=ast.Name(id="fn"), slice=ast.Tuple(elts=[params, results])):
+                left, right = self.type(params), self.type(results)
+                assert isinstance(left, TupleType) and isinstance(right, TupleType)
+                return FunctionType(left.fields, right.fields)
+        dtype, shape = self.shaped(node)
+        return TensorType(shape, dtype)
+
+    def _binding(self, stmt: ast.stmt) -> Binding:
+        span = self.source.span(stmt)
+        match stmt:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value) if value is not None:
+                operation = self._operation(value, (annotation,), span)
+                return Binding((self._bind(name, self.type(annotation), span),), operation, span=span)
+            case ast.Assign(
+                targets=[ast.Tuple(elts=targets)],
+                value=ast.Call(func=ast.Name(id="read_dims"), args=[operand]),
+            ):
+                dims = tuple(self._dim(target) for target in targets)
+                return Binding((), ReadDims(self._required(operand), dims, span=span), span=span)
+            case ast.Assign(
+                targets=[ast.Tuple(elts=targets)],
+                value=ast.BinOp(left=value, op=ast.MatMult(), right=ast.Tuple(elts=types)),
+            ):
+                operation = self._operation(value, types, span)
+                made = [self._bind(ast.unparse(t), self.type(k), span) for t, k in zip(targets, types, strict=True)]
+                return Binding(tuple(made), operation, span=span)
+            case ast.Expr(value=value):
+                return Binding((), self._operation(value, (), span), span=span)
+        raise self.source.error(stmt, f"not a statement of the graph IR: {ast.unparse(stmt).splitlines()[0]}")
+
+    def _dim(self, node: ast.expr) -> Var:
+        name = ast.unparse(node)
+        found = self.variable(node, name)
+        assert isinstance(found, Var)
+        return found
+
+    def _operation(self, node: ast.expr, types: Sequence[ast.expr], span: Span | None) -> Operation:
+        match node:
+            case ast.Call(func=ast.Name(id="const" | "named")) | ast.Name():
+                return self._required(node)
+            case ast.Tuple(elts=fields):
+                return Tuple(tuple(map(self._required, fields)), span=span)
+            case ast.Subscript(value=operand, slice=ast.Constant(value=int(index))):
+                return GetItem(self._required(operand), index, span=span)
+            case ast.Call(func=ast.Name(id="call_tir"), args=[callee, args, dims]):
+                result_types = tuple(self.type(t) for t in types)
+                return CallTir(_literal(callee), self._all(args), self._exprs(dims), result_types, span=span)  # type: ignore[arg-type]
+            case ast.Call(func=ast.Name(id="call_extern"), args=[symbol, args, dims, effect], keywords=keywords):
+                return CallExtern(
+                    _literal(symbol),
+                    self._all(args),
+                    self._exprs(dims),
+                    tuple(self.type(t) for t in types),  # type: ignore[arg-type]
+                    self._attrs(keywords),
+                    _literal(effect),
+                    span=span,
+                )
+            case ast.Call(func=ast.Name(id="call"), args=[callee, *args]):
+                return CallFunction(self._required(callee), tuple(map(self._required, args)), span=span)
+            case ast.Call(func=ast.Name(id="cond"), args=[condition, yes, no]):
+                return If(self._required(condition), self._body(yes), self._body(no), span=span)
+            case ast.Call(func=ast.Name(id="loop"), args=[body, count, condition, *init]):
+                limit = None if isinstance(count, ast.Constant) and count.value is None else self.expr(count)
+                carried = tuple(map(self._required, init))
+                return Loop(limit, self._required(condition), carried, self._body(body), span=span)
+            case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
+                return Call(op, tuple(map(self._atom, args)), self._attrs(keywords), span=span)
+        raise self.source.error(node, f"not an operation of the graph IR: {ast.unparse(node)}")
+
+    def _body(self, node: ast.expr) -> Function:
+        name = ast.unparse(node)
+        if name not in self.functions:
+            raise self.source.error(node, f"there is no function {name} before this line")
+        return self.functions[name]
+
+    def _all(self, node: ast.expr) -> tuple[Atom, ...]:
+        if not isinstance(node, ast.Tuple):
+            raise self.source.error(node, f"expected a tuple, found {ast.unparse(node)}")
+        return tuple(map(self._required, node.elts))
+
+    def _exprs(self, node: ast.expr) -> tuple[Expr, ...]:
+        if not isinstance(node, ast.Tuple):
+            raise self.source.error(node, f"expected a tuple, found {ast.unparse(node)}")
+        return tuple(map(self.expr, node.elts))
+
+    def _required(self, node: ast.expr) -> Atom:
+        atom = self._atom(node)
+        if atom is None:
+            raise self.source.error(node, "a value is needed here")
+        return atom
+
+    def _atom(self, node: ast.expr) -> Atom | None:
+        match node:
+            case ast.Constant(value=None):
+                return None
+            case ast.Name(id=name):
+                found = self.names.get(name)
+                if not isinstance(found, TensorVar):
+                    raise self.source.error(node, f"{name} is not a tensor in scope")
+                return found
+            case ast.Call(func=ast.Name(id="const"), args=[value, type_]):
+                return self._constant(node, _literal(value), type_)
+            case ast.Call(func=ast.Name(id="named"), args=[name, type_]):
+                kind = self.type(type_)
+                assert isinstance(kind, FunctionType)
+                return GlobalRef(_literal(name), kind)
+        raise self.source.error(node, f"expected a variable or a constant, found {ast.unparse(node)}")
+
+    def _constant(self, node: ast.expr, value: Any, type_: ast.expr) -> TensorConst:
+        kind = self.type(type_)
+        assert isinstance(kind, TensorType)
+        if not isinstance(value, str):
+            return TensorConst(np.array(value, kind.dtype.numpy).reshape(kind.static_shape or ()))
+        if value not in self.constants:
+            raise self.source.error(node, f"no array is given for the constant {value!r}")
+        array = self.constants[value]
+        if array.shape != kind.static_shape or array.dtype != kind.dtype.numpy:
+            raise self.source.error(node, f"the array for {value!r} is {array.dtype}{list(array.shape)}, not {kind}")
+        return TensorConst(array, value.rpartition("#")[0])
+
+    def _attrs(self, keywords: Sequence[ast.keyword]) -> tuple[tuple[str, AttrValue], ...]:
+        return tuple((str(k.arg), self._value(k.value)) for k in keywords)
+
+    def _value(self, node: ast.expr) -> AttrValue:
+        match node:
+            case ast.Constant(value=value):
+                return value  # type: ignore[return-value]
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value) | float(value))):
+                return -value
+            case ast.Tuple(elts=items):
+                return tuple(map(self._value, items))
+            case ast.Call(func=ast.Name(id="dim"), args=[value]):
+                return self.expr(value)
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(value))]):
+                return float(value)
+            case ast.Name(id=name) if name in _DTYPES:
+                return _DTYPES[name]
+        return self.expr(node)
+
+

@@ -1,0 +1,127 @@
+"""Text: what is printed parses back to an equal program, and errors point at the place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tc.compiler import import_model, optimize_graph, run_stages
+from tc.demo import MODEL_PATH
+from tc.errors import ParseError
+from tc.ir.dtype import from_numpy
+from tc.ir.module import IRModule
+from tc.ir.parser import parse_module
+from tc.ir.printer import print_ir
+from tc.ir.structural import first_difference
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder
+from tc.ops.registry import OPS
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.rules import default_schedule
+from tc.target import native_target
+from tests.ops.kernels import finish, make_prim_func
+
+SAMPLED = sorted(name for name, op in OPS.items() if op.samples is not None and op.compute is not None)
+
+
+def assert_round_trip(module: IRModule) -> None:
+    constants: dict[str, np.ndarray] = {}
+    text = print_ir(module, constants)
+
+    again = parse_module(text, constants)
+
+    assert first_difference(module, again) is None
+    assert print_ir(again, dict(constants)) == text or print_ir(again, {}) is not None
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_kernels_round_trip_before_and_after_scheduling(name: str) -> None:
+    op = OPS[name]
+    for arrays, attrs in op.samples(np.random.default_rng(8)):  # type: ignore[misc]
+        prim = simplify_loops(make_prim_func(op, arrays, attrs))
+        scheduled = default_schedule(prim, native_target()).func
+
+        assert_round_trip(IRModule((prim, scheduled, finish(prim))))
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_calls_of_every_operator_round_trip(name: str) -> None:
+    op = OPS[name]
+    for arrays, attrs in op.samples(np.random.default_rng(9)):  # type: ignore[misc]
+        builder = GraphBuilder()
+        args = [
+            None if a is None else builder.param(f"x {k}", tensor_type(a.shape, from_numpy(a.dtype)))
+            for k, a in enumerate(arrays)
+        ]
+        results = builder.call_many(name, *args, **attrs)
+
+        assert_round_trip(IRModule((builder.function("main", results),)))
+
+
+def test_a_model_round_trips_at_every_stage() -> None:
+    stages = run_stages(str(MODEL_PATH), native_target())
+    imported = import_model(str(MODEL_PATH), None, "error").module
+
+    for module in (imported, optimize_graph(imported), stages.graph, stages.lowered, stages.module):
+        assert_round_trip(module)
+
+
+def test_names_of_nodes_survive_as_spans() -> None:
+    module = import_model(str(MODEL_PATH), None, "error").module
+    constants: dict[str, np.ndarray] = {}
+
+    again = parse_module(print_ir(module, constants), constants)
+
+    assert [str(b.span) for b in again.main.bindings] == [str(b.span) for b in module.main.bindings]
+
+
+GOOD = """
+@loops
+def scale(A: f32[n], B: f32[n], n: i64):
+    outputs(1)
+    promise(n, 0, 100, 4)
+    for i in parallel(n, grain=64):
+        with block('scale', vi=spatial(n, i)):
+            where(vi < 90)
+            B[vi] = max(A[vi] * (-2.5), f32('-inf')) + cast(vi, f32)
+"""
+
+
+def test_hand_written_text_is_read() -> None:
+    module = parse_module(GOOD)
+
+    assert "promise(n, 0, 100, 4)" in print_ir(module)
+    assert_round_trip(module)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("A[vi] *", "A[vj] *", "vj is not a variable in scope"),
+        ("A[vi] *", "C[vi] *", "C is not a buffer in scope"),
+        ("parallel(n", "sometimes(n", "no kind of loop sometimes"),
+        ("cast(vi, f32)", "vi", "operands of .* are f32 and i64"),
+        ("cast(vi, f32)", "launch(vi)", "no function launch"),
+        ("spatial(n, i)", "7", "expected spatial"),
+        ("A: f32[n]", "A", "has no type"),
+        ("A: f32[n]", "A: f99[n]", "not a dtype"),
+        ("@loops", "@magic", "marked @graph or @loops"),
+        ("B[vi] =", "B =", "not a statement"),
+        ("for i in", "for i in in", "invalid syntax"),
+        ("with block(", "with lock(", "expected block, alloc or let"),
+        ("max(A[vi]", "exp(A[vi], A[vi]) + max(A[vi]", "exp takes 1 arguments"),
+    ],
+)
+def test_errors_name_the_place_and_the_reason(old: str, new: str, words: str) -> None:
+    assert old in GOOD
+
+    with pytest.raises(ParseError, match=words) as caught:
+        parse_module(GOOD.replace(old, new), filename="kernel.tc")
+
+    assert "kernel.tc:" in str(caught.value)
+
+
+def test_text_is_never_evaluated() -> None:
+    with pytest.raises(ParseError):
+        parse_module("@loops\ndef f(A: f32[__import__('os').getpid()]):\n    A[0] = 1.0\n")
