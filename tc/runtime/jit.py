@@ -73,7 +73,7 @@ def _compile(ir_text: str, target: Target) -> bytes:
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     _optimize(module, machine, unlocked=False)
-    return machine.emit_object(module)
+    return bytes(machine.emit_object(module))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Library:
         found = self._engine.get_function_address(name) or self._engine.get_global_value_address(name)
         if not found:
             raise CodegenError(f"symbol {name!r} is not in the library")
-        return found
+        return int(found)
 
 
 @functools.cache

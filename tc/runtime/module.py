@@ -386,7 +386,8 @@ class CompiledModule:
             raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
         layout = self._entry.layout
         if slot.place is Place.DYNAMIC:
-            for dim, size in zip(slot.type.shape, result.shape, strict=True):
+            sizes: tuple[int, ...] = result.shape
+            for dim, size in zip(slot.type.shape, sizes, strict=True):
                 if isinstance(dim, Var):
                     env[dim] = size
                     frame.words[layout.dims + layout.dim_vars.index(dim)] = size
@@ -553,7 +554,8 @@ def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
     if size == 0:
         return np.empty(shape, dtype)
     memory = (ctypes.c_uint8 * size).from_address(address)
-    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+    raw: np.ndarray = np.ctypeslib.as_array(memory)
+    return raw.view(dtype).reshape(shape)
 
 
 def _as_numpy(value: Any, name: str) -> np.ndarray:

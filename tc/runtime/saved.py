@@ -68,9 +68,9 @@ def write_module(path: str | os.PathLike[str], header: Mapping[str, Any], sectio
             for section in sections:
                 data = _bytes_of(section)
                 padding = b"\0" * (-len(data) % _ALIGNMENT)
-                for piece in (data, padding):
-                    file.write(piece)
-                    digest.update(piece)
+                for part in (data, padding):
+                    file.write(part)
+                    digest.update(part)
             file.seek(0)
             file.write(_HEAD.pack(MAGIC, VERSION, digest.digest(), len(text)))
         os.replace(temporary, target)
@@ -150,9 +150,11 @@ def _from_ast(node: ast.expr, variables: Mapping[str, Var]) -> Expr:
         case ast.Name(id=name):
             return variables[name]
         case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
+            made: Expr = _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
+            return made
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
+            compared: Expr = _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
+            return compared
         case ast.Call(func=ast.Name(id="min" | "max" as name), args=[a, b]):
             return (Min if name == "min" else Max)(_from_ast(a, variables), _from_ast(b, variables))
         case ast.Call(func=ast.Name(id="select"), args=[c, a, b]):
