@@ -12,6 +12,11 @@ from benchmarks import zoo
 from tc.compiler import run_stages
 from tc.ir.arith import evaluate
 from tc.ir.graph import CallTir
+from tc.ir.module import IRModule
+from tc.ir.parser import parse_module
+from tc.ir.printer import print_ir
+from tc.ir.structural import first_difference
+from tc.ir.verify import verify
 from tc.target import native_target
 
 pytestmark = pytest.mark.slow
@@ -119,3 +124,16 @@ def test_the_arena_is_at_most_a_quarter_of_all_intermediate_values(name: str) ->
     total = sum(int(evaluate(t.type.size_bytes, {})) for t in values)  # type: ignore[union-attr]
 
     assert int(stages.plan.arena_bytes) <= 0.25 * total
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_stage_of_a_model_is_well_formed_and_round_trips_as_text(name: str) -> None:
+    stages = run_stages(str(zoo.path(name)), native_target())
+    kernels = tuple(kernel.scheduled for kernel in stages.kernels.values())
+
+    for module in (stages.imported.module, stages.graph, stages.lowered, stages.module, IRModule((*kernels,))):
+        if module.graph_functions:
+            verify(module)
+        constants: dict[str, np.ndarray] = {}
+        again = parse_module(print_ir(module, constants), constants)
+        assert first_difference(module, again) is None

@@ -323,6 +323,9 @@ class _GraphVerifier:
         for param in func.params:
             self._bind(param, scope)
             dims |= {dim for dim in _dims_of(param.type) if _is_plain(dim, param.type)}
+        if dict(func.attrs).get("primitive"):  # its dims are its caller's
+            dims |= {dim for binding in func.bindings for dim in _vars_of(binding)}
+            dims |= {dim for param in func.params for dim in _dims_of(param.type)}
         for param in func.params:
             self._type(param.type, dims, f"parameter {param.name}")
         for fact in func.facts:

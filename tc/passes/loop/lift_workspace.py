@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Buffer, Const, Expr, const
-from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Stmt
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, children, replace, transform
 from tc.ir.types import product
 from tc.passes.manager import loop_pass
@@ -43,6 +43,8 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES) ->
 
     def rewrite(node: Node) -> Node | None:
         match node:
+            case Seq(stmts=stmts) if any(isinstance(inner, Seq) for inner in stmts):
+                return seq(*stmts)
             case Alloc(buffer=buffer, body=body) if buffer in lifted:
                 return body
             case Alloc(buffer=buffer, body=body) if buffer in on_stack:

@@ -48,7 +48,8 @@ def _simplify(stmt: Stmt, facts: Facts) -> Stmt:
             return _simplify_if(stmt, facts)
         case Seq(stmts=stmts):
             new = tuple(_simplify(inner, facts) for inner in stmts)
-            if all(a is b for a, b in zip(new, stmts, strict=True)):
+            nested = any(isinstance(inner, Seq) for inner in new)
+            if not nested and all(a is b for a, b in zip(new, stmts, strict=True)):
                 return stmt
             return seq(*new)
         case Store(indices=indices, value=value):
