@@ -26,6 +26,7 @@ from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.plan import CallOut, ExecutionPlan
 from tc.ir.structural import structural_hash
 from tc.ir.types import TensorType
+from tc.ir.verify import verify as verify_ir
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.cse import share_common_subexpressions
@@ -205,20 +206,33 @@ def compile_model(
     target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
     threads: how many threads a call may use; all available cores by default.
+    verify: "auto" checks IR that is given as such, "always" the IR of every stage, "never" none.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """
     if tune is not None:
         raise UserError("tune: there is no tuner yet; compile without it")
-    if numerics not in ("default", "strict") or verify not in ("auto", "never"):
-        raise UserError("numerics must be 'default' or 'strict', verify must be 'auto' or 'never'")
+    if numerics != "default":
+        raise UserError(f"numerics is {numerics!r}; only 'default' exists: fused multiply-add, no other rewriting of floats")
+    if verify not in ("auto", "always", "never"):
+        raise UserError(f"verify is {verify!r}; it must be 'auto', 'always' or 'never'")
     chosen = Target.parse(target) if isinstance(target, str) else target
     count = chosen.cores if threads is None else threads
     if count < 1:
         raise UserError(f"threads is {count}, must be at least 1")
     stages = run_stages(model, chosen, dims, on_unsupported)
+    _verify_stages(stages, verify, isinstance(model, IRModule))
     return build_module(stages, chosen, count)
+
+
+def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:
+    """Check that the IR is well formed: what a user wrote by hand ("auto"), or every stage ("always")."""
+    if mode == "always" or (mode == "auto" and from_ir):
+        verify_ir(stages.imported.module)
+    if mode == "always":
+        for module in (stages.graph, stages.lowered, stages.module):
+            verify_ir(module)
 
 
 def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule:

@@ -14,6 +14,7 @@ import tc
 from tc.compiler import run_stages
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import InputError, ModelError, UserError
+from tc.ir.parser import parse_module
 from tc.target import native_target
 
 FLOAT = onnx.TensorProto.FLOAT
@@ -247,3 +248,23 @@ def test_no_matter_how_often_shapes_change_memory_stays() -> None:
         module(np.zeros((int(rng.integers(1, 200)), 8), np.float32))
 
     assert resident() - before < 512  # pages
+
+
+def test_every_stage_can_be_verified_on_the_way() -> None:
+    module = tc.compile(str(MODEL_PATH), verify="always")
+
+    assert module.report().kernels
+
+
+def test_hand_written_ir_compiles() -> None:
+    text = """
+@graph
+def main(x: f32[n, 8]):
+    y: f32[n, 8] = relu(x)
+    z: f32[n, 8] = add(y, const([1.0], f32[1]))
+    return z
+"""
+    module = tc.compile(parse_module(text))
+    x = np.random.default_rng(3).standard_normal((5, 8)).astype(np.float32)
+
+    np.testing.assert_array_equal(module(x), np.maximum(x, 0) + 1)

@@ -113,8 +113,9 @@ def test_resnet_serves_any_batch() -> None:
     module, reference = tc.compile(str(path)), session(path)
     rng = np.random.default_rng(15)
 
-    for batch in [1, 2, 3, 5, 7]:
-        assert_agree(module, reference, zoo.random_inputs("resnet50_dyn", rng, {"N": batch}))
+    for _ in range(50):
+        dims = {"N": int(rng.integers(1, 8))}
+        assert_agree(module, reference, zoo.random_inputs("resnet50_dyn", rng, dims), path)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "minilm"])

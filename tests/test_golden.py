@@ -1,0 +1,97 @@
+"""Golden files: a pass or a schedule, the program before, the program after.
+
+Each half parses, verifies and prints back unchanged; the pass turns one into the other; and both compute the same on random
+inputs, which keeps `pytest --update-golden` from blessing a wrong answer. Read the diff after updating.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tc.compiler  # registers all passes
+from tc.interp import run_function
+from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
+from tc.ir.parser import parse_module
+from tc.ir.printer import print_ir
+from tc.ir.structural import first_difference
+from tc.ir.types import TensorType
+from tc.ir.verify import verify
+from tc.passes.manager import run_pipeline
+from tc.schedule.step import Trace
+from tests.schedule.evaluate import run_prim_func
+
+FOLDER = Path(__file__).parent / "golden"
+FILES = sorted(FOLDER.rglob("*.tc"))
+SEPARATOR = "# -----\n"
+DIM = 5  # the size of every symbolic dim when programs are run
+
+assert tc.compiler.CODEGEN_VERSION
+
+
+def apply(header: str, module: IRModule) -> IRModule:
+    """What the first line of a golden file asks for."""
+    kind, _, text = header.removeprefix("# ").partition(": ")
+    if kind == "pass":
+        return run_pipeline(module, text.strip(), verify=None)
+    assert kind == "schedule", f"unknown header {header!r}"
+    trace = Trace.from_json(json.dumps({"version": 1, "steps": json.loads(text)}))
+    return IRModule(tuple(trace.apply(f) if isinstance(f, PrimFunc) else f for f in module.functions), module.entry)
+
+
+def check_well_formed(module: IRModule) -> None:
+    for func in module.functions:
+        verify(func)
+
+
+def results_of(module: IRModule) -> list[np.ndarray]:
+    """What every function of the module computes on fixed random inputs."""
+    rng = np.random.default_rng(1)
+    found: list[np.ndarray] = []
+    for func in module.prim_funcs:
+        arrays = [_random(rng, TensorType(b.shape, b.dtype)) for b in func.inputs]
+        found.append(run_prim_func(func, arrays, [DIM] * len(func.dims))[0])  # others may be workspaces
+    for func in module.graph_functions:
+        inputs = [_random(rng, p.type) for p in func.params if isinstance(p.type, TensorType)]
+        found += run_function(module, func.name, inputs)
+    return found
+
+
+def _random(rng: np.random.Generator, type_: TensorType) -> np.ndarray:
+    shape = type_.static_shape or tuple(DIM if str(d).isidentifier() else int(str(d)) for d in type_.shape)
+    if type_.dtype.is_float:
+        return rng.standard_normal(shape).astype(type_.dtype.numpy)
+    return rng.integers(0, 3, shape).astype(type_.dtype.numpy)
+
+
+def assert_same_text(module: IRModule, text: str) -> None:
+    assert print_ir(module).strip() == text.strip()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_golden(path: Path, update_golden: bool) -> None:
+    header, _, rest = path.read_text().partition("\n")
+    before_text, _, after_text = rest.partition(SEPARATOR)
+    before = parse_module(before_text, filename=str(path))
+    check_well_formed(before)
+    assert_same_text(before, before_text)
+
+    after = apply(header, before)
+
+    check_well_formed(after)
+    for old, new in zip(results_of(before), results_of(after), strict=False):
+        np.testing.assert_allclose(old, new, rtol=1e-5, atol=1e-6)
+    if update_golden:
+        path.write_text(f"{header}\n{print_ir(before).strip()}\n{SEPARATOR}{print_ir(after).strip()}\n")
+        return
+    expected = parse_module(after_text, filename=str(path))
+    assert_same_text(expected, after_text)
+    assert first_difference(after, expected) is None, print_ir(after)
+
+
+def test_there_are_golden_files() -> None:
+    assert len(FILES) >= 18
