@@ -41,8 +41,8 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.lower import lower_primitives
-from tc.runtime.entry import emit_entry
-from tc.runtime.jit import compile_objects, link
+from tc.runtime.entry import EntrySource, emit_entry
+from tc.runtime.jit import Library, compile_objects, link
 from tc.runtime.module import CompiledModule, KernelReport, Report, aligned_constant
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
@@ -260,6 +260,10 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         library = link(linked)
     with watch.time("constants"):
         constants = [aligned_constant(c.value) for c in stages.plan.constants]
+    def profiled() -> tuple[EntrySource, Library]:
+        timed = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
+        return timed, link([*linked[:-1], *compile_objects([timed.ir_text], target)])
+
     seconds = {**stages.seconds, **watch.seconds}
     report = _report(stages, set(missing), constants, seconds)
     return CompiledModule(
@@ -274,6 +278,7 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         _explanations(stages),
         linked,
         str(target),
+        profiled,
     )
 
 

@@ -268,3 +268,17 @@ def main(x: f32[n, 8]):
     x = np.random.default_rng(3).standard_normal((5, 8)).astype(np.float32)
 
     np.testing.assert_array_equal(module(x), np.maximum(x, 0) + 1)
+
+
+def test_a_profile_names_every_kernel_launch(tmp_path: Path) -> None:
+    images, _ = load_heldout()
+    module = tc.compile(str(MODEL_PATH))
+
+    rows = module.profile(as_model_input(images)[:16], repeat=3)
+
+    assert sum(kernel.calls for kernel in module.report().kernels) == len(rows)
+    assert all(row.seconds > 0 and row.node for row in rows)
+    assert [row.seconds for row in rows] == sorted((row.seconds for row in rows), reverse=True)
+    module.save(tmp_path / "digits.tcm")
+    with pytest.raises(tc.TcError, match="loaded from a file"):
+        tc.load(tmp_path / "digits.tcm").profile(as_model_input(images)[:1])

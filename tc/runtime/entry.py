@@ -106,12 +106,16 @@ class FailedCheck:
 
 @dataclass(frozen=True)
 class EntrySource:
-    """The LLVM IR of prepare and run, the checks by number, and the callbacks by number."""
+    """The LLVM IR of prepare and run, the checks by number, and the callbacks by number.
+
+    `timed` are the launches of an entry for profiling: word `layout.words + k` of the frame adds up the nanoseconds of launch k.
+    """
 
     ir_text: str
     checks: tuple[FailedCheck, ...]
     calls: tuple[CallOut, ...]
     layout: FrameLayout
+    timed: tuple[Launch, ...] = ()
 
 
 def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False) -> EntrySource:
@@ -119,7 +123,9 @@ def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profil
     emitter = _EntryEmitter(plan, kernels, profile)
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
-    return EntrySource(str(emitter.module), tuple(emitter.checks), tuple(emitter.calls), emitter.layout)
+    return EntrySource(
+        str(emitter.module), tuple(emitter.checks), tuple(emitter.calls), emitter.layout, tuple(emitter.timed)
+    )
 
 
 class _EntryEmitter:
@@ -134,7 +140,7 @@ class _EntryEmitter:
         self.checks: list[FailedCheck] = []
         self.calls: list[CallOut] = []
         self.facts = Facts.of(plan.facts)
-        self.launches = 0
+        self.timed: list[Launch] = []
         self._start()
 
     def _start(self) -> None:
@@ -344,17 +350,23 @@ class _EntryEmitter:
         start = self._clock() if self.profile else None
         self.b.emit_void(f"call void @{symbol}({', '.join(map(str, [*pointers, *dims, self.threads]))})")
         if start is not None:
-            self._record(start)
+            self._record(start, step)
 
     def _clock(self) -> Value:
-        self.module.declare("tc_clock", "i64", [])
-        return self.b.emit("call i64 @tc_clock()", "i64")
+        """Nanoseconds of the monotonic clock."""
+        b = self.b
+        self.module.declare("clock_gettime", "i32", ["i32", "ptr"])
+        time = b.alloca("i64", 2, 16, "time")
+        b.emit(f"call i32 @clock_gettime(i32 1, {time})", "i32")
+        seconds = b.emit(f"load i64, {time}, align 8", "i64")
+        fraction = b.emit(f"load i64, {b.emit(f'getelementptr i64, {time}, i64 1', 'ptr')}, align 8", "i64")
+        return b.binary("add", b.binary("mul", seconds, int_value(1_000_000_000)), fraction)
 
-    def _record(self, start: Value) -> None:
+    def _record(self, start: Value, step: Launch) -> None:
         """Add the time since `start` to this launch's word of the profile, which follows the frame."""
         end = self._clock()
-        place = self._word_pointer(self.layout.words + self.launches)
-        self.launches += 1
+        place = self._word_pointer(self.layout.words + len(self.timed))
+        self.timed.append(step)
         before = self.b.emit(f"load i64, {place}, align 8", "i64")
         total = self.b.binary("add", before, self.b.binary("sub", end, start))
         self.b.emit_void(f"store {total}, {place}, align 8")

@@ -77,6 +77,15 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class KernelTime:
+    """Where the time of a call goes: a kernel launch, the model's node it ends with, and its seconds in one call of the module."""
+
+    node: str
+    kernel: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Report:
     """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage."""
 
@@ -156,10 +165,12 @@ class CompiledModule:
         explanations: Mapping[str, str] | None = None,
         objects: Sequence[bytes] = (),
         target: str = "native",
+        make_profiled: Callable[[], tuple[EntrySource, Library]] | None = None,
     ) -> None:
         self.plan = plan
         self.target = target
         self._objects = tuple(objects)
+        self._make_profiled = make_profiled
         self._symbol = symbol
         self.threads = threads
         self.inputs = tuple(_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
@@ -301,7 +312,7 @@ class CompiledModule:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        count = self._entry.layout.words
+        count = self._entry.layout.words + len(self._entry.timed)
         words = (ctypes.c_int64 * max(count, 1))()
         frame = _Frame(words, ctypes.addressof(words))
         words[CONSTANTS] = ctypes.addressof(self._table)
@@ -439,6 +450,33 @@ class CompiledModule:
             raise InputError(f"no node {node!r}; the nodes are: {', '.join(list(self._explanations)[:20])} ...")
         return self._explanations[node]
 
+
+    def profile(self, *args: Any, repeat: int = 10) -> list[KernelTime]:
+        """Time every kernel launch of a call on these inputs: the mean over `repeat` calls, after one to warm up, slowest first.
+
+        Seconds of the monotonic clock, on the thread that calls; a launch inside a loop adds up its iterations. The first profile
+        compiles an instrumented entry. UnsupportedError for a module that was loaded from a file.
+        """
+        if self._make_profiled is None:
+            raise UnsupportedError("profile: a module loaded from a file cannot be instrumented; compile the model again")
+        if repeat < 1:
+            raise InputError(f"profile: repeat is {repeat}, must be at least 1")
+        entry, library = self._make_profiled()
+        timed = CompiledModule(
+            self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback
+        )
+        timed(*args)
+        (frame,) = timed._idle
+        start = entry.layout.words
+        for k in range(len(entry.timed)):
+            frame.words[start + k] = 0
+        for _ in range(repeat):
+            timed(*args)
+        rows = [
+            KernelTime(str(launch.span or ""), launch.kernel, frame.words[start + k] * 1e-9 / repeat)
+            for k, launch in enumerate(entry.timed)
+        ]
+        return sorted(rows, key=lambda row: -row.seconds)
 
     # -- files
 
