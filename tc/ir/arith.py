@@ -333,31 +333,40 @@ def _simplified_polynomial(expr: Expr, facts: Facts) -> Polynomial:
 def _recombine(poly: Polynomial, facts: Facts) -> Polynomial:
     """Join the parts of numbers taken apart: (x // c) * c + x % c = x, also one level at a time."""
     while True:
-        joined = _recombine_once(poly)
+        joined = _recombine_once(poly, facts)
         if joined is None:
             return poly
         poly = joined
 
 
-def _recombine_once(poly: Polynomial) -> Polynomial | None:
+def _recombine_once(poly: Polynomial, facts: Facts) -> Polynomial | None:
     for monomial, k in poly.terms.items():
         for position, atom in enumerate(monomial):
             if not isinstance(atom, FloorMod):
                 continue
             others = monomial[:position] + monomial[position + 1 :]
-            joined = _join_remainder(poly, monomial, others, atom, k)
+            joined = _join_remainder(poly, monomial, others, atom, k, facts)
             if joined is not None:
                 return joined
     return None
 
 
-def _join_remainder(poly: Polynomial, monomial: Monomial, others: Monomial, atom: FloorMod, k: int) -> Polynomial | None:
-    """k*others*(x % c) plus k*c*others*(x // c), or plus k*c*others*((x // c) % d)."""
-    x, c = atom.lhs, atom.rhs
+def _join_remainder(
+    poly: Polynomial, monomial: Monomial, others: Monomial, atom: FloorMod, k: int, facts: Facts
+) -> Polynomial | None:
+    """k*others*(x % c) plus k*c*others*(x // c), or plus k*c*others*((x // c) % d).
+
+    The quotient may also be of another number with the same remainder: multiples of c have been dropped from x.
+    """
+    c = atom.rhs
     divisor = polynomial(c)
     for partner, coefficient in poly.terms.items():
         for position, quotient in enumerate(partner):
             inner = quotient.lhs if isinstance(quotient, FloorMod) else quotient
+            x = atom.lhs
+            if inner is quotient and isinstance(inner, FloorDiv) and inner.rhs is c and inner.lhs is not x:
+                if _simplify_floormod(inner.lhs, c, facts) is atom:
+                    x = inner.lhs
             if not _is_quotient(inner, x, c):
                 continue
             rest = partner[:position] + partner[position + 1 :]
