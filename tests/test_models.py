@@ -75,7 +75,7 @@ def test_native_code_agrees_with_onnxruntime(name: str) -> None:
     assert module.report().fallbacks == ()
 
 
-@pytest.mark.parametrize("name", ["resnet50", "minilm", "ppocr_rec", "silero_vad", "llama_decode", "magika"])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_bits_do_not_depend_on_threads_or_luck(name: str) -> None:
     path = str(zoo.path(name))
     one, two = tc.compile(path, threads=1), tc.compile(path, threads=2)
