@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
-from benchmarks import report, run
+from benchmarks import harness, report, run
 from benchmarks.harness import Plan, Ratio, time_interleaved, wait_until_quiet
 from benchmarks.kernels import make_softmax
 from benchmarks.report import Result, Row
@@ -90,21 +89,29 @@ def test_a_step_that_changes_the_affinity_of_the_thread_is_refused() -> None:
         os.sched_setaffinity(0, cores)
 
 
-def test_waiting_ends_when_a_spinning_thread_stops() -> None:
-    stop = time.perf_counter() + 0.1
-
-    def spin() -> None:
-        while time.perf_counter() < stop:
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
+def test_waiting_ends_when_the_process_uses_no_more_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_seconds = iter([0.0, 0.002, 0.002, 0.004, 0.004, 0.0041])  # before and after each of three naps
+    naps: list[float] = []
+    clock = SimpleNamespace(perf_counter=lambda: 0.0, process_time=lambda: next(busy_seconds), sleep=naps.append)
+    monkeypatch.setattr(harness, "time", clock)
 
     wait_until_quiet(limit_seconds=5)
 
-    waited = time.perf_counter() - stop
-    thread.join()
-    assert -0.005 < waited < 2
+    assert len(naps) == 3
+
+
+def test_waiting_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
+    used = iter(range(100))
+    naps: list[float] = []
+    clock = SimpleNamespace(
+        perf_counter=lambda: float(next(now)), process_time=lambda: float(next(used)), sleep=naps.append
+    )
+    monkeypatch.setattr(harness, "time", clock)
+
+    wait_until_quiet(limit_seconds=5)
+
+    assert len(naps) == 4
 
 
 def row(model: str = "m", threads: int = 1, peer: float = 0.002) -> Row:
