@@ -48,6 +48,7 @@ from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
 from tc.schedule.rules import default_schedule
 from tc.target import Target
+from tc.verification import CompiledKernel, verify_kernels
 from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
@@ -206,7 +207,8 @@ def compile_model(
     target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
     threads: how many threads a call may use; all available cores by default.
-    verify: "auto" checks IR that is given as such, "always" the IR of every stage, "never" none.
+    verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
+        kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
@@ -223,7 +225,13 @@ def compile_model(
         raise UserError(f"threads is {count}, must be at least 1")
     stages = run_stages(model, chosen, dims, on_unsupported)
     _verify_stages(stages, verify, isinstance(model, IRModule))
-    return build_module(stages, chosen, count)
+    module = build_module(stages, chosen, count)
+    if verify == "always":
+        kernels = {
+            name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()
+        }
+        verify_kernels(stages.graph, stages.lowered, kernels, stages.imported.requirements, threads=count)
+    return module
 
 
 def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:

@@ -7,7 +7,7 @@
     │   ├── ShapeError         shapes, ranks or dtypes that do not fit
     │   └── InputError         an array given to a compiled module breaks its signature
     ├── UnsupportedError       valid, but not something tc can do (yet)                        exit code 2
-    ├── VerifyError            IR that is not well formed
+    ├── VerifyError            IR that is not well formed, or a kernel that does not keep its meaning    exit code 3
     ├── ScheduleError          a schedule step that is not legal here
     ├── LoweringError          no loops for this graph
     ├── CodegenError           no machine code for these loops
@@ -88,7 +88,9 @@ class UnsupportedError(TcError):
 
 
 class VerifyError(TcError):
-    """IR that is not well formed."""
+    """IR that is not well formed, or a compiled kernel that does not compute what the IR means."""
+
+    exit_code = 3
 
 
 class ScheduleError(TcError):

@@ -19,7 +19,7 @@ from tc.cli.options import ArraySpec, DimSpec, InputSpec, parse_array_spec, pars
 from tc.cli.outcome import format_bytes, format_seconds, make_table, write_file
 from tc.cli.reference import relative_error
 from tc.demo import MODEL_PATH, load_heldout
-from tc.errors import CheckError, LimitError, ModelError, UnsupportedError, UserError
+from tc.errors import CheckError, LimitError, ModelError, UnsupportedError, UserError, VerifyError
 from tc.ir import dtype
 
 COMMANDS = ("run", "inspect", "compile", "doctor", "demo")
@@ -139,6 +139,7 @@ def test_a_wrong_command_line_exits_with_1(arguments: list[str], capsys: pytest.
         (ModelError("m"), 1),
         (UnsupportedError("m"), 2),
         (CheckError("m"), 3),
+        (VerifyError("m"), 3),
         (LimitError("m"), 4),
         (MemoryError(), 4),
         (FileNotFoundError(2, "No such file or directory", "m.onnx"), 1),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tc.compiler  # registers all passes
-from tc.interp import run_function
+from tc.interp import run_function, run_prim_func
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
@@ -23,7 +23,6 @@ from tc.ir.types import TensorType
 from tc.ir.verify import verify
 from tc.passes.manager import run_pipeline
 from tc.schedule.step import Trace
-from tests.schedule.evaluate import run_prim_func
 
 FOLDER = Path(__file__).parent / "golden"
 FILES = sorted(FOLDER.rglob("*.tc"))

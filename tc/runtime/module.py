@@ -201,6 +201,10 @@ class CompiledModule:
         if threads > 1:
             get_pool().start(threads)
 
+    def address(self, symbol: str) -> int:
+        """Where the machine code of a kernel starts; CodegenError when there is none of that symbol."""
+        return self._library.address(symbol)
+
     # -- calling
 
     def __call__(self, *args: Any, out: Any = None) -> Any:

@@ -11,8 +11,9 @@ import onnxruntime
 import pytest
 
 from benchmarks import zoo
+from tc.errors import InputError
 from tc.frontend.onnx import inspect_model, load_model
-from tests.frontend.models import RequirementBroken, run
+from tests.frontend.models import run
 
 FETCHED = {name for name in zoo.names() if zoo.ENTRIES[name].member is not None}
 LARGE = {n for n in zoo.names() if n.startswith(("llama", "gelu", "gemv", "vgg", "zfnet", "alexnet", "resnet"))}
@@ -92,13 +93,13 @@ def test_silero_takes_the_branch_of_its_rate(rate: int, rng: np.random.Generator
 def test_silero_says_which_lengths_it_takes(rng: np.random.Generator) -> None:
     arrays = zoo.random_inputs("silero_vad", rng, {"input.0": 1, "input.1": 1000, "state.1": 1})
 
-    with pytest.raises(RequirementBroken, match="the model works only where"):
+    with pytest.raises(InputError, match="the model works only where"):
         run(load_model(zoo.path("silero_vad")), arrays)
 
 
 @slow
 def test_minilm_says_how_long_a_sentence_may_be(rng: np.random.Generator) -> None:
-    with pytest.raises(RequirementBroken, match="dims seq and min"):
+    with pytest.raises(InputError, match="dims seq and min"):
         run(load_model(zoo.path("minilm_dyn")), zoo.random_inputs("minilm_dyn", rng, {"batch": 1, "seq": 513}))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from tc.interp import run_prim_func
 from tc.ir.dtype import f32, i64
 from tc.ir.expr import Var, call, const, maximum
 from tc.ir.loop import PrimFunc
 from tc.schedule.step import Schedule
 from tc.te import compute, create_prim_func, placeholder, reduce
-from tests.schedule.evaluate import run_prim_func
 
 
 def chain(n: int | Var = 20) -> PrimFunc:

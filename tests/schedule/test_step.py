@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
 
 from tc.errors import ScheduleError
+from tc.interp import run_prim_func
 from tc.ir.dtype import f32
 from tc.ir.expr import const, logical_and, maximum, select
 from tc.ir.loop import For, PrimFunc
@@ -17,7 +17,6 @@ from tc.ir.structural import fresh_binders, structural_equal
 from tc.schedule.step import LANGUAGE_VERSION, PRIMITIVES, Schedule, Step, Trace
 from tc.schedule.tree import normalize_names
 from tc.te import compute, create_prim_func, placeholder, reduce
-from tests.schedule.evaluate import run_prim_func
 from tests.schedule.programs import biased, chain, softmax
 
 
@@ -134,17 +133,3 @@ def test_scheduling_a_convolution_keeps_its_meaning() -> None:
     (want,), (got,) = run_prim_func(func, arrays), run_prim_func(s.func, arrays)
     np.testing.assert_array_equal(got, want)
     assert 18 <= len(s.trace.steps) <= 24
-
-
-def test_twenty_steps_take_milliseconds() -> None:
-    """The bound, 30 ms, is several times what it takes: the search proposes thousands of schedules."""
-    func = convolution()
-    schedule_convolution(func)
-
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        schedule_convolution(func)
-        seconds.append(time.perf_counter() - start)
-
-    assert min(seconds) < 0.030

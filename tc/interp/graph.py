@@ -1,16 +1,19 @@
-"""The reference meaning of graphs: run every operator by its numpy reference.
+"""The reference meaning of graphs: run every operator by its numpy reference, and every PrimFunc by the loop interpreter.
 
-Slow and simple; compiled modules are checked against it.
+Slow and simple; compiled modules are checked against it. Every value is checked against its type, and the conditions over dims that
+a module carries are checked as soon as their dims are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tc.errors import InputError, TcError, located
+from tc.errors import InputError, TcError, VerifyError, located
+from tc.interp.loops import run_prim_func
 from tc.ir.arith import Facts, evaluate
 from tc.ir.expr import Expr, Var
 from tc.ir.graph import (
@@ -21,6 +24,7 @@ from tc.ir.graph import (
     Call,
     CallExtern,
     CallFunction,
+    CallTir,
     Function,
     GetItem,
     GlobalRef,
@@ -30,29 +34,54 @@ from tc.ir.graph import (
     TensorConst,
     TensorVar,
     Tuple,
+    atoms_of,
 )
+from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
+from tc.ir.node import walk
 from tc.ir.types import TensorType
-from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
+from tc.ops.registry import PYTHON_FUNCTIONS, Requirement, get_op, inference
 
 Value = Any
-Observer = Callable[[Binding, Sequence[Value]], None]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One binding that was run: the values of the operands of its operation, its results, and the dims known then."""
+
+    binding: Binding
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    dims: Mapping[Var, int]
+
+
+Observer = Callable[[Observation], None]
 
 
 def run_function(
-    module: IRModule, name: str, inputs: Sequence[np.ndarray], observe: Observer | None = None
+    module: IRModule,
+    name: str,
+    inputs: Sequence[np.ndarray],
+    observe: Observer | None = None,
+    requirements: Iterable[Requirement] = (),
 ) -> list[np.ndarray]:
-    """The results of a graph function on arrays. InputError when an array does not fit its parameter.
+    """The results of a graph function on arrays. InputError when an array does not fit its parameter, or a requirement fails.
 
-    `observe` is called with every binding and its values.
+    `observe` is called after every binding. `requirements` are conditions over dims beside those that functions carry in their
+    attribute "requirements". VerifyError when a value is not of its type.
     """
     func = module[name]
     assert isinstance(func, Function), f"{name} is not a graph function"
-    return _Frame(module, {}, {}, observe).call(func, inputs)
+    return _Frame(module, {}, {}, observe, list(requirements)).call(func, inputs)
 
 
-def bind_dims(types: Sequence[TensorType], shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> dict[Var, int]:
-    """The dims that shapes imply; InputError naming the parameter that does not fit."""
+def bind_dims(
+    types: Sequence[TensorType],
+    shapes: Sequence[tuple[int, ...]],
+    names: Sequence[str],
+    known: Mapping[Var, int] | None = None,
+) -> dict[Var, int]:
+    """The dims that shapes imply; InputError naming the parameter that does not fit. `known` are dims bound before."""
     env: dict[Var, int] = {}
     equations: list[tuple[str, int, Expr, int]] = []
     for type_, shape, name in zip(types, shapes, names, strict=True):
@@ -63,8 +92,9 @@ def bind_dims(types: Sequence[TensorType], shapes: Sequence[tuple[int, ...]], na
                 env[dim] = size
             else:
                 equations.append((name, axis, dim, size))
+    outer = {**(known or {}), **env}
     for name, axis, dim, size in equations:
-        expected = evaluate(dim, env)
+        expected = evaluate(dim, outer)
         if expected != size:
             raise InputError(f'input "{name}": dim {axis} is {size}, but must be {dim} = {expected}')
     return env
@@ -74,38 +104,71 @@ class _Frame:
     """Values of variables, and of dims, in one function and those around it."""
 
     def __init__(
-        self, module: IRModule, values: dict[TensorVar, Value], dims: dict[Var, int], observe: Observer | None
+        self,
+        module: IRModule,
+        values: dict[TensorVar, Value],
+        dims: dict[Var, int],
+        observe: Observer | None,
+        requirements: list[Requirement],
     ) -> None:
         self.module = module
         self.values = values
         self.dims = dims
         self.observe = observe
+        self.requirements = requirements  # those whose dims are not all known yet
+
+    def inner(self, values: dict[TensorVar, Value] | None = None) -> _Frame:
+        """A frame for a nested function: it sees everything, and changes nothing here."""
+        seen = dict(self.values) if values is None else values
+        return _Frame(self.module, seen, dict(self.dims), self.observe, list(self.requirements))
 
     def call(self, func: Function, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         types = [_tensor(param.type) for param in func.params]
-        dims = bind_dims(types, [np.shape(x) for x in inputs], [param.name for param in func.params])
-        values = {**self.values, **dict(zip(func.params, inputs, strict=True))}
-        inner = _Frame(self.module, values, {**self.dims, **dims}, self.observe)
-        return inner.run(func)
+        names = [param.name for param in func.params]
+        dims = bind_dims(types, [np.shape(x) for x in inputs], names, self.dims)
+        frame = self.inner({**self.values, **dict(zip(func.params, inputs, strict=True))})
+        frame.dims.update(dims)
+        return frame.run(func)
 
     def run(self, func: Function) -> list[np.ndarray]:
+        self.requirements += _carried_requirements(func)
+        self._check_requirements()
         for binding in func.bindings:
             with located(binding.span):
                 results = self._operation(binding)
-            if len(results) != len(binding.targets) and binding.targets:
-                raise TcError(f"{len(results)} results for {len(binding.targets)} targets")
-            for target, result in zip(binding.targets, results, strict=False):
-                self._bind_result_dims(target, result)
-                self.values[target] = result
+                if len(results) != len(binding.targets):
+                    raise VerifyError(f"{len(results)} results for {len(binding.targets)} targets")
+                for target, result in zip(binding.targets, results, strict=True):
+                    self._check_type(target, result)
+                    self.values[target] = result
+            self._check_requirements()
             if self.observe is not None:
-                self.observe(binding, results)
+                operands = tuple(self.value(atom) for atom in atoms_of(binding.value))
+                self.observe(Observation(binding, operands, tuple(results), self.dims))
         return [self.value(result) for result in func.results]
 
-    def _bind_result_dims(self, target: TensorVar, result: Value) -> None:
-        if isinstance(target.type, TensorType) and isinstance(result, np.ndarray):
-            for dim, size in zip(target.type.shape, result.shape, strict=True):
+    def _check_type(self, target: TensorVar, result: Value) -> None:
+        """Bind the dims that the result's shape tells, and compare the rest."""
+        if not isinstance(target.type, TensorType) or not isinstance(result, np.ndarray):
+            return
+        shape = target.type.shape
+        if len(shape) == result.ndim:
+            for dim, size in zip(shape, result.shape, strict=True):
                 if isinstance(dim, Var):
                     self.dims.setdefault(dim, size)
+        if tuple(int(evaluate(dim, self.dims)) for dim in shape) != result.shape:
+            raise InputError(f"{target.name} is {list(result.shape)}, but must be {target.type}")
+        if target.type.dtype.numpy != result.dtype:
+            raise VerifyError(f"{target.name} is {result.dtype}, but must be {target.type}")
+
+    def _check_requirements(self) -> None:
+        for requirement in [r for r in self.requirements if self._is_known(r.condition)]:
+            self.requirements.remove(requirement)
+            if not evaluate(requirement.condition, self.dims):
+                raise InputError(requirement.message)
+
+    def _is_known(self, condition: Expr) -> bool:
+        return all(node in self.dims for node in walk(condition) if isinstance(node, Var))
 
     def value(self, atom: Atom | None) -> Value:
         match atom:
@@ -131,18 +194,26 @@ class _Frame:
                 target = self.value(callee)
                 func = self.module[target.name]
                 assert isinstance(func, Function)
-                return _Frame(self.module, {}, dict(self.dims), self.observe).call(func, [self.value(a) for a in args])
+                return self.inner({}).call(func, [self.value(arg) for arg in args])
+            case CallTir(callee=name, args=args, dims=dims):
+                kernel = self.module[name]
+                assert isinstance(kernel, PrimFunc)
+                arrays = [np.asarray(self.value(arg)) for arg in args]
+                return run_prim_func(kernel, arrays, [int(evaluate(dim, self.dims)) for dim in dims])
             case Tuple(fields=fields):
                 fields_now = [self.value(field) for field in fields]
                 return fields_now if len(binding.targets) > 1 else [tuple(fields_now)]
             case GetItem(operand=operand, index=index):
                 return [self.value(operand)[index]]
             case ReadDims(operand=operand, dims=dims):
-                self.dims.update(zip(dims, (int(n) for n in self.value(operand).reshape(-1)), strict=True))
+                for dim, size in zip(dims, self.value(operand).reshape(-1).tolist(), strict=True):
+                    if size < 0:
+                        raise InputError(f"{dim} is {size}, but must not be negative")
+                    self.dims[dim] = size
                 return []
             case If(condition=condition, then_branch=then_branch, else_branch=else_branch):
                 chosen = then_branch if bool(self.value(condition)) else else_branch
-                return _Frame(self.module, dict(self.values), dict(self.dims), self.observe).run(chosen)
+                return self.inner().run(chosen)
             case Loop():
                 return self._loop(value, len(binding.targets))
         raise TcError(f"the interpreter does not run {type(value).__name__}")
@@ -165,7 +236,7 @@ class _Frame:
         scanned: list[list[np.ndarray]] = [[] for _ in range(num_targets - len(carried))]
         i = 0
         while going and (limit is None or i < limit):
-            inner = _Frame(self.module, dict(self.values), dict(self.dims), self.observe)
+            inner = self.inner()
             inner.values.update(zip(loop.body.params, [np.asarray(i, np.int64), *carried], strict=True))
             condition, *others = inner.run(loop.body)
             carried, rows = others[: len(carried)], others[len(carried) :]
@@ -184,15 +255,24 @@ class _Frame:
         return np.zeros((0, *shape), type_.dtype.numpy)
 
 
+def _carried_requirements(func: Function) -> list[Requirement]:
+    carried = dict(func.attrs).get("requirements", ())
+    assert isinstance(carried, tuple), "requirements are pairs of condition and message"
+    return [Requirement(*pair) for pair in carried]  # type: ignore[misc,arg-type]
+
+
 def _tensor(type_: object) -> TensorType:
     assert isinstance(type_, TensorType)
     return type_
 
 
-def run_named(module: IRModule, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run_named(
+    module: IRModule, inputs: Mapping[str, np.ndarray], requirements: Iterable[Requirement] = ()
+) -> dict[str, np.ndarray]:
     """Run the entry on inputs by name; results by the names of the module's outputs."""
     func = module.main
-    results = run_function(module, func.name, [np.asarray(inputs[param.name]) for param in func.params])
+    arrays = [np.asarray(inputs[param.name]) for param in func.params]
+    results = run_function(module, func.name, arrays, requirements=requirements)
     names = dict(func.attrs).get("output_names") or tuple(f"output{k}" for k in range(len(results)))
     assert isinstance(names, tuple)
     return {str(name): result for name, result in zip(names, results, strict=True)}

@@ -1,0 +1,162 @@
+"""Compare compiled kernels, one by one, with the reference interpreter.
+
+The graph interpreter runs the whole model on one small random input; whenever it has computed a primitive function, the kernel that
+was compiled from that function gets the same operands, and its results are compared. An error thus names the kernel, and
+no kernel's error hides behind another's. Kernels that this input does not reach (the branch not taken) are not compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tc.errors import InputError, UserError, VerifyError
+from tc.interp.graph import Observation, run_function
+from tc.ir.arith import evaluate
+from tc.ir.dtype import DType
+from tc.ir.expr import Var
+from tc.ir.graph import Binding, CallTir, Function, TensorVar, bodies_of
+from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
+from tc.ir.node import walk
+from tc.ir.types import TensorType
+from tc.ops.registry import Requirement
+
+SIZES = (2, 3, 5, 8, 16, 32, 48, 64, 96, 128, 160, 224, 320, 512, 640)
+"""What every symbolic dim is tried with, moved into its range, until the model's conditions hold."""
+
+TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
+"""Largest error over largest reference value: kernels add in another order than numpy, thousands of terms at most."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Machine code of a PrimFunc: its finished loops (parameters and workspaces included), and where it starts."""
+
+    name: str
+    func: PrimFunc
+    address: int
+
+
+def verify_kernels(
+    graph: IRModule,
+    lowered: IRModule,
+    kernels: Mapping[str, CompiledKernel],
+    requirements: Sequence[Requirement] = (),
+    *,
+    threads: int = 1,
+    seed: int = 0,
+) -> int:
+    """Compare every kernel that a small random input reaches; returns how many were compared.
+
+    `graph` holds primitive functions, `lowered` calls of PrimFuncs in their place, with the same targets. VerifyError naming the
+    model's node and the kernel when a result differs; UserError when no size that was tried suits the model.
+    """
+    calls = dict(_tir_calls(lowered.main))
+    compared: set[str] = set()
+
+    def observe(seen: Observation) -> None:
+        call = calls.get(seen.binding.targets[0]) if seen.binding.targets else None
+        if call is None or call.callee in compared:
+            return
+        compared.add(call.callee)
+        kernel = kernels[call.callee]
+        dims = [int(evaluate(dim, seen.dims)) for dim in call.dims]
+        operands = [np.asarray(value) for value in seen.operands[-len(call.args) :]] if call.args else []
+        found = run_kernel(kernel, operands, dims, threads)
+        for k, (expected, actual) in enumerate(zip(seen.results, found, strict=False)):
+            _compare(kernel, k, expected, actual, seen.binding)
+
+    func = graph.main
+    for size in SIZES:
+        inputs = random_inputs(func, size, np.random.default_rng(seed))
+        try:
+            run_function(graph, func.name, inputs, observe, requirements)
+        except InputError:  # a condition of the model; another size may satisfy it
+            continue
+        return len(compared)
+    raise UserError(f"verify: the conditions of {func.name} hold for none of the sizes tried ({', '.join(map(str, SIZES))})")
+
+
+def _tir_calls(func: Function) -> Iterator[tuple[TensorVar, CallTir]]:
+    """The calls of PrimFuncs in a function and those nested in it, each with its first target."""
+    for binding in func.bindings:
+        if isinstance(binding.value, CallTir):
+            yield binding.targets[0], binding.value
+        for body in bodies_of(binding.value):
+            yield from _tir_calls(body)
+
+
+def random_inputs(func: Function, size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Arrays for the parameters, every symbolic dim being `size` moved into its range: normal floats, integers 0 and 1."""
+    facts = {fact.var: fact for fact in func.facts}
+    dims: dict[Var, int] = {}
+    for param in func.params:
+        for var in (node for node in walk(param.type) if isinstance(node, Var)):
+            fact = facts.get(var)
+            step = fact.multiple_of if fact else 1
+            wanted = max(size, fact.lo if fact else 0)
+            wanted = -(-wanted // step) * step
+            dims[var] = wanted if fact is None or fact.hi is None else min(wanted, fact.hi // step * step)
+    return [_random_array(param, dims, rng) for param in func.params]
+
+
+def _random_array(param: TensorVar, dims: Mapping[Var, int], rng: np.random.Generator) -> np.ndarray:
+    type_ = param.type
+    assert isinstance(type_, TensorType)
+    shape = tuple(int(evaluate(dim, dims)) for dim in type_.shape)
+    if type_.dtype.is_float:
+        return np.asarray(rng.standard_normal(shape)).astype(type_.dtype.numpy)
+    return np.asarray(rng.integers(0, 2, shape)).astype(type_.dtype.numpy)
+
+
+def run_kernel(kernel: CompiledKernel, inputs: Sequence[np.ndarray], dims: Sequence[int], threads: int) -> list[np.ndarray]:
+    """The results (and workspaces) of machine code on arrays of the right types."""
+    func = kernel.func
+    env = dict(zip(func.dims, dims, strict=True))
+    outputs = [
+        np.empty(tuple(int(evaluate(dim, env)) for dim in buffer.shape), buffer.dtype.numpy) for buffer in func.outputs
+    ]
+    arrays = [*(np.ascontiguousarray(x).reshape(x.shape) for x in inputs), *outputs]
+    pointers = [ctypes.c_void_p] * len(arrays)
+    call = ctypes.CFUNCTYPE(None, *pointers, *[ctypes.c_int64] * len(dims), ctypes.c_int64)(kernel.address)
+    call(*(array.ctypes.data for array in arrays), *dims, threads)
+    return outputs
+
+
+def _compare(kernel: CompiledKernel, index: int, expected: np.ndarray, actual: np.ndarray, binding: Binding) -> None:
+    dtype = kernel.func.outputs[index].dtype
+    reads_floats = any(buffer.dtype.is_float for buffer in kernel.func.inputs)
+    problem = difference(np.asarray(expected), actual, dtype, reads_floats)
+    if problem is not None:
+        target = binding.targets[index]
+        raise VerifyError(f"kernel {kernel.name}: {target.name} differs from the reference interpreter: {problem}", binding.span)
+
+
+def difference(expected: np.ndarray, actual: np.ndarray, dtype: DType, reads_floats: bool) -> str | None:
+    """What is wrong with `actual`; None when nothing is.
+
+    Integers and bools must be equal, except that where they come from floats one in a thousand may be off by one: a comparison or
+    a rounding that was a tie.
+    """
+    if dtype.is_float:
+        want, got = expected.astype(np.float64), actual.astype(np.float64)
+        finite = np.isfinite(want)
+        same = np.array_equal(want[~finite], got[~finite], equal_nan=True) and bool(np.isfinite(got[finite]).all())
+        if not same:
+            return "NaN or infinity in other places"
+        scale = float(np.abs(want[finite]).max(initial=0.0))
+        error = float(np.abs(want[finite] - got[finite]).max(initial=0.0))
+        allowed = TOLERANCES[dtype.name] * scale
+        return None if error <= allowed else f"the largest error is {error:.3g}, allowed is {allowed:.3g}"
+    wrong = expected != actual
+    count = int(np.count_nonzero(wrong))
+    if count == 0:
+        return None
+    distance = np.abs(expected[wrong].astype(np.float64) - actual[wrong].astype(np.float64))
+    if reads_floats and distance.max() <= 1 and count <= max(1, expected.size // 1000):
+        return None
+    return f"{count} of {expected.size} elements are not equal"

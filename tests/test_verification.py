@@ -1,0 +1,76 @@
+"""`verify="always"`: every compiled kernel beside the reference interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tc
+import tc.compiler
+from tc.errors import UserError, VerifyError
+from tc.ir.dtype import bool_, f32, i32
+from tc.ir.expr import Max, Min, Var, equal
+from tc.ir.loop import PrimFunc
+from tc.ir.node import Node, transform, walk
+from tc.ir.parser import parse_module
+from tc.ops.registry import Requirement
+from tc.verification import difference, verify_kernels
+
+TEXT = """
+@graph
+def main(x: f32[n, 8], w: f32[8, 3]):
+    a: f32[n, 8] = relu(x)
+    b: f32[n, 3] = matmul(a, w)
+    c: f32[n, 3] = softmax(b, axis=1)
+    return c
+"""
+
+
+def test_kernels_that_keep_their_meaning_pass() -> None:
+    module = tc.compile(parse_module(TEXT), verify="always")
+
+    assert len(module.report().kernels) >= 2
+
+
+def break_finish_loops(func: PrimFunc) -> PrimFunc:
+    """What `finish_loops` does, and a maximum becomes a minimum."""
+
+    def swap(node: Node) -> Node | None:
+        return Min(node.lhs, node.rhs) if isinstance(node, Max) and node.dtype == f32 else None
+
+    return transform(finish_loops(func), swap)
+
+
+finish_loops = tc.compiler.finish_loops
+
+
+def test_a_kernel_that_computes_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tc.compiler, "finish_loops", break_finish_loops)
+
+    with pytest.raises(VerifyError, match=r"kernel \w+: \w+ differs from the reference interpreter") as caught:
+        tc.compile(parse_module(TEXT), verify="always")
+
+    assert caught.value.exit_code == 3
+
+
+def test_sizes_are_tried_until_the_conditions_hold() -> None:
+    module = parse_module(TEXT)
+    n = next(node for node in walk(module.main) if isinstance(node, Var))
+
+    assert verify_kernels(module, module, {}, [Requirement(equal(n % 48, 0), "a multiple of 48")]) == 0
+    with pytest.raises(UserError, match="none of the sizes"):
+        verify_kernels(module, module, {}, [Requirement(equal(n, 7), "seven")])
+
+
+def test_what_counts_as_a_difference() -> None:
+    ones = np.ones(2000, np.float32)
+    hole = np.where(np.arange(2000) == 3, np.nan, ones).astype(np.float32)
+    flipped = np.arange(2000) == 7
+
+    assert difference(ones, ones * np.float32(1 + 1e-6), f32, True) is None
+    assert "largest error" in (difference(ones, ones * np.float32(1.001), f32, True) or "")
+    assert "NaN" in (difference(ones, hole, f32, True) or "")
+    assert difference(hole, hole, f32, True) is None
+    assert difference(np.zeros(2000, bool), flipped, bool_, True) is None
+    assert difference(np.zeros(2000, bool), flipped, bool_, False) == "1 of 2000 elements are not equal"
+    assert difference(np.zeros(2000, np.int32), flipped * np.int32(2), i32, True) is not None
