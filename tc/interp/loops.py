@@ -239,8 +239,7 @@ class _Writer:
         """Whether a value comes from memory: if so its arithmetic wraps; that of dims and indices does not."""
         found = self._from_data.get(expr)
         if found is None:
-            parts = (Load, MathCall, Cast)
-            found = any(isinstance(node, parts) or (isinstance(node, Var) and self._from_data.get(node)) for node in walk(expr))
+            found = any(isinstance(node, (Load, MathCall, Cast)) or self._from_data.get(node, False) for node in walk(expr))
             self._from_data[expr] = found
         return found
 
