@@ -53,7 +53,7 @@ from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
-CODEGEN_VERSION = 3
+CODEGEN_VERSION = 4
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 
@@ -256,7 +256,7 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
             objects[symbol] = cache.get(_object_key(symbol, target))
     missing = [symbol for symbol, data in objects.items() if data is None]
     with watch.time("emit"):
-        sources = [emit_prim_func(finals[symbol], symbol).ir_text for symbol in missing]
+        sources = [emit_prim_func(finals[symbol], symbol, target.features).ir_text for symbol in missing]
         entry = emit_entry(stages.plan, symbols, "tc_entry")
     with watch.time("llvm"):
         *compiled, entry_object = compile_objects([*sources, entry.ir_text], target)

@@ -69,7 +69,7 @@ def _kernel_text(kernel: Kernel, stage: str, target: Target) -> str:
             return print_ir(kernel.scheduled)
         case "final":
             return print_ir(kernel.final)
-    optimized = disassemble(emit_prim_func(kernel.final, kernel.symbol).ir_text, target)
+    optimized = disassemble(emit_prim_func(kernel.final, kernel.symbol, target.features).ir_text, target)
     return optimized.ir_text if stage == "llvm" else optimized.assembly
 
 

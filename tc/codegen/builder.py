@@ -7,7 +7,7 @@ writing some hundred thousand instructions. llvmlite then parses and verifies wh
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -73,12 +73,19 @@ def float_text(value: float, element: str) -> str:
 
 
 class Module:
-    """The text of one LLVM module: function definitions, declarations on demand, metadata."""
+    """The text of one LLVM module: function definitions, declarations on demand, metadata.
 
-    def __init__(self) -> None:
+    `features` are those of the target (LLVM's names) that its code may rely on.
+    """
+
+    def __init__(self, features: Iterable[str] = ()) -> None:
+        self.features = frozenset(features)
         self.definitions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.metadata: list[str] = []
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
 
     def declare(self, name: str, result: str, params: Sequence[str], attributes: str = "") -> None:
         """Declare an external function once."""

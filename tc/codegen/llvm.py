@@ -11,7 +11,7 @@ on any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -79,10 +79,13 @@ class KernelSource:
     ir_text: str
 
 
-def emit_prim_func(func: PrimFunc, symbol: str | None = None) -> KernelSource:
-    """Emit a PrimFunc without blocks. CodegenError for scratch buffers of unknown size and other things without code."""
+def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable[str] = ()) -> KernelSource:
+    """Emit a PrimFunc without blocks, for a target that has `features`.
+
+    CodegenError for scratch buffers of unknown size and other things without code.
+    """
     name = symbol or func.name
-    module = Module()
+    module = Module(features)
     emitter = _Emitter(module, name, func)
     emitter.emit_entry()
     return KernelSource(name, str(module))
@@ -232,17 +235,58 @@ class _Emitter:
             self._serial(loop)
 
     def _unrolled(self, loop: For, count: int) -> None:
+        if annotation(loop, "tree") and self.lane is None and count & (count - 1) == 0 and self._combined(loop, count):
+            return
         for iteration in range(count):
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
 
+    def _combined(self, loop: For, count: int) -> bool:
+        """A loop that folds numbers into one place, as a tree: halves of a vector are combined until one number is left.
+
+        False when the loop is not of the form `A[i] = A[i] op x`, with x in memory one number after the other.
+        """
+        store = loop.body
+        if not isinstance(store, Store) or not isinstance(store.value, (Add, Mul, Min, Max)):
+            return False
+        state = Load(store.buffer, store.indices)
+        operation, old, new = type(store.value), store.value.lhs, store.value.rhs
+        folds = old is state and isinstance(new, Load) and any(n is loop.var for i in new.indices for n in walk(i))
+        if not folds or not new.dtype.is_float or any(n is loop.var for i in store.indices for n in walk(i)):
+            return False
+        with self._lanes(loop, count):
+            vector = self.value(new)
+        while vector.lanes:
+            vector = self._half(operation, vector)
+        total = self._float_operation(operation, self.value(state), vector)
+        self._store_scalar(store, total)
+        return True
+
+    def _half(self, operation: type[Expr], vector: Value) -> Value:
+        """The lower half of a vector combined with its upper half; a number when there are two."""
+        b, half = self.b, vector.lanes // 2
+        if half == 1:
+            return self._float_operation(operation, b.extract(vector, 0), b.extract(vector, 1))
+        sides = []
+        for start in (0, half):
+            lanes = ", ".join(f"i32 {start + k}" for k in range(half))
+            text = f"shufflevector {vector}, {vector.type} poison, <{half} x i32> <{lanes}>"
+            sides.append(b.emit(text, vector.element, half))
+        return self._float_operation(operation, *sides)
+
     def _vectorized(self, loop: For, count: int) -> None:
+        with self._lanes(loop, count):
+            self.statement(loop.body)
+
+    @contextmanager
+    def _lanes(self, loop: For, count: int) -> Iterator[None]:
+        """Inside, values that depend on the loop's variable are vectors of `count` lanes."""
         self.lane = _Lane(loop.var, count)
         self.dependence.clear()
         self.state.values[loop.var] = self._lane_numbers(count)
         outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
         with self._region():
-            self.statement(loop.body)
+            yield
         self.facts, self.lane, self.mask = outer, None, None
         self.dependence.clear()
 
@@ -611,8 +655,7 @@ class _Emitter:
         uniform, known, lane, varying = self._offset(self._address(buffer, stmt.indices))
         element, align = _memory_type(buffer.dtype), buffer.dtype.size_bytes
         if self.lane is None:
-            pointer = self._pointer(buffer, uniform, known)
-            self.b.emit_void(f"store {value}, {pointer}, align {align}{self._aliasing(buffer)}")
+            self._store_at(buffer, self._pointer(buffer, uniform, known), value)
             return
         lanes = self.lane.lanes
         value = self.b.splat(value, lanes)
@@ -634,6 +677,15 @@ class _Emitter:
         name = f"llvm.masked.scatter.v{lanes}{_short(element)}.v{lanes}p0"
         self.module.declare(name, "void", [value.type, f"<{lanes} x ptr>", f"<{lanes} x i1>"])
         self.b.emit_void(f"call void @{name}({value}, <{lanes} x ptr> align {align} {pointers.text}, {mask})")
+
+    def _store_scalar(self, stmt: Store, value: Value) -> None:
+        """Store a number that has been computed, outside vectorized loops."""
+        uniform, known, _, _ = self._offset(self._address(stmt.buffer, stmt.indices))
+        self._store_at(stmt.buffer, self._pointer(stmt.buffer, uniform, known), value)
+
+    def _store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None:
+        align = buffer.dtype.size_bytes
+        self.b.emit_void(f"store {value}, {pointer}, align {align}{self._aliasing(buffer)}")
 
     def _from_memory(self, value: Value, dtype: DType) -> Value:
         return self.b.convert("trunc", value, "i1") if dtype.is_bool else value
@@ -807,28 +859,20 @@ class _Emitter:
                 base = self.value(other)
                 return builder.fma(*builder.unify(builder.fneg(self.value(x)), self.value(y), base))
         a, b = builder.unify(self.value(expr.lhs), self.value(expr.rhs))
-        match expr:
-            case Add():
-                return builder.binary("fadd", a, b)
-            case Sub():
-                return builder.binary("fsub", a, b)
-            case Mul():
-                return builder.binary("fmul", a, b)
-            case Div():
-                return builder.binary("fdiv", a, b)
-            case Min() | Max():
-                return self._float_minmax(expr, a, b)
-        raise CodegenError(f"{type(expr).__name__} is not defined for {expr.dtype}")
+        if isinstance(expr, (Min, Max)) and isinstance(expr.lhs, Const):
+            return self._float_operation(type(expr), b, a, second=expr.lhs)
+        return self._float_operation(type(expr), a, b, second=expr.rhs)
 
-    def _float_minmax(self, expr: BinaryExpr, a: Value, b: Value) -> Value:
-        """NaN if either is NaN. An unordered comparison takes care of the first operand; a literal needs no test."""
-        if isinstance(expr.lhs, Const):
-            a, b = b, a
-            second = expr.lhs
-        else:
-            second = expr.rhs
-        predicate = "fcmp ult" if isinstance(expr, Min) else "fcmp ugt"
-        chosen = self.b.select(self.b.compare(predicate, a, b), a, b)
+    def _float_operation(self, operation: type[Expr], a: Value, b: Value, second: Expr | None = None) -> Value:
+        """a op b; `second` is what b was made from, if that is known.
+
+        The extremes are NaN if either is NaN. An unordered comparison takes care of a; a literal b needs no test.
+        """
+        if operation in _FLOAT_OPS:
+            return self.b.binary(_FLOAT_OPS[operation], a, b)
+        if operation not in (Min, Max):
+            raise CodegenError(f"{operation.__name__} is not defined for floats")
+        chosen = self.b.select(self.b.compare("fcmp ult" if operation is Min else "fcmp ugt", a, b), a, b)
         if isinstance(second, Const) and second.value == second.value:
             return chosen
         return self.b.select(self.b.compare("fcmp uno", b, b), b, chosen)
@@ -1010,6 +1054,7 @@ class _Emitter:
         raise CodegenError(f"no intrinsic {stmt.name!r}")
 
 
+_FLOAT_OPS: dict[type[Expr], str] = {Add: "fadd", Sub: "fsub", Mul: "fmul", Div: "fdiv"}
 _FLOAT_COMPARE = {Eq: "oeq", Ne: "une", Lt: "olt", Le: "ole"}
 _SIGNED_COMPARE = {Eq: "eq", Ne: "ne", Lt: "slt", Le: "sle"}
 _UNSIGNED_COMPARE = {Eq: "eq", Ne: "ne", Lt: "ult", Le: "ule"}

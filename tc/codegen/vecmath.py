@@ -94,23 +94,34 @@ _EXP = (0.5, 0.1666651964187622, 0.04166620597243309, 0.008368882350623608, 0.00
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
 
 
+_MAGIC = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+
+
 def _exp(b: FunctionBuilder, x: Value) -> Value:
-    """exp(x) = 2^n * exp(r), r = x - n ln 2. The power is applied in two halves: right for results down to the last denormal."""
+    """exp(x) = 2^n * exp(r), r = x - n ln 2. Right for results down to the last denormal; NaN goes through every step."""
     low, high = b.float(-104.0, x), b.float(89.0, x)
     clamped = b.select(b.compare("fcmp olt", x, low), low, x)
     clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
-    n = b.intrinsic("roundeven", b.binary("fmul", clamped, b.float(1.0 / math.log(2.0), x)))
+    magic = b.float(_MAGIC, x)
+    shifted = b.fma(clamped, b.float(1.0 / math.log(2.0), x), magic)
+    n = b.binary("fsub", shifted, magic)
     r = b.fma(n, b.float(-_LN2_HIGH, x), clamped)
     r = b.fma(n, b.float(-_LN2_LOW, x), r)
     p = b.fma(_polynomial(b, r, _EXP), b.binary("fmul", r, r), r)
-    p = b.binary("fadd", p, b.float(1.0, x))
-    # fptosi of NaN is poison; NaN is put back at the end
-    safe = b.select(_is_nan(b, x), b.float(0.0, x), n)
-    whole = b.convert("fptosi", safe, "i32")
-    half = b.binary("ashr", whole, b.int(1, whole))
-    scaled = b.binary("fmul", p, _power_of_two(b, half))
-    scaled = b.binary("fmul", scaled, _power_of_two(b, b.binary("sub", whole, half)))
-    return b.select(_is_nan(b, x), x, scaled)
+    return _scaled(b, b.binary("fadd", p, b.float(1.0, x)), n, shifted)
+
+
+def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
+    """p * 2^n, rounded once. `shifted` is n + _MAGIC."""
+    if b.module.has("avx512f") and p.lanes == 16:
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        b.module.declare(name, p.type, [p.type, p.type, p.type, "i16", "i32"])
+        return b.emit(f"call {p.type} @{name}({p}, {n}, {p}, i16 -1, i32 4)", p.element, p.lanes)
+    bits = b.bitcast(shifted, "i32")
+    whole = b.binary("sub", bits, b.int(0x4B400000, bits))  # the bits of _MAGIC
+    half = b.binary("ashr", whole, b.int(1, whole))  # in two steps: each power is a normal number
+    once = b.binary("fmul", p, _power_of_two(b, half))
+    return b.binary("fmul", once, _power_of_two(b, b.binary("sub", whole, half)))
 
 
 def _power_of_two(b: FunctionBuilder, n: Value) -> Value:

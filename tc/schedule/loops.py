@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, mul
+from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, minimum, mul
 from tc.ir.loop import AnnotationValue, AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt
 from tc.ir.node import Node, replace, substitute
 from tc.schedule.tree import (
     Place,
     axis_loops,
+    blocks_in,
+    buffers_read,
+    buffers_written,
     facts_at,
     find_block,
     find_loop,
@@ -94,6 +97,45 @@ def _guarded(body: Stmt, condition: Expr) -> Stmt:
         lambda block: replace(block, where=logical_and(block.where, condition)),
         lambda stmt: If(condition, stmt),
     )
+
+
+def split_overlapped(func: PrimFunc, loop: str, factor: int, names: Sequence[str]) -> PrimFunc:
+    """Split a loop of extent n into tiles of `factor` iterations; the last tile begins early rather than ends late.
+
+        for i in range(n):          for i0 in range((n + f - 1) // f):
+            S(i)              =>        for i1 in range(f):
+                                            S(min(i0 * f, n - f) + i1)
+
+    Some iterations run twice, none needs a condition. Raises ScheduleError unless n >= factor is proven, and running the
+    blocks inside again gives the same: they have no reduction axes and read nothing that they write, in place or otherwise.
+    """
+    place = find_loop(func, loop)
+    stmt = place.loop
+    _check_split(stmt, (None, factor), names)
+    facts = facts_at(func, place)
+    if prove(stmt.extent >= factor, facts) is not True:
+        raise ScheduleError(f"split_overlapped: loop {loop} may have fewer than {factor} iterations: {stmt.extent}")
+    _check_repeatable(func, stmt)
+    first, second = (Var(name, i64) for name in fresh_names(func, names))
+    start: Expr = first * factor
+    if prove(equal(stmt.extent % factor, 0), facts) is not True:
+        start = minimum(start, stmt.extent - factor)
+    body = substitute(stmt.body, {stmt.var: start + second})
+    inner_kind = LoopKind.SERIAL if stmt.kind is LoopKind.PARALLEL else stmt.kind
+    inner = For(second, const(factor), body, inner_kind)
+    outer = For(first, simplify(ceildiv(stmt.extent, factor), facts), inner, stmt.kind, annotations=stmt.annotations)
+    return replace_stmt(func, place, outer)
+
+
+def _check_repeatable(func: PrimFunc, loop: For) -> None:
+    name = loop.var.name
+    if any(key == "in_place" for key, _ in func.attrs):
+        raise ScheduleError(f"split_overlapped: {func.name} works in place, so loop {name} must not repeat iterations")
+    for block in blocks_in(loop):
+        if block.init is not None or any(axis.kind is not AxisKind.SPATIAL for axis in block.axes):
+            raise ScheduleError(f"split_overlapped: loop {name} is around block {block.name}, a reduction")
+        if buffers_read(block) & buffers_written(block):
+            raise ScheduleError(f"split_overlapped: block {block.name} in loop {name} reads what it writes")
 
 
 def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:

@@ -30,6 +30,7 @@ def _bind(func: PrimFunc, loop: str, thread: str) -> PrimFunc:
 
 PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "split": loops.split,
+    "split_overlapped": loops.split_overlapped,
     "fuse": loops.fuse,
     "reorder": loops.reorder,
     "parallel": _kind(LoopKind.PARALLEL),
@@ -180,6 +181,12 @@ class Schedule:
         marks = "oi" if len(parts) == 2 else [f"_{k}" for k in range(len(parts))]
         names = tuple(fresh_names(self.func, [f"{loop}{mark}" for mark in marks]))
         self._do("split", loop, parts, names)
+        return names
+
+    def split_overlapped(self, loop: str, factor: int) -> tuple[str, ...]:
+        """As `split(loop, factor)`, the last tile shifted to end where the loop ends; returns the names of both loops."""
+        names = tuple(fresh_names(self.func, [f"{loop}o", f"{loop}i"]))
+        self._do("split_overlapped", loop, factor, names)
         return names
 
     def fuse(self, *names: str) -> str:

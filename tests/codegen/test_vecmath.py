@@ -11,6 +11,7 @@ import pytest
 from tc.codegen.builder import FunctionBuilder, Module, Value
 from tc.codegen.vecmath import MATH_ULPS, emit_math
 from tc.runtime.jit import compile_object, link
+from tc.target import native_target
 
 EXACT = {
     "exp": np.exp,
@@ -29,9 +30,9 @@ EXACT = {
 SPECIALS = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 88.7, 89.5, -87.4, -103.9, -120.0, 1e5]
 
 
-def compiled(name: str, lanes: int) -> object:
-    """fn(pointer in, pointer out, count): applies `name` to vectors of `lanes` floats."""
-    module = Module()
+def compiled(name: str, lanes: int, native: bool) -> object:
+    """fn(pointer in, pointer out): applies `name` to `lanes` floats; with `native`, by what only this machine may have."""
+    module = Module(native_target().features if native else ())
     b = FunctionBuilder(module)
     kind = f"<{lanes} x float>" if lanes else "float"
     x = b.emit(f"load {kind}, ptr %x, align 4", "float", lanes)
@@ -44,8 +45,8 @@ def compiled(name: str, lanes: int) -> object:
     return function, library
 
 
-def apply(name: str, values: np.ndarray, lanes: int) -> np.ndarray:
-    function, keep = compiled(name, lanes)  # type: ignore[misc]
+def apply(name: str, values: np.ndarray, lanes: int, native: bool = False) -> np.ndarray:
+    function, keep = compiled(name, lanes, native)  # type: ignore[misc]
     step = max(lanes, 1)
     padded = np.resize(values, -(-values.size // step) * step).astype(np.float32)
     result = np.empty_like(padded)
@@ -63,10 +64,11 @@ def inputs(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
-def test_results_are_within_the_stated_ulps(name: str) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_results_are_within_the_stated_ulps(name: str, native: bool) -> None:
     values = inputs(name)
 
-    actual = apply(name, values, 16)
+    actual = apply(name, values, 16, native)
 
     with np.errstate(all="ignore"):
         exact = EXACT[name](values.astype(np.float64))
@@ -83,14 +85,15 @@ def test_results_are_within_the_stated_ulps(name: str) -> None:
 def test_lanes_give_the_bits_of_scalars(name: str, lanes: int) -> None:
     values = inputs(name)[:320]
 
-    vector, scalar = apply(name, values, lanes), apply(name, values, 0)
+    vector, scalar = apply(name, values, lanes, native=True), apply(name, values, 0)
 
     np.testing.assert_array_equal(vector.view(np.uint32), scalar.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_nan_stays_nan(name: str) -> None:
-    assert np.isnan(apply(name, np.array([np.nan] * 16, np.float32), 16)).all()
+    for native in (False, True):
+        assert np.isnan(apply(name, np.array([np.nan] * 16, np.float32), 16, native)).all()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.loop import PrimFunc
+from tc.schedule.rules.attention import schedule_attention
 from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction
 from tc.schedule.rules.reduction import schedule_reduction
@@ -28,6 +29,9 @@ class Scheduled:
 def default_schedule(func: PrimFunc, target: Target) -> Scheduled:
     """The schedule that is chosen without search."""
     schedule = Schedule(func)
+    name = schedule_attention(schedule, target)  # before anything is inlined into its stages
+    if name is not None:
+        return Scheduled(schedule.func, name, schedule.trace)
     inline_elementwise(schedule)
     for rule in RULES:
         name = rule(schedule, target)

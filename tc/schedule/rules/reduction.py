@@ -123,57 +123,58 @@ def _reduction_loops(info: BlockInfo, loops: list[str]) -> list[str]:
     return [loop for loop in loops if loop in driving]
 
 
+def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target) -> None:
+    """Reduce along the lanes of vectors, for a block inside the loop `anchor`."""
+    info = _info(schedule, name)
+    loops = list(schedule.loops_of(name))
+    inside = [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
+    _reduce_along_lanes(schedule, info, inside, target)
+
+
 def _reduce_along_lanes(schedule: Schedule, info: BlockInfo, inside: list[str], target: Target) -> None:
-    """Partial results in the lanes of a vector, combined at the end."""
+    """Partial results in the lanes of a few vectors; at the end these are combined as a tree."""
     depth = _reduction_loops(info, inside)
     if not depth:
         return
-    if any(loop not in depth for loop in inside) or len(info.written_buffers) > 1:
+    lanes = lanes_for(info, target)
+    nested = _nested(schedule, depth, info.name)
+    extent = known_product(schedule, depth, 1 << 20) if nested else extent_value(schedule, depth[-1])
+    if len(info.written_buffers) > 1 or (extent is not None and extent < lanes):
         schedule.decompose_reduction(info.name, depth[0])
         return
-    lanes = lanes_for(info, target)
-    along = schedule.fuse(*depth) if len(depth) > 1 and _nested(schedule, depth, info.name) else depth[-1]
-    extent = extent_value(schedule, along)
-    if extent is not None and extent < 2 * lanes:
-        schedule.decompose_reduction(info.name, depth[0] if along == depth[-1] else along)
-        return
-    width = lanes * (ACCUMULATORS if extent is None or extent >= 4 * ACCUMULATORS * lanes else 1)
+    along = schedule.fuse(*depth) if len(depth) > 1 and nested else depth[-1]
+    accumulators = _accumulators(extent_value(schedule, along), lanes)
+    width = lanes * accumulators
     out, inner = schedule.split(along, width)
-    schedule.rfactor(info.name, inner)
-    partial = f"{info.name}_rf"
+    extent = extent_value(schedule, out)
+    partial = schedule.rfactor(info.name, inner)
     loops = list(schedule.loops_of(partial))
-    place = loops.index(inner)
     chain = loops[loops.index(out) :]
     schedule.reorder(*[loop for loop in chain if loop != inner], inner)
-    if extent is None or extent % width:
-        schedule.annotate_loop(out, "partition", 1)
-    schedule.decompose_reduction(partial, chain[0] if chain[0] != inner else chain[1])
-    for name in (f"{partial}_init", partial):
-        last = schedule.loops_of(name)[-1]
-        if width > lanes:
-            blocks, lane = schedule.split(last, lanes)
-            schedule.vectorize(lane)
+    schedule.annotate_loop(out, "partition", 1)
+    schedule.decompose_reduction(partial, out)
+    for each in (f"{partial}_init", partial):
+        last = schedule.loops_of(each)[-1]
+        if accumulators > 1:
+            blocks, last = schedule.split(last, lanes)
             schedule.unroll(blocks)
-        else:
-            schedule.vectorize(last)
-    del place
+        schedule.vectorize(last)
     final_loop = schedule.loops_of(info.name)[-1]
-    if width > lanes:
-        _combine_accumulators(schedule, info.name, final_loop)
-    else:
-        schedule.decompose_reduction(info.name, final_loop)
-        schedule.unroll(final_loop)
-    for buffer in _rf_buffers(schedule, partial):
+    schedule.decompose_reduction(info.name, final_loop)
+    schedule.unroll(final_loop)
+    schedule.annotate_loop(final_loop, "tree", 1)
+    for buffer in _info(schedule, partial).written_buffers:
         schedule.set_scope(buffer.name, "register")
 
 
-def _combine_accumulators(schedule: Schedule, name: str, loop: str) -> None:
-    schedule.decompose_reduction(name, loop)
-    schedule.unroll(loop)
-
-
-def _rf_buffers(schedule: Schedule, partial: str) -> tuple[Buffer, ...]:
-    return _info(schedule, partial).written_buffers
+def _accumulators(extent: int | None, lanes: int) -> int:
+    """Vectors that are summed into at once: as many as hide latency, a power of two, none of them idle."""
+    if extent is None:
+        return ACCUMULATORS
+    found = 1
+    while found < ACCUMULATORS and extent >= 2 * found * lanes:
+        found *= 2
+    return found
 
 
 def _nested(schedule: Schedule, loops: list[str], block: str) -> bool:

@@ -1,0 +1,347 @@
+"""Attention: softmax(f(q k^T)) v in one pass over tiles of query rows.
+
+A tile of rows is carried all the way: its scores, register tiles of rows by a few vectors of keys, go through f and stay in
+cache; their maximum, exponentials and sum are taken row by row; then they weigh the values, again in register tiles.
+Keys are packed once so that the lanes of a vector are neighbouring keys. With few rows nothing would be reused: then a
+score is a dot product along the lanes, and keys stream from memory as they are.
+Source: the row-block scheme of Dao et al. (2022), with whole rows of scores, which fit the caches of a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Buffer, Load, Mul, Var
+from tc.ir.loop import annotation
+from tc.ir.node import walk
+from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers, producer
+from tc.schedule.rules.common import extent_value, known_product, set_parallel
+from tc.schedule.rules.reduction import reduce_along
+from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+FEW_ROWS = 4
+"""Up to this many query rows are scheduled one by one."""
+
+SHARES = 8
+"""Tasks that the work should at least be cut into, so that cores finish together."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The names of the blocks of an attention, in order."""
+
+    scores: str
+    masked: str
+    top: str
+    powers: str
+    total: str
+    inverse: str
+    weighted: str
+    final: str
+
+
+def schedule_attention(schedule: Schedule, target: Target) -> str | None:
+    """Schedule two products with a softmax between them as one kernel."""
+    chain = find_chain(block_infos(schedule.func), schedule.func.buffers)
+    if chain is None or not _inline_around(schedule, chain):
+        return None
+    chain = find_chain(block_infos(schedule.func), schedule.func.buffers, chain.weighted)
+    assert chain is not None, "inlining around the chain does not change it"
+    for info in block_infos(schedule.func):
+        if info.name not in vars(chain).values():
+            schedule_block(schedule, info.name, target)
+    row, column, lead = _output_loops(schedule, chain)
+    rows = 1 if row is None else extent_value(schedule, row)
+    if rows is not None and rows <= FEW_ROWS:
+        _schedule_few_rows(schedule, chain, row, column, lead, target)
+        return "attention, row by row"
+    assert row is not None
+    _schedule_tiles(schedule, chain, row, column, lead, target)
+    return "attention"
+
+
+# -- recognition
+
+
+def find_chain(infos: list[BlockInfo], params: tuple[Buffer, ...], weighted: str | None = None) -> Chain | None:
+    """The blocks of an attention by what they read and write, or None."""
+    reductions = [info for info in infos if info.reduction_axes]
+    if len(reductions) != 4 or any(info.is_opaque or len(info.writes) != 1 for info in infos):
+        return None
+    tops = [info for info in reductions if annotation(info.block, "monoid") == "max"]
+    if len(tops) != 1 or any(annotation(r.block, "monoid") != "sum" for r in reductions if r not in tops):
+        return None
+    top = tops[0]
+    masked = _only(producer(infos, buffer) for buffer in top.read_buffers)
+    scores = _only(r for r in reductions if masked is not None and r.writes[0].buffer in masked.read_buffers)
+    powers = _only(consumers(infos, top.writes[0].buffer))
+    if masked is None or scores is None or powers is None or powers.reduction_axes or masked.reduction_axes:
+        return None
+    readers = list(consumers(infos, powers.writes[0].buffer))
+    total = _only(r for r in readers if len(r.read_buffers) == 1 and r.reduction_axes)
+    product = _only(r for r in readers if len(r.read_buffers) == 2 and r.reduction_axes)
+    if total is None or product is None or len(readers) != 2 or not _is_product(product) or not _is_product(scores):
+        return None
+    inverse = _only(consumers(infos, total.writes[0].buffer))
+    final = _only(consumers(infos, product.writes[0].buffer))
+    if inverse is None or final is None or inverse.reduction_axes or final.reduction_axes:
+        return None
+    return Chain(*(i.name for i in (scores, masked, top, powers, total, inverse, product, final)))
+
+
+def _only(found: object) -> BlockInfo | None:
+    items = list(found)  # type: ignore[call-overload]
+    return items[0] if len(items) == 1 else None
+
+
+def _is_product(info: BlockInfo) -> bool:
+    return any(isinstance(node, Mul) for node in walk(info.writes[0].value))
+
+
+def _inline_around(schedule: Schedule, chain: Chain) -> bool:
+    """Inline what comes before the chain where it is read, and the chain's end into what follows. False: nothing was done.
+
+    What follows must be element by element, up to the one output.
+    """
+    infos = block_infos(schedule.func)
+    own = list(vars(chain).values())
+    place = next(k for k, info in enumerate(infos) if info.name == chain.final)
+    after = infos[place + 1 :]
+    if any(not info.is_spatial for info in infos if info.name not in own) or len(after) > 1:
+        return False
+    final = infos[place]
+    load = next(load for load in final.reads if load.buffer in infos_named(infos, chain.weighted).written_buffers)
+    if not all(isinstance(index, Var) or not axes_in(index) for index in load.indices):
+        return False
+    for info in infos:
+        if info.name not in own and info not in after:
+            try:
+                schedule.compute_inline(info.name)
+            except ScheduleError:
+                continue
+    if after:
+        schedule.compute_inline(chain.final)
+    return True
+
+
+def infos_named(infos: list[BlockInfo], name: str) -> BlockInfo:
+    return next(info for info in infos if info.name == name)
+
+
+def _info(schedule: Schedule, name: str) -> BlockInfo:
+    return infos_named(block_infos(schedule.func), name)
+
+
+def _loop_of(info: BlockInfo, axis: Var) -> str | None:
+    value = next(each.value for each in info.block.axes if each.var is axis)
+    return value.name if isinstance(value, Var) else None
+
+
+def _output_loops(schedule: Schedule, chain: Chain) -> tuple[str | None, str | None, list[str]]:
+    """The loops of the final block that choose the row, the column of the values, and the rest in order."""
+    info = _info(schedule, chain.final)
+    (weighted,) = _info(schedule, chain.weighted).written_buffers
+    load = info.reads_of(weighted)[0]
+    row, column = (_loop_of(info, i) if isinstance(i, Var) else None for i in load.indices[-2:])
+    lead = [loop for loop in schedule.loops_of(chain.final) if loop not in (row, column)]
+    return row, column, lead
+
+
+# -- many rows
+
+
+def choose_rows(rows: int | None, most: int) -> int:
+    """Rows of a register tile: few iterations wasted at the end, and more rows rather than fewer."""
+    if rows is None:
+        return most
+
+    def cost(tile: int) -> float:
+        return -(-rows // tile) * tile * (1 + 1.5 / tile)
+
+    return min(range(min(rows, max(2, most // 2)), min(rows, most) + 1), key=cost)
+
+
+def _vectors(extent: int | None, lanes: int) -> int:
+    """Vectors of columns of a register tile."""
+    if extent is None:
+        return 2
+    needed = -(-extent // lanes)
+    return 2 if needed % 2 == 0 else 3 if needed % 3 == 0 else 1 if needed == 1 else 2
+
+
+def _schedule_tiles(
+    schedule: Schedule, chain: Chain, row: str, column: str | None, lead: list[str], target: Target
+) -> None:
+    lanes = target.lanes(32)
+    width = 1 if column is None else extent_value(schedule, column)
+    vectors = _vectors(width, lanes)
+    rows = choose_rows(extent_value(schedule, row), min(14, (target.num_vector_registers - 3) // 2))
+    _pack_keys(schedule, chain, 2 * lanes, target)
+    tile_loop, rows_inside = _cut_rows(schedule, row, rows)
+    inner = [rows_inside]
+    block = None
+    if column is not None:
+        block, columns_inside = schedule.split(column, vectors * lanes)
+        inner = [rows_inside, columns_inside]
+        schedule.reorder(*lead, tile_loop, block, *inner)
+        if width is None or width % (vectors * lanes):
+            schedule.annotate_loop(block, "partition", 1)
+    else:
+        schedule.reorder(*lead, tile_loop, rows_inside)
+    tile_loop = _share(schedule, chain, lead, tile_loop, rows)
+    anchor = tile_loop if block is None else block
+    schedule.compute_at(chain.weighted, anchor)
+    for whole, name in ((chain.inverse, chain.total), (chain.powers, chain.top)):  # rows, and what is done within each
+        schedule.compute_at(whole, tile_loop)
+        schedule.compute_at(name, _inside(schedule, whole, tile_loop)[0])
+    schedule.compute_at(chain.masked, tile_loop)
+    _tile_scores(schedule, chain, tile_loop, lanes)
+    for name, reader in ((chain.total, chain.inverse), (chain.top, chain.powers)):
+        reduce_along(schedule, name, _inside(schedule, reader, tile_loop)[0], target)
+    _in_vectors(schedule, chain.powers, lanes)
+    _register_tile(schedule, chain.weighted, anchor, lanes)
+    _finish_block(schedule, chain.final, inner, lanes)
+
+
+def _cut_rows(schedule: Schedule, row: str, rows: int) -> tuple[str, str]:
+    try:
+        return schedule.split_overlapped(row, rows)
+    except ScheduleError:
+        outer, inner = schedule.split(row, rows)
+        schedule.annotate_loop(outer, "partition", 1)
+        return outer, inner
+
+
+def _share(schedule: Schedule, chain: Chain, lead: list[str], tile_loop: str, rows: int) -> str:
+    """Run the leading axes in parallel, and parts of the row tiles too where those are few. Returns the loop over tiles."""
+    heads = known_product(schedule, lead, SHARES)
+    tiles = extent_value(schedule, tile_loop)
+    outer = list(lead)
+    if heads < SHARES and (tiles is None or tiles > 1):
+        part = 8 if tiles is None else max(1, tiles * heads // SHARES)
+        share, tile_loop = schedule.split(tile_loop, part)
+        outer.append(share)
+    work = rows * (tiles or 8) * 1024
+    set_parallel(schedule, outer, work)
+    return tile_loop
+
+
+def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -> None:
+    """Copy the keys so that `columns` neighbouring keys are neighbours in memory, for each element of the depth."""
+    info = _info(schedule, chain.scores)
+    key = _key_load(info)
+    axis = info.spatial_axes[-1]
+    place = next(d for d, index in enumerate(key.indices) if index is axis)
+    depth = next(d for d, index in enumerate(key.indices) if index in info.reduction_axes)
+    names = [f"a{d}" for d in range(len(key.indices))]
+    rest = [name for d, name in enumerate(names) if d not in (place, depth)]
+    packed = [*rest, f"{names[place]} // {columns}", names[depth], f"{names[place]} % {columns}"]
+    copy = schedule.cache_read(chain.scores, key.buffer.name, "global", f"{', '.join(names)} -> {', '.join(packed)}")
+    loops = list(schedule.loops_of(copy))
+    schedule.vectorize(loops[-1])
+    depth_extent = extent_value(schedule, loops[-2]) or 64
+    set_parallel(schedule, loops[:-2], columns * depth_extent)
+
+
+def _key_load(info: BlockInfo) -> Load:
+    """The operand of the scores that the last axis chooses elements of."""
+    axis = info.spatial_axes[-1]
+    return next(load for load in info.reads if axis in axes_in(load.indices) and load.buffer not in info.written_buffers)
+
+
+def _tile_scores(schedule: Schedule, chain: Chain, tile_loop: str, lanes: int) -> None:
+    """Register tiles of scores, brought to their final form before they are stored."""
+    loops = list(schedule.loops_of(chain.masked))
+    row, column = _inside(schedule, chain.masked, tile_loop)
+    del loops
+    block, columns_inside = schedule.split(column, 2 * lanes)
+    schedule.reorder(block, row, columns_inside)
+    extent = extent_value(schedule, column) if column in schedule.loops_of(chain.masked) else None
+    del extent
+    schedule.annotate_loop(block, "partition", 1)
+    schedule.compute_at(chain.scores, block)
+    _register_tile(schedule, chain.scores, block, lanes)
+    _finish_block(schedule, chain.masked, [row, columns_inside], lanes)
+
+
+def _inside(schedule: Schedule, name: str, anchor: str) -> list[str]:
+    """The loops of a block inside `anchor` that have more than one iteration."""
+    loops = list(schedule.loops_of(name))
+    return [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
+
+
+def _register_tile(schedule: Schedule, name: str, anchor: str, lanes: int) -> None:
+    """Rows by vectors of sums in registers, the reduction around them."""
+    info = _info(schedule, name)
+    inside = _inside(schedule, name, anchor)
+    deep = {n.name for a in info.block.axes if a.var in info.reduction_axes for n in walk(a.value) if isinstance(n, Var)}
+    depth = [loop for loop in inside if loop in deep]
+    tiled = [loop for loop in inside if loop not in deep]
+    unit = [loop for loop in schedule.loops_of(name) if extent_value(schedule, loop) == 1]
+    loops = list(schedule.loops_of(name))
+    unit = [loop for loop in loops[loops.index(anchor) + 1 :] if loop in unit]
+    schedule.reorder(*unit, *depth, *tiled)
+    _finish_block(schedule, name, tiled, lanes)
+    if depth:
+        schedule.decompose_reduction(name, depth[0])
+    schedule.set_scope(info.writes[0].buffer.name, "register")
+
+
+def _finish_block(schedule: Schedule, name: str, tiled: list[str], lanes: int) -> None:
+    """Unroll rows, vectorize columns."""
+    if not tiled:
+        return
+    *rows, column = tiled
+    extent = extent_value(schedule, column)
+    assert extent is not None, "register tiles have known sizes"
+    if extent > lanes:
+        vectors, column = schedule.split(column, lanes)
+        schedule.unroll(vectors)
+    schedule.vectorize(column)
+    for loop in rows:
+        schedule.unroll(loop)
+    del name
+
+
+def _in_vectors(schedule: Schedule, name: str, lanes: int) -> None:
+    """Vectorize the last loop of a block, its remainder under a mask."""
+    last = schedule.loops_of(name)[-1]
+    out, inner = schedule.split(last, lanes)
+    schedule.vectorize(inner)
+    schedule.annotate_loop(out, "partition", 1)
+
+
+# -- few rows
+
+
+def _schedule_few_rows(
+    schedule: Schedule, chain: Chain, row: str | None, column: str | None, lead: list[str], target: Target
+) -> None:
+    lanes = target.lanes(32)
+    outer = [*lead, *([row] if row is not None else [])]
+    if column is not None:
+        schedule.reorder(*outer, column)
+    anchor = set_parallel(schedule, outer, 64 * 1024)
+    assert anchor is not None
+    names = (chain.weighted, chain.inverse, chain.total, chain.powers, chain.top, chain.masked)
+    for name in names:
+        schedule.compute_at(name, anchor)
+    (keys,) = _inside(schedule, chain.masked, anchor)[-1:]
+    block, keys_inside = schedule.split(keys, lanes)
+    schedule.annotate_loop(block, "partition", 1)
+    schedule.compute_at(chain.scores, block)
+    schedule.vectorize(keys_inside)
+    _dot_products(schedule, chain, block, target)
+    for name in (chain.top, chain.total):
+        reduce_along(schedule, name, anchor, target)
+    _in_vectors(schedule, chain.powers, lanes)
+    _register_tile(schedule, chain.weighted, anchor, lanes)
+    _finish_block(schedule, chain.final, [] if column is None else [column], lanes)
+
+
+def _dot_products(schedule: Schedule, chain: Chain, anchor: str, target: Target) -> None:
+    """Each score on its own, the depth along the lanes."""
+    reduce_along(schedule, chain.scores, anchor, target)
