@@ -31,6 +31,7 @@ from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.cse import share_common_subexpressions
 from tc.passes.graph.dce import remove_dead_code
+from tc.passes.graph.find_attention import find_attention
 from tc.passes.graph.fold_constants import fold_constants
 from tc.passes.graph.fuse_ops import fuse_ops
 from tc.passes.graph.plan_memory import plan_memory
@@ -117,6 +118,7 @@ def optimize_graph(module: IRModule) -> IRModule:
     module = simplify_graph(module)
     module = fold_constants(module)
     module = share_common_subexpressions(module)
+    module = find_attention(module)  # when equal values are one: what else uses the scores shows
     return remove_dead_code(module)
 
 

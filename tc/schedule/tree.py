@@ -159,10 +159,14 @@ def without_alloc(func: PrimFunc, buffer: Buffer) -> PrimFunc:
 
 
 def rename_loops(func: PrimFunc) -> PrimFunc:
-    """Give every loop and every scratch buffer a name of its own, so that steps can refer to it: the second `i` becomes `i_1`."""
+    """Give every loop and every buffer a name of its own, so that steps can refer to it: the second `i` becomes `i_1`."""
     used: set[str] = {param.name for param in func.params if isinstance(param, Var)}
-    used_buffers: set[str] = {buffer.name for buffer in func.buffers}
+    used_buffers: set[str] = set()
     renamed: dict[Node, Node] = {}
+    for param in func.buffers:
+        name = _unused(param.name, used_buffers)
+        if name != param.name:
+            renamed[param] = Buffer(name, param.shape, param.dtype, param.scope, param.strides)
     for place in statements(func.body):
         match place.stmt:
             case For(var=var):

@@ -10,8 +10,11 @@ from tc.ir.graph import Call, Function
 from tc.ir.module import IRModule
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.dce import remove_dead_code
+from tc.passes.graph.find_attention import ATTENTION_RULES
 from tc.passes.graph.rewrite import Rule, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES
+
+RULES = (*GRAPH_RULES, *ATTENTION_RULES)
 
 
 def example_of(rule: Rule) -> IRModule:
@@ -26,7 +29,11 @@ def ops_of(module: IRModule) -> list[str]:
     return [binding.value.op for binding in main.bindings if isinstance(binding.value, Call)]
 
 
-@pytest.mark.parametrize("rule", GRAPH_RULES, ids=lambda rule: rule.name)
+def attrs_of(module: IRModule) -> list[dict]:
+    return [dict(binding.value.attrs) for binding in module.main.bindings if isinstance(binding.value, Call)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_keeps_the_meaning_of_its_example(rule: Rule) -> None:
     before = example_of(rule)
     rng = np.random.default_rng(5)
@@ -43,10 +50,11 @@ def test_a_rule_keeps_the_meaning_of_its_example(rule: Rule) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("rule", GRAPH_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_changes_the_operators_of_its_example(rule: Rule) -> None:
     before = example_of(rule)
 
     after = remove_dead_code(rewrite_module(before, [rule]))
 
-    assert ops_of(after) != ops_of(before)
+    assert after is not before
+    assert ops_of(after) != ops_of(before) or attrs_of(after) != attrs_of(before)

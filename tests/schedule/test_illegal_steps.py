@@ -39,6 +39,8 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
         _then(lambda s: s.vectorize("i"), lambda s: s.split("i", 4)),
         r"loop i is vectorized; split it before that",
     ),
+    (chain(Var("n")), lambda s: s.split_overlapped("i", 4), r"loop i may have fewer than 4 iterations: n"),
+    (matmul(), lambda s: s.split_overlapped("i", 2), r"split_overlapped: loop i is around block \w+, a reduction"),
     (matmul(), lambda s: s.fuse("i", "ri"), r"loop ri is not directly inside loop i"),
     (matmul(), _then(lambda s: s.parallel("i"), lambda s: s.fuse("i", "j")), r"loops i and j are parallel and serial"),
     (softmax(), lambda s: s.reorder("i", "i_1"), r"loop i_1 is not in the perfect nest of loop i"),

@@ -56,7 +56,7 @@ class AbsentPattern:
 class OpPattern:
     """A call of one of `ops` whose operands match. Its call is kept as `name` (default: its op's name).
 
-    `commutes`: the two operands may come in either order. Trailing operands not listed must be absent.
+    `commutes`: the two operands may come in either order. Trailing operands not listed must be absent, except with `rest`.
     """
 
     ops: tuple[str, ...]
@@ -64,6 +64,7 @@ class OpPattern:
     name: str = ""
     commutes: bool = False
     single_use: bool = False
+    rest: bool = False
 
 
 Pattern = Union[AnyPattern, ConstPattern, AbsentPattern, OpPattern]
@@ -81,19 +82,34 @@ def absent() -> AbsentPattern:
     return AbsentPattern()
 
 
-def op(ops: str, *args: Pattern, name: str = "", commutes: bool = False, single_use: bool = False) -> OpPattern:
+def op(
+    ops: str, *args: Pattern, name: str = "", commutes: bool = False, single_use: bool = False, rest: bool = False
+) -> OpPattern:
     """A call of `ops` ("add" or "add|sub")."""
-    return OpPattern(tuple(ops.split("|")), args, name, commutes, single_use)
+    return OpPattern(tuple(ops.split("|")), args, name, commutes, single_use, rest)
 
 
 class Match:
     """What the parts of a pattern stand for: values as atoms (`m.x`), calls by `m.call("conv")`, their attributes by `m.attrs`."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, rewriter: _Rewriter | None = None) -> None:
         self.atoms: dict[str, Atom] = {}
         self.calls: dict[str, Call] = {}
         self.roots: dict[str, TensorVar] = {}
         self.facts = facts
+        self._rewriter = rewriter
+
+    def call_of(self, atom: Atom | None, *, single_use: bool = False) -> Call | None:
+        """The call whose only result is `atom`, for rules that look further than a pattern can say.
+
+        None when there is no such call, or when `single_use` is asked for and something else uses it too.
+        """
+        if self._rewriter is None or not isinstance(atom, TensorVar):
+            return None
+        binding = self._rewriter.definitions.get(atom)
+        if binding is None or not isinstance(binding.value, Call) or len(binding.targets) != 1:
+            return None
+        return None if single_use and self._rewriter.uses.get(atom, 0) > 1 else binding.value
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -120,7 +136,7 @@ class Match:
         return atom.value
 
     def copy(self) -> Match:
-        other = Match(self.facts)
+        other = Match(self.facts, self._rewriter)
         other.atoms, other.calls, other.roots = dict(self.atoms), dict(self.calls), dict(self.roots)
         return other
 
@@ -220,7 +236,7 @@ class _Rewriter:
         assert isinstance(call, Call)
         for rule in self.by_op.get(call.op, ()):
             facts = Facts.of(self.facts)
-            for match in self._matches(rule.pattern, binding.targets[0], Match(facts), root=True):
+            for match in self._matches(rule.pattern, binding.targets[0], Match(facts, self), root=True):
                 if not rule.when(match):
                     continue
                 builder = GraphBuilder(self.facts)
@@ -268,7 +284,7 @@ class _Rewriter:
         call = binding.value if binding is not None else None
         if not isinstance(call, Call) or call.op not in pattern.ops or len(binding.targets) != 1:  # type: ignore[union-attr]
             return
-        if any(arg is not None for arg in call.args[len(pattern.args) :]):
+        if not pattern.rest and any(arg is not None for arg in call.args[len(pattern.args) :]):
             return
         args = (*call.args, *(None for _ in range(len(pattern.args) - len(call.args))))
         orders = [args[: len(pattern.args)]]

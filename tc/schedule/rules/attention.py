@@ -46,7 +46,7 @@ class Chain:
 def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     """Schedule two products with a softmax between them as one kernel."""
     chain = find_chain(block_infos(schedule.func), schedule.func.buffers)
-    if chain is None or not _inline_around(schedule, chain):
+    if chain is None or not _is_worth(schedule, chain) or not _inline_around(schedule, chain):
         return None
     chain = find_chain(block_infos(schedule.func), schedule.func.buffers, chain.weighted)
     assert chain is not None, "inlining around the chain does not change it"
@@ -101,6 +101,13 @@ def _is_product(info: BlockInfo) -> bool:
     return any(isinstance(node, Mul) for node in walk(info.writes[0].value))
 
 
+def _is_worth(schedule: Schedule, chain: Chain) -> bool:
+    """Whether there is more than one key, and keys and values have more than one element."""
+    weighted, scores = _info(schedule, chain.weighted), _info(schedule, chain.scores)
+    needed = [(weighted, weighted.spatial_axes[-1]), *((i, axis) for i in (weighted, scores) for axis in i.reduction_axes)]
+    return all(_loop_of(info, axis) is not None for info, axis in needed)
+
+
 def _inline_around(schedule: Schedule, chain: Chain) -> bool:
     """Inline what comes before the chain where it is read, and the chain's end into what follows. False: nothing was done.
 
@@ -140,12 +147,13 @@ def _loop_of(info: BlockInfo, axis: Var) -> str | None:
     return value.name if isinstance(value, Var) else None
 
 
-def _output_loops(schedule: Schedule, chain: Chain) -> tuple[str | None, str | None, list[str]]:
+def _output_loops(schedule: Schedule, chain: Chain) -> tuple[str | None, str, list[str]]:
     """The loops of the final block that choose the row, the column of the values, and the rest in order."""
     info = _info(schedule, chain.final)
     (weighted,) = _info(schedule, chain.weighted).written_buffers
     load = info.reads_of(weighted)[0]
     row, column = (_loop_of(info, i) if isinstance(i, Var) else None for i in load.indices[-2:])
+    assert column is not None, "there is more than one column"
     lead = [loop for loop in schedule.loops_of(chain.final) if loop not in (row, column)]
     return row, column, lead
 
@@ -173,27 +181,19 @@ def _vectors(extent: int | None, lanes: int) -> int:
 
 
 def _schedule_tiles(
-    schedule: Schedule, chain: Chain, row: str, column: str | None, lead: list[str], target: Target
+    schedule: Schedule, chain: Chain, row: str, column: str, lead: list[str], target: Target
 ) -> None:
     lanes = target.lanes(32)
-    width = 1 if column is None else extent_value(schedule, column)
+    width = extent_value(schedule, column)
     vectors = _vectors(width, lanes)
     rows = choose_rows(extent_value(schedule, row), min(14, (target.num_vector_registers - 3) // 2))
     _pack_keys(schedule, chain, 2 * lanes, target)
     tile_loop, rows_inside = _cut_rows(schedule, row, rows)
-    inner = [rows_inside]
-    block = None
-    if column is not None:
-        block, columns_inside = schedule.split(column, vectors * lanes)
-        inner = [rows_inside, columns_inside]
-        schedule.reorder(*lead, tile_loop, block, *inner)
-        if width is None or width % (vectors * lanes):
-            schedule.annotate_loop(block, "partition", 1)
-    else:
-        schedule.reorder(*lead, tile_loop, rows_inside)
+    block, columns_inside = schedule.split(column, vectors * lanes)
+    schedule.reorder(*lead, tile_loop, block, rows_inside, columns_inside)
+    schedule.annotate_loop(block, "partition", 1)
     tile_loop = _share(schedule, chain, lead, tile_loop, rows)
-    anchor = tile_loop if block is None else block
-    schedule.compute_at(chain.weighted, anchor)
+    schedule.compute_at(chain.weighted, block)
     for whole, name in ((chain.inverse, chain.total), (chain.powers, chain.top)):  # rows, and what is done within each
         schedule.compute_at(whole, tile_loop)
         schedule.compute_at(name, _inside(schedule, whole, tile_loop)[0])
@@ -202,8 +202,8 @@ def _schedule_tiles(
     for name, reader in ((chain.total, chain.inverse), (chain.top, chain.powers)):
         reduce_along(schedule, name, _inside(schedule, reader, tile_loop)[0], target)
     _in_vectors(schedule, chain.powers, lanes)
-    _register_tile(schedule, chain.weighted, anchor, lanes)
-    _finish_block(schedule, chain.final, inner, lanes)
+    _register_tile(schedule, chain.weighted, block, lanes)
+    _finish_block(schedule, [rows_inside, columns_inside], lanes)
 
 
 def _cut_rows(schedule: Schedule, row: str, rows: int) -> tuple[str, str]:
@@ -254,17 +254,13 @@ def _key_load(info: BlockInfo) -> Load:
 
 def _tile_scores(schedule: Schedule, chain: Chain, tile_loop: str, lanes: int) -> None:
     """Register tiles of scores, brought to their final form before they are stored."""
-    loops = list(schedule.loops_of(chain.masked))
     row, column = _inside(schedule, chain.masked, tile_loop)
-    del loops
     block, columns_inside = schedule.split(column, 2 * lanes)
     schedule.reorder(block, row, columns_inside)
-    extent = extent_value(schedule, column) if column in schedule.loops_of(chain.masked) else None
-    del extent
     schedule.annotate_loop(block, "partition", 1)
     schedule.compute_at(chain.scores, block)
     _register_tile(schedule, chain.scores, block, lanes)
-    _finish_block(schedule, chain.masked, [row, columns_inside], lanes)
+    _finish_block(schedule, [row, columns_inside], lanes)
 
 
 def _inside(schedule: Schedule, name: str, anchor: str) -> list[str]:
@@ -280,17 +276,16 @@ def _register_tile(schedule: Schedule, name: str, anchor: str, lanes: int) -> No
     deep = {n.name for a in info.block.axes if a.var in info.reduction_axes for n in walk(a.value) if isinstance(n, Var)}
     depth = [loop for loop in inside if loop in deep]
     tiled = [loop for loop in inside if loop not in deep]
-    unit = [loop for loop in schedule.loops_of(name) if extent_value(schedule, loop) == 1]
     loops = list(schedule.loops_of(name))
-    unit = [loop for loop in loops[loops.index(anchor) + 1 :] if loop in unit]
+    unit = [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) == 1]
     schedule.reorder(*unit, *depth, *tiled)
-    _finish_block(schedule, name, tiled, lanes)
+    _finish_block(schedule, tiled, lanes)
     if depth:
         schedule.decompose_reduction(name, depth[0])
     schedule.set_scope(info.writes[0].buffer.name, "register")
 
 
-def _finish_block(schedule: Schedule, name: str, tiled: list[str], lanes: int) -> None:
+def _finish_block(schedule: Schedule, tiled: list[str], lanes: int) -> None:
     """Unroll rows, vectorize columns."""
     if not tiled:
         return
@@ -303,7 +298,6 @@ def _finish_block(schedule: Schedule, name: str, tiled: list[str], lanes: int) -
     schedule.vectorize(column)
     for loop in rows:
         schedule.unroll(loop)
-    del name
 
 
 def _in_vectors(schedule: Schedule, name: str, lanes: int) -> None:
@@ -318,14 +312,13 @@ def _in_vectors(schedule: Schedule, name: str, lanes: int) -> None:
 
 
 def _schedule_few_rows(
-    schedule: Schedule, chain: Chain, row: str | None, column: str | None, lead: list[str], target: Target
+    schedule: Schedule, chain: Chain, row: str | None, column: str, lead: list[str], target: Target
 ) -> None:
     lanes = target.lanes(32)
     outer = [*lead, *([row] if row is not None else [])]
-    if column is not None:
-        schedule.reorder(*outer, column)
-    anchor = set_parallel(schedule, outer, 64 * 1024)
-    assert anchor is not None
+    block, column = schedule.split(column, extent_value(schedule, column) or 4 * lanes)
+    schedule.reorder(*outer, block, column)
+    anchor = set_parallel(schedule, outer, 64 * 1024) or block
     names = (chain.weighted, chain.inverse, chain.total, chain.powers, chain.top, chain.masked)
     for name in names:
         schedule.compute_at(name, anchor)
@@ -339,7 +332,7 @@ def _schedule_few_rows(
         reduce_along(schedule, name, anchor, target)
     _in_vectors(schedule, chain.powers, lanes)
     _register_tile(schedule, chain.weighted, anchor, lanes)
-    _finish_block(schedule, chain.final, [] if column is None else [column], lanes)
+    _finish_block(schedule, [column], lanes)
 
 
 def _dot_products(schedule: Schedule, chain: Chain, anchor: str, target: Target) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Var
+from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
