@@ -1,0 +1,236 @@
+"""What is known of integer expressions: promises about variables, conditions that hold, and the intervals that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tc.ir.dtype import i64, int_range
+from tc.ir.expr import (
+    Add,
+    And,
+    Cast,
+    Const,
+    Eq,
+    Expr,
+    FloorDiv,
+    FloorMod,
+    Le,
+    Lt,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Select,
+    Sub,
+    Var,
+    const,
+)
+from tc.ir.polynomial import Polynomial, polynomial
+from tc.ir.types import DimFact
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """lo <= value <= hi; None means unbounded."""
+
+    lo: int | None = None
+    hi: int | None = None
+
+
+UNBOUNDED = Bounds()
+
+
+@dataclass(frozen=True, eq=False)
+class VarFact:
+    """lo <= var <= hi (expressions or None), and var % multiple_of == 0."""
+
+    lo: Expr | None = None
+    hi: Expr | None = None
+    multiple_of: int = 1
+
+
+class Facts:
+    """What is known about variables, and conditions known to hold. Immutable; extending makes a new one."""
+
+    def __init__(
+        self, variables: Mapping[Var, VarFact] | None = None, nonnegative: tuple[Polynomial, ...] = ()
+    ) -> None:
+        self.variables = dict(variables or {})
+        self.nonnegative = nonnegative
+        self.simplified: dict[Expr, Expr] = {}  # filled by arith.simplify
+        self.intervals: dict[Expr, Bounds] = {}  # filled by bounds
+
+    @staticmethod
+    def of(dim_facts: Iterable[DimFact]) -> Facts:
+        """The promises made about symbolic dims."""
+        return Facts(
+            {
+                fact.var: VarFact(const(fact.lo), None if fact.hi is None else const(fact.hi), fact.multiple_of)
+                for fact in dim_facts
+            }
+        )
+
+    def with_range(self, var: Var, extent: Expr) -> Facts:
+        """Also 0 <= var < extent."""
+        return Facts({**self.variables, var: VarFact(const(0), polynomial(extent).plus_const(-1).to_expr())}, self.nonnegative)
+
+    def with_bounds(self, var: Var, lo: int | None, hi: int | None, multiple_of: int = 1) -> Facts:
+        fact = VarFact(None if lo is None else const(lo), None if hi is None else const(hi), multiple_of)
+        return Facts({**self.variables, var: fact}, self.nonnegative)
+
+    def assume(self, condition: Expr) -> Facts:
+        """Also `condition`. Conditions over integers are used; others are ignored."""
+        found = tuple(_nonnegative_parts(condition))
+        return Facts(self.variables, self.nonnegative + found) if found else self
+
+
+def _nonnegative_parts(condition: Expr) -> Iterator[Polynomial]:
+    match condition:
+        case And(lhs=a, rhs=b):
+            yield from _nonnegative_parts(a)
+            yield from _nonnegative_parts(b)
+        case Lt(lhs=a, rhs=b) if a.dtype == i64:
+            yield polynomial(b).minus(polynomial(a)).plus_const(-1)
+        case Le(lhs=a, rhs=b) if a.dtype == i64:
+            yield polynomial(b).minus(polynomial(a))
+        case Eq(lhs=a, rhs=b) if a.dtype == i64:
+            yield polynomial(b).minus(polynomial(a))
+            yield polynomial(a).minus(polynomial(b))
+        case Not(operand=Lt(lhs=a, rhs=b)) if a.dtype == i64:
+            yield polynomial(a).minus(polynomial(b))
+        case Not(operand=Le(lhs=a, rhs=b)) if a.dtype == i64:
+            yield polynomial(a).minus(polynomial(b)).plus_const(-1)
+
+
+EMPTY = Facts()
+
+
+def bounds(expr: Expr, facts: Facts | None = None) -> Bounds:
+    """Numbers between which an integer expression lies."""
+    facts = facts if facts is not None else EMPTY
+    found = facts.intervals.get(expr)
+    if found is None:
+        found = _bounds(expr, facts)
+        facts.intervals[expr] = found
+    return found
+
+
+def _bounds(expr: Expr, facts: Facts) -> Bounds:
+    match expr:
+        case Const(value=value):
+            return Bounds(int(value), int(value)) if not expr.dtype.is_float else UNBOUNDED
+        case Var():
+            return _var_bounds(expr, facts)
+        case Add(lhs=a, rhs=b):
+            return _within(expr, _sum_bounds(bounds(a, facts), bounds(b, facts)))
+        case Sub(lhs=a, rhs=b):
+            return _within(expr, _sum_bounds(bounds(a, facts), _negated(bounds(b, facts))))
+        case Mul(lhs=a, rhs=b):
+            return _within(expr, _product_bounds(bounds(a, facts), bounds(b, facts)))
+        case FloorDiv(lhs=a, rhs=b):
+            return _quotient_bounds(bounds(a, facts), bounds(b, facts))
+        case FloorMod(lhs=a, rhs=b):
+            return _remainder_bounds(bounds(a, facts), bounds(b, facts))
+        case Min(lhs=a, rhs=b):
+            x, y = bounds(a, facts), bounds(b, facts)
+            return Bounds(_both(min, x.lo, y.lo), _either(min, x.hi, y.hi))
+        case Max(lhs=a, rhs=b):
+            x, y = bounds(a, facts), bounds(b, facts)
+            return Bounds(_either(max, x.lo, y.lo), _both(max, x.hi, y.hi))
+        case Select(true_value=a, false_value=b):
+            x, y = bounds(a, facts), bounds(b, facts)
+            return Bounds(_both(min, x.lo, y.lo), _both(max, x.hi, y.hi))
+        case Cast(operand=a, dtype=dtype) if dtype.is_int and not a.dtype.is_float:
+            inner = bounds(a, facts)
+            lo, hi = int_range(dtype)
+            fits = inner.lo is not None and inner.hi is not None and lo <= inner.lo and inner.hi <= hi
+            return inner if fits or (dtype == i64 and a.dtype.bits < 64) else _type_bounds(expr)
+    return _type_bounds(expr)
+
+
+def _var_bounds(var: Var, facts: Facts) -> Bounds:
+    fact = facts.variables.get(var)
+    if fact is None:
+        return _type_bounds(var)
+    lo = None if fact.lo is None else bounds(fact.lo, facts).lo
+    hi = None if fact.hi is None else bounds(fact.hi, facts).hi
+    return Bounds(lo, hi)
+
+
+def _type_bounds(expr: Expr) -> Bounds:
+    if expr.dtype == i64 or expr.dtype.is_float:
+        return UNBOUNDED
+    return Bounds(*int_range(expr.dtype))
+
+
+def _within(expr: Expr, found: Bounds) -> Bounds:
+    """Arithmetic of narrow types wraps: when the exact result may leave the type, only the type's range is known."""
+    if expr.dtype == i64:
+        return found
+    limit = _type_bounds(expr)
+    if found.lo is None or found.hi is None or limit.lo is None or limit.hi is None:
+        return limit
+    return found if limit.lo <= found.lo and found.hi <= limit.hi else limit
+
+
+def _both(pick: object, a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else pick(a, b)  # type: ignore[operator]
+
+
+def _either(pick: object, a: int | None, b: int | None) -> int | None:
+    if a is None:
+        return b
+    return a if b is None else pick(a, b)  # type: ignore[operator]
+
+
+def _sum_bounds(a: Bounds, b: Bounds) -> Bounds:
+    return Bounds(
+        None if a.lo is None or b.lo is None else a.lo + b.lo, None if a.hi is None or b.hi is None else a.hi + b.hi
+    )
+
+
+def _negated(a: Bounds) -> Bounds:
+    return Bounds(None if a.hi is None else -a.hi, None if a.lo is None else -a.lo)
+
+
+def _product_bounds(a: Bounds, b: Bounds) -> Bounds:
+    """Interval product; infinities are handled as in the extended reals with 0 * inf = 0."""
+    infinity = math.inf
+    corners = [
+        0 if x == 0 or y == 0 else x * y
+        for x in (-infinity if a.lo is None else a.lo, infinity if a.hi is None else a.hi)
+        for y in (-infinity if b.lo is None else b.lo, infinity if b.hi is None else b.hi)
+    ]
+    lo, hi = min(corners), max(corners)
+    return Bounds(None if lo == -infinity else int(lo), None if hi == infinity else int(hi))
+
+
+def _quotient_bounds(a: Bounds, b: Bounds) -> Bounds:
+    if b.lo is None or b.lo <= 0:
+        return UNBOUNDED
+    lows = [] if a.lo is None else [a.lo // b.lo, (a.lo // b.hi) if b.hi is not None else (0 if a.lo >= 0 else -1)]
+    highs = [] if a.hi is None else [a.hi // b.lo, (a.hi // b.hi) if b.hi is not None else (0 if a.hi >= 0 else -1)]
+    return Bounds(min(lows) if lows else None, max(highs) if highs else None)
+
+
+def _remainder_bounds(a: Bounds, b: Bounds) -> Bounds:
+    if b.lo is None or b.lo < 0:
+        return UNBOUNDED
+    hi = None if b.hi is None else max(b.hi - 1, 0)
+    if a.lo is not None and a.lo >= 0 and a.hi is not None:
+        if a.hi < b.lo:
+            return a
+        hi = a.hi if hi is None else min(a.hi, hi)
+    return Bounds(0, hi)
+
+
+def poly_bounds(poly: Polynomial, facts: Facts) -> Bounds:
+    total = Bounds(poly.constant, poly.constant)
+    for monomial, coefficient in poly.terms.items():
+        part = Bounds(coefficient, coefficient)
+        for atom in monomial:
+            part = _product_bounds(part, bounds(atom, facts))
+        total = _sum_bounds(total, part)
+    return total

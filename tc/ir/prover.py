@@ -1,0 +1,135 @@
+"""Proof that a polynomial is never negative: the one question that every comparison comes down to.
+
+By intervals, by conditions assumed to hold, or by replacing one atom after the other by a bound of it. A fact that is not
+found is not false: it becomes a check at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tc.ir.bounds import Facts, bounds, poly_bounds
+from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Max, Min, Var, const
+from tc.ir.polynomial import Monomial, Polynomial, polynomial
+
+_MAX_DEPTH = 12
+_MAX_STEPS = 60
+
+
+def proves_nonnegative(poly: Polynomial, facts: Facts, depth: int = 0) -> bool:
+    """poly >= 0, by intervals, by assumed conditions, or by replacing one atom after the other by a bound of it.
+
+    Gives up after a fixed number of replacements: a fact that is not found becomes a check at run time.
+    """
+    return _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
+
+
+def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
+    if poly.is_constant:
+        return poly.constant >= 0
+    low = poly_bounds(poly, facts).lo
+    if low is not None and low >= 0:
+        return True
+    steps[0] -= 1
+    if depth >= _MAX_DEPTH or steps[0] < 0:
+        return False
+    if depth == 0:
+        for known in facts.nonnegative:
+            if _search_nonnegative(poly.minus(known), facts, _MAX_DEPTH - 3, steps):
+                return True
+    for atom in _elimination_order(poly, facts):
+        for smaller in _lower_replacements(poly, atom, facts):
+            if _search_nonnegative(smaller, facts, depth + 1, steps):
+                return True
+        if isinstance(atom, Var) or steps[0] < 0:
+            return False
+    return False
+
+
+def _elimination_order(poly: Polynomial, facts: Facts) -> list[Expr]:
+    """Atoms that a bound may replace: variables whose bounds mention other variables, then divisions, min and max."""
+    atoms = dict.fromkeys(atom for monomial in poly.terms for atom in monomial)
+    symbolic = [atom for atom in atoms if isinstance(atom, Var) and _has_symbolic_range(atom, facts)]
+    others = [atom for atom in atoms if isinstance(atom, (FloorDiv, FloorMod, Min, Max))]
+    return [*others, *symbolic[:1]]
+
+
+def _has_symbolic_range(var: Var, facts: Facts) -> bool:
+    fact = facts.variables.get(var)
+    return fact is not None and any(end is not None and not isinstance(end, Const) for end in (fact.lo, fact.hi))
+
+
+def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[Polynomial]:
+    """Polynomials that are <= poly, with `atom` (occurring linearly) replaced by one of its bounds."""
+    factor: dict[Monomial, int] = {}
+    constant = 0
+    rest: dict[Monomial, int] = {}
+    for monomial, v in poly.terms.items():
+        count = sum(1 for part in monomial if part is atom)
+        if count > 1:
+            return
+        if count == 0:
+            rest[monomial] = v
+            continue
+        left = tuple(part for part in monomial if part is not atom)
+        if left:
+            factor[left] = v
+        else:
+            constant = v
+    coefficient = Polynomial(factor, constant)
+    remainder = Polynomial(rest, poly.constant)
+    sign = poly_bounds(coefficient, facts)
+    if sign.lo is not None and sign.lo >= 0:
+        candidates = _lower_bounds(atom, facts)
+    elif sign.hi is not None and sign.hi <= 0:
+        candidates = _upper_bounds(atom, facts)
+    else:
+        return
+    if isinstance(atom, FloorDiv) and coefficient.is_constant and isinstance(atom.rhs, Const) and atom.rhs.value > 0:
+        yield from _scaled_quotient(remainder, coefficient.constant, atom)
+    for candidate in candidates:
+        product = coefficient.times(polynomial(candidate))
+        if product is not None:
+            yield remainder.plus(product)
+
+
+def _scaled_quotient(remainder: Polynomial, k: int, atom: FloorDiv) -> Iterable[Polynomial]:
+    """k * (x // c) with k a multiple of c: c * (x // c) lies in [x - c + 1, x]."""
+    c = atom.rhs.value  # type: ignore[attr-defined]
+    if k % c == 0:
+        x = polynomial(atom.lhs)
+        yield remainder.plus(x.plus_const(1 - c) if k > 0 else x, k // c)
+
+
+def _lower_bounds(atom: Expr, facts: Facts) -> list[Expr]:
+    match atom:
+        case Var():
+            fact = facts.variables.get(atom)
+            return [fact.lo] if fact is not None and fact.lo is not None else []
+        case Max(lhs=a, rhs=b):
+            return [a, b]
+        case FloorMod(rhs=b) if is_positive(b, facts):
+            return [const(0)]
+        case FloorDiv(lhs=a, rhs=b) if is_positive(b, facts) and proves_nonnegative(polynomial(a), facts, _MAX_DEPTH - 2):
+            return [const(0)]
+    return []
+
+
+def _upper_bounds(atom: Expr, facts: Facts) -> list[Expr]:
+    match atom:
+        case Var():
+            fact = facts.variables.get(atom)
+            return [fact.hi] if fact is not None and fact.hi is not None else []
+        case Min(lhs=a, rhs=b):
+            return [a, b]
+        case FloorMod(lhs=a, rhs=b) if is_positive(b, facts):
+            upper = [b - 1]
+            return [*upper, a] if proves_nonnegative(polynomial(a), facts, _MAX_DEPTH - 2) else upper
+        case FloorDiv(lhs=a, rhs=b) if is_positive(b, facts) and proves_nonnegative(polynomial(a), facts, _MAX_DEPTH - 2):
+            return [a]
+    return []
+
+
+def is_positive(expr: Expr, facts: Facts) -> bool:
+    low = bounds(expr, facts).lo
+    return low is not None and low > 0
