@@ -8,7 +8,7 @@ by exact identities only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tc.errors import TcError
 from tc.ir.bounds import EMPTY, UNBOUNDED, Bounds, Facts, VarFact, bounds
@@ -163,7 +163,7 @@ def evaluate(expr: Expr, env: Mapping[Var, int]) -> int:
     raise TcError(f"cannot evaluate {expr}")
 
 
-_EVALUATE = {
+_EVALUATE: dict[type, Callable[[int, int], int]] = {
     Add: lambda a, b: a + b,
     Sub: lambda a, b: a - b,
     Mul: lambda a, b: a * b,

@@ -19,7 +19,7 @@ Left sides are matched against nodes whose operands are simplified already, firs
     z * y + ... // b * (b * y)         any two terms of a sum, in any order
     m, on the right side only          the quotient by c, when the interval of x tells it
 
-A condition `0 < a` is read off the interval of a; others are proven; those on literals alone are computed.
+Conditions `0 < a` and `a != 0` are read off the interval of a; others are proven; those on literals alone are computed.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ REMAINDER = (
 )
 
 SUMS = (  # the parts of numbers taken apart are joined: two terms of a sum become one
-    Rule(x % b * y + x // b * (b * y), x * y),
+    Rule(x % b * y + x // b * (b * y), x * y, when=(Ne(b, ZERO),)),
     Rule(x % b * y + x // b % z * (b * y), x % (b * z) * y, when=(0 < z,)),
     Rule(x // z % b * y + x // (z * b) * (b * y), x // z * y, when=(0 < b,)),
     Rule(x // q % b * y + x // (q * b) % z * (b * y), x // q % (b * z) * y, when=(0 < b, 0 < z)),
-    Rule(z * y + x // b * (b * y), x * y, when=(Eq(x % b, z),)),
+    Rule(z * y + x // b * (b * y), x * y, when=(Ne(b, ZERO), Eq(x % b, z))),
 )
 
 MIN_MAX = (

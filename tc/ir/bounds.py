@@ -27,7 +27,7 @@ from tc.ir.expr import (
     Var,
     const,
 )
-from tc.ir.polynomial import Polynomial, polynomial
+from tc.ir.polynomial import Monomial, Polynomial, polynomial
 from tc.ir.types import DimFact
 
 
@@ -197,6 +197,10 @@ def _negated(a: Bounds) -> Bounds:
 
 def _product_bounds(a: Bounds, b: Bounds) -> Bounds:
     """Interval product; infinities are handled as in the extended reals with 0 * inf = 0."""
+    if a.lo is not None and a.lo >= 0 and b.lo is not None and b.lo >= 0:  # by far the most common
+        if a.hi is None or b.hi is None:
+            return Bounds(a.lo * b.lo, 0 if a.hi == 0 or b.hi == 0 else None)
+        return Bounds(a.lo * b.lo, a.hi * b.hi)
     infinity = math.inf
     corners = [
         0 if x == 0 or y == 0 else x * y
@@ -227,10 +231,33 @@ def _remainder_bounds(a: Bounds, b: Bounds) -> Bounds:
 
 
 def poly_bounds(poly: Polynomial, facts: Facts) -> Bounds:
-    total = Bounds(poly.constant, poly.constant)
-    for monomial, coefficient in poly.terms.items():
-        part = Bounds(coefficient, coefficient)
-        for atom in monomial:
-            part = _product_bounds(part, bounds(atom, facts))
-        total = _sum_bounds(total, part)
+    """Numbers between which a polynomial lies."""
+    lo: int | None = poly.constant
+    hi: int | None = poly.constant
+    for monomial, factor in poly.terms.items():
+        part = _monomial_bounds(monomial, facts)
+        low, high = (part.lo, part.hi) if factor > 0 else (part.hi, part.lo)
+        lo = None if lo is None or low is None else lo + low * factor
+        hi = None if hi is None or high is None else hi + high * factor
+        if lo is None and hi is None:
+            return UNBOUNDED
+    return Bounds(lo, hi)
+
+
+def lower_bound(poly: Polynomial, facts: Facts) -> int | None:
+    """A number that a polynomial is never below."""
+    total = poly.constant
+    for monomial, factor in poly.terms.items():
+        part = _monomial_bounds(monomial, facts)
+        low = part.lo if factor > 0 else part.hi
+        if low is None:
+            return None
+        total += low * factor
     return total
+
+
+def _monomial_bounds(monomial: Monomial, facts: Facts) -> Bounds:
+    result = bounds(monomial[0], facts)
+    for atom in monomial[1:]:
+        result = _product_bounds(result, bounds(atom, facts))
+    return result

@@ -37,7 +37,7 @@ from tc.ir.arith_rules import (
     x,
     y,
 )
-from tc.ir.bounds import Facts, poly_bounds
+from tc.ir.bounds import Facts, bounds, poly_bounds
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import (
     Add,
@@ -121,9 +121,9 @@ _FOLD = {FloorDiv: floordiv, FloorMod: floormod}
 
 def _fold(cls: type[Expr], operands: Operands) -> Expr | None:
     """The node as a literal, when its operands are."""
-    if len(operands) != 2 or not isinstance(operands[0], Const) or not isinstance(operands[1], Const):
+    first, second = operands[0], operands[-1]
+    if len(operands) != 2 or not isinstance(first, Const) or not isinstance(second, Const):
         return None
-    first, second = operands
     if cls in _COMPARE:
         return Const(_COMPARE[cls](first.value, second.value), bool_)
     if cls in _FOLD and first.dtype == i64:
@@ -329,6 +329,8 @@ def _condition(condition: Expr) -> Condition:
     match condition:
         case Lt(lhs=Const(value=0), rhs=Var() as var):
             return lambda bindings, facts: is_positive(_as_expr(bindings[var]), facts)
+        case Ne(lhs=Var() as var, rhs=Const(value=0)):
+            return lambda bindings, facts: _is_nonzero(_as_expr(bindings[var]), facts)
         case Lt(lhs=low, rhs=high):
             difference = _build_polynomial(high - low)
             return lambda bindings, facts: proves_nonnegative(difference(bindings, facts).plus_const(-1), facts)
@@ -339,6 +341,11 @@ def _condition(condition: Expr) -> Condition:
             one, other = _build(first), _build(second)
             return lambda bindings, facts: one(bindings, facts) is other(bindings, facts)
     raise AssertionError(f"no way to check {condition}")
+
+
+def _is_nonzero(expr: Expr, facts: Facts) -> bool:
+    interval = bounds(expr, facts)
+    return (interval.lo is not None and interval.lo > 0) or (interval.hi is not None and interval.hi < 0)
 
 
 def _numeric_condition(condition: Expr) -> Condition:

@@ -63,7 +63,15 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
-        stack.extend(reversed(list(children(top))))
+        below: list[Node] = []
+        for name in field_names(type(top)):
+            value = getattr(top, name)
+            if isinstance(value, Node):
+                below.append(value)
+            elif isinstance(value, tuple):
+                below.extend(_nodes_in(value))
+        below.reverse()
+        stack += below
 
 
 def replace(node: NodeT, **changes: Any) -> NodeT:

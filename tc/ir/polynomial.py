@@ -6,6 +6,7 @@ equal as polynomials over the same atoms become the same object.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -105,6 +106,7 @@ def _monomial_order(monomial: Monomial) -> tuple[int, tuple[tuple[int, str, int]
     return -len(monomial), tuple(map(_atom_order, monomial))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def polynomial(expr: Expr) -> Polynomial:
     """`expr` (i64) as a polynomial over its atoms, without simplifying the atoms."""
     match expr:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tc.ir.bounds import Facts, bounds, poly_bounds
+from tc.ir.bounds import Facts, bounds, lower_bound, poly_bounds
 from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Max, Min, Var, const
 from tc.ir.polynomial import Monomial, Polynomial, polynomial
 
@@ -27,7 +27,7 @@ def proves_nonnegative(poly: Polynomial, facts: Facts, depth: int = 0) -> bool:
 def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
     if poly.is_constant:
         return poly.constant >= 0
-    low = poly_bounds(poly, facts).lo
+    low = lower_bound(poly, facts)
     if low is not None and low >= 0:
         return True
     steps[0] -= 1
@@ -65,13 +65,12 @@ def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[
     constant = 0
     rest: dict[Monomial, int] = {}
     for monomial, v in poly.terms.items():
-        count = sum(1 for part in monomial if part is atom)
-        if count > 1:
-            return
-        if count == 0:
+        if atom not in monomial:
             rest[monomial] = v
             continue
         left = tuple(part for part in monomial if part is not atom)
+        if len(left) + 1 < len(monomial):
+            return
         if left:
             factor[left] = v
         else:
