@@ -29,6 +29,7 @@ from tc.ir.types import TensorType
 from tc.ir.verify import verify as verify_ir
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
+from tc.passes.graph.convert_layout import convert_layout
 from tc.passes.graph.cse import share_common_subexpressions
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import find_attention
@@ -175,6 +176,7 @@ def run_stages(
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module)
+        graph = convert_layout(graph, block=target.lanes(32))
         fused = fuse_ops(graph)
     with watch.time("lower"):
         lowered = lower_primitives(fused)

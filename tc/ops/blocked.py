@@ -1,8 +1,8 @@
 """Operators on blocked layouts: channels are cut into blocks of `block`, and a block is the innermost axis.
 
 An activation [n, c, *space] becomes [n, ceil(c / block), *space, block]. The lanes of the last block past c hold unspecified
-values: nothing may let them reach another lane. Weights of a convolution become [ceil(o / block), i, *kernel, block] and
-the right operand of a matmul [ceil(n / block), k, block], both with zeros in the lanes past the end.
+values: nothing may let them reach another lane. Weights of a convolution become [ceil(o / block), ceil(i / block), *kernel,
+block, block] and the right operand of a matmul [ceil(n / block), k, block], both with zeros in the lanes past the end.
 Source: the NCHWc layouts of "Optimizing CNN Model Inference on CPUs" (Liu et al., 2019).
 """
 
@@ -130,7 +130,11 @@ def _accumulator(dtype: Any) -> Any:
 
 
 def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
-    """x [n, cb, *space, b] or, if `in_block` is 0, [n, c, *space]; w [ob, i, *kernel, b] -> [n, ob, *space', b]."""
+    """x [n, cb, *space, b] or, if `in_block` is 0, [n, c, *space] -> [n, ob, *space', b].
+
+    w is [ob, ceil(i / b), *kernel, b, b] (input lanes before output lanes), or [ob, i, *kernel, b] for a plain x;
+    [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of input channels of one group, which the blocks must not straddle.
+    """
     x, w = types[0], types[1]
     assert x is not None and w is not None
     rank = len(attrs.strides)
@@ -145,87 +149,92 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
 def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     x, w = arrays[0], arrays[1]
     assert x is not None and w is not None
-    rank = len(attrs.strides)
-    block = w.shape[-1]
+    rank, groups, block = len(attrs.strides), attrs.groups, w.shape[-1]
     if attrs.in_block:
         x = reference_unblock([x], Attrs((("axis", 1), ("size", attrs.in_channels))))
+    if attrs.in_block and not attrs.depthwise:  # [ob, ib, *kernel, i, o] -> [ob, i, *kernel, o]
+        w = np.moveaxis(w, -2, 2).reshape(w.shape[0], -1, *w.shape[2 : 2 + rank], block)[:, : x.shape[1] // groups]
+    plain = np.moveaxis(w, -1, 1).reshape(-1, *w.shape[1 : 2 + rank])  # [o, i, *kernel]
     pads = [(attrs.pads[d], attrs.pads[rank + d]) for d in range(rank)]
-    x = np.pad(x, [(0, 0), (0, 0), *pads]).astype(np.promote_types(x.dtype, np.float32))
-    windows = np.lib.stride_tricks.sliding_window_view(
-        x,
-        tuple((k - 1) * dil + 1 for k, dil in zip(w.shape[2:-1], attrs.dilations, strict=True)),
-        axis=tuple(range(2, 2 + rank)),
-    )
-    steps = tuple(slice(None, None, s) for s in attrs.strides)
-    taps = tuple(slice(None, None, d) for d in attrs.dilations)
+    wide = np.promote_types(x.dtype, np.float32)
+    x = np.pad(x, [(0, 0), (0, 0), *pads]).astype(wide)
+    if attrs.depthwise:
+        plain = plain[: x.shape[1]]
+    out = _direct_conv(x, plain.astype(wide), attrs.strides, attrs.dilations, x.shape[1] if attrs.depthwise else groups)
+    if len(arrays) > 2 and arrays[2] is not None:
+        out = out + arrays[2].reshape(-1)[: out.shape[1]].reshape(1, -1, *(1,) * rank)
+    return reference_block([out], Attrs((("axis", 1), ("block", block)))).astype(arrays[0].dtype)  # type: ignore[union-attr]
+
+
+def _direct_conv(
+    x: np.ndarray, w: np.ndarray, strides: Sequence[int], dilations: Sequence[int], groups: int
+) -> np.ndarray:
+    """x [n, c, *space], w [o, c / groups, *kernel] -> [n, o, *space'], without padding."""
+    rank = len(strides)
+    reach = tuple((k - 1) * dilation + 1 for k, dilation in zip(w.shape[2:], dilations, strict=True))
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, 2 + rank)))
+    steps = tuple(slice(None, None, s) for s in strides)
+    taps = tuple(slice(None, None, d) for d in dilations)
     windows = windows[(slice(None), slice(None), *steps, *taps)]
-    kernel_axes = list(range(2 + rank, 2 + 2 * rank))
-    groups, per_group = attrs.groups, w.shape[1]
-    blocks = w.shape[0]
-    out = np.zeros((x.shape[0], *windows.shape[2 : 2 + rank], blocks, block), x.dtype)
-    if groups > 1 and per_group == 1:  # depthwise
-        for ob in range(blocks):
-            channels = range(ob * block, min((ob + 1) * block, attrs.in_channels))
-            for lane, c in enumerate(channels):
-                out[..., ob, lane] = np.tensordot(
-                    windows[:, c], w[ob, 0, ..., lane].astype(x.dtype), (kernel_axes_of(windows[:, c], rank), range(rank))
-                )
-    else:
-        for ob in range(blocks):
-            group = ob // (blocks // groups)
-            chosen = windows[:, group * per_group : (group + 1) * per_group]
-            out[..., ob, :] = np.tensordot(
-                chosen, w[ob].astype(x.dtype), ([1, *kernel_axes], list(range(1 + rank)))
-            )
-    return np.ascontiguousarray(np.moveaxis(out, -2, 1)).astype(arrays[0].dtype)  # type: ignore[union-attr]
-
-
-def kernel_axes_of(windows: np.ndarray, rank: int) -> list[int]:
-    """The window axes of a sliding-window view: the last `rank` ones."""
-    return list(range(windows.ndim - rank, windows.ndim))
+    per_group, per_out = w.shape[1], w.shape[0] // groups
+    contracted = list(range(2 + rank, 2 + 2 * rank))
+    parts = [
+        np.tensordot(
+            windows[:, g * per_group : (g + 1) * per_group],
+            w[g * per_out : (g + 1) * per_out],
+            ([1, *contracted], list(range(1, 2 + rank))),
+        )
+        for g in range(groups)
+    ]
+    return np.ascontiguousarray(np.moveaxis(np.concatenate(parts, -1), -1, 1))
 
 
 def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x, w = tensors[0], tensors[1]
     assert x is not None and w is not None
-    rank = len(attrs.strides)
+    rank, block = len(attrs.strides), attrs.in_block
     x = _padded(x, attrs.pads, rank)
-    depthwise = attrs.groups > 1 and w.shape[1] is const(1)
     out_type = types[0]
     sum_dtype = _accumulator(x.dtype)
-
-    def element(tensor: Tensor, n: Expr, channel: Expr, space: Sequence[Expr]) -> Expr:
-        if attrs.in_block:
-            return tensor[(n, channel // attrs.in_block, *space, channel % attrs.in_block)]
-        return tensor[(n, channel, *space)]
+    per_group = attrs.in_channels // attrs.groups
 
     def body(*axes: Expr) -> Expr:
         n, ob, *rest = axes
-        space, lane = rest[:rank], rest[rank]
-        reduce_axes = rest[rank + 1 :]
+        space, lane, reduce_axes = rest[:rank], rest[rank], rest[rank + 1 :]
         taps = reduce_axes[-rank:]
         where = [
             y * stride + tap * dilation
             for y, stride, tap, dilation in zip(space, attrs.strides, taps, attrs.dilations, strict=True)
         ]
-        if depthwise:
-            value = x[(n, ob, *where, lane)]
-            weight = w[(ob, const(0), *taps, lane)]
+        if attrs.depthwise:
+            value, weight = x[(n, ob, *where, lane)], w[(ob, const(0), *taps, lane)]
+            return cast(value, sum_dtype) * cast(weight, sum_dtype)
+        channel = reduce_axes[0]
+        group = ob // (w.shape[0] // attrs.groups)
+        if block:
+            first = group * (per_group // block) if attrs.groups > 1 else const(0)
+            value = x[(n, first + channel // block, *where, channel % block)]
+            weight = w[(ob, channel // block, *taps, channel % block, lane)]
         else:
-            channel = reduce_axes[0]
-            if attrs.groups > 1:
-                first = ob // (w.shape[0] // attrs.groups) * w.shape[1]
-                value = element(x, n, first + channel, where)
-            else:
-                value = element(x, n, channel, where)
+            first = group * per_group if attrs.groups > 1 else const(0)
+            value = x[(n, first + channel, *where)]
             weight = w[(ob, channel, *taps, lane)]
         return cast(value, sum_dtype) * cast(weight, sum_dtype)
 
-    reduce_shape = w.shape[2:-1] if depthwise else w.shape[1:-1]
+    kernel = w.shape[2 : 2 + rank]
+    reduce_shape = kernel if attrs.depthwise else (const(per_group), *kernel)
     total = te.reduce("sum", out_type.shape, reduce_shape, body, "conv")
-    if total.dtype == out_type.dtype:
+    bias = tensors[2] if len(tensors) > 2 else None
+    if bias is None and total.dtype == out_type.dtype:
         return total
-    return te.compute(out_type.shape, lambda *axes: cast(total[axes], out_type.dtype), "rounded")
+
+    def finish(*axes: Expr) -> Expr:
+        value: Expr = total[axes]
+        if bias is not None:
+            value = value + cast(bias[axes[1], axes[-1]], sum_dtype)
+        return cast(value, out_type.dtype)
+
+    return te.compute(out_type.shape, finish, "conv_bias")
 
 
 def _padded(x: Tensor, pads: Sequence[int], rank: int) -> Tensor:
@@ -260,6 +269,7 @@ register(
             "pads": REQUIRED,
             "dilations": REQUIRED,
             "groups": 1,
+            "depthwise": False,
             "in_channels": REQUIRED,
             "in_block": REQUIRED,
         },
@@ -276,11 +286,15 @@ def _conv_samples(rng: np.random.Generator) -> Any:
         base = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "groups": 1}
         return {**base, "in_channels": in_channels, "in_block": in_block, **changes}
 
-    yield [normal(1, 2, 5, 6, 4), normal(3, 8, 3, 3, 4)], attrs(8, 4)
-    yield [normal(1, 2, 5, 6, 4), normal(3, 7, 1, 1, 4)], attrs(7, 4, pads=(0, 0, 0, 0), strides=(2, 2))
-    yield [normal(2, 3, 7, 5), normal(2, 3, 3, 3, 4)], attrs(3, 0, strides=(2, 1), pads=(0, 1, 2, 1))
-    yield [normal(1, 2, 6, 6, 4), normal(2, 1, 3, 3, 4)], attrs(8, 4, groups=8)
-    yield [normal(1, 4, 6, 6, 4), normal(4, 8, 3, 3, 4)], attrs(16, 4, groups=2, dilations=(2, 2), pads=(2, 2, 2, 2))
+    yield [normal(1, 2, 5, 6, 4), normal(3, 2, 3, 3, 4, 4)], attrs(8, 4)
+    yield [normal(1, 2, 5, 6, 4), normal(3, 2, 1, 1, 4, 4)], attrs(7, 4, pads=(0, 0, 0, 0), strides=(2, 2))
+    yield [normal(2, 3, 7, 5), normal(2, 3, 3, 3, 4), normal(2, 4)], attrs(3, 0, strides=(2, 1), pads=(0, 1, 2, 1))
+    yield [normal(1, 2, 6, 6, 4), normal(2, 1, 3, 3, 4)], attrs(8, 4, depthwise=True)
+    yield [normal(1, 2, 9, 4), normal(2, 1, 3, 4)], attrs(8, 4, depthwise=True, strides=(2,), pads=(1, 1), dilations=(2,))
+    yield (
+        [normal(1, 4, 6, 6, 4), normal(4, 2, 3, 3, 4, 4)],
+        attrs(16, 4, groups=2, dilations=(2, 2), pads=(2, 2, 2, 2)),
+    )
 
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:

@@ -13,7 +13,7 @@ from tc.ir.dtype import DType, bf16, f16, f32, i64
 from tc.ir.expr import Const, Expr, ExprLike, as_expr, const, equal, is_const
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.registry import current_facts, require
+from tc.ops.registry import BlockedForm, Form, current_facts, require
 from tc.te import Tensor
 
 Types = Sequence[TensorType | None]
@@ -110,6 +110,22 @@ def map_elements(
     """A stage that applies `fn` to the operands' elements, broadcast to the result."""
     present = [tensor for tensor in tensors if tensor is not None]
     return te.compute(types[0].shape, lambda *axes: fn(*(broadcast_read(t, axes) for t in present)), name)
+
+
+def blocked_elementwise(name: str) -> Callable[[Types, Attrs, int], BlockedForm | None]:
+    """The layout rule of an operator that broadcasts its operands: the same operator."""
+
+    def blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+        shape = broadcast_shapes(name, *(type_.shape for type_ in types if type_ is not None))
+        if len(shape) < 3 or is_const(shape[1], 1):
+            return None
+        forms = tuple(
+            Form.CHANNELS if type_ is not None and type_.rank == len(shape) and type_.shape[1] is shape[1] else Form.BROADCAST
+            for type_ in types
+        )
+        return BlockedForm(name, tuple(attrs.items()), forms) if Form.CHANNELS in forms else None
+
+    return blocked
 
 
 def sum_dtype(dtype: DType) -> DType:

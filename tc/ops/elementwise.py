@@ -34,7 +34,7 @@ from tc.ir.expr import (
 )
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, broadcast_shapes, map_elements, operand, same_dtype, wide
+from tc.ops.common import Arrays, Tensors, Types, blocked_elementwise, broadcast_shapes, map_elements, operand, same_dtype, wide
 from tc.ops.registry import REQUIRED, OpDef, register
 
 Element = Callable[..., Expr]
@@ -66,6 +66,7 @@ register(
         lambda arrays, attrs: cast_array(arrays[0], attrs.dtype),  # type: ignore[arg-type]
         lambda tensors, attrs, types: map_elements(lambda x: cast(x, attrs.dtype), tensors, types, "cast"),
         {"dtype": REQUIRED},
+        blocked=blocked_elementwise("cast"),
         samples=lambda rng: _cast_samples(rng),
     )
 )
@@ -109,7 +110,8 @@ def _register_unary(
     def compute(tensors: Tensors, attrs: Attrs, types: Any) -> Any:
         return map_elements(lambda x: _in_wide(lambda v: element(v, **dict(attrs)), x, result), tensors, types, name)
 
-    register(OpDef(name, infer, run, compute, defaults or {}, samples=samples or _unary_samples(float_only)))
+    rule = blocked_elementwise(name)
+    register(OpDef(name, infer, run, compute, defaults or {}, blocked=rule, samples=samples or _unary_samples(float_only)))
 
 
 def _in_wide(fn: Element, x: Expr, result: DType | None) -> Expr:
@@ -331,7 +333,8 @@ def _register_binary(
     def compute(tensors: Tensors, attrs: Attrs, types: Any) -> Any:
         return map_elements(lambda a, b: element(a, b, **dict(attrs)), tensors, types, name)
 
-    register(OpDef(name, infer, run, compute, defaults or {}, samples=samples or _binary_samples))
+    rule = blocked_elementwise(name)
+    register(OpDef(name, infer, run, compute, defaults or {}, blocked=rule, samples=samples or _binary_samples))
 
 
 def _binary_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
@@ -502,6 +505,7 @@ register(
         _infer_where,
         lambda arrays, attrs: np.where(*arrays),  # type: ignore[arg-type]
         lambda tensors, attrs, types: map_elements(select, tensors, types, "where"),
+        blocked=blocked_elementwise("where"),
         samples=lambda rng: iter(
             [
                 (
@@ -560,6 +564,8 @@ def _clip_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | 
     yield [np.array([-5, 0, 100], np.int8), np.array(-2, np.int8), np.array(7, np.int8)], {}
 
 
-register(OpDef("clip", _infer_clip, _run_clip, _compute_clip, samples=_clip_samples))
+register(
+    OpDef("clip", _infer_clip, _run_clip, _compute_clip, blocked=blocked_elementwise("clip"), samples=_clip_samples)
+)
 
 assert ml_dtypes.bfloat16  # registers the dtype with numpy

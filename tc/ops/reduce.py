@@ -15,7 +15,7 @@ from tc.ir.expr import Expr, call, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, normalize_axes, normalize_axis, operand, sum_dtype, wide
-from tc.ops.registry import OpDef, register
+from tc.ops.registry import BlockedForm, Form, OpDef, register
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -63,6 +63,19 @@ def _finish(total: Tensor, types: Sequence[TensorType], fn: Callable[[Expr], Exp
     )
 
 
+def _blocked_reduce(name: str) -> Callable[[Types, Attrs, int], BlockedForm | None]:
+    """Over spatial axes that stay as ones: the same axes."""
+
+    def blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+        x = operand(types, 0, name)
+        axes = normalize_axes(attrs.axes, x.rank, name)
+        if x.rank < 3 or not attrs.keepdims or 1 in axes:
+            return None
+        return BlockedForm(name, tuple({**dict(attrs), "axes": axes}.items()), (Form.CHANNELS,))
+
+    return blocked
+
+
 def _register_reduce(
     name: str,
     reference: Callable[..., np.ndarray],
@@ -99,7 +112,8 @@ def _register_reduce(
         if integers:
             yield [rng.integers(1, 5, (3, 4)).astype(np.int32)], {"axes": (0,)}
 
-    register(OpDef(name, _infer_reduce(name), run, compute, {"axes": None, "keepdims": True}, samples=samples))
+    defaults = {"axes": None, "keepdims": True}
+    register(OpDef(name, _infer_reduce(name), run, compute, defaults, blocked=_blocked_reduce(name), samples=samples))
 
 
 def _c(value: float, like: Expr) -> Expr:

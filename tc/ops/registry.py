@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,29 @@ Reference = Callable[[Sequence["np.ndarray | None"], Attrs], Any]
 Compute = Callable[[Sequence["Tensor | None"], Attrs, Sequence[TensorType]], "Tensor | tuple[Tensor, ...]"]
 
 
+class Form(Enum):
+    """How an operand of the blocked form of an operator is made from the plain one.
+
+    PLAIN: as it is. CHANNELS: axis 1 is cut into blocks. OUTPUTS: axis 0 is. WEIGHTS: axis 1, then axis 0. BROADCAST: axis 1 of the
+    result's rank, where the operand has it; a one is appended otherwise. In every case the blocks become last axes.
+    """
+
+    PLAIN = "plain"
+    CHANNELS = "channels"
+    OUTPUTS = "outputs"
+    WEIGHTS = "weights"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True)
+class BlockedForm:
+    """The call that computes the same result with axis 1 cut into blocks: operator, attributes, how it takes each operand."""
+
+    op: str
+    attrs: tuple[tuple[str, AttrValue], ...]
+    operands: tuple[Form, ...]
+
+
 @dataclass(frozen=True)
 class OpDef:
     """An operator.
@@ -38,6 +62,8 @@ class OpDef:
     defaults: attributes and their default values; every attribute of the operator is listed. REQUIRED marks one without default.
     cheap: recomputing the result in each consumer costs less than storing it (constants, index arithmetic).
     view: the one result is the memory of the first operand under another shape (reshape, squeeze, flatten).
+    blocked(types, attrs, block): the layout rule: how the operator runs on tensors [n, c, *space] whose channels are cut into
+        blocks of `block`, [n, ceil(c / block), *space, block]; None when it cannot. Lanes past c are unspecified.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners.
     """
 
@@ -48,6 +74,7 @@ class OpDef:
     defaults: dict[str, AttrValue] = field(default_factory=dict)
     cheap: bool = False
     view: bool = False
+    blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] | None = None
 
     def attrs(self, given: dict[str, AttrValue] | tuple[tuple[str, AttrValue], ...]) -> Attrs:

@@ -10,11 +10,11 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
 from tc.ir.dtype import f32, i64
-from tc.ir.expr import Expr, call, cast, const, is_const, maximum, minimum
+from tc.ir.expr import Expr, call, cast, ceildiv, const, is_const, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, wide
-from tc.ops.registry import REQUIRED, OpDef, register
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -200,6 +200,18 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     return result
 
 
+def _blocked_resize(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """The lanes are one more axis, of unchanged size; the channels must keep their number."""
+    x, sizes = operand(types, 0, "resize"), exprs(attrs.sizes)
+    if x.rank < 3 or sizes[1] is not x.shape[1]:
+        return None
+    changed = {
+        "sizes": (sizes[0], ceildiv(sizes[1], block), *sizes[2:], const(block)),
+        "scales": (*attrs.scales, None),
+    }
+    return BlockedForm("resize", tuple({**dict(attrs), **changed}.items()), (Form.CHANNELS,))
+
+
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     x = rng.standard_normal((1, 2, 4, 5)).astype(np.float32)
     base = {"sizes": (1, 2, 8, 10), "scales": (1.0, 1.0, 2.0, 2.0)}
@@ -227,6 +239,7 @@ register(
             "exclude_outside": False,
             "extrapolation_value": 0.0,
         },
+        blocked=_blocked_resize,
         samples=_samples,
     )
 )

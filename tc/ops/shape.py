@@ -40,7 +40,7 @@ from tc.ops.common import (
     operand,
     same_dtype,
 )
-from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, current_facts, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -304,6 +304,15 @@ def _compute_concat(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     return te.compute(types[0].shape, body, "concat")
 
 
+def _blocked_concat(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """Along another axis than the channels, or where every part but the last fills its blocks."""
+    axis = normalize_axis(attrs.axis, operand(types, 0, "concat").rank, "concat")
+    channels = [type_.shape[1] for type_ in types if type_ is not None and type_.rank > 2]
+    if not channels or (axis == 1 and any(not is_const(c) or int(c) % block for c in channels[:-1])):
+        return None
+    return BlockedForm("concat", (("axis", axis),), (Form.CHANNELS,) * len(types))
+
+
 register(
     OpDef(
         "concat",
@@ -311,6 +320,7 @@ register(
         lambda arrays, attrs: np.concatenate([a for a in arrays if a is not None], axis=attrs.axis),
         _compute_concat,
         {"axis": REQUIRED},
+        blocked=_blocked_concat,
         samples=lambda rng: iter(
             [
                 ([_f32(rng, 2, 3), _f32(rng, 2, 1), _f32(rng, 2, 4)], {"axis": 1}),

@@ -16,7 +16,7 @@ from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and, 
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, operand, same_dtype, sum_dtype, wide
-from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -240,7 +240,41 @@ def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 _CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": None, "groups": 1}
-register(OpDef("conv", _infer_conv, _run_conv, _compute_conv, _CONV_DEFAULTS, samples=_conv_samples))
+FEW_CHANNELS = 4
+"""Up to so many input channels a convolution reads its input unblocked: a block would be mostly empty."""
+
+
+def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """As `conv_blocked`, if the groups do not straddle blocks."""
+    x, w = operand(types, 0, "conv"), operand(types, 1, "conv")
+    static = all(is_const(dim) for dim in w.shape) and w.dtype.bits == 32 and w.dtype.is_float
+    if not static or not is_const(x.shape[1]):
+        return None
+    channels, outputs, groups = int(x.shape[1]), int(w.shape[0]), attrs.groups  # type: ignore[call-overload]
+    depthwise = groups == channels == outputs and groups > 1
+    if groups > 1 and not depthwise and (channels // groups % block or outputs // groups % block):
+        return None
+    if outputs < block // 2:
+        return None
+    window = _conv_window(x, w, attrs, "conv")
+    plain = groups == 1 and channels <= FEW_CHANNELS
+    form = Form.CHANNELS if not plain else Form.PLAIN
+    weights = Form.OUTPUTS if plain or depthwise else Form.WEIGHTS
+    own = {
+        "strides": window.strides,
+        "pads": (*window.begin, *window.end),
+        "dilations": window.dilations,
+        "groups": 1 if depthwise else groups,
+        "depthwise": depthwise,
+        "in_channels": channels,
+        "in_block": 0 if plain else block,
+    }
+    return BlockedForm("conv_blocked", tuple(own.items()), (form, weights, Form.OUTPUTS)[: len(types)])
+
+
+register(
+    OpDef("conv", _infer_conv, _run_conv, _compute_conv, _CONV_DEFAULTS, blocked=_blocked_conv, samples=_conv_samples)
+)
 
 
 # -- transposed convolution
@@ -419,6 +453,22 @@ def _run_max_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return windows.max(axis=tuple(range(x.ndim, windows.ndim)))
 
 
+def _blocked_pool(op: str) -> Callable[[Types, Attrs, int], BlockedForm | None]:
+    """Pooling of blocks: their lanes are one more spatial axis, with a window of one."""
+
+    def blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+        window = _pool_window(attrs, operand(types, 0, op).rank - 2, op)
+        changed = {
+            "kernel": (*window.kernel, 1),
+            "strides": (*window.strides, 1),
+            "pads": (*window.begin, 0, *window.end, 0),
+            "dilations": (*window.dilations, 1),
+        }
+        return BlockedForm(op, tuple({**dict(attrs), **changed}.items()), (Form.CHANNELS,))
+
+    return blocked
+
+
 _POOL_DEFAULTS: dict[str, Any] = {
     "kernel": REQUIRED,
     "strides": None,
@@ -436,7 +486,15 @@ def _pool_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 register(
-    OpDef("max_pool", _infer_pool("max_pool"), _run_max_pool, _compute_max_pool, _POOL_DEFAULTS, samples=_pool_samples)
+    OpDef(
+        "max_pool",
+        _infer_pool("max_pool"),
+        _run_max_pool,
+        _compute_max_pool,
+        _POOL_DEFAULTS,
+        blocked=_blocked_pool("max_pool"),
+        samples=_pool_samples,
+    )
 )
 
 
@@ -578,6 +636,7 @@ register(
         _run_avg_pool,
         _compute_avg_pool,
         {**_POOL_DEFAULTS, "count_include_pad": False},
+        blocked=_blocked_pool("avg_pool"),
         samples=_avg_samples,
     )
 )
@@ -618,6 +677,7 @@ register(
         _run_lp_pool,
         _compute_lp_pool,
         {**_POOL_DEFAULTS, "p": 2},
+        blocked=_blocked_pool("lp_pool"),
         samples=_pool_samples,
     )
 )

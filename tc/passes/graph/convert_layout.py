@@ -1,0 +1,318 @@
+"""Choose which tensors [n, c, *space] have their channels cut into blocks of one vector, and rewrite the graph so.
+
+Every operator with a layout rule (`OpDef.blocked`) may run in either form; every other one takes and gives plain tensors. The choice
+is the cheapest one under an estimate of seconds: what each operator takes in each form, and the copies between forms. With two
+forms it is a minimum cut, found exactly. Literals are converted here; other copies become `block` and `unblock` calls, which
+fuse like any elementwise operator.
+Source: the NCHWc layouts and the layout search of "Optimizing CNN Model Inference on CPUs" (Liu et al., 2019); their
+search is over block sizes by dynamic programming, ours over forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tc.ir.arith import Facts
+from tc.ir.expr import Const, Expr, ceildiv, const, is_const
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, atoms_of, bodies_of, free_vars
+from tc.ir.module import IRModule
+from tc.ir.node import replace
+from tc.ir.types import TensorType
+from tc.ops.build import GraphBuilder, full_attrs
+from tc.ops.registry import BlockedForm, Form, get_op, inference
+from tc.passes.graph.min_cut import minimum_cut
+from tc.passes.manager import graph_pass
+
+BYTES_PER_SECOND = 2e10
+"""What copies between forms, and operators that only move data, are taken to reach."""
+
+FLOPS_PER_SECOND = {"blocked": 1e11, "plain": 4e10, "plain depthwise": 8e9}
+"""What convolutions are taken to reach."""
+
+UNKNOWN_DIM = 32
+"""What a symbolic dim is taken to be when costs are estimated."""
+
+
+@graph_pass
+def convert_layout(module: IRModule, *, block: int = 16) -> IRModule:
+    """Run convolutions, and what lies between them, on channels cut into blocks of `block`."""
+    functions = tuple(_convert(func, block) if isinstance(func, Function) else func for func in module.functions)
+    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
+        return module
+    return IRModule(functions, module.entry)
+
+
+def _convert(func: Function, block: int) -> Function:
+    func = _convert_bodies(func, block)
+    facts = Facts.of(func.facts)
+    with inference(facts):
+        forms = {binding: form for binding in func.bindings if (form := _blocked_form(binding, block)) is not None}
+    if not any(form.op == "conv_blocked" for form in forms.values()):
+        return func
+    chosen = _choose(func, forms, block)
+    if not chosen:
+        return func
+    return _Rewriter(func, {binding: forms[binding] for binding in chosen}, block).run()
+
+
+def _convert_bodies(func: Function, block: int) -> Function:
+    changed = False
+    bindings = []
+    for binding in func.bindings:
+        bodies = {
+            name: _convert(body, block)
+            for name in ("then_branch", "else_branch", "body")
+            if isinstance(body := getattr(binding.value, name, None), Function)
+        }
+        if any(body is not getattr(binding.value, name) for name, body in bodies.items()):
+            binding = replace(binding, value=replace(binding.value, **bodies))
+            changed = True
+        bindings.append(binding)
+    return replace(func, bindings=tuple(bindings)) if changed else func
+
+
+def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
+    """How a binding runs on blocks; None when it must run as it is."""
+    call = binding.value
+    if not isinstance(call, Call) or len(binding.targets) != 1:
+        return None
+    rule = get_op(call.op).blocked
+    result = binding.targets[0].type
+    if rule is None or not isinstance(result, TensorType) or result.rank < 3 or result.dtype.bits != 32:
+        return None
+    types = [None if arg is None else arg.type for arg in call.args]
+    if any(isinstance(type_, TensorType) and type_.dtype.bits not in (8, 32) for type_ in types):
+        return None
+    form = rule(types, full_attrs(call), block)  # type: ignore[arg-type]
+    if form is None or not is_const(result.shape[1]):
+        return None
+    weights = (Form.WEIGHTS, Form.OUTPUTS)
+    if any(f in weights and a is not None and not isinstance(a, TensorConst) for f, a in zip(form.operands, call.args, strict=False)):
+        return None
+    return form
+
+
+# -- the choice
+
+
+def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int) -> set[Binding]:
+    """The bindings that run on blocks in the cheapest assignment."""
+    producer = {target: binding for binding in func.bindings for target in binding.targets}
+    wants: dict[TensorVar, dict[str, list[Binding]]] = {}
+
+    def want(atom: Atom | None, form: str, user: Binding) -> None:
+        if isinstance(atom, TensorVar):
+            wants.setdefault(atom, {}).setdefault(form, []).append(user)
+
+    capacities: dict[tuple[object, object], float] = {}
+
+    def edge(a: object, b: object, seconds: float) -> None:
+        capacities[a, b] = capacities.get((a, b), 0.0) + seconds
+
+    for binding in func.bindings:
+        form = forms.get(binding)
+        call = binding.value
+        if form is None:
+            for atom in [*atoms_of(call), *(var for body in bodies_of(call) for var in free_vars(body))]:
+                want(atom, "plain", binding)
+            continue
+        assert isinstance(call, Call)
+        edge(binding, _PLAIN, _seconds(binding, form, block))
+        edge(_BLOCKED, binding, _seconds(binding, None, block))
+        for atom, taken in zip(call.args, form.operands, strict=False):
+            if taken is Form.CHANNELS:
+                want(atom, "either", binding)
+            elif taken is Form.PLAIN:
+                want(atom, "plain", binding)
+    for result in func.results:
+        if isinstance(result, TensorVar):
+            wants.setdefault(result, {}).setdefault("plain", [])
+    for atom, users in wants.items():
+        _conversion_edges(atom, producer.get(atom), users, forms, edge)
+    return {item for item in minimum_cut(capacities, _BLOCKED, _PLAIN) if isinstance(item, Binding)}
+
+
+_BLOCKED, _PLAIN = "blocked", "plain"
+
+
+def _conversion_edges(
+    atom: TensorVar, source: Binding | None, users: dict[str, list[Binding]], forms: dict[Binding, BlockedForm], edge: object
+) -> None:
+    """A copy is made once for all users that want the other form."""
+    assert callable(edge) and isinstance(atom.type, TensorType)
+    seconds = 2 * _elements(atom.type) * 4 / BYTES_PER_SECOND
+    made: object = source if source in forms else _PLAIN
+    either = users.get("either", [])
+    if either:
+        to_blocked = ("blocked copy", atom)
+        edge(to_blocked, made, seconds)
+        for user in either:
+            edge(user, to_blocked, float("inf"))
+    if source in forms:
+        to_plain = ("plain copy", atom)
+        edge(source, to_plain, seconds)
+        if "plain" in users:
+            edge(to_plain, _PLAIN, float("inf"))
+        for user in either:
+            edge(to_plain, user, float("inf"))
+
+
+def _seconds(binding: Binding, form: BlockedForm | None, block: int) -> float:
+    """The estimated time of a binding, on blocks or (without `form`) plain."""
+    call, result = binding.value, binding.targets[0].type
+    assert isinstance(call, Call) and isinstance(result, TensorType)
+    channels = _value(result.shape[1])
+    waste = -(-channels // block) * block / channels if form is not None else 1.0
+    if call.op != "conv":
+        return 2 * _elements(result) * 4 * waste / BYTES_PER_SECOND
+    weights = call.args[1]
+    assert weights is not None and isinstance(weights.type, TensorType)
+    flops = 2.0 * _elements(result) * _elements(weights.type) / channels * waste
+    if form is not None:
+        return flops / FLOPS_PER_SECOND["blocked"]
+    kind = "plain depthwise" if is_const(weights.type.shape[1], 1) else "plain"
+    return flops / FLOPS_PER_SECOND[kind]
+
+
+def _elements(type_: TensorType) -> int:
+    return int(np.prod([_value(dim) for dim in type_.shape], dtype=np.float64))
+
+
+def _value(dim: Expr) -> int:
+    return int(dim.value) if isinstance(dim, Const) else UNKNOWN_DIM
+
+
+# -- the rewriting
+
+
+@dataclass
+class _Rewriter:
+    """Rebuilds a function with some bindings in blocked form; other forms of a value are made where they are first wanted."""
+
+    func: Function
+    forms: dict[Binding, BlockedForm]
+    block: int
+    builder: GraphBuilder = field(init=False)
+    plain: dict[TensorVar, Atom] = field(default_factory=dict)
+    blocked: dict[TensorVar, TensorVar] = field(default_factory=dict)
+    literals: dict[tuple[TensorConst, Form, int], TensorConst] = field(default_factory=dict)
+
+    def run(self) -> Function:
+        self.builder = GraphBuilder(self.func.facts)
+        for binding in self.func.bindings:
+            form = self.forms.get(binding)
+            if form is None:
+                self._keep(binding)
+            else:
+                self._convert(binding, form)
+        results = tuple(self._plain(result) for result in self.func.results)
+        return replace(self.func, bindings=tuple(self.builder.bindings), results=results)
+
+    def _keep(self, binding: Binding) -> None:
+        """A binding that stays: what it reads must exist in plain form, under its own name."""
+        used = [*atoms_of(binding.value), *(var for body in bodies_of(binding.value) for var in free_vars(body))]
+        for atom in used:
+            self._plain(atom)
+        self.builder.bindings.append(binding)
+
+    def _convert(self, binding: Binding, form: BlockedForm) -> None:
+        call, target = binding.value, binding.targets[0]
+        assert isinstance(call, Call) and isinstance(target.type, TensorType)
+        rank = target.type.rank
+        args = tuple(
+            None if atom is None else self._operand(atom, taken, rank)
+            for atom, taken in zip(call.args, form.operands, strict=False)
+        )
+        type_ = self._blocked_type(target.type)
+        value = Call(form.op, args, form.attrs, span=call.span)
+        (self.blocked[target],) = self.builder.bind(value, (type_,), (target.name,), binding.span)
+
+    def _blocked_type(self, type_: TensorType) -> TensorType:
+        n, channels, *space = type_.shape
+        return TensorType((n, ceildiv(channels, self.block), *space, const(self.block)), type_.dtype)
+
+    def _operand(self, atom: Atom, form: Form, rank: int) -> Atom:
+        if isinstance(atom, TensorConst):
+            return self._literal(atom, form, rank)
+        match form:
+            case Form.CHANNELS:
+                return self._blocked(atom)
+            case Form.BROADCAST:
+                return self._broadcast(self._plain(atom), rank)
+        return self._plain(atom)
+
+    def _plain(self, atom: Atom) -> Atom:
+        """The plain form of a value, bound to its own variable."""
+        if isinstance(atom, TensorVar) and atom in self.blocked and atom not in self.plain:
+            assert isinstance(atom.type, TensorType)
+            attrs = (("axis", 1), ("size", atom.type.shape[1]))
+            self.builder.bindings.append(Binding((atom,), Call("unblock", (self.blocked[atom],), attrs), span=atom.span))
+            self.plain[atom] = atom
+        return atom
+
+    def _blocked(self, atom: TensorVar) -> TensorVar:
+        if atom not in self.blocked:
+            assert isinstance(atom.type, TensorType)
+            attrs = (("axis", 1), ("block", self.block))
+            call = Call("block", (atom,), attrs)
+            (made,) = self.builder.bind(call, (self._blocked_type(atom.type),), (atom.name,), atom.span)
+            self.blocked[atom] = made
+            self.plain[atom] = atom
+        return self.blocked[atom]
+
+    def _literal(self, atom: TensorConst, form: Form, rank: int) -> Atom:
+        if form is Form.PLAIN:
+            return atom
+        key = (atom, form, rank)
+        if key not in self.literals:
+            self.literals[key] = TensorConst(_blocked_array(atom.value, form, rank, self.block), atom.name, span=atom.span)
+        return self.literals[key]
+
+    def _broadcast(self, atom: Atom, rank: int) -> Atom:
+        """An operand that is broadcast along the result's channels, or has fewer axes than the result."""
+        type_ = atom.type
+        assert isinstance(type_, TensorType)
+        if type_.rank == 0:
+            return atom
+        if type_.rank < rank - 1 or is_const(type_.shape[1 - (rank - type_.rank)], 1):
+            return self.builder.call("unsqueeze", atom, axes=(type_.rank,))
+        if type_.rank == rank - 1:
+            atom = self.builder.call("unsqueeze", atom, axes=(0,))
+        return self.builder.call("block", atom, axis=1, block=self.block)
+
+
+def _blocked_array(array: np.ndarray, form: Form, rank: int, block: int) -> np.ndarray:
+    """A literal as the blocked form of its operator takes it; lanes past the end are zeros."""
+    match form:
+        case Form.CHANNELS:
+            return block_axes(array, (1,), block)
+        case Form.OUTPUTS:
+            return block_axes(array, (0,), block)
+        case Form.WEIGHTS:
+            return block_axes(array, (1, 0), block)
+    if array.ndim == 0:
+        return array
+    if array.ndim < rank - 1 or array.shape[1 - (rank - array.ndim)] == 1:
+        return array[..., None]
+    return block_axes(array.reshape((1,) * (rank - array.ndim) + array.shape), (1,), block)
+
+
+def block_axes(array: np.ndarray, axes: Sequence[int], block: int) -> np.ndarray:
+    """Cut each of `axes`, in this order, into blocks; every block becomes the last axis. Padded with zeros."""
+    pads = [(0, -size % block if axis in axes else 0) for axis, size in enumerate(array.shape)]
+    if any(after for _, after in pads):
+        array = np.pad(array, pads)
+    shape: list[int] = []
+    places: dict[int, int] = {}
+    outer: list[int] = []
+    for axis, size in enumerate(array.shape):
+        outer.append(len(shape))
+        shape.append(size // block if axis in axes else size)
+        if axis in axes:
+            places[axis] = len(shape)
+            shape.append(block)
+    order = [*outer, *(places[axis] for axis in axes)]
+    return np.ascontiguousarray(array.reshape(shape).transpose(order))
