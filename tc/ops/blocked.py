@@ -8,17 +8,20 @@ Source: the NCHWc layouts of "Optimizing CNN Model Inference on CPUs" (Liu et al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tc import te
+from tc.ir.arith import simplify
 from tc.ir.dtype import bf16, f16, f32
 from tc.ir.expr import Expr, cast, ceildiv, const, logical_and, select
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
+from tc.ops.common import ravel, unravel
 from tc.ops.registry import REQUIRED, OpDef, register
+from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
 
 
@@ -221,20 +224,41 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
             weight = w[(ob, channel, *taps, lane)]
         return cast(value, sum_dtype) * cast(weight, sum_dtype)
 
+    if not attrs.depthwise and is_pointwise(window_of(attrs, w.shape[2 : 2 + rank], rank, "conv")) and rank > 1:
+        return _pointwise(body, out_type, tensors, per_group, rank)
     kernel = w.shape[2 : 2 + rank]
     reduce_shape = kernel if attrs.depthwise else (const(per_group), *kernel)
     total = te.reduce("sum", out_type.shape, reduce_shape, body, "conv")
     bias = tensors[2] if len(tensors) > 2 else None
     if bias is None and total.dtype == out_type.dtype:
         return total
+    return _finished(lambda *axes: total[axes], bias, out_type)
+
+
+def _finished(total: Callable[..., Expr], bias: Tensor | None, type_: TensorType) -> Tensor:
+    """The sums plus one number per channel, in the dtype of the result."""
 
     def finish(*axes: Expr) -> Expr:
-        value: Expr = total[axes]
+        value = total(*axes)
         if bias is not None:
-            value = value + cast(bias[axes[1], axes[-1]], sum_dtype)
-        return cast(value, out_type.dtype)
+            value = value + cast(bias[axes[1], axes[-1]], value.dtype)
+        return cast(value, type_.dtype)
 
-    return te.compute(out_type.shape, finish, "conv_bias")
+    return te.compute(type_.shape, finish, "conv_bias")
+
+
+def _pointwise(
+    body: Callable[..., Expr], type_: TensorType, tensors: Sequence[Tensor | None], per_group: int, rank: int
+) -> Tensor:
+    """A kernel of one element: all spatial axes as one, so that tiles of pixels run on across the ends of rows."""
+    n, blocks, *space, lanes = type_.shape
+
+    def over_pixels(batch: Expr, ob: Expr, pixel: Expr, lane: Expr, channel: Expr) -> Expr:
+        return body(batch, ob, *unravel(pixel, space), lane, channel, *(const(0) for _ in space))
+
+    total = te.reduce("sum", (n, blocks, simplify(product(space)), lanes), (const(per_group),), over_pixels, "conv")
+    bias = tensors[2] if len(tensors) > 2 else None
+    return _finished(lambda b, ob, *rest: total[b, ob, ravel(rest[:rank], space), rest[rank]], bias, type_)
 
 
 def _padded(x: Tensor, pads: Sequence[int], rank: int) -> Tensor:

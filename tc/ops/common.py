@@ -112,6 +112,23 @@ def map_elements(
     return te.compute(types[0].shape, lambda *axes: fn(*(broadcast_read(t, axes) for t in present)), name)
 
 
+def unravel(flat: Expr, dims: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The indices into `dims`, last one fastest, of element number `flat`."""
+    places: list[Expr] = []
+    for dim in reversed(dims[1:]):
+        places.insert(0, flat % dim)
+        flat = flat // dim
+    return (flat, *places)
+
+
+def ravel(indices: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
+    """The number of the element at `indices`; the inverse of `unravel`."""
+    flat: Expr = const(0)
+    for index, dim in zip(indices, dims, strict=True):
+        flat = flat * dim + index
+    return flat
+
+
 def blocked_elementwise(name: str) -> Callable[[Types, Attrs, int], BlockedForm | None]:
     """The layout rule of an operator that broadcasts its operands: the same operator."""
 

@@ -15,7 +15,7 @@ from tc.ir.dtype import DType, i64
 from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import Arrays, Tensors, Types, operand, same_dtype, sum_dtype, wide
+from tc.ops.common import Arrays, Tensors, Types, operand, ravel, same_dtype, sum_dtype, unravel, wide
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
@@ -156,7 +156,7 @@ def _compute_conv(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
     assert x is not None and w is not None
     rank = len(x.shape) - 2
     window = window_of(attrs, w.shape[2:], rank, "conv")
-    if _is_pointwise(window) and attrs.groups == 1 and rank > 1:
+    if is_pointwise(window) and attrs.groups == 1 and rank > 1:
         return _pointwise_conv(tensors, types[0])
     padded = pad_stage(x, window, (0,) * rank, const(0, x.dtype), "conv_pad")
     dtype = sum_dtype(x.dtype)
@@ -192,7 +192,7 @@ def _with_bias(total: Callable[..., Expr], bias: Tensor | None, type_: TensorTyp
     return te.compute(type_.shape, finish, "conv_bias")
 
 
-def _is_pointwise(window: Window) -> bool:
+def is_pointwise(window: Window) -> bool:
     """Whether every window is one element: then the operator is a matrix product over pixels."""
     ones = all(is_const(k, 1) if isinstance(k, Expr) else k == 1 for k in window.kernel)
     return ones and set(window.strides) == {1} and not any(window.begin) and not any(window.end)
@@ -207,21 +207,13 @@ def _pointwise_conv(tensors: Tensors, type_: TensorType) -> Tensor:
     pixels = simplify(product(space))
 
     def body(n: Expr, o: Expr, pixel: Expr, channel: Expr) -> Expr:
-        places: list[Expr] = []
-        rest = pixel
-        for dim in reversed(space[1:]):
-            places.insert(0, rest % dim)
-            rest = rest // dim
         zeros = tuple(const(0) for _ in space)
-        return cast(x[(n, channel, rest, *places)], dtype) * cast(w[(o, channel, *zeros)], dtype)
+        return cast(x[(n, channel, *unravel(pixel, space))], dtype) * cast(w[(o, channel, *zeros)], dtype)
 
     total = te.reduce("sum", (*type_.shape[:2], pixels), (x.shape[1],), body, "conv")
 
     def at(n: Expr, o: Expr, *axes: Expr) -> Expr:
-        pixel: Expr = const(0)
-        for axis, dim in zip(axes, space, strict=True):
-            pixel = pixel * dim + axis
-        return total[n, o, pixel]
+        return total[n, o, ravel(axes, space)]
 
     return _with_bias(at, tensors[2] if len(tensors) > 2 else None, type_, dtype)
 

@@ -1,9 +1,9 @@
 """Sums of products: register tiles of several rows by a few vectors of columns.
 
-The last spatial axis, along which one operand (the rhs) and the result are contiguous, is vectorized; a row axis, along which the
-other operand is broadcast, is unrolled. The tile lives in registers while all reduction axes run; what follows the sum
-(bias, activation, residual) is applied to the tile before it is stored.
-Source: the outer-product micro-kernel of Goto and van de Geijn (2008).
+The last spatial axis, along which one operand (the rhs) and the result are contiguous, is vectorized; row axes, along which the
+other operand is broadcast, are unrolled. The tile lives in registers while all reduction axes run; what follows the sum
+(bias, activation, residual) is applied to the tile before it is stored. Padding is materialized per band of rows.
+Source: the outer-product micro-kernel of Goto and van de Geijn (2008); for convolutions, Georganas et al. (2018).
 """
 
 from __future__ import annotations
@@ -11,26 +11,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Var
-from tc.ir.node import walk
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
+from tc.ir.node import children, walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.common import TASK_ELEMENTS, extent_value, known_product, lanes_for, set_parallel
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tiling import Tile, choose_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
+DEPTH_UNROLL = 2
+"""Steps of the sum per iteration of the innermost loop."""
+
+BAND_BYTES_OF_L2 = 0.4
+"""How much of the second-level cache the padded input of one band of rows may take."""
+
 
 @dataclass(frozen=True)
-class Tile:
-    """Rows by `vectors` vectors of `lanes` columns."""
+class Roles:
+    """The loops of the block that stores the result, by what they do; all but `lane` may be absent.
 
-    rows: int
-    vectors: int
-    lanes: int
+    rows: choose elements of the lhs only, outermost first. blocks: counts vectors of columns, where the layout has such an
+    axis (`vectors_divide`: how many of them share a group). lane: the last axis. others: the rest (batch, groups).
+    """
 
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
+    rows: list[str]
+    blocks: str | None
+    vectors_divide: int
+    lane: str
+    others: list[str]
 
 
 def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
@@ -47,9 +56,7 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     final = _final_block(schedule, name, after)
     if final is None:
         return None
-    for info in before:
-        schedule_block(schedule, info.name, target)
-    _tile(schedule, contraction, name, final, target)
+    _tile(schedule, contraction, name, final, [info.name for info in before], target)
     return "contraction"
 
 
@@ -65,154 +72,386 @@ def _final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str |
             return None
     last = after[-1].name
     contraction = next(info for info in block_infos(schedule.func) if info.name == name)
-    spatial = len(_spatial_loops(contraction))
-    loops = schedule.loops_of(last)
-    if len(loops) > spatial > 0:  # the sum runs over several axes of the result as one
-        schedule.fuse(*loops[spatial - 1 :])
+    _fuse_joint_axes(schedule, contraction, last)
     return last
 
 
-def _spatial_loops(info: BlockInfo) -> list[str]:
-    """The loops that drive the spatial axes of a block that has not been scheduled."""
-    return [
-        axis.value.name
-        for axis in info.block.axes
-        if axis.var in info.spatial_axes and isinstance(axis.value, Var)
-    ]
-
-
-def choose_tile(rows: int | None, columns: int | None, lanes: int, target: Target) -> Tile:
-    """The register tile: as many vectors as one row of the result needs, at most 4, and rows to fill the registers.
-
-    Accumulators, one vector per column block and a broadcast must fit. Among the row counts that fit, the one that leaves the
-    fewest rows of the last tile unused wins, larger ones first.
-    """
-    wanted = 2 if columns is None else max(1, min(4, -(-columns // lanes)))
-    if columns is not None and columns % (2 * lanes) == 0:
-        wanted = 2
-    elif columns is not None and columns > 4 * lanes:
-        wanted = 2 if columns % lanes else 1 if columns % (3 * lanes) else 3
-    room = target.num_vector_registers - wanted - 1
-    most = max(1, min(room // wanted, 14))
-    if rows is None:
-        return Tile(min(most, 6), wanted, lanes)
-    if rows <= most:
-        return Tile(rows, wanted, lanes)
-    best = min(range(max(1, most // 2), most + 1), key=lambda r: (-(-rows // r) * r + (most - r) * rows // 64, -r))
-    return Tile(best, wanted, lanes)
-
-
-def _tile(schedule: Schedule, contraction: Contraction, name: str, final: str, target: Target) -> None:
+def _fuse_joint_axes(schedule: Schedule, contraction: BlockInfo, final: str) -> None:
+    """Where the sum runs over several neighbouring axes of the result as one (pixels, rows of a batch), fuse their loops."""
     loops = list(schedule.loops_of(final))
-    info = next(i for i in block_infos(schedule.func) if i.name == final)
-    lanes = lanes_for(info, target)
-    axis_of = _loops_by_axis(schedule, name)
-    own_loops = list(schedule.loops_of(name))
-    spatial = [axis_of[axis] for axis in contraction.info.spatial_axes if axis in axis_of]
-    column = loops[-1]
-    row_names = [axis_of[axis] for axis in contraction.rows if axis in axis_of]
-    row = _matching_loop(loops, spatial, own_loops, row_names)
-    columns = extent_value(schedule, column)
-    rows = extent_value(schedule, row) if row is not None else 1
-    tile = choose_tile(rows, columns, lanes, target)
-    guarded = []
-    column_out, column_in = schedule.split(column, tile.columns)
-    if columns is None or columns % tile.columns:
-        guarded.append(column_out)
-    order_inner = [column_in]
-    row_out = None
-    if row is not None:
-        row_out, row_in = schedule.split(row, tile.rows)
-        if rows is None or rows % tile.rows:
-            guarded.append(row_out)
-        order_inner.insert(0, row_in)
-    others = [loop for loop in loops if loop not in (row, column)]
-    outer = [*others, *([row_out] if row_out is not None else []), column_out]
-    free = [loop for loop in outer if loop not in guarded]
-    ordered = [*free, *guarded]
-    schedule.reorder(*ordered, *order_inner)
-    for loop in guarded:
-        schedule.annotate_loop(loop, "partition", 1)
-    _fuse_outer(schedule, free, guarded, tile)
-    anchor = schedule.loops_of(final)[-1 - len(order_inner)] if len(schedule.loops_of(final)) > len(order_inner) else None
-    if anchor is None:
+    axes = _driven_spatial(contraction)
+    joint = len(loops) - len(axes) + 1
+    if joint < 2 or not axes:
         return
-    schedule.compute_at(name, anchor)
-    _finish_final(schedule, final, order_inner, tile)
-    _finish_sum(schedule, name, tile, anchor, len(contraction.info.spatial_axes))
+    place = 0
+    extents = {axis.var: axis.extent for axis in contraction.block.axes}
+    while place < len(axes) - 1 and schedule.extent_of(loops[place]) is extents[axes[place]]:
+        place += 1
+    schedule.fuse(*loops[place : place + joint])
 
 
-def _loops_by_axis(schedule: Schedule, name: str) -> dict[Var, str]:
-    """The loop that drives each axis of a block that has not been scheduled."""
-    info = next(i for i in block_infos(schedule.func) if i.name == name)
-    return {axis.var: axis.value.name for axis in info.block.axes if isinstance(axis.value, Var)}
+def _driven_spatial(info: BlockInfo) -> list[Var]:
+    """The spatial axes of a block that has not been scheduled which have a loop (those of extent 1 have none)."""
+    return [axis.var for axis in info.block.axes if axis.var in info.spatial_axes and isinstance(axis.value, Var)]
 
 
-def _matching_loop(loops: list[str], spatial: list[str], own: list[str], rows: list[str]) -> str | None:
-    """The loop of the final block that corresponds to the contraction's innermost row loop."""
-    del own
-    if len(loops) != len(spatial):
+def _info(schedule: Schedule, name: str) -> BlockInfo:
+    return next(info for info in block_infos(schedule.func) if info.name == name)
+
+
+# -- who does what
+
+
+def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int) -> Roles:
+    loops = list(schedule.loops_of(final))
+    axes = _driven_spatial(contraction.info)
+    if len(axes) != len(loops):
+        return Roles([], None, 0, loops[-1], loops[:-1])
+    loop_of = dict(zip(axes, loops, strict=True))
+    lane = loops[-1]
+    rows = [loop_of[axis] for axis in axes if axis in contraction.rows and loop_of[axis] != lane]
+    blocks, divide = None, 0
+    if extent_value(schedule, lane) == lanes:
+        for axis in reversed(axes[:-1]):
+            shared = _group_size(contraction, axis)
+            if axis in contraction.columns or shared:
+                blocks, divide = loop_of[axis], shared or 0
+                break
+    others = [loop for loop in loops if loop not in (*rows, blocks, lane)]
+    return Roles(rows, blocks, divide, lane, others)
+
+
+def _group_size(contraction: Contraction, axis: Var) -> int | None:
+    """How many neighbours along `axis` read the same part of the lhs: q, if the lhs depends on it through axis // q alone."""
+    if axis not in contraction.batch:
         return None
-    candidates = [loops[k] for k, loop in enumerate(spatial) if loop in rows and k < len(loops) - 1]
-    return candidates[-1] if candidates else None
+    sizes = set()
+
+    def visit(node: Expr) -> None:
+        match node:
+            case FloorDiv(lhs=lhs, rhs=Const(value=value)) if lhs is axis:
+                sizes.add(int(value))
+            case _ if node is axis:
+                sizes.add(0)
+            case _:
+                for child in children(node):
+                    if isinstance(child, Expr):
+                        visit(child)
+
+    for index in contraction.lhs.indices:
+        visit(index)
+    return sizes.pop() if len(sizes) == 1 and sizes != {0} else None
 
 
-def _fuse_outer(schedule: Schedule, free: list[str], guarded: list[str], tile: Tile) -> None:
-    work = tile.rows * tile.columns * 64
-    for loop in guarded:
-        work *= extent_value(schedule, loop) or 8
-    if free:
-        set_parallel(schedule, free, work)
-    elif guarded:
-        set_parallel(schedule, guarded[:1], work)
+# -- the schedule
 
 
-def _finish_final(schedule: Schedule, final: str, inner: list[str], tile: Tile) -> None:
-    """Vectorize and unroll the loops of the block that stores the tile."""
-    column = inner[-1]
-    if tile.vectors > 1:
-        blocks, lanes = schedule.split(column, tile.lanes)
-        schedule.vectorize(lanes)
-        schedule.unroll(blocks)
+def _tile(
+    schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
+) -> None:
+    lanes = lanes_for(_info(schedule, final), target)
+    roles = _roles(schedule, contraction, final, lanes)
+    rows = roles.rows
+    sizes = [extent_value(schedule, loop) for loop in rows]
+    row_count = sizes[-1] if rows else 1
+    outer_rows = (sizes[-2] or 1) if len(rows) > 1 else 1
+    columns = extent_value(schedule, roles.lane)
+    if roles.blocks is not None:
+        blocks = extent_value(schedule, roles.blocks)
     else:
-        schedule.vectorize(column)
-    if len(inner) > 1:
-        schedule.unroll(inner[0])
-    del final
+        blocks = None if columns is None else -(-columns // lanes)
+    tile = choose_tile(row_count, outer_rows, blocks, lanes, target.num_vector_registers, roles.vectors_divide)
+    plan = _Plan(schedule, contraction, name, final, roles, rows, tile, target)
+    plan.split()
+    plan.order(before)
+    plan.finish_final()
+    plan.finish_sum()
+    plan.finish_padding(before)
 
 
-def _finish_sum(schedule: Schedule, name: str, tile: Tile, anchor: str, num_spatial: int) -> None:
-    """Inside the tile: reduction loops outermost, then rows unrolled, then vectors."""
-    info = next(i for i in block_infos(schedule.func) if i.name == name)
-    loops = list(schedule.loops_of(name))
-    inside = loops[loops.index(anchor) + 1 :]
-    reduction = set()
-    for axis in info.block.axes:
-        if axis.var in info.reduction_axes:
-            reduction |= {n.name for n in walk(axis.value) if isinstance(n, Var)}
-    depth = [loop for loop in inside if loop in reduction]
-    spatial = [loop for loop in inside if loop not in reduction]
-    unit = [loop for loop in spatial if extent_value(schedule, loop) == 1]
-    tiled = [loop for loop in spatial if loop not in unit]
-    is_static = known_product(schedule, tiled, 1 << 20) <= 64 * tile.lanes  # larger ones stay in memory
-    if depth and spatial:
-        schedule.reorder(*unit, *depth, *tiled)
-    if tiled:
-        column = tiled[-1]
-        extent = extent_value(schedule, column)
-        if extent is None or extent > tile.lanes:
-            blocks, lanes = schedule.split(column, tile.lanes)
-            schedule.vectorize(lanes)
-            if extent is not None:
-                schedule.unroll(blocks)
+class _Plan:
+    """The schedule of one contraction while it is made."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        contraction: Contraction,
+        name: str,
+        final: str,
+        roles: Roles,
+        rows: list[str],
+        tile: Tile,
+        target: Target,
+    ) -> None:
+        self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
+        self.roles, self.rows, self.tile, self.target = roles, rows, tile, target
+        self.guarded: list[str] = []
+        self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
+        self.row_tiles: list[str] = []
+        self.bands: list[str] = []
+        self.column_tiles: str = ""
+        self.anchor = ""
+
+    def split(self) -> None:
+        """Cut rows and columns into tiles; loops whose last tile is not full are marked for peeling."""
+        s, tile = self.s, self.tile
+        row_loops = []
+        if self.rows:
+            row_loops.append(self._cut(self.rows[-1], tile.rows, self.row_tiles))
+        if len(self.rows) > 1 and tile.outer_rows > 1:
+            row_loops.insert(0, self._cut(self.rows[-2], tile.outer_rows, self.bands))
+        elif len(self.rows) > 1:
+            self.bands.append(self.rows[-2])
+        if self.roles.blocks is not None:
+            columns: list[str] = []
+            vectors = self._cut(self.roles.blocks, tile.vectors, columns)
+            self.column_tiles = columns[0]
+            self.inner = [*row_loops, vectors, self.roles.lane]
         else:
-            schedule.vectorize(column)
+            extent = extent_value(s, self.roles.lane)
+            self.column_tiles, columns_in = s.split(self.roles.lane, tile.columns)
+            if extent is None or extent % tile.columns:
+                self._guard(self.column_tiles)
+            self.inner = [*row_loops, columns_in]
+
+    def _cut(self, loop: str, factor: int, outer: list[str]) -> str:
+        extent = extent_value(self.s, loop)
+        out, inside = self.s.split(loop, factor)
+        outer.append(out)
+        if extent is None or extent % factor:
+            self._guard(out)
+        return inside
+
+    def _guard(self, loop: str) -> None:
+        self.guarded.append(loop)
+        self.s.annotate_loop(loop, "partition", 1)
+
+    def order(self, before: list[str]) -> None:
+        """Decide which operand stays in the cache: the outermost tile loop runs over the larger one, in parallel."""
+        s = self.s
+        others = [*self.roles.others, *self.rows[:-2]]
+        bands = self._banded() if before else self.bands
+        band_rows = [loop for loop in self.bands if loop not in bands] if before else []
+        if self._columns_outermost(others, bands):
+            outer = [self.column_tiles, *others, *bands, *band_rows, *self.row_tiles]
+            parallel = [self.column_tiles]
+        else:
+            outer = [*others, *bands, *([] if before else self.row_tiles), self.column_tiles, *band_rows]
+            if before:
+                outer += self.row_tiles
+            parallel = outer[: outer.index(self.column_tiles)]
+        s.reorder(*outer, *self.inner)
+        self.anchor = outer[-1]
+        self.padding_place = bands[-1] if bands else None
+        if before and not self._pad_at_band(before):
+            self.padding_place = None
+        self._set_parallel(parallel, outer)
+
+    def _banded(self) -> list[str]:
+        """With padding: cut the rows of the image into bands whose padded input fits the cache; the band loop."""
+        if not self.bands:
+            return []
+        loop = self.bands[-1]
+        rows = extent_value(self.s, loop)
+        if rows is None:
+            return [loop]
+        size = max(1, self._lhs_bytes() // rows)
+        most = max(1, int(self.target.l2_bytes * BAND_BYTES_OF_L2) // size)
+        count = -(-rows // most)
+        wanted = [d for d in range(1, rows + 1) if rows % d == 0 and d >= count]
+        height = rows // wanted[0] if wanted else 1
+        if loop in self.guarded or height == rows:
+            return [loop] if loop in self.guarded or rows == 1 else self._band(loop, rows)
+        return self._band(loop, height)
+
+    def _band(self, loop: str, height: int) -> list[str]:
+        band, inside = self.s.split(loop, height)
+        self.bands = [band, inside]
+        return [band]
+
+    def _lhs_bytes(self) -> int:
+        return _bytes(self.contraction.lhs.buffer)
+
+    def _columns_outermost(self, others: list[str], bands: list[str]) -> bool:
+        """Whether the outermost loop runs over column tiles: the rhs is the larger operand, and there are tasks enough."""
+        column_tasks = extent_value(self.s, self.column_tiles) or 8
+        row_tasks = known_product(self.s, [*others, *bands, *self.row_tiles])
+        cores = self.target.cores
+        if self.column_tiles in self.guarded and self.roles.blocks is None:
+            return False
+        if column_tasks < cores <= row_tasks:
+            return False
+        if row_tasks < cores <= column_tasks:
+            return True
+        return _bytes(self.contraction.rhs.buffer) > self._lhs_bytes()
+
+    def _pad_at_band(self, before: list[str]) -> bool:
+        return self.padding_place is not None
+
+    def _set_parallel(self, parallel: list[str], outer: list[str]) -> None:
+        """Run the leading loops in parallel, fused as far as none is to be peeled."""
+        s = self.s
+        work = self.tile.all_rows * self.tile.columns * min(known_product(s, self._depth_loops(), 64), 4096) // 4
+        free: list[str] = []
+        for loop in parallel:
+            if loop in self.guarded:
+                break
+            free.append(loop)
+        inside = [loop for loop in outer if loop not in free]
+        if not free:
+            if not parallel:
+                return
+            free, inside = parallel[:1], outer[1:]
+        total_inside = work * known_product(s, inside, 8)
+        chosen = free[-1]
+        fused = set_parallel(s, free, total_inside)
+        if fused is not None and self.padding_place in free:
+            self.padding_place = fused
+        if fused is not None and self.anchor == chosen and len(free) > 1:
+            self.anchor = fused
+
+    def _depth_loops(self) -> list[str]:
+        info = _info(self.s, self.name)
+        return [axis.value.name for axis in info.block.axes if axis.var in info.reduction_axes and isinstance(axis.value, Var)]
+
+    def finish_final(self) -> None:
+        """Place the sum inside the tile; vectorize and unroll the loops of the block that stores it."""
+        s, tile = self.s, self.tile
+        s.compute_at(self.name, self.anchor)
+        *unrolled, column = self.inner
+        if self.roles.blocks is None and tile.vectors > 1:
+            blocks, lanes = s.split(column, tile.lanes)
+            s.vectorize(lanes)
+            s.unroll(blocks)
+        else:
+            s.vectorize(column)
+        for loop in unrolled:
+            s.unroll(loop)
+
+    def finish_sum(self) -> None:
+        """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
+        s, tile = self.s, self.tile
+        info = _info(s, self.name)
+        loops = list(s.loops_of(self.name))
+        inside = loops[loops.index(self.anchor) + 1 :]
+        depth = _driving(info, inside, info.reduction_axes)
+        spatial = [loop for loop in inside if loop not in depth]
+        unit = [loop for loop in spatial if extent_value(s, loop) == 1]
+        tiled = [loop for loop in spatial if loop not in unit]
+        is_static = known_product(s, tiled, 1 << 20) <= 64 * tile.lanes  # larger ones stay in memory
+        ordered = self._ordered(info, tiled)
+        depth = self._split_depth(depth)
+        if depth and spatial:
+            s.reorder(*unit, *depth, *ordered)
+        if ordered:
+            self._vectorize_tile(ordered)
+        if depth:
+            s.decompose_reduction(self.name, depth[0])
+        if is_static:
+            s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _ordered(self, info: BlockInfo, tiled: list[str]) -> list[str]:
+        """Row loops before the loop over vectors."""
+        if len(tiled) < 2 or self.roles.blocks is None:
+            return tiled
+        column_axes = (*self.contraction.columns, *self.contraction.batch)
+        places = [k for k, axis in enumerate(self.contraction.info.block.axes) if axis.var in column_axes]
+        driving = [info.block.axes[k].value for k in places]
+        columns = {node.name for value in driving for node in walk(value) if isinstance(node, Var)}
+        *rest, lane = tiled
+        return [*(loop for loop in rest if loop not in columns), *(loop for loop in rest if loop in columns), lane]
+
+    def _split_depth(self, depth: list[str]) -> list[str]:
+        """Blocks of channels outermost, then the taps, then the lanes of a block, a few of them at a time."""
+        s = self.s
+        if not depth:
+            return depth
+        block = _depth_block(self.contraction.lhs)
+        first = depth[0]
+        extent = extent_value(s, first)
+        if block is not None and extent is not None:
+            outer, inside = s.split(first, block)
+            if extent % block:
+                s.annotate_loop(outer, "partition", 1)
+            if extent % block == 0 or len(depth) > 1:
+                depth = [outer, *depth[1:], inside]
+                if block % DEPTH_UNROLL == 0 and extent % block == 0:
+                    steps, few = s.split(inside, DEPTH_UNROLL)
+                    s.unroll(few)
+                    depth[-1:] = [steps, few]
+            else:
+                depth = [outer, inside]
+        elif len(depth) == 1 and extent is not None and extent % DEPTH_UNROLL == 0 and extent > DEPTH_UNROLL:
+            steps, few = s.split(first, DEPTH_UNROLL)
+            s.unroll(few)
+            depth = [steps, few]
+        return depth
+
+    def _vectorize_tile(self, tiled: list[str]) -> None:
+        s, tile = self.s, self.tile
+        column = tiled[-1]
+        extent = extent_value(s, column)
+        if extent is None or extent > tile.lanes:
+            blocks, lanes = s.split(column, tile.lanes)
+            s.vectorize(lanes)
+            if extent is not None:
+                s.unroll(blocks)
+        else:
+            s.vectorize(column)
         for loop in tiled[:-1]:
-            if (extent_value(schedule, loop) or 99) <= tile.rows:
-                schedule.unroll(loop)
-    if depth:
-        schedule.decompose_reduction(name, depth[0])
-    buffer = info.writes[0].buffer
-    if is_static:
-        schedule.set_scope(buffer.name, "register")
-    del num_spatial
+            if (extent_value(s, loop) or 99) <= max(tile.all_rows, tile.vectors):
+                s.unroll(loop)
+
+    def finish_padding(self, before: list[str]) -> None:
+        """Compute what precedes the sum once per band of rows, or on its own where there are no bands."""
+        s = self.s
+        for name in reversed(before):
+            if self.padding_place is not None:
+                try:
+                    s.compute_at(name, self.padding_place)
+                except ScheduleError:
+                    schedule_block(s, name, self.target)
+                    continue
+                last = s.loops_of(name)[-1]
+                _vectorize_loop(s, last, lanes_for(_info(s, name), self.target))
+            else:
+                schedule_block(s, name, self.target)
+
+
+def _vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent <= lanes:
+        if extent >= 4:
+            schedule.vectorize(loop)
+        return
+    out, inner = schedule.split(loop, lanes)
+    schedule.vectorize(inner)
+    if extent is None or extent % lanes:
+        schedule.annotate_loop(out, "partition", 1)
+
+
+def _driving(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:
+    """Those of `loops` that drive one of `axes`."""
+    names = {
+        node.name for axis in info.block.axes if axis.var in axes for node in walk(axis.value) if isinstance(node, Var)
+    }
+    return [loop for loop in loops if loop in names]
+
+
+def _depth_block(lhs: Load) -> int | None:
+    """The block size when the lhs is read at k // block and k % block."""
+    for index in lhs.indices:
+        for node in walk(index):
+            if isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and isinstance(node.lhs, Var):
+                return int(node.rhs.value)
+    return None
+
+
+def _bytes(buffer: Buffer) -> int:
+    total = buffer.dtype.size_bytes
+    for dim in buffer.shape:
+        total *= int(dim.value) if isinstance(dim, Const) else 64
+    return total
+
+
+__all__ = ["Tile", "TASK_ELEMENTS", "choose_tile", "schedule_contraction"]

@@ -1,0 +1,92 @@
+"""The register tile of a contraction, chosen by an estimate of processor cycles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tc.target import Target
+
+FMA_PER_CYCLE = 2.0
+LOADS_PER_CYCLE = 2.0
+FMA_LATENCY = 4.0
+L2_CYCLES_PER_VECTOR = 1.6
+"""What one vector of the rhs costs when it comes from the second-level cache."""
+
+TYPICAL_ROWS = 61
+"""What a symbolic number of rows is taken to be."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`outer_rows` x `rows` rows by `vectors` vectors of `lanes` columns."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    outer_rows: int = 1
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def all_rows(self) -> int:
+        return self.outer_rows * self.rows
+
+
+def cycles_per_step(rows: int, vectors: int) -> float:
+    """Cycles for one step of the sum: rows x vectors fused multiply-adds, their loads, and the rhs from the L2 cache."""
+    if rows == 0 or vectors == 0:
+        return 0.0
+    return max(
+        rows * vectors / FMA_PER_CYCLE,
+        (rows + vectors) / LOADS_PER_CYCLE,
+        FMA_LATENCY,
+        vectors * L2_CYCLES_PER_VECTOR,
+    )
+
+
+@lru_cache(maxsize=4096)
+def choose_tile(
+    rows: int | None, outer_rows: int, blocks: int | None, lanes: int, registers: int, vectors_divide: int = 0
+) -> Tile:
+    """The tile of the least total cycles over `outer_rows` x `rows` rows and `blocks` vectors of columns (None: symbolic).
+
+    Accumulators, the vectors of the rhs and one broadcast must fit the registers. Leftover rows and vectors run as smaller
+    tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
+    divides it.
+    """
+    best: tuple[float, int] | None = None
+    found = Tile(1, 1, lanes)
+    row_count, block_count = rows or TYPICAL_ROWS, blocks or 16
+    for vectors in range(1, min(8, block_count) + 1):
+        if vectors_divide and vectors_divide % vectors:
+            continue
+        most = (registers - vectors - 1) // vectors if vectors > 1 else registers - 2
+        for height in range(1, min(most, row_count) + 1):
+            if rows is None and height > 14:
+                continue
+            whole = height == row_count and rows is not None
+            for outer in range(1, min(outer_rows, most // height) + 1) if whole else (1,):
+                cost = _total_cycles(row_count, outer_rows, block_count, height, outer, vectors)
+                key = (cost, -height * outer * vectors)
+                if best is None or key < best:
+                    best, found = key, Tile(height, vectors, lanes, outer)
+    return found
+
+
+def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: int, vectors: int) -> float:
+    def over_blocks(tile_rows: int) -> float:
+        full, rest = divmod(blocks, vectors)
+        return full * cycles_per_step(tile_rows, vectors) + cycles_per_step(tile_rows, rest)
+
+    if height == rows:
+        full, rest = divmod(outer_rows, outer)
+        return full * over_blocks(height * outer) + (over_blocks(height * rest) if rest else 0.0)
+    full, rest = divmod(rows, height)
+    return outer_rows * (full * over_blocks(height) + over_blocks(rest))
+
+
+def registers_of(target: Target) -> int:
+    return target.num_vector_registers
