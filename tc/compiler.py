@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -123,18 +124,18 @@ def optimize_graph(module: IRModule) -> IRModule:
     return remove_dead_code(module)
 
 
-def finish_loops(func: PrimFunc) -> PrimFunc:
-    """Scheduled PrimFunc to loops that code generation takes."""
+def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
+    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
     func = simplify_loops(lower_blocks(func))
     func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
     func = partition_loops(func)
-    return lift_workspace(simplify_loops(func))
+    return lift_workspace(simplify_loops(func), threads=threads)
 
 
 def schedule_kernel(prim: PrimFunc, target: Target) -> Kernel:
     """Schedule one PrimFunc by the rules, and bring it to the form for code generation."""
     scheduled = default_schedule(prim, target)
-    final = finish_loops(scheduled.func)
+    final = finish_loops(scheduled.func, threads=target.cores)
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
 
@@ -227,6 +228,7 @@ def compile_model(
     count = chosen.cores if threads is None else threads
     if count < 1:
         raise UserError(f"threads is {count}, must be at least 1")
+    chosen = dataclasses.replace(chosen, cores=count)
     stages = run_stages(model, chosen, dims, on_unsupported)
     _verify_stages(stages, verify, isinstance(model, IRModule))
     module = build_module(stages, chosen, count)

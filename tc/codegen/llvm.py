@@ -19,7 +19,7 @@ from tc.codegen.builder import FunctionBuilder, Module, Value, float_text, int_v
 from tc.codegen.vecmath import emit_math
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, bounds, polynomial, simplify
-from tc.ir.dtype import DType, int_range
+from tc.ir.dtype import DType, i64, int_range
 from tc.ir.expr import (
     Add,
     And,
@@ -307,8 +307,11 @@ class _Emitter:
         extent = self.value(loop.extent)
         self._counted(loop, int_value(0), extent)
 
-    def _counted(self, loop: For, first: Value, end: Value) -> None:
-        """for var in [first, end): body. Tested at the bottom; skipped when there is nothing to do."""
+    def _counted(self, loop: For, first: Value, end: Value, nested: Sequence[tuple[For, Value]] = ()) -> None:
+        """for var in [first, end): body. Tested at the bottom; skipped when there is nothing to do.
+
+        With `nested` loops and their extents, the counter numbers the iterations of the whole nest.
+        """
         b = self.b
         start, body, done = b.label("loop"), b.label("body"), b.label("done")
         known = first.known is not None and end.known is not None
@@ -325,10 +328,15 @@ class _Emitter:
         counter, following = b.name("i"), b.name("n")
         phi_at = len(b.lines)
         b.lines.append("")
-        self.state.values[loop.var] = Value(counter, "i64")
         outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
         with self._region():
-            self.statement(loop.body)
+            number = Value(counter, "i64")
+            for inner, extent in reversed(nested):
+                self.facts = self.facts.with_range(inner.var, inner.extent)
+                self.state.values[inner.var] = b.binary("urem", number, extent)
+                number = b.binary("udiv", number, extent)
+            self.state.values[loop.var] = number
+            self.statement(nested[-1][0].body if nested else loop.body)
         self.facts = outer
         latch = b.block
         b.lines[phi_at] = f"  {counter} = phi i64 [ {first.text}, %{start} ], [ {following}, %{latch} ]"
@@ -398,9 +406,14 @@ class _Emitter:
         return b if a is None else self.b.binary("and", a, b)
 
     def _parallel(self, loop: For) -> None:
-        """Outline the loop: what it uses from outside travels in a struct on the stack."""
+        """Outline the loop, with the parallel loops that are its whole body: their iterations are numbered as those of one loop.
+        What the body uses from outside travels in a struct on the stack."""
         b = self.b
-        end = self.value(loop.extent)
+        nest = _parallel_nest(loop)
+        extents = [self.value(each.extent) for each in nest]
+        end = extents[0]
+        for extent in extents[1:]:
+            end = b.mul(end, extent)
         used = {node for node in walk(loop.body) if isinstance(node, (Var, Buffer))}
         outer = self.state
         captured: list[tuple[Var | Buffer, Value]] = []
@@ -411,6 +424,8 @@ class _Emitter:
                     known[var] = value
                 else:
                     captured.append((var, value))
+        inner_extents = [(Var(f"extent{k}", i64), extent) for k, extent in enumerate(extents) if k and extent.known is None]
+        captured += inner_extents
         captured += [(buffer, pointer) for buffer, pointer in outer.pointers.items() if buffer in used]
         frame = b.alloca("i64", max(len(captured), 1), 16, "frame")
         for k, (_, value) in enumerate(captured):
@@ -421,14 +436,22 @@ class _Emitter:
         grain = int(annotation(loop, "grain", 1) or 1)
         self.module.declare(PARALLEL_FOR, "void", ["ptr", "ptr", "i64", "i64", "i64"])
         b.emit_void(f"call void @{PARALLEL_FOR}(ptr @{name}, {frame}, {end}, i64 {grain}, i64 {self._max_threads()})")
-        self._outlined(loop, name, captured, known)
+        sizes: list[Value | Var] = list(extents)
+        for var, extent in inner_extents:
+            sizes[extents.index(extent)] = var
+        self._outlined(nest, sizes, name, captured, known)
         self.state = outer
 
     def _max_threads(self) -> str:
         return "%max_threads"
 
     def _outlined(
-        self, loop: For, name: str, captured: Sequence[tuple[Var | Buffer, Value]], known: dict[Var, Value]
+        self,
+        nest: Sequence[For],
+        sizes: Sequence[Value | Var],
+        name: str,
+        captured: Sequence[tuple[Var | Buffer, Value]],
+        known: dict[Var, Value],
     ) -> None:
         self.state = _State(FunctionBuilder(self.module), values=dict(known))
         b = self.b
@@ -440,9 +463,11 @@ class _Emitter:
             else:
                 self.state.values[item] = loaded
         self.in_parallel = True
-        self._counted(loop, Value("%begin", "i64"), Value("%end", "i64"))
+        inner = [self.state.values[size] if isinstance(size, Var) else size for size in sizes[1:]]
+        self._counted(nest[0], Value("%begin", "i64"), Value("%end", "i64"), list(zip(nest[1:], inner, strict=True)))
         self.in_parallel = False
-        self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end) nounwind")
+        header = f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread) nounwind"
+        self._finish(header)
 
     # -- memory
 
@@ -920,6 +945,8 @@ class _Emitter:
         )
 
     def _math(self, expr: MathCall) -> Value:
+        if expr.name == "thread_index":
+            return Value("%thread", "i64") if self.in_parallel else int_value(0)
         args = self.b.unify(*(self.value(arg) for arg in expr.args))
         name = expr.name
         dtype = expr.args[0].dtype
@@ -1135,6 +1162,16 @@ def _row_major(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
         strides.append(stride)
         stride = mul(stride, dim)
     return tuple(reversed(strides))
+
+
+def _parallel_nest(loop: For) -> tuple[For, ...]:
+    """The loop, and the parallel loops inside of it that are each the whole body of the one before and of independent extent."""
+    nest = [loop]
+    while isinstance(inner := nest[-1].body, For) and inner.kind is LoopKind.PARALLEL:
+        if any(node is outer.var for outer in nest for node in walk(inner.extent)):
+            break
+        nest.append(inner)
+    return tuple(nest)
 
 
 def _can_vectorize(loop: For) -> bool:

@@ -262,6 +262,8 @@ class _Writer:
             case Cast(operand=a, dtype=dtype):
                 convert = self.function((a.dtype, dtype), lambda: scalars.convert(a.dtype, dtype))
                 return f"{convert}({visit(a)})"
+            case MathCall(name="thread_index"):
+                return "0"
             case MathCall(name=name, args=args):
                 dtype = args[0].dtype
                 return f"{self.function((name, dtype), lambda: scalars.function(name, dtype))}({', '.join(map(visit, args))})"

@@ -303,8 +303,10 @@ MATH_CALLS: dict[str, int] = {
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
     "fma": 3,
+    "thread_index": 0,
 }
-"""Name -> number of arguments. `round` is half to even; `shift_right` is arithmetic for signed types."""
+"""Name -> number of arguments. `round` is half to even; `shift_right` is arithmetic for signed types. `thread_index` numbers the
+threads that run the iterations of a parallel loop, from 0: the same in one iteration, different in iterations that run at once."""
 
 
 def const(value: Value, dtype: DType = i64) -> Const:
@@ -505,7 +507,7 @@ def call(name: str, *args: Expr, dtype: DType | None = None) -> MathCall:
     """`name(*args)`; the result has the dtype of the first argument unless said otherwise (isnan, isinf: bool)."""
     assert MATH_CALLS.get(name) == len(args), f"no intrinsic {name} with {len(args)} arguments"
     if dtype is None:
-        dtype = bool_ if name in ("isnan", "isinf") else args[0].dtype
+        dtype = bool_ if name in ("isnan", "isinf") else args[0].dtype if args else i64
     return MathCall(name, args, dtype)
 
 
@@ -558,7 +560,7 @@ def format_expr(expr: Expr, strength: int = 0, name_of: Any = None) -> str:
         case Cast(operand=a, dtype=dtype):
             return f"cast({fmt(a)}, {dtype})"
         case MathCall(name=fn, args=args, dtype=dtype):
-            suffix = "" if args and dtype == call(fn, *args).dtype else f", dtype={dtype}"
+            suffix = "" if dtype == call(fn, *args).dtype else f", dtype={dtype}"
             return f"{fn}({', '.join(map(fmt, args))}{suffix})"
         case BinaryExpr(lhs=a, rhs=b) | CompareExpr(lhs=a, rhs=b):
             symbol, own = OPERATORS[type(expr)]

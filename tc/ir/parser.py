@@ -207,7 +207,7 @@ class _ExprParser:
             if len(args) != MATH_CALLS[name]:
                 raise self.source.error(node, f"{name} takes {MATH_CALLS[name]} arguments, found {len(args)}")
             given = next((self.dtype(k.value) for k in node.keywords if k.arg == "dtype"), None)
-            usual = bool_ if name in ("isnan", "isinf") else args[0].dtype
+            usual = bool_ if name in ("isnan", "isinf") else args[0].dtype if args else i64
             return MathCall(name, args, given or usual)
         raise self.source.error(node, f"there is no function {name}")
 

@@ -520,7 +520,7 @@ class CompiledModule:
 
 
 def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModule:
-    """Read a module that `CompiledModule.save` wrote.
+    """Read a module that `CompiledModule.save` wrote. It runs on at most the number of threads that it was compiled for.
 
     ModelError when the file is damaged or was compiled for a CPU with features that this one lacks.
     """
@@ -573,7 +573,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         library,
         header["symbol"],
         constants,
-        threads or min(header["threads"], native_target().cores),
+        min(header["threads"], threads or native_target().cores),  # the scratch memory is for so many
         None,
         report,
         header["explanations"],

@@ -1,6 +1,7 @@
 """The thread pool of the process, shared by all compiled modules.
 
-`tc_parallel_for(fn, ctx, n, grain, max_threads)` runs fn(ctx, begin, end) over [0, n) on the calling thread and the workers. Chunks
+`tc_parallel_for(fn, ctx, n, grain, max_threads)` runs fn(ctx, begin, end, thread) over [0, n) on the calling thread and the workers;
+`thread` is 0 for the caller and below `max_threads` for all. Chunks
 are claimed from an atomic counter, so a slow core does not hold up the others. Workers spin for some microseconds
 after a job, then sleep on a futex; an idle process uses no CPU. A call from inside a job, or while another thread has the pool,
 runs on the calling thread alone.
@@ -40,7 +41,7 @@ _IR = """
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
 
-define internal void @run_chunks() nounwind {{
+define internal void @run_chunks(i64 %thread) nounwind {{
 entry:
   %fn = load ptr, ptr @job_fn
   %ctx = load ptr, ptr @job_ctx
@@ -55,7 +56,7 @@ work:
   %far = add i64 %begin, %chunk
   %over = icmp sgt i64 %far, %n
   %end = select i1 %over, i64 %n, i64 %far
-  call void %fn(ptr %ctx, i64 %begin, i64 %end)
+  call void %fn(ptr %ctx, i64 %begin, i64 %end, i64 %thread)
   br label %claim
 done:
   ret void
@@ -93,7 +94,8 @@ awake:
   %mine = icmp ult i64 %index, %part
   br i1 %mine, label %take, label %after
 take:
-  call void @run_chunks()
+  %thread = add i64 %index, 1
+  call void @run_chunks(i64 %thread)
   %p = atomicrmw sub ptr @pending, i64 1 release
   br label %after
 after:
@@ -119,7 +121,7 @@ lock:
   %got = extractvalue {{ i32, i1 }} %pair, 1
   br i1 %got, label %start, label %inline
 inline:
-  call void %fn(ptr %ctx, i64 0, i64 %n)
+  call void %fn(ptr %ctx, i64 0, i64 %n, i64 0)
   ret void
 start:
   %wanted = sub i64 %max_threads, 1
@@ -157,7 +159,7 @@ rouse:
   %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr @generation, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
   br label %go
 go:
-  call void @run_chunks()
+  call void @run_chunks(i64 0)
   br label %join
 join:
   %tries = phi i32 [ 0, %go ], [ %tries1, %wait ]
@@ -193,7 +195,7 @@ entry:
   %empty = icmp sle i64 %n, 0
   br i1 %empty, label %done, label %run
 run:
-  call void %fn(ptr %ctx, i64 0, i64 %n)
+  call void %fn(ptr %ctx, i64 0, i64 %n, i64 0)
   br label %done
 done:
   ret void

@@ -113,7 +113,7 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     """The contraction that a block computes, or None when it is something else."""
     if not info.reduction_axes or len(info.writes) != 1:
         return None
-    product = next((node for node in walk(info.writes[0].value) if isinstance(node, Mul)), None)
+    product = _product(info.writes[0].value)
     if product is None:
         return None
     own = set(info.written_buffers)
@@ -136,6 +136,14 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     if not rows or not columns:
         return None
     return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
+
+
+def _product(value: Expr) -> Mul | None:
+    """The first product in `value` that is not part of an index."""
+    if isinstance(value, Mul):
+        return value
+    parts = () if isinstance(value, Load) else (child for child in children(value) if isinstance(child, Expr))
+    return next((found for part in parts if (found := _product(part)) is not None), None)
 
 
 def consumers(infos: list[BlockInfo], buffer: Buffer) -> Iterator[BlockInfo]:

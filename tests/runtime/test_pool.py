@@ -17,7 +17,7 @@ from tc.runtime.pool import get_pool
 # count(ctx, begin, end): add 1 to each of ctx[begin..end)
 COUNT = """
 declare void @tc_parallel_for(ptr, ptr, i64, i64, i64)
-define void @count(ptr %ctx, i64 %begin, i64 %end) {
+define void @count(ptr %ctx, i64 %begin, i64 %end, i64 %thread) {
 entry:
   br label %loop
 loop:
@@ -30,7 +30,7 @@ loop:
 done:
   ret void
 }
-define void @nested(ptr %ctx, i64 %begin, i64 %end) {
+define void @nested(ptr %ctx, i64 %begin, i64 %end, i64 %thread) {
 entry:
   call void @tc_parallel_for(ptr @count, ptr %ctx, i64 100, i64 1, i64 2)
   ret void

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Buffer, Const, Expr, const
+from tc.ir.expr import Buffer, Const, Expr, call, const
 from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, children, replace, transform
 from tc.ir.types import product
@@ -12,11 +12,12 @@ MAX_STACK_BYTES = 16 << 10
 
 
 @loop_pass
-def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES) -> PrimFunc:
+def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, threads: int = 0) -> PrimFunc:
     """Make every scratch buffer that does not fit the stack an additional output: memory that the caller provides.
 
     A buffer fits when its size is constant and at most `max_stack_bytes`. Buffers inside a parallel loop belong to one iteration
-    each; such a buffer that does not fit gets one more dimension, of the extents of the parallel loops around it.
+    each; such a buffer that does not fit gets more dimensions: the extents of the parallel loops around it, or, with `threads`, one
+    for the threads that run them, of which there are at most so many.
     The lifted buffers follow the outputs and count as outputs.
     """
     lifted: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
@@ -29,7 +30,7 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES) ->
             if _fits_stack(stmt.buffer, max_stack_bytes):
                 kept.append(stmt)
             else:
-                lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel)
+                lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel, threads)
         for child in children(stmt):
             if isinstance(child, Stmt):
                 visit(child, parallel)
@@ -70,8 +71,10 @@ def _fits_stack(buffer: Buffer, max_stack_bytes: int) -> bool:
     return isinstance(size, Const) and size.value <= max_stack_bytes
 
 
-def _lifted_buffer(buffer: Buffer, parallel: tuple[For, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
+def _lifted_buffer(buffer: Buffer, parallel: tuple[For, ...], threads: int) -> tuple[Buffer, tuple[Expr, ...]]:
     """The parameter that takes the place of `buffer`, and the leading indices that its accesses get."""
+    if parallel and threads:
+        return Buffer(buffer.name, (const(threads), *buffer.shape), buffer.dtype), (call("thread_index"),)
     extents = tuple(loop.extent for loop in parallel)
     shape = (*extents, *buffer.shape) if buffer.shape or extents else (const(1),)
     return Buffer(buffer.name, shape, buffer.dtype), tuple(loop.var for loop in parallel)

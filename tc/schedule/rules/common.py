@@ -86,18 +86,17 @@ def known_product(schedule: Schedule, loops: tuple[str, ...] | list[str], unknow
 
 
 def set_parallel(schedule: Schedule, loops: list[str], work: int) -> str | None:
-    """Fuse `loops` and run them in parallel; `work` is what one iteration does, in elements. Returns the loop's name."""
+    """Run the nest of `loops` in parallel; `work` is what one iteration of the innermost does, in elements. Returns that one's name."""
     if not loops:
         return None
-    total = known_product(schedule, loops) * work
-    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
-    if total < 2 * TASK_ELEMENTS:
-        return fused
-    schedule.parallel(fused)
+    if known_product(schedule, loops) * work < 2 * TASK_ELEMENTS:
+        return loops[-1]
+    for loop in loops:
+        schedule.parallel(loop)
     grain = max(1, TASK_ELEMENTS // max(work, 1))
     if grain > 1:
-        schedule.annotate_loop(fused, "grain", grain)
-    return fused
+        schedule.annotate_loop(loops[0], "grain", grain)
+    return loops[-1]
 
 
 def loads_of(info: BlockInfo) -> list[Load]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var, is_const
 from tc.ir.node import children, walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import TASK_ELEMENTS, extent_value, known_product, lanes_for, set_parallel
@@ -95,6 +95,10 @@ def _driven_spatial(info: BlockInfo) -> list[Var]:
     return [axis.var for axis in info.block.axes if axis.var in info.spatial_axes and isinstance(axis.value, Var)]
 
 
+def _is_single(info: BlockInfo, axis: Var) -> bool:
+    return any(each.var is axis and is_const(each.extent, 1) for each in info.block.axes)
+
+
 def _info(schedule: Schedule, name: str) -> BlockInfo:
     return next(info for info in block_infos(schedule.func) if info.name == name)
 
@@ -103,9 +107,10 @@ def _info(schedule: Schedule, name: str) -> BlockInfo:
 
 
 def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int) -> Roles:
-    loops = list(schedule.loops_of(final))
-    axes = _driven_spatial(contraction.info)
+    loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
+    axes = [axis for axis in _driven_spatial(contraction.info) if not _is_single(contraction.info, axis)]
     if len(axes) != len(loops):
+        loops = loops or list(schedule.loops_of(final))
         return Roles([], None, 0, loops[-1], loops[:-1])
     loop_of = dict(zip(axes, loops, strict=True))
     lane = loops[-1]
@@ -303,12 +308,7 @@ class _Plan:
                 return
             free, inside = parallel[:1], outer[1:]
         total_inside = work * known_product(s, inside, 8)
-        chosen = free[-1]
-        fused = set_parallel(s, free, total_inside)
-        if fused is not None and self.padding_place in free:
-            self.padding_place = fused
-        if fused is not None and self.anchor == chosen and len(free) > 1:
-            self.anchor = fused
+        set_parallel(s, free, total_inside)
 
     def _depth_loops(self) -> list[str]:
         info = _info(self.s, self.name)
