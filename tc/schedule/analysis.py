@@ -94,7 +94,7 @@ def axes_in(expr: Expr | tuple[Expr, ...]) -> set[Var]:
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """A block that sums products of two operands.
+    """A block that sums products of two operands, each lhs element being used for several columns.
 
     `rows`: spatial axes that choose elements of the lhs alone; `columns`: of the rhs alone; `batch`: of both. The rhs is the
     operand that is contiguous along the last spatial axis, when one is. `depth`: the reduction axes.
@@ -133,7 +133,7 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     rows = tuple(axis for axis in spatial if axis in in_lhs and axis not in in_rhs)
     columns = tuple(axis for axis in spatial if axis in in_rhs and axis not in in_lhs)
     batch = tuple(axis for axis in spatial if axis in in_rhs and axis in in_lhs)
-    if not rows or not columns:
+    if not columns:
         return None
     return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
 

@@ -10,10 +10,11 @@ from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction
 from tc.schedule.rules.reduction import schedule_reduction
 from tc.schedule.rules.spatial import schedule_spatial
+from tc.schedule.rules.window import schedule_window
 from tc.schedule.step import Schedule, Trace
 from tc.target import Target
 
-RULES = (schedule_contraction, schedule_reduction, schedule_spatial)
+RULES = (schedule_contraction, schedule_window, schedule_reduction, schedule_spatial)
 """Tried in this order. A rule returns its name when it applies, else None, and then has not changed the schedule."""
 
 

@@ -41,6 +41,8 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
     heavy = is_heavy(info.writes[0].value)
     if any(as_contraction(reader) is not None for reader in readers):
         return not heavy and not _has_select(info.writes[0].value)
+    if _has_select(info.writes[0].value) and any(r.reduction_axes and _is_rescanned(r, info) for r in readers):
+        return False
     if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))

@@ -14,7 +14,8 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var, is_const
 from tc.ir.node import children, walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
-from tc.schedule.rules.common import TASK_ELEMENTS, extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import Tile, choose_tile
 from tc.schedule.step import Schedule
@@ -53,54 +54,11 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     if not all(info.is_spatial for info in (*before, *after)):
         return None
     name = contraction.info.name
-    final = _final_block(schedule, name, after)
+    final = final_block(schedule, name, after)
     if final is None:
         return None
     _tile(schedule, contraction, name, final, [info.name for info in before], target)
     return "contraction"
-
-
-def _final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str | None:
-    """Make everything after the contraction one block; returns its name."""
-    if not after:
-        schedule.cache_write(name, "register")
-        return f"{name}_copy"
-    for info in after[:-1]:
-        try:
-            schedule.compute_inline(info.name)
-        except ScheduleError:
-            return None
-    last = after[-1].name
-    contraction = next(info for info in block_infos(schedule.func) if info.name == name)
-    _fuse_joint_axes(schedule, contraction, last)
-    return last
-
-
-def _fuse_joint_axes(schedule: Schedule, contraction: BlockInfo, final: str) -> None:
-    """Where the sum runs over several neighbouring axes of the result as one (pixels, rows of a batch), fuse their loops."""
-    loops = list(schedule.loops_of(final))
-    axes = _driven_spatial(contraction)
-    joint = len(loops) - len(axes) + 1
-    if joint < 2 or not axes:
-        return
-    place = 0
-    extents = {axis.var: axis.extent for axis in contraction.block.axes}
-    while place < len(axes) - 1 and schedule.extent_of(loops[place]) is extents[axes[place]]:
-        place += 1
-    schedule.fuse(*loops[place : place + joint])
-
-
-def _driven_spatial(info: BlockInfo) -> list[Var]:
-    """The spatial axes of a block that has not been scheduled which have a loop (those of extent 1 have none)."""
-    return [axis.var for axis in info.block.axes if axis.var in info.spatial_axes and isinstance(axis.value, Var)]
-
-
-def _is_single(info: BlockInfo, axis: Var) -> bool:
-    return any(each.var is axis and is_const(each.extent, 1) for each in info.block.axes)
-
-
-def _info(schedule: Schedule, name: str) -> BlockInfo:
-    return next(info for info in block_infos(schedule.func) if info.name == name)
 
 
 # -- who does what
@@ -108,7 +66,7 @@ def _info(schedule: Schedule, name: str) -> BlockInfo:
 
 def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int) -> Roles:
     loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
-    axes = [axis for axis in _driven_spatial(contraction.info) if not _is_single(contraction.info, axis)]
+    axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
     if len(axes) != len(loops):
         loops = loops or list(schedule.loops_of(final))
         return Roles([], None, 0, loops[-1], loops[:-1])
@@ -154,7 +112,7 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
 def _tile(
     schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
 ) -> None:
-    lanes = lanes_for(_info(schedule, final), target)
+    lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes)
     rows = roles.rows
     sizes = [extent_value(schedule, loop) for loop in rows]
@@ -311,7 +269,7 @@ class _Plan:
         set_parallel(s, free, total_inside)
 
     def _depth_loops(self) -> list[str]:
-        info = _info(self.s, self.name)
+        info = block_info(self.s, self.name)
         return [axis.value.name for axis in info.block.axes if axis.var in info.reduction_axes and isinstance(axis.value, Var)]
 
     def finish_final(self) -> None:
@@ -331,10 +289,10 @@ class _Plan:
     def finish_sum(self) -> None:
         """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
         s, tile = self.s, self.tile
-        info = _info(s, self.name)
+        info = block_info(s, self.name)
         loops = list(s.loops_of(self.name))
         inside = loops[loops.index(self.anchor) + 1 :]
-        depth = _driving(info, inside, info.reduction_axes)
+        depth = driving_loops(info, inside, info.reduction_axes)
         spatial = [loop for loop in inside if loop not in depth]
         unit = [loop for loop in spatial if extent_value(s, loop) == 1]
         tiled = [loop for loop in spatial if loop not in unit]
@@ -413,29 +371,9 @@ class _Plan:
                     schedule_block(s, name, self.target)
                     continue
                 last = s.loops_of(name)[-1]
-                _vectorize_loop(s, last, lanes_for(_info(s, name), self.target))
+                vectorize_loop(s, last, lanes_for(block_info(s, name), self.target))
             else:
                 schedule_block(s, name, self.target)
-
-
-def _vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
-    extent = extent_value(schedule, loop)
-    if extent is not None and extent <= lanes:
-        if extent >= 4:
-            schedule.vectorize(loop)
-        return
-    out, inner = schedule.split(loop, lanes)
-    schedule.vectorize(inner)
-    if extent is None or extent % lanes:
-        schedule.annotate_loop(out, "partition", 1)
-
-
-def _driving(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:
-    """Those of `loops` that drive one of `axes`."""
-    names = {
-        node.name for axis in info.block.axes if axis.var in axes for node in walk(axis.value) if isinstance(node, Var)
-    }
-    return [loop for loop in loops if loop in names]
 
 
 def _depth_block(lhs: Load) -> int | None:
@@ -453,5 +391,3 @@ def _bytes(buffer: Buffer) -> int:
         total *= int(dim.value) if isinstance(dim, Const) else 64
     return total
 
-
-__all__ = ["Tile", "TASK_ELEMENTS", "choose_tile", "schedule_contraction"]

@@ -1,0 +1,73 @@
+"""What rules for reductions share: finding their blocks and loops, and making one block of all that follows a reduction."""
+
+from __future__ import annotations
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Var, is_const
+from tc.ir.node import walk
+from tc.schedule.analysis import BlockInfo, block_infos
+from tc.schedule.rules.common import extent_value
+from tc.schedule.step import Schedule
+
+
+def final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str | None:
+    """Make everything after the contraction one block; returns its name."""
+    if not after:
+        schedule.cache_write(name, "register")
+        return f"{name}_copy"
+    for info in after[:-1]:
+        try:
+            schedule.compute_inline(info.name)
+        except ScheduleError:
+            return None
+    last = after[-1].name
+    contraction = next(info for info in block_infos(schedule.func) if info.name == name)
+    _fuse_joint_axes(schedule, contraction, last)
+    return last
+
+
+def _fuse_joint_axes(schedule: Schedule, contraction: BlockInfo, final: str) -> None:
+    """Where the sum runs over several neighbouring axes of the result as one (pixels, rows of a batch), fuse their loops."""
+    loops = list(schedule.loops_of(final))
+    axes = driven_spatial(contraction)
+    joint = len(loops) - len(axes) + 1
+    if joint < 2 or not axes:
+        return
+    place = 0
+    extents = {axis.var: axis.extent for axis in contraction.block.axes}
+    while place < len(axes) - 1 and schedule.extent_of(loops[place]) is extents[axes[place]]:
+        place += 1
+    schedule.fuse(*loops[place : place + joint])
+
+
+def driven_spatial(info: BlockInfo) -> list[Var]:
+    """The spatial axes of a block that has not been scheduled which have a loop (those of extent 1 have none)."""
+    return [axis.var for axis in info.block.axes if axis.var in info.spatial_axes and isinstance(axis.value, Var)]
+
+
+def is_single(info: BlockInfo, axis: Var) -> bool:
+    return any(each.var is axis and is_const(each.extent, 1) for each in info.block.axes)
+
+
+def block_info(schedule: Schedule, name: str) -> BlockInfo:
+    return next(info for info in block_infos(schedule.func) if info.name == name)
+
+
+def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent <= lanes:
+        if extent >= 4:
+            schedule.vectorize(loop)
+        return
+    out, inner = schedule.split(loop, lanes)
+    schedule.vectorize(inner)
+    if extent is None or extent % lanes:
+        schedule.annotate_loop(out, "partition", 1)
+
+
+def driving_loops(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:
+    """Those of `loops` that drive one of `axes`."""
+    names = {
+        node.name for axis in info.block.axes if axis.var in axes for node in walk(axis.value) if isinstance(node, Var)
+    }
+    return [loop for loop in loops if loop in names]

@@ -1,0 +1,233 @@
+"""Reductions that leave the contiguous axis alone: pooling and depthwise convolution on blocked channels, sums over leading axes.
+
+A vector of neighbouring results is reduced at once, for several rows together: neighbouring windows share what they load, and
+independent sums hide the latency of additions. Padding is materialized per band of rows, small enough for the first cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Var
+from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single, vectorize_loop
+from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+MOST_ROWS = 8
+"""Rows of a tile: a window of three taps then loads ten vectors for twenty-four operations."""
+
+MOST_VECTORS = 4
+"""Vectors of a tile where there is one row."""
+
+LONGEST_UNROLLED = 7
+"""The innermost taps are unrolled up to this many, so that neighbouring windows share loads."""
+
+LEAST_BAND = 4
+
+
+@dataclass(frozen=True)
+class _Tile:
+    rows: int
+    vectors: int
+    lanes: int
+
+
+def schedule_window(schedule: Schedule, target: Target) -> str | None:
+    """Tile the one reduction of a PrimFunc whose last axis is not reduced and is read contiguously."""
+    infos = block_infos(schedule.func)
+    found = [k for k, info in enumerate(infos) if info.reduction_axes]
+    if len(found) != 1:
+        return None
+    info, before, after = infos[found[0]], infos[: found[0]], infos[found[0] + 1 :]
+    if len(info.writes) != 1 or not all(each.is_spatial for each in (*before, *after)):
+        return None
+    if as_contraction(info) is not None or not _is_contiguous(info):
+        return None
+    axes = [axis for axis in driven_spatial(info) if not is_single(info, axis)]
+    if not axes:
+        return None
+    final = final_block(schedule, info.name, after)
+    if final is None:
+        return None
+    loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
+    rows = loops[-2] if len(loops) > 1 else None
+    is_window = len(axes) == len(loops) and len(axes) > 1 and _shares_index(info, axes[-2])
+    bands = loops[-3] if is_window and before and len(loops) > 2 else None
+    _Plan(schedule, info.name, final, loops, rows, bands, [each.name for each in before], target).run()
+    return "window reduction"
+
+
+def _is_contiguous(info: BlockInfo) -> bool:
+    """Whether every operand that varies along the last spatial axis is contiguous along it, and one is."""
+    axes = driven_spatial(info)
+    if not axes:
+        return False
+    last = axes[-1]
+    seen = False
+    for load in info.reads:
+        if load.buffer in info.written_buffers:
+            continue
+        if load.indices and load.indices[-1] is last:
+            seen = True
+        elif last in axes_in(load.indices):
+            return False
+        if load.indices and any(axis in axes_in(load.indices[-1]) for axis in info.reduction_axes):
+            return False
+    return seen
+
+
+def _shares_index(info: BlockInfo, axis: Var) -> bool:
+    """Whether the axis and a reduction axis move through the same dimension of an operand."""
+    return any(
+        axis in axes_in(index) and axes_in(index) & set(info.reduction_axes)
+        for load in info.reads
+        if load.buffer not in info.written_buffers
+        for index in load.indices
+    )
+
+
+def choose_rows(rows: int | None) -> int:
+    """The largest tile that leaves the fewest rows over."""
+    if rows is None:
+        return MOST_ROWS // 2
+    if rows <= MOST_ROWS:
+        return rows
+    return min(range(MOST_ROWS // 2, MOST_ROWS + 1), key=lambda r: (-(-rows // r) * r, -r))
+
+
+class _Plan:
+    """The schedule of one reduction while it is made."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        name: str,
+        final: str,
+        loops: list[str],
+        rows: str | None,
+        bands: str | None,
+        before: list[str],
+        target: Target,
+    ) -> None:
+        self.s, self.name, self.final, self.loops = schedule, name, final, loops
+        self.rows, self.bands, self.before, self.target = rows, bands, before, target
+        lanes = lanes_for(block_info(schedule, final), target)
+        extent = extent_value(schedule, loops[-1])
+        height = choose_rows(extent_value(schedule, rows)) if rows is not None else 1
+        if extent is not None and extent < lanes:
+            self.tile = _Tile(height, 1, extent)
+        else:
+            blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
+            self.tile = _Tile(height, max(1, min(MOST_VECTORS // height, blocks)), lanes)
+
+    def run(self) -> None:
+        s, tile = self.s, self.tile
+        lane = self.loops[-1]
+        others = [loop for loop in self.loops[:-1] if loop not in (self.rows, self.bands)]
+        lane_out: list[str] = []
+        inner: list[str] = []
+        guarded: list[str] = []
+        extent = extent_value(s, lane)
+        if extent is None or extent > tile.lanes:
+            out, vectors, lane = s.split(lane, (None, tile.vectors, tile.lanes))
+            lane_out, inner = [out], [vectors]
+            if extent is None or extent % (tile.vectors * tile.lanes):
+                guarded.append(out)
+        row_out: list[str] = []
+        if self.rows is not None:
+            row_count = extent_value(s, self.rows)
+            out, row_in = s.split(self.rows, tile.rows)
+            row_out, inner = [out], [row_in, *inner]
+            if row_count is None or row_count % tile.rows:
+                guarded.append(out)
+        band, band_rows = self._bands()
+        outer = [*others, *band, *band_rows, *row_out, *lane_out]
+        s.reorder(*outer, *inner, lane)
+        for loop in guarded:
+            s.annotate_loop(loop, "partition", 1)
+        self._set_parallel([*others, *band], [*band_rows, *row_out, *lane_out], guarded)
+        anchor = outer[-1] if outer else None
+        if anchor is not None:
+            s.compute_at(self.name, anchor)
+        s.vectorize(lane)
+        for loop in inner:
+            s.unroll(loop)
+        self._finish_sum(anchor)
+        self._finish_padding(band[0] if band else None)
+
+    def _bands(self) -> tuple[list[str], list[str]]:
+        if self.bands is None:
+            return [], []
+        s = self.s
+        rows = extent_value(s, self.bands)
+        if rows is None:
+            return [self.bands], []
+        info = next(each for each in block_infos(s.func) if each.name == self.before[-1])
+        buffer = info.writes[0].buffer
+        row_bytes = self.tile.lanes * buffer.dtype.size_bytes * (extent_value(s, s.loops_of(info.name)[-2]) or 64)
+        most = max(LEAST_BAND, int(0.75 * self.target.l1_bytes) // row_bytes - 2)
+        divisors = [d for d in range(1, rows + 1) if rows % d == 0 and d <= most]
+        if divisors[-1] < min(LEAST_BAND, rows):
+            divisors = [rows]
+        band, inside = s.split(self.bands, divisors[-1])
+        return [band], [inside]
+
+    def _set_parallel(self, leading: list[str], inside: list[str], guarded: list[str]) -> None:
+        s = self.s
+        info = block_info(s, self.name)
+        depth = driving_loops(info, list(s.loops_of(self.name)), info.reduction_axes)
+        work = self.tile.rows * self.tile.vectors * self.tile.lanes * min(known_product(s, depth, 16), 256) // 2
+        free = list(leading)
+        rest = list(inside)
+        while rest and not self.before and rest[0] not in guarded:
+            free.append(rest.pop(0))
+        if not free and rest:
+            free.append(rest.pop(0))
+        if free:
+            set_parallel(s, free, work * known_product(s, rest, 8))
+
+    def _finish_sum(self, anchor: str | None) -> None:
+        s, tile = self.s, self.tile
+        info = block_info(s, self.name)
+        loops = list(s.loops_of(self.name))
+        inside = loops[loops.index(anchor) + 1 :] if anchor is not None else loops
+        depth = driving_loops(info, inside, info.reduction_axes)
+        spatial = [loop for loop in inside if loop not in depth]
+        unit = [loop for loop in spatial if extent_value(s, loop) == 1]
+        tiled = [loop for loop in spatial if loop not in unit]
+        if not tiled or known_product(s, tiled, 1 << 20) > 64 * tile.lanes:
+            if depth:
+                s.decompose_reduction(self.name, depth[0])
+            return
+        s.reorder(*unit, *depth, *tiled)
+        last = extent_value(s, tiled[-1])
+        if last is not None and last > tile.lanes:
+            blocks, lane = s.split(tiled[-1], tile.lanes)
+            s.vectorize(lane)
+            s.unroll(blocks)
+        else:
+            s.vectorize(tiled[-1])
+        for loop in tiled[:-1]:
+            s.unroll(loop)
+        taps = extent_value(s, depth[-1])
+        if taps is not None and taps <= LONGEST_UNROLLED and tile.rows > 1:
+            s.unroll(depth[-1])
+        s.decompose_reduction(self.name, depth[0])
+        s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _finish_padding(self, band: str | None) -> None:
+        s = self.s
+        for name in reversed(self.before):
+            if band is None:
+                schedule_block(s, name, self.target)
+                continue
+            try:
+                s.compute_at(name, band)
+            except ScheduleError:
+                schedule_block(s, name, self.target)
+                continue
+            vectorize_loop(s, s.loops_of(name)[-1], lanes_for(block_info(s, name), self.target))
