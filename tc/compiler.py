@@ -36,6 +36,7 @@ from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import find_attention
 from tc.passes.graph.fold_constants import fold_constants
 from tc.passes.graph.fuse_ops import fuse_ops
+from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.loop.compact_buffers import compact_buffers
@@ -178,6 +179,7 @@ def run_stages(
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module)
         graph = convert_layout(graph, block=target.lanes(32))
+        graph = remove_dead_code(pack_matmul(graph, block=target.lanes(32)))
         fused = fuse_ops(graph)
     with watch.time("lower"):
         lowered = lower_primitives(fused)

@@ -341,15 +341,23 @@ def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types:
     block = rhs.shape[2]
     out_type = types[0]
     sum_dtype = _accumulator(out_type.dtype)
+    rows = lhs.shape[:-1]
+    joint = (simplify(product(rows)),) if len(rows) > 1 else rows  # tiles of rows run on from one batch to the next
 
     def body(*axes: Expr) -> Expr:
-        *rows, j, k = axes
-        return cast(lhs[(*rows, k)], sum_dtype) * cast(rhs[j // block, k, j % block], sum_dtype)
+        *row, j, k = axes
+        places = unravel(row[0], rows) if len(rows) > 1 else tuple(row)
+        return cast(lhs[(*places, k)], sum_dtype) * cast(rhs[j // block, k, j % block], sum_dtype)
 
-    total = te.reduce("sum", out_type.shape, (lhs.shape[-1],), body, "matmul")
-    if total.dtype == out_type.dtype:
+    total = te.reduce("sum", (*joint, out_type.shape[-1]), (lhs.shape[-1],), body, "matmul")
+    if total.dtype == out_type.dtype and len(rows) < 2:
         return total
-    return te.compute(out_type.shape, lambda *axes: cast(total[axes], out_type.dtype), "rounded")
+
+    def finish(*axes: Expr) -> Expr:
+        row = (ravel(axes[:-1], rows),) if rows else ()
+        return cast(total[(*row, axes[-1])], out_type.dtype)
+
+    return te.compute(out_type.shape, finish, "rounded")
 
 
 register(

@@ -1,0 +1,101 @@
+"""Give the right operand of a matrix product the layout that its kernel reads: panels of one vector of columns, [n / b, k, b].
+
+Literals are packed at compile time, transposed ones too. Another right operand is packed by a kernel of its own, if enough rows
+share it.
+Source: packing as in Goto and van de Geijn (2008).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tc.ir.dtype import f32
+from tc.ir.expr import Const, is_const
+from tc.ir.graph import Atom
+from tc.ir.module import IRModule
+from tc.ir.types import TensorType, tensor_type
+from tc.ops.build import GraphBuilder
+from tc.passes.graph.convert_layout import block_axes
+from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
+from tc.passes.manager import graph_pass
+
+LEAST_SHARED_ROWS = 48
+"""From so many rows on, packing an operand that is not a literal pays."""
+
+LEAST_COLUMNS = 8
+"""With fewer columns most of a panel would be empty."""
+
+
+@graph_pass
+def pack_matmul(module: IRModule, *, block: int = 16) -> IRModule:
+    """Replace matrix products by products with a packed right operand, in panels of `block` columns."""
+    return rewrite_module(module, matmul_rules(block))
+
+
+def matmul_rules(block: int) -> tuple[Rule, ...]:
+    """The rewrite rules for panels of `block` columns."""
+
+    def pack_literal(b: GraphBuilder, m: Match) -> Atom:
+        return _packed(b, m, b.const(block_axes(m.value("w").T, (0,), block)), m.value("w").shape[1])
+
+    def pack_transposed(b: GraphBuilder, m: Match) -> Atom:
+        return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
+
+    def pack_value(b: GraphBuilder, m: Match) -> Atom:
+        columns = b.call("transpose", m.w, perm=(1, 0), span=m.call("matmul").span)
+        panels = b.call("block", columns, axis=0, block=block, span=m.call("matmul").span)
+        return _packed(b, m, panels, int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
+
+    return (
+        Rule(
+            "a product with a literal, packed",
+            op("matmul", any_("x"), const_("w"), name="matmul"),
+            pack_literal,
+            when=lambda m: _can_pack(m, 1),
+            example=lambda b: b.call("matmul", _x(b, 3, 20), b.const(_w(20, 10))),
+            inexact=True,
+        ),
+        Rule(
+            "a product with a transposed literal, packed",
+            op("matmul", any_("x"), op("transpose", const_("w"), name="transpose"), name="matmul"),
+            pack_transposed,
+            when=lambda m: _can_pack(m, 0) and tuple(m.attrs("transpose").perm or (1, 0)) == (1, 0),
+            example=lambda b: b.call("matmul", _x(b, 3, 20), b.call("transpose", b.const(_w(10, 20)), perm=(1, 0))),
+            inexact=True,
+        ),
+        Rule(
+            "a product of many rows, packed",
+            op("matmul", any_("x"), any_("w"), name="matmul"),
+            pack_value,
+            when=lambda m: _can_pack(m, 1) and _has_many_rows(m),
+            example=lambda b: b.call("matmul", _x(b, 64, 20), b.param("w", tensor_type((20, 10), f32))),
+            inexact=True,
+        ),
+    )
+
+
+def _packed(b: GraphBuilder, m: Match, panels: Atom, columns: int) -> Atom:
+    return b.call("matmul_packed", m.x, panels, columns=columns, span=m.call("matmul").span)
+
+
+def _can_pack(m: Match, column_axis: int) -> bool:
+    x, w = m.type_of("x"), m.type_of("w")
+    columns = w.shape[column_axis] if w.rank == 2 else None
+    return x.rank > 0 and x.dtype is f32 and isinstance(columns, Const) and int(columns.value) >= LEAST_COLUMNS
+
+
+def _has_many_rows(m: Match) -> bool:
+    x: TensorType = m.type_of("x")
+    rows = 1
+    for dim in x.shape[:-1]:
+        rows *= int(dim.value) if isinstance(dim, Const) else 1
+    depth = m.type_of("w").shape[0]
+    return rows >= LEAST_SHARED_ROWS and is_const(depth)
+
+
+def _x(b: GraphBuilder, *shape: int) -> Atom:
+    return b.param("x", tensor_type(shape, f32))
+
+
+def _w(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
