@@ -179,7 +179,7 @@ def run_stages(
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module)
         graph = convert_layout(graph, block=target.lanes(32))
-        graph = remove_dead_code(pack_matmul(graph, block=target.lanes(32)))
+        graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
         fused = fuse_ops(graph)
     with watch.time("lower"):
         lowered = lower_primitives(fused)

@@ -1,4 +1,4 @@
-"""Give the right operand of a matrix product the layout that its kernel reads: panels of one vector of columns, [n / b, k, b].
+"""Give the right operand of a matrix product the layout that its kernel reads: panels of two vectors of columns, [n / b, k, b].
 
 Literals are packed at compile time, transposed ones too. Another right operand is packed by a kernel of its own, if enough rows
 share it.
@@ -22,27 +22,36 @@ from tc.passes.manager import graph_pass
 LEAST_SHARED_ROWS = 48
 """From so many rows on, packing an operand that is not a literal pays."""
 
+PANEL_VECTORS = 2
+"""Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
+
 LEAST_COLUMNS = 8
 """With fewer columns most of a panel would be empty."""
 
 
 @graph_pass
-def pack_matmul(module: IRModule, *, block: int = 16) -> IRModule:
-    """Replace matrix products by products with a packed right operand, in panels of `block` columns."""
-    return rewrite_module(module, matmul_rules(block))
+def pack_matmul(module: IRModule, *, lanes: int = 16) -> IRModule:
+    """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns."""
+    return rewrite_module(module, matmul_rules(lanes))
 
 
-def matmul_rules(block: int) -> tuple[Rule, ...]:
-    """The rewrite rules for panels of `block` columns."""
+def matmul_rules(lanes: int) -> tuple[Rule, ...]:
+    """The rewrite rules for vectors of `lanes` columns."""
+
+    def width(columns: int) -> int:
+        return lanes if columns <= lanes else PANEL_VECTORS * lanes
 
     def pack_literal(b: GraphBuilder, m: Match) -> Atom:
+        block = width(m.value("w").shape[1])
         return _packed(b, m, b.const(block_axes(m.value("w").T, (0,), block)), m.value("w").shape[1])
 
     def pack_transposed(b: GraphBuilder, m: Match) -> Atom:
+        block = width(m.value("w").shape[0])
         return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
 
     def pack_value(b: GraphBuilder, m: Match) -> Atom:
         columns = b.call("transpose", m.w, perm=(1, 0), span=m.call("matmul").span)
+        block = width(int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
         panels = b.call("block", columns, axis=0, block=block, span=m.call("matmul").span)
         return _packed(b, m, panels, int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
 

@@ -27,11 +27,7 @@ def partition_loops(func: PrimFunc) -> PrimFunc:
 
 def _partition(stmt: Stmt, facts: Facts) -> Stmt:
     if isinstance(stmt, For):
-        inner = facts.with_range(stmt.var, stmt.extent)
-        stmt = replace(stmt, body=_partition(stmt.body, inner))
-        if annotation(stmt, "partition"):
-            return _cut(stmt, facts)
-        return stmt
+        return _cut(stmt, facts) if annotation(stmt, "partition") else _inside(stmt, facts)
     changes = {}
     for name in ("body", "then_body", "else_body"):
         child = getattr(stmt, name, None)
@@ -42,23 +38,38 @@ def _partition(stmt: Stmt, facts: Facts) -> Stmt:
     return replace(stmt, **changes) if changes else stmt
 
 
+def _inside(loop: For, facts: Facts) -> For:
+    return replace(loop, body=_partition(loop.body, facts.with_range(loop.var, loop.extent)))
+
+
 def _cut(loop: For, facts: Facts) -> Stmt:
+    """Cut one loop, before the loops inside of it: in the first part their guards may be gone."""
     plain = replace(loop, annotations=tuple(item for item in loop.annotations if item[0] != "partition"))
     limit = _safe_iterations(plain, facts)
     if limit is None or prove(limit >= loop.extent, facts) is True:
-        return plain
+        return _inside(plain, facts)
     limit = simplify(maximum(minimum(limit, loop.extent), 0), facts)
     first = replace(plain, extent=limit)
     rest_extent = simplify(loop.extent - limit, facts)
     copy = fresh_binders(replace(plain, extent=rest_extent))
     moved = substitute(copy.body, {copy.var: copy.var + limit})
-    rest: Stmt = replace(copy, body=moved)
+    rest: For = _trimmed(replace(copy, body=moved), facts)
     inside = facts.with_range(first.var, limit)
     cleaned = _assume_guards(first.body, first.var)
-    first = replace(first, body=simplify_statement(cleaned, inside))
+    first = _inside(replace(first, body=simplify_statement(cleaned, inside)), facts)
     if loop.kind is LoopKind.PARALLEL:
-        rest = replace(rest, kind=LoopKind.SERIAL)  # type: ignore[type-var]
+        rest = replace(rest, kind=LoopKind.SERIAL)
+    inner = facts.with_range(rest.var, rest.extent)
+    rest = replace(rest, body=_partition(simplify_statement(rest.body, inner), inner))
     return seq(simplify_statement(first, facts), simplify_statement(rest, facts))
+
+
+def _trimmed(loop: For, facts: Facts) -> For:
+    """Without the last iterations in which a guard around everything is false whatever the loops inside do."""
+    limit = _iterations(loop, facts, safe=False)
+    if not isinstance(limit, Const) or not isinstance(loop.extent, Const):
+        return loop
+    return replace(loop, extent=const(max(0, min(limit.value, loop.extent.value))))
 
 
 def _guards(loop: For) -> list[tuple[Expr, tuple[For, ...]]]:
@@ -87,6 +98,11 @@ def _conjuncts(condition: Expr) -> list[Expr]:
 
 def _safe_iterations(loop: For, facts: Facts) -> Expr | None:
     """How many first iterations satisfy every guard; None when there is no guard of the known form."""
+    return _iterations(loop, facts, safe=True)
+
+
+def _iterations(loop: For, facts: Facts, *, safe: bool) -> Expr | None:
+    """How many first iterations satisfy every guard: for all iterations of the loops inside (`safe`), or for any of them."""
     limit: Expr | None = None
     for condition, loops in _guards(loop):
         if not isinstance(condition, (Lt, Le)):
@@ -106,11 +122,11 @@ def _safe_iterations(loop: For, facts: Facts) -> Expr | None:
                 continue
             if not isinstance(coefficient, Const):
                 return None
-            if coefficient.value < 0:
+            if (coefficient.value < 0) == safe:
                 rest = rest + coefficient * (inner.extent - 1)
         # own * i + rest >= 0  <=>  i <= rest / -own  <=>  i < rest // -own + 1
         bound = rest // const(-own.value) + 1
-        limit = bound if limit is None else minimum(limit, bound)
+        limit = bound if limit is None else minimum(limit, bound) if safe else maximum(limit, bound)
     return None if limit is None else simplify(limit, facts)
 
 

@@ -24,6 +24,12 @@ from tc.target import Target
 DEPTH_UNROLL = 2
 """Steps of the sum per iteration of the innermost loop."""
 
+ALIASING_BYTES = 4096
+"""Addresses at a multiple of this distance share one set of the first-level cache."""
+
+LEAST_SHARED_COLUMNS = 256
+"""Columns that must use a packed lhs for the copy to pay."""
+
 BAND_BYTES_OF_L2 = 0.4
 """How much of the second-level cache the padded input of one band of rows may take."""
 
@@ -123,13 +129,16 @@ def _tile(
         blocks = extent_value(schedule, roles.blocks)
     else:
         blocks = None if columns is None else -(-columns // lanes)
-    tile = choose_tile(row_count, outer_rows, blocks, lanes, target.num_vector_registers, roles.vectors_divide)
+    panel = max(1, (_depth_block(contraction.rhs, contraction.columns) or lanes) // lanes) if roles.blocks is None else 1
+    tile = choose_tile(
+        row_count, outer_rows, blocks, lanes, target.num_vector_registers, roles.vectors_divide, panel
+    )
     plan = _Plan(schedule, contraction, name, final, roles, rows, tile, target)
     plan.split()
     plan.order(before)
     plan.finish_final()
     plan.finish_sum()
-    plan.finish_padding(before)
+    plan.finish_padding(before or plan.before)
 
 
 class _Plan:
@@ -147,7 +156,9 @@ class _Plan:
         target: Target,
     ) -> None:
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
+        self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, rows, tile, target
+        self.before: list[str] = []
         self.guarded: list[str] = []
         self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
         self.row_tiles: list[str] = []
@@ -194,6 +205,10 @@ class _Plan:
         s = self.s
         others = [*self.roles.others, *self.rows[:-2]]
         bands = self._banded() if before else self.bands
+        packed = self._pack_lhs() if not before else None
+        if packed is not None:
+            before = self.before = [packed]
+            bands = self._packed_bands()
         band_rows = [loop for loop in self.bands if loop not in bands] if before else []
         if self._columns_outermost(others, bands):
             outer = [self.column_tiles, *others, *bands, *band_rows, *self.row_tiles]
@@ -209,6 +224,43 @@ class _Plan:
         if before and not self._pad_at_band(before):
             self.padding_place = None
         self._set_parallel(parallel, outer)
+
+    def _pack_lhs(self) -> str | None:
+        """Copy the lhs into blocks of depth, [k / b, row, b], if its rows lie at distances that evict each other; the copy's block."""
+        lhs = self.contraction.lhs
+        row, depth = lhs.indices[-2:] if len(lhs.indices) == 2 else (None, None)
+        if row not in self.contraction.rows or depth not in self.contraction.depth or len(self.row_tiles) != 1:
+            return None
+        pitch = lhs.buffer.shape[-1]
+        if not isinstance(pitch, Const) or int(pitch.value) * lhs.buffer.dtype.size_bytes % ALIASING_BYTES:
+            return None
+        columns = known_product(self.s, [self.column_tiles], 8) * self.tile.columns
+        if self.tile.rows < 4 or columns < LEAST_SHARED_COLUMNS:
+            return None
+        block = self.tile.lanes
+        name = self.s.cache_read(self.name, lhs.buffer.name, "global", f"i, k -> k // {block}, i, k % {block}")
+        self.lhs_name = next(load.buffer.name for load in block_info(self.s, self.name).reads if load.buffer.name.startswith(name))
+        return name
+
+    def _packed_bands(self) -> list[str]:
+        """Cut the loop over tiles of rows so that the packed rows of one band fit the cache; the band loop."""
+        loop = self.row_tiles[0]
+        count = extent_value(self.s, loop)
+        if count is None:
+            self.bands, self.row_tiles = [loop], []
+            return [loop]
+        guarded = loop in self.guarded
+        count = max(1, count - guarded)  # whole tiles: the last one, if cut short, is peeled and becomes a band of its own
+        tile_bytes = self.tile.rows * max(1, self._lhs_bytes() // max(1, count * self.tile.rows))
+        most = max(1, int(self.target.l2_bytes * BAND_BYTES_OF_L2) // tile_bytes)
+        size = max(d for d in range(1, count + 1) if count % d == 0 and d <= most and (count // d >= self.target.cores or d == 1))
+        band, inside = self.s.split(loop, size)
+        if guarded:
+            self.guarded.append(band)
+            self._guard(inside)
+            self.s.annotate_loop(band, "partition", 1)
+        self.bands, self.row_tiles = [band], [inside]
+        return [band]
 
     def _banded(self) -> list[str]:
         """With padding: cut the rows of the image into bands whose padded input fits the cache; the band loop."""
@@ -324,7 +376,9 @@ class _Plan:
         s = self.s
         if not depth:
             return depth
-        block = _depth_block(self.contraction.lhs)
+        info = block_info(s, self.name)
+        loads = [load for load in info.reads if load.buffer.name == self.lhs_name]
+        block = _depth_block(loads[0], info.reduction_axes) if loads else None
         first = depth[0]
         extent = extent_value(s, first)
         if block is not None and extent is not None:
@@ -376,11 +430,11 @@ class _Plan:
                 schedule_block(s, name, self.target)
 
 
-def _depth_block(lhs: Load) -> int | None:
-    """The block size when the lhs is read at k // block and k % block."""
-    for index in lhs.indices:
+def _depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
+    """The block size b when a load is at k // b and k % b for one of `axes`."""
+    for index in load.indices:
         for node in walk(index):
-            if isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and isinstance(node.lhs, Var):
+            if isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and node.lhs in axes:
                 return int(node.rhs.value)
     return None
 

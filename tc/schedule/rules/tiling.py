@@ -13,6 +13,9 @@ FMA_LATENCY = 4.0
 L2_CYCLES_PER_VECTOR = 1.6
 """What one vector of the rhs costs when it comes from the second-level cache."""
 
+PREFERRED_VECTORS = 2
+"""Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
+
 TYPICAL_ROWS = 61
 """What a symbolic number of rows is taken to be."""
 
@@ -49,19 +52,25 @@ def cycles_per_step(rows: int, vectors: int) -> float:
 
 @lru_cache(maxsize=4096)
 def choose_tile(
-    rows: int | None, outer_rows: int, blocks: int | None, lanes: int, registers: int, vectors_divide: int = 0
+    rows: int | None,
+    outer_rows: int,
+    blocks: int | None,
+    lanes: int,
+    registers: int,
+    vectors_divide: int = 0,
+    panel: int = 1,
 ) -> Tile:
     """The tile of the least total cycles over `outer_rows` x `rows` rows and `blocks` vectors of columns (None: symbolic).
 
     Accumulators, the vectors of the rhs and one broadcast must fit the registers. Leftover rows and vectors run as smaller
     tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
-    divides it.
+    divides it. `panel` vectors of the rhs lie side by side; a tile takes whole panels, or a part of one.
     """
-    best: tuple[float, int] | None = None
+    best: tuple[float, int, int] | None = None
     found = Tile(1, 1, lanes)
     row_count, block_count = rows or TYPICAL_ROWS, blocks or 16
     for vectors in range(1, min(8, block_count) + 1):
-        if vectors_divide and vectors_divide % vectors:
+        if (vectors_divide and vectors_divide % vectors) or (vectors % panel and panel % vectors):
             continue
         most = (registers - vectors - 1) // vectors if vectors > 1 else registers - 2
         for height in range(1, min(most, row_count) + 1):
@@ -70,7 +79,7 @@ def choose_tile(
             whole = height == row_count and rows is not None
             for outer in range(1, min(outer_rows, most // height) + 1) if whole else (1,):
                 cost = _total_cycles(row_count, outer_rows, block_count, height, outer, vectors)
-                key = (cost, -height * outer * vectors)
+                key = (cost, abs(vectors - PREFERRED_VECTORS), -height * outer)
                 if best is None or key < best:
                     best, found = key, Tile(height, vectors, lanes, outer)
     return found
