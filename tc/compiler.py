@@ -40,6 +40,7 @@ from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.loop.compact_buffers import compact_buffers
+from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
@@ -129,7 +130,7 @@ def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
     func = simplify_loops(lower_blocks(func))
     func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
-    func = partition_loops(func)
+    func = hoist_guards(partition_loops(func))
     return lift_workspace(simplify_loops(func), threads=threads)
 
 

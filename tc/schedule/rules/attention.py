@@ -198,10 +198,13 @@ def _schedule_tiles(
         schedule.compute_at(whole, tile_loop)
         schedule.compute_at(name, _inside(schedule, whole, tile_loop)[0])
     schedule.compute_at(chain.masked, tile_loop)
+    for name in (chain.masked, chain.powers):
+        _interleave_rows(schedule, name, lanes)
     _tile_scores(schedule, chain, tile_loop, lanes)
     for name, reader in ((chain.total, chain.inverse), (chain.top, chain.powers)):
         reduce_along(schedule, name, _inside(schedule, reader, tile_loop)[0], target)
     _in_vectors(schedule, chain.powers, lanes)
+    _split_keys(schedule, chain.weighted, lanes)
     _register_tile(schedule, chain.weighted, block, lanes)
     _finish_block(schedule, [rows_inside, columns_inside], lanes)
 
@@ -220,13 +223,18 @@ def _share(schedule: Schedule, chain: Chain, lead: list[str], tile_loop: str, ro
     heads = known_product(schedule, lead, SHARES)
     tiles = extent_value(schedule, tile_loop)
     outer = list(lead)
-    if heads < SHARES and (tiles is None or tiles > 1):
-        part = 8 if tiles is None else max(1, tiles * heads // SHARES)
-        share, tile_loop = schedule.split(tile_loop, part)
+    if heads < SHARES and tiles is not None and tiles > 1:
+        share, tile_loop = schedule.split_overlapped(tile_loop, _tiles_per_task(tiles, -(-SHARES // heads)))
         outer.append(share)
-    work = rows * (tiles or 8) * 1024
-    set_parallel(schedule, outer, work)
+    set_parallel(schedule, outer, rows * (extent_value(schedule, tile_loop) or 8) * 1024)
     return tile_loop
+
+
+def _tiles_per_task(tiles: int, wanted: int) -> int:
+    """Cut tiles into at least `wanted` tasks, or one each, so that few tiles are done twice."""
+    counts = range(min(wanted, tiles), min(2 * wanted, tiles) + 1)
+    best = min(counts, key=lambda count: count * -(-tiles // count))
+    return -(-tiles // best)
 
 
 def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -> None:
@@ -263,6 +271,15 @@ def _tile_scores(schedule: Schedule, chain: Chain, tile_loop: str, lanes: int) -
     _finish_block(schedule, [row, columns_inside], lanes)
 
 
+def _interleave_rows(schedule: Schedule, name: str, lanes: int) -> None:
+    """Let a vector of one row lie beside those of other rows: rows a power of two apart would share few lines of the cache."""
+    (buffer,) = _info(schedule, name).written_buffers
+    names = [f"a{d}" for d in range(len(buffer.shape))]
+    *lead, row, column = names
+    parts = [*lead, f"{column} // {lanes}", row, f"{column} % {lanes}"]
+    schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(parts)}")
+
+
 def _inside(schedule: Schedule, name: str, anchor: str) -> list[str]:
     """The loops of a block inside `anchor` that have more than one iteration."""
     loops = list(schedule.loops_of(name))
@@ -283,6 +300,12 @@ def _register_tile(schedule: Schedule, name: str, anchor: str, lanes: int) -> No
     if depth:
         schedule.decompose_reduction(name, depth[0])
     schedule.set_scope(info.writes[0].buffer.name, "register")
+
+
+def _split_keys(schedule: Schedule, name: str, lanes: int) -> None:
+    """The sum over keys in steps of a vector, in which scores lie together."""
+    outer, _ = schedule.split(schedule.loops_of(name)[-1], lanes)
+    schedule.annotate_loop(outer, "partition", 1)
 
 
 def _finish_block(schedule: Schedule, tiled: list[str], lanes: int) -> None:
@@ -322,19 +345,12 @@ def _schedule_few_rows(
     names = (chain.weighted, chain.inverse, chain.total, chain.powers, chain.top, chain.masked)
     for name in names:
         schedule.compute_at(name, anchor)
-    (keys,) = _inside(schedule, chain.masked, anchor)[-1:]
-    block, keys_inside = schedule.split(keys, lanes)
-    schedule.annotate_loop(block, "partition", 1)
-    schedule.compute_at(chain.scores, block)
-    schedule.vectorize(keys_inside)
-    _dot_products(schedule, chain, block, target)
+    (key,) = _inside(schedule, chain.masked, anchor)[-1:]
+    schedule.compute_at(chain.scores, key)
+    reduce_along(schedule, chain.scores, key, target, accumulators=1)
     for name in (chain.top, chain.total):
         reduce_along(schedule, name, anchor, target)
     _in_vectors(schedule, chain.powers, lanes)
     _register_tile(schedule, chain.weighted, anchor, lanes)
     _finish_block(schedule, [column], lanes)
 
-
-def _dot_products(schedule: Schedule, chain: Chain, anchor: str, target: Target) -> None:
-    """Each score on its own, the depth along the lanes."""
-    reduce_along(schedule, chain.scores, anchor, target)

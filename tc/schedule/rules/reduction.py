@@ -123,15 +123,17 @@ def _reduction_loops(info: BlockInfo, loops: list[str]) -> list[str]:
     return [loop for loop in loops if loop in driving]
 
 
-def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target) -> None:
-    """Reduce along the lanes of vectors, for a block inside the loop `anchor`."""
+def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target, accumulators: int = ACCUMULATORS) -> None:
+    """Reduce along the lanes of at most `accumulators` vectors, for a block inside the loop `anchor`."""
     info = _info(schedule, name)
     loops = list(schedule.loops_of(name))
     inside = [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
-    _reduce_along_lanes(schedule, info, inside, target)
+    _reduce_along_lanes(schedule, info, inside, target, accumulators)
 
 
-def _reduce_along_lanes(schedule: Schedule, info: BlockInfo, inside: list[str], target: Target) -> None:
+def _reduce_along_lanes(
+    schedule: Schedule, info: BlockInfo, inside: list[str], target: Target, most: int = ACCUMULATORS
+) -> None:
     """Partial results in the lanes of a few vectors; at the end these are combined as a tree."""
     depth = _reduction_loops(info, inside)
     if not depth:
@@ -143,7 +145,7 @@ def _reduce_along_lanes(schedule: Schedule, info: BlockInfo, inside: list[str], 
         schedule.decompose_reduction(info.name, depth[0])
         return
     along = schedule.fuse(*depth) if len(depth) > 1 and nested else depth[-1]
-    accumulators = _accumulators(extent_value(schedule, along), lanes)
+    accumulators = _accumulators(extent_value(schedule, along), lanes, most)
     width = lanes * accumulators
     out, inner = schedule.split(along, width)
     extent = extent_value(schedule, out)
@@ -167,12 +169,12 @@ def _reduce_along_lanes(schedule: Schedule, info: BlockInfo, inside: list[str], 
         schedule.set_scope(buffer.name, "register")
 
 
-def _accumulators(extent: int | None, lanes: int) -> int:
+def _accumulators(extent: int | None, lanes: int, most: int) -> int:
     """Vectors that are summed into at once: as many as hide latency, a power of two, none of them idle."""
     if extent is None:
-        return ACCUMULATORS
+        return most
     found = 1
-    while found < ACCUMULATORS and extent >= 2 * found * lanes:
+    while found < most and extent >= 2 * found * lanes:
         found *= 2
     return found
 
