@@ -51,13 +51,17 @@ def load_tc(model: Path, threads: int) -> Runtime:
     start = time.perf_counter()
     compiled = tc.compile(str(model), threads=threads)
     seconds = time.perf_counter() - start
-    return Runtime(
-        "tc",
-        tc.__version__,
-        seconds,
-        run=lambda arrays: list(compiled.run(dict(arrays)).values()),
-        bind=lambda arrays: lambda: compiled.run(arrays),
-    )
+
+    def bind(arrays: Arrays) -> Step:
+        """As for the peers, outputs go to arrays allocated once, of the shapes of a first run, unless data decide these."""
+        out = tuple(compiled.run(dict(arrays)).values())
+        try:
+            compiled(arrays, out=out)
+        except _import("tc.errors").InputError:
+            return lambda: compiled(arrays)
+        return lambda: compiled(arrays, out=out)
+
+    return Runtime("tc", tc.__version__, seconds, lambda arrays: list(compiled.run(dict(arrays)).values()), bind)
 
 
 def load_onnxruntime(model: Path, threads: int) -> Runtime:

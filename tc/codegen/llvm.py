@@ -244,13 +244,20 @@ class _Emitter:
     def _combined(self, loop: For, count: int) -> bool:
         """A loop that folds numbers into one place, as a tree: halves of a vector are combined until one number is left.
 
-        False when the loop is not of the form `A[i] = A[i] op x`, with x in memory one number after the other.
+        False when the loop is not of the form `A[i] = A[i] op x`, with x in memory one number after the other. Select
+        stands for the larger of two numbers where NaN does not count.
         """
         store = loop.body
-        if not isinstance(store, Store) or not isinstance(store.value, (Add, Mul, Min, Max)):
+        if not isinstance(store, Store):
             return False
         state = Load(store.buffer, store.indices)
-        operation, old, new = type(store.value), store.value.lhs, store.value.rhs
+        match store.value:
+            case Select(condition=Lt(lhs=old, rhs=new), true_value=kept) if kept is new and store.value.false_value is old:
+                operation: type[Expr] = Select
+            case Add(lhs=old, rhs=new) | Mul(lhs=old, rhs=new) | Min(lhs=old, rhs=new) | Max(lhs=old, rhs=new):
+                operation = type(store.value)
+            case _:
+                return False
         folds = old is state and isinstance(new, Load) and any(n is loop.var for i in new.indices for n in walk(i))
         if not folds or not new.dtype.is_float or any(n is loop.var for i in store.indices for n in walk(i)):
             return False
@@ -895,6 +902,8 @@ class _Emitter:
         """
         if operation in _FLOAT_OPS:
             return self.b.binary(_FLOAT_OPS[operation], a, b)
+        if operation is Select:
+            return self.b.select(self.b.compare("fcmp olt", a, b), b, a)
         if operation not in (Min, Max):
             raise CodegenError(f"{operation.__name__} is not defined for floats")
         chosen = self.b.select(self.b.compare("fcmp ult" if operation is Min else "fcmp ugt", a, b), a, b)

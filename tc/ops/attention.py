@@ -163,7 +163,8 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
 
     scores = te.reduce("sum", (*lead, rows, columns), (depth,), product, "scores")
     masked = te.compute(scores.shape, lambda *axes: _stepped(scores[axes], axes, tensors[3:], attrs), "masked")
-    top = te.reduce("max", (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
+    # a NaN that the maximum passes over reaches the sum through its own exponential
+    top = te.reduce("max_number", (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
     powers = te.compute(scores.shape, lambda *axes: call("exp", masked[axes] - top[axes[:-1]]), "powers")
     total = te.reduce("sum", (*lead, rows), (columns,), lambda *axes: powers[axes], "total")
 

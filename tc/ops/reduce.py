@@ -284,7 +284,8 @@ _register_arg("argmin", "argmin", np.argmin)
 
 def _softmax_parts(x: Tensor, axis: int, dtype: DType) -> tuple[Tensor, Tensor, Callable[[Sequence[Expr]], list[Expr]]]:
     """(max over the axis, sum of exp(x - max)), and how to index them."""
-    top = reduce_stage("max", x, (axis,), True, lambda value: cast(value, dtype), "softmax_max")
+    # a NaN that the maximum passes over reaches the sum through its own exponential
+    top = reduce_stage("max_number", x, (axis,), True, lambda value: cast(value, dtype), "softmax_max")
 
     def pinned(places: Sequence[Expr]) -> list[Expr]:
         return [const(0) if d == axis else place for d, place in enumerate(places)]
@@ -301,8 +302,9 @@ def _compute_softmax(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]
     axis = normalize_axis(attrs.axis, len(x.shape), "softmax")
     _, powers, pinned = _softmax_parts(x, axis, sum_dtype(x.dtype))
     total = reduce_stage("sum", powers, (axis,), True, lambda value: value, "softmax_sum")
+    share = te.compute(total.shape, lambda *places: const(1.0, total.dtype) / total[places], "softmax_share")
     return te.compute(
-        x.shape, lambda *places: cast(powers[places] / total[tuple(pinned(places))], x.dtype), "softmax"
+        x.shape, lambda *places: cast(powers[places] * share[tuple(pinned(places))], x.dtype), "softmax"
     )
 
 

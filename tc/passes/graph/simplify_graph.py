@@ -124,34 +124,6 @@ def _batch_norm_alone(b: GraphBuilder, m: Match) -> Atom:
 _BN_LITERALS = (const_("scale"), const_("shift"), const_("mean"), const_("var"))
 
 
-# -- normalizations spelled out
-
-
-def _layer_norm(b: GraphBuilder, m: Match) -> Atom | None:
-    """x - mean(x), divided by sqrt(mean of its square + epsilon), over the last axis."""
-    rank = m.type_of("x").rank
-    for name in ("mean", "variance"):
-        attrs = m.attrs(name)
-        axes = attrs.axes
-        if axes is None or not attrs.keepdims or [a % rank for a in axes] != [rank - 1]:
-            return None
-    if m.value("epsilon").size != 1 or not _is_value(m, "two", 2.0):
-        return None
-    return b.call("layer_norm", m.x, axis=-1, epsilon=float(m.value("epsilon").reshape(())))
-
-
-_CENTRED = op("sub", any_("x"), op("mean", any_("x"), name="mean"), name="centred")
-_VARIANCE = op("mean", op("pow", _CENTRED, const_("two")), name="variance")
-_SPREAD = op("sqrt", op("add", _VARIANCE, const_("epsilon"), name="shifted", commutes=True))
-
-
-def _example_layer_norm(b: GraphBuilder) -> Atom:
-    x = _x(b, 3, 8)
-    centred = b.call("sub", x, b.call("mean", x, axes=(-1,)))
-    variance = b.call("mean", b.call("pow", centred, b.const(np.float32(2.0))), axes=(-1,))
-    return b.call("div", centred, b.call("sqrt", b.call("add", variance, b.const(np.float32(1e-5)))))
-
-
 GRAPH_RULES = (
     Rule(
         "a reshape to the same shape",
@@ -277,12 +249,4 @@ GRAPH_RULES = (
         example=lambda b: b.call("batch_norm", _x(b, 2, 4, 3), *(_c(b, 4, seed=k) for k in range(4))),
         inexact=True,
     ),
-    Rule(
-        "layer normalization, spelled out",
-        op("div", _CENTRED, _SPREAD),
-        _layer_norm,
-        example=_example_layer_norm,
-        inexact=True,
-    ),
 )
-

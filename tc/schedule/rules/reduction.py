@@ -13,6 +13,9 @@ from tc.target import Target
 ACCUMULATORS = 4
 """Vectors that a row reduction sums into at once, to hide the latency of additions."""
 
+FEW_VECTORS = 8
+"""Vectors of a row that are taken one after the other without a loop."""
+
 
 def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     """Run rows in parallel; inside a row, all stages one after the other, each in vectors."""
@@ -110,6 +113,15 @@ def _vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
     schedule.vectorize(inner)
     if extent is None or extent % lanes:
         schedule.annotate_loop(out, "partition", 1)
+    else:
+        _unroll_few(schedule, out)
+
+
+def _unroll_few(schedule: Schedule, loop: str) -> None:
+    """Unroll a loop of few vectors: a short row then stays in registers from stage to stage."""
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent <= FEW_VECTORS:
+        schedule.unroll(loop)
 
 
 def _reduction_loops(info: BlockInfo, loops: list[str]) -> list[str]:
@@ -155,6 +167,7 @@ def _reduce_along_lanes(
     schedule.reorder(*[loop for loop in chain if loop != inner], inner)
     schedule.annotate_loop(out, "partition", 1)
     schedule.decompose_reduction(partial, out)
+    _unroll_few(schedule, out)
     for each in (f"{partial}_init", partial):
         last = schedule.loops_of(each)[-1]
         if accumulators > 1:
@@ -197,7 +210,7 @@ def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | N
     extent = extent_value(schedule, last)
     if extent is not None and extent < 4:
         return None
-    width = lanes if extent is None or extent >= lanes else extent
+    width = lanes * _accumulators(extent, lanes, ACCUMULATORS) if extent is None or extent >= lanes else extent
     out, inner = schedule.split(last, width)
     guarded = extent is None or extent % width != 0
     if guarded:
@@ -212,11 +225,19 @@ def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | N
             schedule.compute_at(name, anchor)
         except ScheduleError:
             _schedule_one(schedule, name, target)
-    schedule.vectorize(inner)
+    _vectorize_tile(schedule, inner, lanes)
     for each in block_infos(schedule.func):
         if each.name != final and anchor in schedule.loops_of(each.name):
-            _vector_of_reductions(schedule, each, anchor, width)
+            _vector_of_reductions(schedule, each, anchor, width, lanes)
     return "column reduction"
+
+
+def _vectorize_tile(schedule: Schedule, loop: str, lanes: int) -> None:
+    """Vectorize a loop of a few vectors, these one after the other."""
+    if (extent_value(schedule, loop) or 0) > lanes:
+        vectors, loop = schedule.split(loop, lanes)
+        schedule.unroll(vectors)
+    schedule.vectorize(loop)
 
 
 def _reduces_contiguously(schedule: Schedule, final: str) -> bool:
@@ -232,7 +253,7 @@ def _reduces_contiguously(schedule: Schedule, final: str) -> bool:
     return True
 
 
-def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, width: int) -> None:
+def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, width: int, lanes: int) -> None:
     loops = list(schedule.loops_of(info.name))
     inside = loops[loops.index(anchor) + 1 :]
     depth = _reduction_loops(info, inside)
@@ -245,7 +266,12 @@ def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, widt
     lane = wide[-1]
     if depth:
         schedule.reorder(*[loop for loop in spatial if loop != lane], *depth, lane)
-    if extent_value(schedule, lane) is not None and (extent_value(schedule, lane) or 0) <= 4 * width:
+    extent = extent_value(schedule, lane)
+    if extent is not None and extent <= width:
+        _vectorize_tile(schedule, lane, lanes)
+        for buffer in info.written_buffers:
+            schedule.set_scope(buffer.name, "register")
+    elif extent is not None and extent <= 4 * width:
         schedule.vectorize(lane)
     if depth:
         schedule.decompose_reduction(info.name, depth[0])
