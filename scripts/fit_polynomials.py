@@ -5,6 +5,7 @@ Prints each polynomial's coefficients, lowest power first, and its largest relat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mpmath as mp
@@ -45,7 +46,12 @@ def main() -> None:
         return lambda x: mp.mpf(limit) if abs(x) < mp.mpf(10) ** -12 else f(x)
 
     half = float(mp.log(2) / 2)
-    show("exp: (exp(r) - 1 - r) / r^2", fit(near_zero(lambda r: (mp.exp(r) - 1 - r) / r**2, 0.5), lambda r: r * r, -half, half, 4))
+    show("exp: (exp(r) - 1) / r", fit(near_zero(lambda r: (mp.exp(r) - 1) / r, 1), lambda r: abs(r) / math.exp(r), -half, half, 5))
+    show("exp2: (2^r - 1) / r", fit(near_zero(lambda r: (mp.mpf(2) ** r - 1) / r, math.log(2)), lambda r: abs(r) / 2**r, -0.5, 0.5, 4))
+    show(
+        "normal_cdf: log2(1 - cdf(a)) in a",
+        fit(lambda a: mp.log(mp.erfc(a / mp.sqrt(2)) / 2, 2), lambda a: float(mp.erfc(a / mp.sqrt(2))), 0.0, 5.6, 8),
+    )
     show(
         "log: (log(1 + f) - f + f^2/2) / f^3",
         fit(near_zero(lambda f: (mp.log(1 + f) - f + f * f / 2) / f**3, 1 / 3), lambda f: f * f, -0.2929, 0.4143, 8),

@@ -34,7 +34,7 @@ from tc.passes.graph.convert_layout import convert_layout
 from tc.passes.graph.cse import share_common_subexpressions
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import find_attention
-from tc.passes.graph.find_norms import find_norms
+from tc.passes.graph.find_idioms import find_idioms
 from tc.passes.graph.fold_constants import fold_constants
 from tc.passes.graph.fuse_ops import fuse_ops
 from tc.passes.graph.pack_matmul import pack_matmul
@@ -123,7 +123,7 @@ def optimize_graph(module: IRModule) -> IRModule:
     module = simplify_graph(module)
     module = fold_constants(module)
     module = share_common_subexpressions(module)
-    module = find_norms(module)
+    module = find_idioms(module)
     module = find_attention(module)  # when equal values are one: what else uses the scores shows
     return remove_dead_code(module)
 

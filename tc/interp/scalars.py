@@ -171,6 +171,7 @@ _IN_FLOAT64: dict[str, Callable[..., Any]] = {
     "expm1": np.expm1,
     "tanh": np.tanh,
     "erf": lambda x: math.erf(x),
+    "normal_cdf": lambda x: 0.5 * math.erfc(-x * math.sqrt(0.5)),
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)) if x >= 0 or x != x else np.exp(x) / (1.0 + np.exp(x)),
     "sin": np.sin,
     "cos": np.cos,

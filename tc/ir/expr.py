@@ -297,7 +297,7 @@ class MathCall(Expr):
 
 MATH_CALLS: dict[str, int] = {
     **dict.fromkeys(
-        "exp exp2 log log2 log1p expm1 tanh erf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
+        "exp exp2 log log2 log1p expm1 tanh erf normal_cdf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
         "floor ceil round trunc abs sign isnan isinf bit_not".split(),
         1,
     ),
@@ -306,7 +306,8 @@ MATH_CALLS: dict[str, int] = {
     "thread_index": 0,
 }
 """Name -> number of arguments. `round` is half to even; `shift_right` is arithmetic for signed types. `thread_index` numbers the
-threads that run the iterations of a parallel loop, from 0: the same in one iteration, different in iterations that run at once."""
+threads that run the iterations of a parallel loop, from 0: the same in one iteration, different in iterations that run at once.
+`normal_cdf(x)` is (1 + erf(x / sqrt(2))) / 2, the weight of the normal distribution below x."""
 
 
 def const(value: Value, dtype: DType = i64) -> Const:

@@ -225,7 +225,7 @@ def _gelu(x: Expr, approximate: str) -> Expr:
     if approximate == "tanh":
         inner = (x + x * x * x * _c(0.044715, x)) * _c(math.sqrt(2 / math.pi), x)
         return x * _half(x) * (call("tanh", inner) + _c(1.0, x))
-    return x * _half(x) * (call("erf", x * _c(math.sqrt(0.5), x)) + _c(1.0, x))
+    return x * call("normal_cdf", x)
 
 
 def _np_gelu(x: np.ndarray, approximate: str) -> np.ndarray:

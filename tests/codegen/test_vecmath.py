@@ -106,5 +106,16 @@ def test_infinities_give_the_limits(name: str, expected: list[float]) -> None:
     np.testing.assert_array_equal(result, np.array(expected, np.float32))
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_the_normal_distribution_is_right_to_1e_7(native: bool) -> None:
+    values = np.concatenate([inputs("erf"), np.linspace(-8, 8, 4000), [np.inf, -np.inf]]).astype(np.float32)
+
+    actual = apply("normal_cdf", values, 16, native)
+
+    exact = np.array([0.5 * math.erfc(-x * math.sqrt(0.5)) for x in values.astype(np.float64)])
+    assert np.abs(actual - exact).max() <= 1e-7
+    assert np.isnan(apply("normal_cdf", np.full(16, np.nan, np.float32), 16, native)).all()
+
+
 def test_values_print_their_type() -> None:
     assert str(Value("%x", "float", 4)) == "<4 x float> %x"

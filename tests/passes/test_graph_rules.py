@@ -11,11 +11,11 @@ from tc.ir.module import IRModule
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES
-from tc.passes.graph.find_norms import NORM_RULES
+from tc.passes.graph.find_idioms import IDIOM_RULES
 from tc.passes.graph.rewrite import Rule, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES
 
-RULES = (*GRAPH_RULES, *ATTENTION_RULES, *NORM_RULES)
+RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES)
 
 
 def example_of(rule: Rule) -> IRModule:

@@ -1,7 +1,8 @@
-"""Normalisations that a model spells out, as the operators they are.
+"""Normalisations and activations that a model spells out, as the operators they are.
 
-The rules meet in the middle: `x / sqrt(mean(x * x) + e)` in each of its spellings is an RMS normalisation; one of values from
-which their mean was taken is a layer normalisation; a factor or term per element of the row is its scale or its bias.
+The rules for normalisations meet in the middle: `x / sqrt(mean(x * x) + e)` in each of its spellings is an RMS normalisation;
+one of values from which their mean was taken is a layer normalisation; a factor or term per element of the row is its scale
+or its bias.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from tc.passes.manager import graph_pass
 
 
 @graph_pass
-def find_norms(module: IRModule) -> IRModule:
-    """Make normalisations over the last axis one operator each; see NORM_RULES."""
-    return rewrite_module(module, NORM_RULES)
+def find_idioms(module: IRModule) -> IRModule:
+    """Make normalisations over the last axis, and gelu, one operator each; see IDIOM_RULES."""
+    return rewrite_module(module, IDIOM_RULES)
 
 
 _X = any_("x")
@@ -124,6 +125,37 @@ def _erf_of_product(b: GraphBuilder, m: Match) -> Atom:
     return b.call("erf", b.call("mul", m.x, b.const(inverse.astype(m.value("c").dtype))))
 
 
+# -- gelu: x / 2 * (1 + erf(x / sqrt(2)))
+
+
+_BELL = op("add", op("erf", op("mul", _X, const_("c"), commutes=True, name="inner")), const_("one"), commutes=True)
+_GELUS = {
+    "the half last": op("mul", op("mul", _X, _BELL, commutes=True), const_("half"), commutes=True, name="outer"),
+    "the half first": op("mul", op("mul", _X, const_("half"), commutes=True), _BELL, commutes=True, name="outer"),
+    "the half with erf": op("mul", _X, op("mul", _BELL, const_("half"), commutes=True), commutes=True, name="outer"),
+}
+
+
+def _is_gelu(m: Match) -> bool:
+    numbers = _is_number(m, "half", 0.5) and _is_number(m, "one", 1.0) and m.value("c").size == 1
+    same = equal_shapes(m.type_of("x").shape, m.type_of("outer").shape, m.facts) is True
+    return numbers and same and abs(float(m.value("c").reshape(())) - 0.5**0.5) < 1e-4
+
+
+def _gelu(b: GraphBuilder, m: Match) -> Atom:
+    return b.call("gelu", m.x, approximate="none")
+
+
+def _example_gelu(b: GraphBuilder, name: str) -> Atom:
+    x, half = _x(b), _number(b, 0.5)
+    bell = b.call("add", b.call("erf", b.call("mul", x, _number(b, 0.70710677))), _number(b, 1.0))
+    if name == "the half last":
+        return b.call("mul", b.call("mul", bell, x), half)
+    if name == "the half first":
+        return b.call("mul", b.call("mul", half, x), bell)
+    return b.call("mul", b.call("mul", half, bell), x)
+
+
 # -- examples
 
 
@@ -163,7 +195,7 @@ def _row_of(b: GraphBuilder) -> TensorConst:
     return b.const(np.linspace(0.5, 1.5, 8, dtype=np.float32).reshape(1, 8))
 
 
-NORM_RULES = (
+IDIOM_RULES = (
     Rule(
         "a third or fourth power, as a product",
         op("pow", any_("x"), const_("c"), name="pow"),
@@ -179,6 +211,17 @@ NORM_RULES = (
         when=lambda m: bool(np.all(m.value("c") != 0)) and m.type_of("x").dtype == m.type_of("div").dtype,
         example=lambda b: b.call("erf", b.call("div", _x(b), _number(b, 1.4142135))),
         inexact=True,
+    ),
+    *(
+        Rule(
+            f"gelu, {name}",
+            pattern,
+            _gelu,
+            when=_is_gelu,
+            example=lambda b, name=name: _example_gelu(b, name),  # type: ignore[misc]
+            inexact=True,
+        )
+        for name, pattern in _GELUS.items()
     ),
     Rule(
         "RMS normalisation, as a quotient",
