@@ -6,6 +6,7 @@ found is not false: it becomes a check at run time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from tc.ir.bounds import Facts, bounds, lower_bound, poly_bounds
@@ -60,7 +61,7 @@ def _has_symbolic_range(var: Var, facts: Facts) -> bool:
 
 
 def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[Polynomial]:
-    """Polynomials that are <= poly, with `atom` (occurring linearly) replaced by one of its bounds."""
+    """Polynomials that are <= poly or a multiple of it, with `atom` (occurring linearly) replaced by one of its bounds."""
     factor: dict[Monomial, int] = {}
     constant = 0
     rest: dict[Monomial, int] = {}
@@ -85,19 +86,19 @@ def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[
     else:
         return
     if isinstance(atom, FloorDiv) and coefficient.is_constant and isinstance(atom.rhs, Const) and atom.rhs.value > 0:
-        yield from _scaled_quotient(remainder, coefficient.constant, atom)
+        yield _scaled_quotient(remainder, coefficient.constant, atom)
     for candidate in candidates:
         product = coefficient.times(polynomial(candidate))
         if product is not None:
             yield remainder.plus(product)
 
 
-def _scaled_quotient(remainder: Polynomial, k: int, atom: FloorDiv) -> Iterable[Polynomial]:
-    """k * (x // c) with k a multiple of c: c * (x // c) lies in [x - c + 1, x]."""
+def _scaled_quotient(remainder: Polynomial, k: int, atom: FloorDiv) -> Polynomial:
+    """A polynomial that is negative where remainder + k * (x // c) is: that times a number, by c * (x // c) in [x - c + 1, x]."""
     c = atom.rhs.value  # type: ignore[attr-defined]
-    if k % c == 0:
-        x = polynomial(atom.lhs)
-        yield remainder.plus(x.plus_const(1 - c) if k > 0 else x, k // c)
+    scale = c // math.gcd(k, c)
+    x = polynomial(atom.lhs)
+    return remainder.scaled(scale).plus(x.plus_const(1 - c) if k > 0 else x, k * scale // c)
 
 
 def _lower_bounds(atom: Expr, facts: Facts) -> list[Expr]:
