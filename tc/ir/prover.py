@@ -39,6 +39,9 @@ def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[
             if _search_nonnegative(poly.minus(known), facts, _MAX_DEPTH - 3, steps):
                 return True
     for atom in _elimination_order(poly, facts):
+        cases = _cases(poly, atom, facts)
+        if cases and all(_search_nonnegative(case, facts, depth, steps) for case in cases):
+            return True
         for smaller in _lower_replacements(poly, atom, facts):
             if _search_nonnegative(smaller, facts, depth + 1, steps):
                 return True
@@ -60,8 +63,22 @@ def _has_symbolic_range(var: Var, facts: Facts) -> bool:
     return fact is not None and any(end is not None and not isinstance(end, Const) for end in (fact.lo, fact.hi))
 
 
-def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[Polynomial]:
-    """Polynomials that are <= poly or a multiple of it, with `atom` (occurring linearly) replaced by one of its bounds."""
+def _cases(poly: Polynomial, atom: Expr, facts: Facts) -> list[Polynomial]:
+    """Polynomials of which one equals poly: for a min that is added or a max that is subtracted, with either side of it."""
+    parts = _linear_parts(poly, atom) if isinstance(atom, (Min, Max)) else None
+    if parts is None:
+        return []
+    coefficient, remainder = parts
+    sign = poly_bounds(coefficient, facts)
+    added, taken = sign.lo is not None and sign.lo >= 0, sign.hi is not None and sign.hi <= 0
+    if not (added if isinstance(atom, Min) else taken):
+        return []
+    products = [coefficient.times(polynomial(side)) for side in (atom.lhs, atom.rhs)]  # type: ignore[attr-defined]
+    return [remainder.plus(product) for product in products if product is not None] if None not in products else []
+
+
+def _linear_parts(poly: Polynomial, atom: Expr) -> tuple[Polynomial, Polynomial] | None:
+    """(c, r) with poly = c * atom + r and no `atom` in c; None when it is not linear in `atom`."""
     factor: dict[Monomial, int] = {}
     constant = 0
     rest: dict[Monomial, int] = {}
@@ -71,13 +88,20 @@ def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[
             continue
         left = tuple(part for part in monomial if part is not atom)
         if len(left) + 1 < len(monomial):
-            return
+            return None
         if left:
             factor[left] = v
         else:
             constant = v
-    coefficient = Polynomial(factor, constant)
-    remainder = Polynomial(rest, poly.constant)
+    return Polynomial(factor, constant), Polynomial(rest, poly.constant)
+
+
+def _lower_replacements(poly: Polynomial, atom: Expr, facts: Facts) -> Iterable[Polynomial]:
+    """Polynomials that are <= poly or a multiple of it, with `atom` (occurring linearly) replaced by one of its bounds."""
+    parts = _linear_parts(poly, atom)
+    if parts is None:
+        return
+    coefficient, remainder = parts
     sign = poly_bounds(coefficient, facts)
     if sign.lo is not None and sign.lo >= 0:
         candidates = _lower_bounds(atom, facts)

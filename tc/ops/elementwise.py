@@ -34,7 +34,17 @@ from tc.ir.expr import (
 )
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, blocked_elementwise, broadcast_shapes, map_elements, operand, same_dtype, wide
+from tc.ops.common import (
+    Arrays,
+    Tensors,
+    Types,
+    blocked_elementwise,
+    broadcast_shapes,
+    map_elements,
+    operand,
+    same_dtype,
+    wide,
+)
 from tc.ops.registry import REQUIRED, OpDef, register
 
 Element = Callable[..., Expr]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove, simplify
-from tc.ir.expr import Add, Buffer, Expr, Load, Mul, Var, ceildiv, const, equal, select
+from tc.ir.expr import Add, Buffer, Const, Expr, Load, Mul, Var, ceildiv, const, equal, select
 from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Store, annotation, seq
 from tc.ir.node import Node, replace, substitute
 from tc.schedule.cache import copy_nest
@@ -19,6 +19,7 @@ from tc.schedule.tree import (
     fresh_buffer_name,
     own_root,
     replace_stmt,
+    variables,
     writers_of,
 )
 
@@ -32,12 +33,12 @@ def pad_einsum(func: PrimFunc, block: str, multiples: Sequence[int]) -> PrimFunc
                                                 C[i] = C'[i]
 
     `multiples` has one number for each axis of the block, 1 to leave an axis alone. Raises ScheduleError unless the block, not
-    scheduled before, is a sum of products of two operands indexed by its axes, each padded reduction axis in both: then
-    what is added is 0 * 0. Source: `pad_einsum` of TVM.
+    scheduled before, is a sum of products of two operands, padded axes are indices by themselves, and each padded reduction
+    axis is one of both operands: then what is added is 0 * 0. Source: `pad_einsum` of TVM.
     """
     place = find_block(func, block)
     _check_multiples(place.block, multiples)
-    operands, result = _einsum(func, place)
+    operands, result = _einsum(func, place, {a.var for a, m in zip(place.block.axes, multiples, strict=True) if m > 1})
     facts = facts_at(func, place)
     extents: dict[Var, Expr] = {}
     for axis, multiple in zip(place.block.axes, multiples, strict=True):
@@ -68,13 +69,14 @@ def _check_multiples(block: Block, multiples: Sequence[int]) -> None:
         )
 
 
-def _einsum(func: PrimFunc, place: Place) -> tuple[list[Load], Store]:
+def _einsum(func: PrimFunc, place: Place, padded: set[Var]) -> tuple[list[Load], Store]:
     """Operands and result of a sum of products; ScheduleError for anything else."""
     block = place.block
     axes = {axis.var for axis in block.axes}
     store = block.body
-    plain = all(isinstance(axis.value, Var) for axis in block.axes) and block.where is TRUE
-    if not plain or own_root(place).loops != () or len(own_root(place).path) + len(axes) != len(place.path):
+    driven = [axis.value for axis in block.axes if not isinstance(axis.value, Const)]  # an axis of extent 1 may have no loop
+    plain = all(isinstance(value, Var) for value in driven) and block.where is TRUE
+    if not plain or own_root(place).loops != () or len(own_root(place).path) + len(driven) != len(place.path):
         raise ScheduleError(f"pad_einsum: block {block.name} has been scheduled already")
     match store:
         case Store(value=Add(lhs=Load(buffer=buffer), rhs=Mul(lhs=Load() as a, rhs=Load() as b))):
@@ -86,7 +88,8 @@ def _einsum(func: PrimFunc, place: Place) -> tuple[list[Load], Store]:
     assert isinstance(store, Store)
     for access in (a, b, store):
         used = [index for index in access.indices if isinstance(index, Var)]
-        if len(used) != len(access.indices) or len(set(used)) != len(used) or not axes.issuperset(used):
+        formulas = {var for index in access.indices if not isinstance(index, Var) for var in variables(index)}
+        if formulas & padded or len(set(used)) != len(used) or not axes.issuperset(used):
             raise ScheduleError(f"pad_einsum: block {block.name} does not use {access.buffer.name} at its own axes")
     if len(writers_of(func, store.buffer)) != 1:
         raise ScheduleError(f"pad_einsum: {store.buffer.name} has other writers than block {block.name}")

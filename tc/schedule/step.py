@@ -11,7 +11,7 @@ from typing import Any
 from tc.errors import ScheduleError
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
-from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, tensorize
+from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, specialize, tensorize
 from tc.schedule.tree import block_places, find_block, fresh_names, rename_loops
 
 LANGUAGE_VERSION = 1
@@ -31,6 +31,7 @@ def _bind(func: PrimFunc, loop: str, thread: str) -> PrimFunc:
 PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "split": loops.split,
     "split_overlapped": loops.split_overlapped,
+    "specialize": specialize.specialize,
     "fuse": loops.fuse,
     "reorder": loops.reorder,
     "parallel": _kind(LoopKind.PARALLEL),
@@ -188,6 +189,9 @@ class Schedule:
         names = tuple(fresh_names(self.func, [f"{loop}o", f"{loop}i"]))
         self._do("split_overlapped", loop, factor, names)
         return names
+
+    def specialize(self, dim: str, at_least: int) -> None:
+        self._do("specialize", dim, at_least)
 
     def fuse(self, *names: str) -> str:
         """Join loops nested directly in each other; returns the name of the result."""

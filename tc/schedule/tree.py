@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
-from tc.ir.expr import And, Buffer, Expr, Load, Var
+from tc.ir.expr import And, Buffer, Expr, Load, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, children, replace, substitute, walk
 
@@ -214,10 +214,14 @@ def fresh_block_name(func: PrimFunc, base: str) -> str:
 
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:
-    """What is known at a place: the dims' promises and the ranges of the loops around it."""
+    """What is known at a place: the dims' promises, the ranges of the loops around it, and the conditions it stands under."""
     facts = Facts.of(func.facts)
-    for loop in place.loops:
-        facts = facts.with_range(loop.var, loop.extent)
+    for stmt, inner in zip(place.path, (*place.path, place.stmt)[1:], strict=True):
+        match stmt:
+            case For(var=var, extent=extent):
+                facts = facts.with_range(var, extent)
+            case If(condition=condition, else_body=else_body):
+                facts = facts.assume(condition if inner is not else_body else logical_not(condition))
     return facts
 
 

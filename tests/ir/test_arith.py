@@ -22,6 +22,7 @@ from tc.ir.expr import (
     add,
     const,
     equal,
+    minimum,
     mul,
     sub,
 )
@@ -128,6 +129,16 @@ def test_a_tile_that_may_stick_out_is_not_proven() -> None:
     facts = Facts().with_bounds(N, 0, None).with_bounds(inner, 0, 15).with_range(outer, (N + 15) // 16)
 
     assert prove(outer * 16 + inner < N, facts) is None
+
+
+def test_a_tile_that_begins_early_stays_in_range() -> None:
+    inner, outer = Var("ii"), Var("io")
+    facts = Facts().assume(N >= 16).with_bounds(inner, 0, 15).with_range(outer, (N + 15) // 16)
+    index = minimum(outer * 16, N - 16) + inner
+
+    assert prove(index < N, facts) is True
+    assert prove(index >= 0, facts) is True
+    assert prove(index >= 0, Facts().with_bounds(inner, 0, 15).with_range(outer, (N + 15) // 16)) is None
 
 
 def test_convolution_shapes_are_recognised() -> None:

@@ -40,6 +40,7 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
         r"loop i is vectorized; split it before that",
     ),
     (chain(Var("n")), lambda s: s.split_overlapped("i", 4), r"loop i may have fewer than 4 iterations: n"),
+    (chain(), lambda s: s.specialize("n", 4), r"specialize: chain has no dim n; there are: none"),
     (matmul(), lambda s: s.split_overlapped("i", 2), r"split_overlapped: loop i is around block \w+, a reduction"),
     (matmul(), lambda s: s.fuse("i", "ri"), r"loop ri is not directly inside loop i"),
     (matmul(), _then(lambda s: s.parallel("i"), lambda s: s.fuse("i", "j")), r"loops i and j are parallel and serial"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Load, Mul, Var
+from tc.ir.expr import Load, Mul, Var
 from tc.ir.loop import annotation
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers, producer
@@ -24,6 +24,9 @@ from tc.target import Target
 
 FEW_ROWS = 4
 """Up to this many query rows are scheduled one by one."""
+
+MOST_ROWS = 14
+"""Rows of a register tile at most."""
 
 SHARES = 8
 """Tasks that the work should at least be cut into, so that cores finish together."""
@@ -45,28 +48,46 @@ class Chain:
 
 def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     """Schedule two products with a softmax between them as one kernel."""
-    chain = find_chain(block_infos(schedule.func), schedule.func.buffers)
+    chain = find_chain(block_infos(schedule.func))
     if chain is None or not _is_worth(schedule, chain) or not _inline_around(schedule, chain):
         return None
-    chain = find_chain(block_infos(schedule.func), schedule.func.buffers, chain.weighted)
-    assert chain is not None, "inlining around the chain does not change it"
-    for info in block_infos(schedule.func):
-        if info.name not in vars(chain).values():
-            schedule_block(schedule, info.name, target)
-    row, column, lead = _output_loops(schedule, chain)
+    infos = block_infos(schedule.func)
+    row, _, _ = _output_loops(schedule, chain_of(infos))
     rows = 1 if row is None else extent_value(schedule, row)
-    if rows is not None and rows <= FEW_ROWS:
+    dim = None if row is None or rows is not None else schedule.extent_of(row)
+    tile = choose_rows(rows, min(MOST_ROWS, (target.num_vector_registers - 3) // 2))
+    if isinstance(dim, Var):
+        schedule.specialize(dim.name, tile)
+        few = [info.name for info in block_infos(schedule.func)[len(infos) :]]
+        _schedule_version(schedule, few, 1, target)
+    _schedule_version(schedule, [info.name for info in infos], tile if rows is None or rows > FEW_ROWS else 1, target)
+    return "attention" if rows is None or rows > FEW_ROWS else "attention, row by row"
+
+
+def _schedule_version(schedule: Schedule, names: list[str], tile: int, target: Target) -> None:
+    """Schedule the blocks called `names`, an attention and what it could not take in, by tiles of so many rows."""
+    chain = chain_of([info for info in block_infos(schedule.func) if info.name in names])
+    for name in names:
+        if name not in vars(chain).values():
+            schedule_block(schedule, name, target)
+    row, column, lead = _output_loops(schedule, chain)
+    if tile == 1 or row is None:
         _schedule_few_rows(schedule, chain, row, column, lead, target)
-        return "attention, row by row"
-    assert row is not None
-    _schedule_tiles(schedule, chain, row, column, lead, target)
-    return "attention"
+    else:
+        _schedule_tiles(schedule, chain, (row, column), lead, tile, target)
 
 
 # -- recognition
 
 
-def find_chain(infos: list[BlockInfo], params: tuple[Buffer, ...], weighted: str | None = None) -> Chain | None:
+def chain_of(infos: list[BlockInfo]) -> Chain:
+    """The chain that is known to be there."""
+    chain = find_chain(infos)
+    assert chain is not None, "nothing has changed the chain"
+    return chain
+
+
+def find_chain(infos: list[BlockInfo]) -> Chain | None:
     """The blocks of an attention by what they read and write, or None."""
     reductions = [info for info in infos if info.reduction_axes]
     if len(reductions) != 4 or any(info.is_opaque or len(info.writes) != 1 for info in infos):
@@ -181,12 +202,11 @@ def _vectors(extent: int | None, lanes: int) -> int:
 
 
 def _schedule_tiles(
-    schedule: Schedule, chain: Chain, row: str, column: str, lead: list[str], target: Target
+    schedule: Schedule, chain: Chain, output: tuple[str, str], lead: list[str], rows: int, target: Target
 ) -> None:
+    row, column = output
     lanes = target.lanes(32)
-    width = extent_value(schedule, column)
-    vectors = _vectors(width, lanes)
-    rows = choose_rows(extent_value(schedule, row), min(14, (target.num_vector_registers - 3) // 2))
+    vectors = _vectors(extent_value(schedule, column), lanes)
     _pack_keys(schedule, chain, 2 * lanes, target)
     tile_loop, rows_inside = _cut_rows(schedule, row, rows)
     block, columns_inside = schedule.split(column, vectors * lanes)
@@ -238,7 +258,11 @@ def _tiles_per_task(tiles: int, wanted: int) -> int:
 
 
 def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -> None:
-    """Copy the keys so that `columns` neighbouring keys are neighbours in memory, for each element of the depth."""
+    """Copy the keys so that `columns` neighbouring keys are neighbours in memory, for each element of the depth.
+
+    The last of them are padded, and scores of the padding computed: cheaper than not computing them.
+    """
+    padded = _pad_keys(schedule, chain, columns)
     info = _info(schedule, chain.scores)
     key = _key_load(info)
     axis = info.spatial_axes[-1]
@@ -248,10 +272,24 @@ def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -
     rest = [name for d, name in enumerate(names) if d not in (place, depth)]
     packed = [*rest, f"{names[place]} // {columns}", names[depth], f"{names[place]} % {columns}"]
     copy = schedule.cache_read(chain.scores, key.buffer.name, "global", f"{', '.join(names)} -> {', '.join(packed)}")
+    for block in padded:
+        schedule.compute_inline(block)
     loops = list(schedule.loops_of(copy))
     schedule.vectorize(loops[-1])
     depth_extent = extent_value(schedule, loops[-2]) or 64
     set_parallel(schedule, loops[:-2], columns * depth_extent)
+
+
+def _pad_keys(schedule: Schedule, chain: Chain, columns: int) -> list[str]:
+    """Round the number of keys up for the first product; returns the blocks that pad its operand and cut its result."""
+    info = _info(schedule, chain.scores)
+    multiples = [columns if axis.var is info.spatial_axes[-1] else 1 for axis in info.block.axes]
+    before = {each.name for each in block_infos(schedule.func)}
+    try:
+        schedule.pad_einsum(chain.scores, multiples)
+    except ScheduleError:  # not a plain sum of products: then its tail runs under a mask
+        return []
+    return [each.name for each in block_infos(schedule.func) if each.name not in before]
 
 
 def _key_load(info: BlockInfo) -> Load:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var, is_const
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
 from tc.ir.node import children, walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
