@@ -237,6 +237,8 @@ class _Emitter:
     def _unrolled(self, loop: For, count: int) -> None:
         if annotation(loop, "tree") and self.lane is None and count & (count - 1) == 0 and self._combined(loop, count):
             return
+        if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
+            return
         for iteration in range(count):
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
@@ -268,6 +270,46 @@ class _Emitter:
         total = self._float_operation(operation, self.value(state), vector)
         self._store_scalar(store, total)
         return True
+
+    def _transposed(self, loop: For, count: int) -> bool:
+        """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors.
+
+        False when the loop is not of the form `for i in unrolled(n): for j in vectorized(n): A[...] = x`. All of the square
+        is read before anything is stored.
+        """
+        inner = loop.body
+        if not isinstance(inner, For) or inner.kind is not LoopKind.VECTORIZED or not isinstance(inner.body, Store):
+            return False
+        if not isinstance(inner.extent, Const) or inner.extent.value != count or count < 2:
+            return False
+        store = inner.body
+        rows = []
+        for k in range(count):
+            self.state.values[inner.var] = int_value(k)
+            with self._lanes(loop, count):
+                rows.append(self.b.splat(self._to_memory(self.value(store.value), store.buffer.dtype), count))
+        for k, column in enumerate(self._exchange(rows)):
+            self.state.values[loop.var] = int_value(k)
+            with self._lanes(inner, count):
+                self._store_value(store, column)
+        return True
+
+    def _exchange(self, rows: list[Value]) -> list[Value]:
+        """The columns of a square of rows: blocks off the diagonal change places, half as large in each round."""
+        count = len(rows)
+        step = count // 2
+        while step:
+            for k in (k for k in range(count) if not k & step):
+                a, b = rows[k], rows[k + step]
+                low = [lane if not lane & step else count + lane - step for lane in range(count)]
+                high = [lane + step if not lane & step else count + lane for lane in range(count)]
+                rows[k], rows[k + step] = (self._shuffled(a, b, lanes) for lanes in (low, high))
+            step //= 2
+        return rows
+
+    def _shuffled(self, a: Value, b: Value, lanes: list[int]) -> Value:
+        text = ", ".join(f"i32 {lane}" for lane in lanes)
+        return self.b.emit(f"shufflevector {a}, {b}, <{len(lanes)} x i32> <{text}>", a.element, len(lanes))
 
     def _half(self, operation: type[Expr], vector: Value) -> Value:
         """The lower half of a vector combined with its upper half; a number when there are two."""
@@ -682,8 +724,10 @@ class _Emitter:
         )
 
     def _store(self, stmt: Store) -> None:
+        self._store_value(stmt, self._to_memory(self.value(stmt.value), stmt.buffer.dtype))
+
+    def _store_value(self, stmt: Store, value: Value) -> None:
         buffer = stmt.buffer
-        value = self._to_memory(self.value(stmt.value), buffer.dtype)
         uniform, known, lane, varying = self._offset(self._address(buffer, stmt.indices))
         element, align = _memory_type(buffer.dtype), buffer.dtype.size_bytes
         if self.lane is None:

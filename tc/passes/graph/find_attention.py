@@ -144,10 +144,19 @@ def _attention(b: GraphBuilder, m: Match) -> Atom | None:
     width = len(scores.lead) + 2
     q, keys, values = (_with_lead(b, each, scores.lead) for each in (q, keys, v))
     swapped = (*range(width - 2), width - 1, width - 2)
-    terms = tuple(operand for _, operands in scores.steps for operand in operands)
-    names = tuple(name for name, _ in scores.steps)
+    steps = tuple(_without_division(b, name, operands) for name, operands in scores.steps)
+    terms = tuple(operand for _, operands in steps for operand in operands)
+    names = tuple(name for name, _ in steps)
     found = _call(b, Call("attention", (q, keys, values, *terms), (("steps", names), ("k_perm", swapped))))
     return None if found is None else _like(b, m, found)
+
+
+def _without_division(b: GraphBuilder, name: str, operands: tuple[Atom, ...]) -> tuple[str, tuple[Atom, ...]]:
+    """Division by a literal as a product."""
+    if name != "div" or not isinstance(operands[0], TensorConst) or not np.all(operands[0].value):
+        return name, operands
+    value = operands[0].value
+    return "mul", (b.const((1.0 / value.astype(np.float64)).astype(value.dtype)),)
 
 
 def _with_lead(b: GraphBuilder, x: Atom, lead: tuple[Expr, ...]) -> Atom:

@@ -274,10 +274,24 @@ def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -
     copy = schedule.cache_read(chain.scores, key.buffer.name, "global", f"{', '.join(names)} -> {', '.join(packed)}")
     for block in padded:
         schedule.compute_inline(block)
-    loops = list(schedule.loops_of(copy))
-    schedule.vectorize(loops[-1])
-    depth_extent = extent_value(schedule, loops[-2]) or 64
-    set_parallel(schedule, loops[:-2], columns * depth_extent)
+    *outer, deep, column = schedule.loops_of(copy)
+    depth_extent = extent_value(schedule, deep) or 64
+    lanes = target.lanes(32)
+    if place < depth and depth_extent % lanes == 0:
+        _exchange_axes(schedule, deep, column, lanes)
+    else:
+        schedule.vectorize(column)
+    set_parallel(schedule, outer, columns * depth_extent)
+
+
+def _exchange_axes(schedule: Schedule, row: str, column: str, lanes: int) -> None:
+    """Copy squares of vectors, read along `row` and written along `column`."""
+    rows, row = schedule.split(row, lanes)
+    columns, column = schedule.split(column, lanes)
+    schedule.reorder(rows, columns, row, column)
+    schedule.vectorize(column)
+    schedule.unroll(row)
+    schedule.annotate_loop(row, "transpose", 1)
 
 
 def _pad_keys(schedule: Schedule, chain: Chain, columns: int) -> list[str]:
