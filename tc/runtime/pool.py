@@ -7,7 +7,8 @@ after a job, then sleep on a futex; an idle process uses no CPU. A call from ins
 runs on the calling thread alone.
 
 One 32-bit word says which job runs and how many workers take part (low 8 bits): a worker that wakes late can then never
-mistake the next job for the one it belongs to.
+mistake the next job for the one it belongs to. A job is closed when its last chunk has been claimed, and only workers that
+entered before that are waited for: one that the system does not let run holds up nobody.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _IR = """
 @job_n = internal global i64 0
 @job_chunk = internal global i64 1
 @next = internal global i64 0, align 64
-@pending = internal global i64 0, align 64
+@inside = internal global i64 0, align 64
+@open = internal global i32 0, align 64
 @generation = internal global i32 0, align 64
 @sleepers = internal global i32 0, align 64
 @busy = internal global i32 0, align 64
@@ -95,8 +97,15 @@ awake:
   br i1 %mine, label %take, label %after
 take:
   %thread = add i64 %index, 1
+  %p0 = atomicrmw add ptr @inside, i64 1 seq_cst
+  %now_open = load atomic i32, ptr @open seq_cst, align 4
+  %in_time = icmp eq i32 %now_open, %current
+  br i1 %in_time, label %run, label %leave
+run:
   call void @run_chunks(i64 %thread)
-  %p = atomicrmw sub ptr @pending, i64 1 release
+  br label %leave
+leave:
+  %p1 = atomicrmw sub ptr @inside, i64 1 release
   br label %after
 after:
   br label %await
@@ -144,13 +153,13 @@ start:
   store i64 %n, ptr @job_n
   store i64 %chunk, ptr @job_chunk
   store atomic i64 0, ptr @next monotonic, align 8
-  store atomic i64 %helpers, ptr @pending monotonic, align 8
   %old = load atomic i32, ptr @generation monotonic, align 4
   %counter = lshr i32 %old, 8
   %counter1 = add i32 %counter, 1
   %shifted = shl i32 %counter1, 8
   %helpers32 = trunc i64 %helpers to i32
   %new = or i32 %shifted, %helpers32
+  store atomic i32 %new, ptr @open seq_cst, align 4
   store atomic i32 %new, ptr @generation seq_cst, align 4
   %asleep = load atomic i32, ptr @sleepers seq_cst, align 4
   %wake = icmp sgt i32 %asleep, 0
@@ -160,11 +169,12 @@ rouse:
   br label %go
 go:
   call void @run_chunks(i64 0)
+  store atomic i32 0, ptr @open seq_cst, align 4
   br label %join
 join:
   %tries = phi i32 [ 0, %go ], [ %tries1, %wait ]
-  %open = load atomic i64, ptr @pending acquire, align 8
-  %finished = icmp eq i64 %open, 0
+  %left = load atomic i64, ptr @inside seq_cst, align 8
+  %finished = icmp eq i64 %left, 0
   br i1 %finished, label %unlock, label %wait
 wait:
   {pause}
@@ -175,8 +185,8 @@ yield:
   %y = call i32 @sched_yield()
   br label %join2
 join2:
-  %open2 = load atomic i64, ptr @pending acquire, align 8
-  %finished2 = icmp eq i64 %open2, 0
+  %left2 = load atomic i64, ptr @inside seq_cst, align 8
+  %finished2 = icmp eq i64 %left2, 0
   br i1 %finished2, label %unlock, label %yield
 unlock:
   store atomic i32 0, ptr @busy release, align 4
