@@ -17,6 +17,7 @@ from tc.cli import demo, doctor, main
 from tc.cli.main import report_error, to_json
 from tc.cli.options import ArraySpec, DimSpec, InputSpec, parse_array_spec, parse_dims, parse_input, random_array
 from tc.cli.outcome import format_bytes, format_seconds, make_table, write_file
+from tc.cli.profile import by_kernel
 from tc.cli.reference import relative_error
 from tc.demo import MODEL_PATH, load_heldout
 from tc.errors import CheckError, LimitError, ModelError, UnsupportedError, UserError, VerifyError
@@ -363,6 +364,41 @@ def test_a_kernel_without_a_stage_is_refused(affine: Path, capsys: pytest.Captur
     assert "--kernel: needs --emit" in capsys.readouterr().err
 
 
+def test_profile_times_every_launch(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = run_json(capsys, "profile", affine, "--repeat", "2", "--threads", "1")
+
+    assert (code, data["calls"], data["threads"]) == (0, 2, 1)
+    assert data["rows"] and all(row["seconds"] > 0 and row["node"] and row["kernel"] for row in data["rows"])
+    assert data["seconds"] == pytest.approx(sum(row["seconds"] for row in data["rows"]))
+
+
+def test_profile_adds_up_the_launches_of_a_kernel() -> None:
+    rows = [
+        {"node": "a", "kernel": "k", "rule": "r", "calls": 1, "seconds": 2.0},
+        {"node": "b", "kernel": "l", "rule": "r", "calls": 1, "seconds": 2.5},
+        {"node": "c", "kernel": "k", "rule": "r", "calls": 1, "seconds": 1.0},
+    ]
+
+    assert by_kernel(rows) == [
+        {"node": "a, c", "kernel": "k", "rule": "r", "calls": 2, "seconds": 3.0},
+        {"node": "b", "kernel": "l", "rule": "r", "calls": 1, "seconds": 2.5},
+    ]
+
+
+def test_profile_shows_the_slowest_rows(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", str(MODEL_PATH), "--top", "1", "--repeat", "1"]) == 0
+
+    text = capsys.readouterr().out
+    assert "more rows take" in text and "mean of 1 calls" in text
+
+
+@pytest.mark.parametrize("arguments", [["--repeat", "0"], ["--top", "-1"]])
+def test_profile_refuses_bad_requests(affine: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", str(affine), *arguments]) == 1
+
+    assert arguments[0] in capsys.readouterr().err
+
+
 def test_demo_reads_the_heldout_digits(capsys: pytest.CaptureFixture[str]) -> None:
     code, data = run_json(capsys, "demo")
 
@@ -391,6 +427,7 @@ def test_doctor_finds_nothing_wrong_here(
     assert (code, data["problems"]) == (0, [])
     assert data["cache"]["folder"].startswith(str(tmp_path))
     assert data["versions"]["numpy"] == np.__version__
+    assert all(seconds > 0 for seconds in data["threads"]["fork_join_seconds"].values())
     assert main(["doctor"]) == 0
 
 

@@ -15,7 +15,8 @@ import platformdirs
 from llvmlite import binding as llvm
 from rich.console import Console
 
-from tc.cli.outcome import Outcome, format_bytes, make_table
+from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
+from tc.runtime.pool import fork_join_seconds
 from tc.target import affinity_cpus, available_cpus, native_target
 from tc.version import __version__
 
@@ -99,12 +100,14 @@ def model_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def thread_facts() -> dict[str, int]:
+def thread_facts() -> dict[str, Any]:
+    cores = native_target().cores
     return {
         "logical_cpus": os.cpu_count() or 1,
         "in_affinity_mask": len(affinity_cpus()),
         "available": available_cpus(),
-        "used_by_default": native_target().cores,
+        "used_by_default": cores,
+        "fork_join_seconds": {str(count): fork_join_seconds(count) for count in sorted({min(2, cores), cores})},
     }
 
 
@@ -147,6 +150,10 @@ def show(console: Console, data: dict[str, Any]) -> None:
             "threads",
             f"{threads['used_by_default']} by default; {threads['logical_cpus']} logical CPUs, "
             f"{threads['in_affinity_mask']} in the affinity mask, {threads['available']} within the quota",
+        ),
+        (
+            "fork and join",
+            ", ".join(f"{format_seconds(s)} on {count} threads" for count, s in threads["fork_join_seconds"].items()),
         ),
         ("cache folder", f"{cache['folder']}: {cache['files']} files, {format_bytes(cache['size_bytes'])}"),
     ]

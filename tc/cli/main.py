@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from tc.cli import compile as compile_command
-from tc.cli import demo, doctor, inspect, run
+from tc.cli import demo, doctor, inspect, profile, run
 from tc.errors import TcError
 from tc.version import __version__
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "run": (run, "compile a model and run it"),
     "inspect": (inspect, "say what a model holds and how each node will run"),
     "compile": (compile_command, "write a compiled module, or the text of a stage"),
+    "profile": (profile, "time every kernel of a model"),
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),
 }
@@ -32,6 +33,7 @@ examples:
   tc inspect model.onnx
   tc run model.onnx --dims batch=4 --check interpreter
   tc compile model.onnx --emit loops
+  tc profile model.onnx --dims batch=4
   tc COMMAND --help                     more of them
 
 exit codes:

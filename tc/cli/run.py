@@ -40,6 +40,18 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="an ONNX file, or a module from `tc compile`")
+    add_input_arguments(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.npz", help="write the results by name")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times and report times")
+    parser.add_argument("--check", choices=CHECKERS, help="compare the results with this reference")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-4, help="largest error over largest reference value (default 1e-4)"
+    )
+    add_compile_arguments(parser)
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say what a model is run on."""
     parser.add_argument(
         "--input",
         action="append",
@@ -49,13 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inputs", type=Path, metavar="FILE.npz", help="all inputs by name")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default 0)")
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT.npz", help="write the results by name")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times and report times")
-    parser.add_argument("--check", choices=CHECKERS, help="compare the results with this reference")
-    parser.add_argument(
-        "--tolerance", type=float, default=1e-4, help="largest error over largest reference value (default 1e-4)"
-    )
-    add_compile_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> Outcome:

@@ -17,6 +17,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 
 from llvmlite import binding as llvm
 
@@ -272,6 +273,43 @@ def get_pool() -> ThreadPool:
             _pool = ThreadPool()
             llvm.add_symbol("tc_parallel_for", _pool.address())
         return _pool
+
+
+_EMPTY_IR = """
+declare void @tc_parallel_for(ptr, ptr, i64, i64, i64)
+define void @nothing(ptr %ctx, i64 %begin, i64 %end, i64 %thread) nounwind {
+entry:
+  ret void
+}
+define void @repeat(i64 %times, i64 %threads) nounwind {
+entry:
+  br label %again
+again:
+  %i = phi i64 [ 0, %entry ], [ %n, %again ]
+  call void @tc_parallel_for(ptr @nothing, ptr null, i64 %threads, i64 1, i64 %threads)
+  %n = add i64 %i, 1
+  %more = icmp slt i64 %n, %times
+  br i1 %more, label %again, label %done
+done:
+  ret void
+}
+"""
+
+
+def fork_join_seconds(threads: int, times: int = 200, rounds: int = 60) -> float:
+    """Seconds (perf_counter) that a parallel loop with nothing to do takes on `threads` threads, the workers being awake.
+
+    The least of the means over `times` loops: a busy machine makes it longer, nothing makes it shorter.
+    """
+    get_pool().start(threads)
+    library = link([compile_object(_EMPTY_IR)])
+    repeat = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(library.address("repeat"))
+    least = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        repeat(times, threads)
+        least = min(least, (time.perf_counter() - start) / times)
+    return least
 
 
 def _after_fork_in_child() -> None:
