@@ -47,6 +47,7 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.lower import lower_primitives
+from tc.passes.manager import map_prim_funcs
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import Library, compile_objects, link
 from tc.runtime.module import CompiledModule, KernelReport, Report, aligned_constant
@@ -115,14 +116,16 @@ class _Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def optimize_graph(module: IRModule) -> IRModule:
+def optimize_graph(module: IRModule, numerics: str = "default") -> IRModule:
     """The graph passes, up to fusion."""
     module = canonicalize(module)
     module = fold_constants(module)
     module = canonicalize(module)  # branches on conditions that folding made known
-    module = simplify_graph(module)
+    module = simplify_graph(module, exact=numerics == "strict")
     module = fold_constants(module)
     module = share_common_subexpressions(module)
+    if numerics == "strict":  # what follows computes the same in another way
+        return remove_dead_code(module)
     module = find_idioms(module)
     module = find_attention(module)  # when equal values are one: what else uses the scores shows
     return remove_dead_code(module)
@@ -172,20 +175,31 @@ def schedule_module(module: IRModule, target: Target) -> tuple[IRModule, dict[st
     return IRModule(functions, module.entry), kernels
 
 
+def mark_numerics(module: IRModule, numerics: str) -> IRModule:
+    """Note on every PrimFunc, as attribute "numerics", what rules and code generation may do to its floats, unless all is as usual."""
+    if numerics == "default":
+        return module
+    return map_prim_funcs(module, lambda func: replace(func, attrs=(*func.attrs, ("numerics", numerics))))
+
+
 def run_stages(
-    model: Model, target: Target, dims: Mapping[str, Dim | int] | None = None, on_unsupported: str = "fallback"
+    model: Model,
+    target: Target,
+    dims: Mapping[str, Dim | int] | None = None,
+    on_unsupported: str = "fallback",
+    numerics: str = "default",
 ) -> Stages:
     """Everything up to the execution plan; nothing is emitted."""
     watch = _Stopwatch()
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
-        graph = optimize_graph(imported.module)
+        graph = optimize_graph(imported.module, numerics)
         graph = convert_layout(graph, block=target.lanes(32))
         graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
         fused = fuse_ops(graph)
     with watch.time("lower"):
-        lowered = lower_primitives(fused)
+        lowered = mark_numerics(lower_primitives(fused), numerics)
     with watch.time("schedule"):
         module, kernels = schedule_module(lowered, target)
     with watch.time("plan"):
@@ -217,6 +231,9 @@ def compile_model(
     target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
     threads: how many threads a call may use; all available cores by default.
+    numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
+        normalization folded into weights, attention in one pass). "strict" computes each operator as it is defined, every sum
+        and product rounded by itself; the terms of a reduction are added in the order of the kernel's schedule.
     verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
         kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
@@ -225,8 +242,8 @@ def compile_model(
     """
     if tune is not None:
         raise UserError("tune: there is no tuner yet; compile without it")
-    if numerics != "default":
-        raise UserError(f"numerics is {numerics!r}; only 'default' exists: fused multiply-add, no other rewriting of floats")
+    if numerics not in ("default", "strict"):
+        raise UserError(f"numerics is {numerics!r}; it must be 'default' or 'strict'")
     if verify not in ("auto", "always", "never"):
         raise UserError(f"verify is {verify!r}; it must be 'auto', 'always' or 'never'")
     chosen = Target.parse(target) if isinstance(target, str) else target
@@ -234,7 +251,7 @@ def compile_model(
     if count < 1:
         raise UserError(f"threads is {count}, must be at least 1")
     chosen = dataclasses.replace(chosen, cores=count)
-    stages = run_stages(model, chosen, dims, on_unsupported)
+    stages = run_stages(model, chosen, dims, on_unsupported, numerics)
     _verify_stages(stages, verify, isinstance(model, IRModule))
     module = build_module(stages, chosen, count)
     if verify == "always":

@@ -5,8 +5,8 @@ condition depends on the lane; unrolled loops are unrolled here, with the loop v
 and register tiles, which are allocas accessed at constant offsets, turn into SSA values. A parallel loop becomes a function of its
 own that the thread pool calls on ranges of iterations.
 
-`x + a * b` is one fused multiply-add. No other float operation is reassociated, so the same program gives the same bits
-on any number of threads.
+`x + a * b` is one fused multiply-add, unless the function's attribute "numerics" is "strict". No other float operation is
+reassociated, so the same program gives the same bits on any number of threads.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ class _Emitter:
         self.symbol = symbol
         self.func = func
         self.facts = Facts.of(func.facts)
+        self.strict = annotation(func, "numerics") == "strict"
         self.lane: _Lane | None = None
         self.mask: Value | None = None
         self.parallel_count = 0
@@ -235,7 +236,8 @@ class _Emitter:
             self._serial(loop)
 
     def _unrolled(self, loop: For, count: int) -> None:
-        if annotation(loop, "tree") and self.lane is None and count & (count - 1) == 0 and self._combined(loop, count):
+        is_tree = annotation(loop, "tree") and not self.strict and self.lane is None and count & (count - 1) == 0
+        if is_tree and self._combined(loop, count):
             return
         if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
             return
@@ -921,17 +923,18 @@ class _Emitter:
 
     def _float_binary(self, expr: BinaryExpr) -> Value:
         builder = self.b
+        fused = expr.dtype.bits >= 32 and not self.strict
         match expr:
-            case Add(lhs=Mul(lhs=x, rhs=y), rhs=other) if expr.dtype.bits >= 32:
+            case Add(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
                 return builder.fma(*builder.unify(self.value(x), self.value(y), self.value(other)))
-            case Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if expr.dtype.bits >= 32:
+            case Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
                 accumulator = self.value(other)
                 return builder.fma(*builder.unify(self.value(x), self.value(y), accumulator))
-            case Sub(lhs=Mul(lhs=x, rhs=y), rhs=other) if expr.dtype.bits >= 32:
+            case Sub(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
                 return builder.fma(
                     *builder.unify(self.value(x), self.value(y), builder.fneg(self.value(other)))
                 )
-            case Sub(lhs=other, rhs=Mul(lhs=x, rhs=y)) if expr.dtype.bits >= 32:
+            case Sub(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
                 base = self.value(other)
                 return builder.fma(*builder.unify(builder.fneg(self.value(x)), self.value(y), base))
         a, b = builder.unify(self.value(expr.lhs), self.value(expr.rhs))

@@ -155,6 +155,7 @@ class PrimFunc(Located):
 
     `params` are buffers (inputs, then the `num_outputs` outputs) followed by the scalar variables for symbolic dims. Buffers
     do not overlap, except that an output may be the same memory as an input when `attrs` has ("in_place", index of that input).
+    ("numerics", "strict") says that every float operation is to be rounded by itself, in the order written.
     `facts` are promises about the dims. Calling convention of compiled code: one pointer per buffer, then one i64 per scalar.
     """
 

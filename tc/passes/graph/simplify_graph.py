@@ -15,9 +15,9 @@ from tc.passes.manager import graph_pass
 
 
 @graph_pass
-def simplify_graph(module: IRModule) -> IRModule:
-    """Apply GRAPH_RULES until none applies."""
-    return rewrite_module(module, GRAPH_RULES)
+def simplify_graph(module: IRModule, *, exact: bool = False) -> IRModule:
+    """Apply GRAPH_RULES until none applies; with `exact`, only those after which every bit of a result is what it was."""
+    return rewrite_module(module, [rule for rule in GRAPH_RULES if not (exact and rule.inexact)])
 
 
 def _keeps_type(m: Match, source: str, target: str) -> bool:
