@@ -32,13 +32,13 @@ def test_kernels_that_keep_their_meaning_pass() -> None:
     assert len(module.report().kernels) >= 2
 
 
-def break_finish_loops(func: PrimFunc) -> PrimFunc:
+def break_finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     """What `finish_loops` does, and a maximum becomes a minimum."""
 
     def swap(node: Node) -> Node | None:
         return Min(node.lhs, node.rhs) if isinstance(node, Max) and node.dtype == f32 else None
 
-    return transform(finish_loops(func), swap)
+    return transform(finish_loops(func, threads), swap)
 
 
 finish_loops = tc.compiler.finish_loops

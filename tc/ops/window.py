@@ -61,6 +61,20 @@ def output_dim(dim: Expr, window: Window, d: int, ceil_mode: bool = False) -> Ex
     return simplify(Select(starts_inside, count, count - 1))
 
 
+def _pool_dim(dim: Expr, window: Window, d: int, attrs: Attrs) -> Expr:
+    """As `output_dim`. With `clip`, a window that is longer than the padded input, by less than a stride, counts once."""
+    plain = output_dim(dim, window, d, attrs.ceil_mode)
+    if attrs.ceil_mode or not attrs.clip:
+        return plain
+    free = dim + (window.begin[d] + window.end[d]) - window.reach(d)
+    return simplify(Select(logical_and(dim > 0, free < 0, free > -window.strides[d]), const(1), plain))
+
+
+def _sticks_out(attrs: Attrs) -> bool:
+    """Whether the last window may reach beyond the padded input."""
+    return bool(attrs.ceil_mode or attrs.clip)
+
+
 def pad_stage(x: Tensor, window: Window, extra: Sequence[Expr | int], value: Expr, name: str) -> Tensor:
     """`x` with `value` around its spatial axes; `extra` more at the end. Itself when there is nothing to add."""
     rank = len(window.kernel)
@@ -387,14 +401,14 @@ def _infer_pool(op: str) -> Callable[[Types, Attrs], TensorType]:
         if x.rank < 3:
             raise ShapeError(f"{op}: the operand must be [n, c, *space], found {x}")
         window = _pool_window(attrs, x.rank - 2, op)
-        space = tuple(output_dim(x.shape[2 + d], window, d, attrs.ceil_mode) for d in range(x.rank - 2))
+        space = tuple(_pool_dim(x.shape[2 + d], window, d, attrs) for d in range(x.rank - 2))
         return TensorType((*x.shape[:2], *space), x.dtype)
 
     return infer
 
 
 def _overhang(x: Tensor, out: Sequence[Expr], window: Window) -> list[Expr | int]:
-    """How far the last window sticks out beyond the padded input; 0 without ceil_mode."""
+    """How far the last window sticks out beyond the padded input."""
     found: list[Expr | int] = []
     for d, count in enumerate(out):
         needed = (count - 1) * window.strides[d] + window.reach(d)
@@ -408,7 +422,7 @@ def _pooled(
 ) -> Tensor:
     rank = type_.rank - 2
     window = _pool_window(attrs, rank, name)
-    extra = _overhang(x, type_.shape[2:], window) if attrs.ceil_mode else [0] * rank
+    extra = _overhang(x, type_.shape[2:], window) if _sticks_out(attrs) else [0] * rank
     padded = pad_stage(x, window, extra, fill, f"{name}_pad")
 
     def body(n: Expr, c: Expr, *rest: Expr) -> Expr:
@@ -428,7 +442,7 @@ def _padded_windows(x: np.ndarray, attrs: Attrs, fill: Any, op: str) -> tuple[np
     window = _int_window(attrs, attrs.kernel, rank, op)
     counts, widths = [], []
     for d in range(rank):
-        count = int(output_dim(const(x.shape[2 + d]), window, d, attrs.ceil_mode))
+        count = int(_pool_dim(const(x.shape[2 + d]), window, d, attrs))
         needed = (count - 1) * window.strides[d] + int(window.reach(d))
         end = max(needed - x.shape[2 + d] - window.begin[d], window.end[d])
         counts.append(count)
@@ -467,6 +481,7 @@ _POOL_DEFAULTS: dict[str, Any] = {
     "pads": None,
     "dilations": None,
     "ceil_mode": False,
+    "clip": False,
 }
 
 
@@ -475,6 +490,8 @@ def _pool_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 2, 3, 8)], {"kernel": (3,), "dilations": (2,)}
     yield [_normal(rng, 1, 1, 5, 5)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True}
     yield [_normal(rng, 1, 1, 6, 6)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True, "pads": (0, 0, 1, 1)}
+    yield [_normal(rng, 1, 2, 2, 8)], {"kernel": (3, 2), "strides": (3, 2), "clip": True}
+    yield [_normal(rng, 1, 2, 2, 8)], {"kernel": (5, 2), "strides": (3, 2), "pads": (1, 0, 1, 0), "clip": True}
 
 
 register(
@@ -563,7 +580,7 @@ def _window_sizes(x: Tensor, attrs: Attrs, window: Window, axes: Sequence[Expr])
         start = axis * window.strides[d] - window.begin[d]
         dim = x.shape[2 + d]
         if attrs.count_include_pad:
-            if not attrs.ceil_mode:
+            if not _sticks_out(attrs):
                 count: Expr = const(int(window.kernel[d]))
             else:
                 room = dim + window.end[d] - start

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import Value
-from tc.ir.arith import simplify
+from tc.ir.arith import prove, simplify
 from tc.ir.dtype import f32, i32
 from tc.ir.expr import Const, Expr, ceildiv, const, is_const, maximum
 from tc.ir.types import product
@@ -198,6 +198,17 @@ def _per_channel(n: NodeContext, value: Value, rank: int) -> Value:
 # -- pooling
 
 
+def _may_be_short(n: NodeContext, x: Value, window: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a window, (reach, stride, padding) for each axis, may be longer than its padded input, by less than a stride.
+
+    onnxruntime then computes one result, of what there is, where the formula of the specification gives none: it divides toward zero.
+    """
+    return any(
+        stride > 1 and prove(x.shape[2 + d] + (padding - reach) >= 0, n.facts.assume(x.shape[2 + d] >= 1)) is not True
+        for d, (reach, stride, padding) in enumerate(window)
+    )
+
+
 def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
     x = n.value(0)
     rank = _space(n, x)
@@ -206,6 +217,9 @@ def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
     pads = _window_pads(n, x, kernel, strides, dilations)
     if not all(isinstance(p, Const) for p in pads):
         raise UnsupportedError(f"{n.op_type}: the padding depends on dims: {', '.join(map(str, pads))}")
+    window = [
+        ((kernel[d] - 1) * dilations[d] + 1, strides[d], int(pads[d]) + int(pads[rank + d])) for d in range(rank)
+    ]
     return n.call(
         op,
         x,
@@ -214,6 +228,7 @@ def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
         pads=tuple(int(p) for p in pads),
         dilations=tuple(dilations),
         ceil_mode=bool(n.attr("ceil_mode", 0)),
+        clip=_may_be_short(n, x, window),
         **attrs,
     )
 
