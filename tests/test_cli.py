@@ -364,6 +364,13 @@ def test_a_kernel_without_a_stage_is_refused(affine: Path, capsys: pytest.Captur
     assert "--kernel: needs --emit" in capsys.readouterr().err
 
 
+def test_models_compile_strictly_and_verified(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = run_json(capsys, "run", affine, "--numerics", "strict", "--verify", "always", "--check", "interpreter")
+
+    assert code == 0
+    assert max(data["check"]["errors"].values()) <= 1e-6
+
+
 def test_profile_times_every_launch(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data = run_json(capsys, "profile", affine, "--repeat", "2", "--threads", "1")
 

@@ -14,6 +14,9 @@ import tc
 from tc.compiler import run_stages
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import InputError, ModelError, UserError
+from tc.ir.expr import Var, equal
+from tc.ir.module import IRModule
+from tc.ir.node import replace, walk
 from tc.ir.parser import parse_module
 from tc.target import native_target
 
@@ -195,6 +198,28 @@ def test_bad_arguments_are_refused() -> None:
         tc.compile(affine(), threads=0)
     with pytest.raises(UserError, match="numerics"):
         tc.compile(affine(), numerics="sloppy")
+
+
+def test_a_broken_condition_is_told_with_the_values_of_its_dims(tmp_path: Path) -> None:
+    text = """
+@graph
+def main(x: f32[n, 8], y: f32[m, 8], z: f32[n + 1]):
+    a: f32[n, 8] = add(x, y)
+    return a
+"""
+    module = parse_module(text)
+    n, m = (next(v for v in walk(p.type) if isinstance(v, Var)) for p in module.main.params[:2])
+    carried = (equal(n, m), "dims n and m must be equal")
+    module = IRModule((replace(module.main, attrs=(("requirements", (carried,)),)),), module.entry)
+    compiled = tc.compile(module)
+    compiled.save(tmp_path / "m.tcm")
+    x, y, z = np.ones((3, 8), np.float32), np.ones((4, 8), np.float32), np.ones(4, np.float32)
+
+    for again in (compiled, tc.load(tmp_path / "m.tcm")):
+        with pytest.raises(InputError, match=r"dims n and m must be equal \(here n = 3, m = 4\)"):
+            again(x, y, z)
+        with pytest.raises(InputError, match=r'input "z": dim 0 is 4, but must be n \+ 1 \(here n = 2\)'):
+            again(x[:2], y[:2], z)
 
 
 def test_memory_is_a_formula_over_the_dims() -> None:

@@ -120,7 +120,18 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
     group.add_argument("--tune", metavar="FILE", help="a tuning database")
-    group.add_argument("--numerics", choices=("default", "strict"), default="default")
+    group.add_argument(
+        "--numerics",
+        choices=("default", "strict"),
+        default="default",
+        help="strict: every sum and product rounded by itself, no operator computed in another way",
+    )
+    group.add_argument(
+        "--verify",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="always: compare every compiled kernel with the reference interpreter, exit code 3 when one differs",
+    )
     group.add_argument(
         "--on-unsupported",
         choices=("fallback", "error"),
@@ -140,5 +151,6 @@ def compile_options(args: argparse.Namespace) -> dict[str, Any]:
         "tune": args.tune,
         "threads": args.threads,
         "numerics": args.numerics,
+        "verify": args.verify,
         "on_unsupported": args.on_unsupported,
     }

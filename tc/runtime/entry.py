@@ -7,7 +7,7 @@ They return 0, or the number of the check that failed plus 1, or a negative numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tc.codegen.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm import ScalarEmitter
@@ -97,11 +97,15 @@ def _all_dims(plan: ExecutionPlan) -> tuple[Var, ...]:
 
 @dataclass(frozen=True)
 class FailedCheck:
-    """What to tell the user when a check fails. `input` and `axis` name the offending dim, if it is one."""
+    """What to tell the user when a check fails. `input` and `axis` name the offending dim, if it is one.
+
+    `dims` are the names of the dims that the condition speaks of, each with its word among the frame's dims, where its value is then.
+    """
 
     message: str
     input: int = -1
     axis: int = -1
+    dims: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,18 +164,29 @@ class _EntryEmitter:
     def _set_word(self, word: int, value: Value) -> None:
         self.b.emit_void(f"store {value}, {self._word_pointer(word)}, align 8")
 
-    def _fail_unless(self, condition: Value, check: FailedCheck, detail: Value | None = None) -> None:
+    def _fail_unless(
+        self, condition: Value, check: FailedCheck, detail: Value | None = None, about: Expr | None = None
+    ) -> None:
+        """Leave with the number of `check` unless `condition` holds; `about` is the expression whose dims the user is told."""
         if condition.known:
             return
-        self.checks.append(check)
+        dims = self._dims_of(about)
+        self.checks.append(replace(check, dims=tuple((dim.name, self.layout.dim_vars.index(dim)) for dim in dims)))
         b = self.b
         bad, good = b.label("bad"), b.label("good")
         b.branch_if(condition, good, bad)
         b.start_block(bad)
         if detail is not None:
             self._set_word(DETAIL, detail)
+        for dim in dims:
+            self._set_word(self.layout.dims + self.layout.dim_vars.index(dim), self.dims.values[dim])
         b.emit_void(f"ret i64 {len(self.checks)}")
         b.start_block(good)
+
+    def _dims_of(self, expr: Expr | None) -> list[Var]:
+        """The dims in an expression that have a word in the frame."""
+        found = () if expr is None else (node for node in walk(expr) if isinstance(node, Var))
+        return [var for var in dict.fromkeys(found) if var in self.layout.dim_vars and var in self.dims.values]
 
     # -- prepare
 
@@ -183,7 +198,8 @@ class _EntryEmitter:
                 self._check_fact(fact)
         for step in self.plan.steps:
             if isinstance(step, Check) and self._is_bound(step.condition):
-                self._fail_unless(self.dims.value(step.condition), FailedCheck(_located(step, step.message)))
+                check = FailedCheck(_located(step, step.message))
+                self._fail_unless(self.dims.value(step.condition), check, about=step.condition)
         for word, var in zip(self.layout.outputs, self.plan.outputs, strict=True):
             assert isinstance(var.type, TensorType)
             for k, dim in enumerate(var.type.shape):
@@ -215,7 +231,7 @@ class _EntryEmitter:
             name = self.plan.inputs[index].name
             message = f'input "{name}": dim {axis} is {{value}}, but must be {_dim_text(dim)}'
             condition = self.b.compare("icmp eq", actual, expected)
-            self._fail_unless(condition, FailedCheck(message, index, axis), actual)
+            self._fail_unless(condition, FailedCheck(message, index, axis), actual, about=dim)
 
     def _check_fact(self, fact: object) -> None:
         var, lo, hi, multiple = fact.var, fact.lo, fact.hi, fact.multiple_of  # type: ignore[attr-defined]
@@ -320,7 +336,7 @@ class _EntryEmitter:
             case Launch():
                 self._launch(step)
             case Check(condition=condition, message=message):
-                self._fail_unless(self.dims.value(condition), FailedCheck(_located(step, message)))
+                self._fail_unless(self.dims.value(condition), FailedCheck(_located(step, message)), about=condition)
             case Copy(source=source, target=target, size_bytes=size):
                 self.module.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
                 b = self.b

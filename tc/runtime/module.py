@@ -337,7 +337,8 @@ class CompiledModule:
             raise error
         check = self._entry.checks[status - 1]
         message = check.message.format(value=frame.words[DETAIL]) if "{value}" in check.message else check.message
-        raise InputError(message)
+        values = [f"{name} = {frame.words[self._entry.layout.dims + word]}" for name, word in check.dims]
+        raise InputError(f"{message} (here {', '.join(values)})" if values else message)
 
     # -- results of data-dependent size
 
@@ -510,7 +511,7 @@ class CompiledModule:
             "num_dynamic": self.plan.num_dynamic,
             "places": [[slot.place.value, slot.index] for slot in self.plan.output_slots],
             "layout": [layout.inputs, layout.outputs, layout.dynamic, layout.dims, layout.words],
-            "checks": [[check.message, check.input, check.axis] for check in self._entry.checks],
+            "checks": [[check.message, check.input, check.axis, check.dims] for check in self._entry.checks],
             "constants": [[from_numpy(c.dtype).name, list(c.shape)] for c in self._constants],
             "num_objects": len(self._objects),
             "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
@@ -552,7 +553,10 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     )
     ins, outs, dynamic, dims, words = header["layout"]
     layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, ())
-    checks = tuple(FailedCheck(message, index, axis) for message, index, axis in header["checks"])
+    checks = tuple(
+        FailedCheck(message, index, axis, tuple((name, word) for name, word in dims))
+        for message, index, axis, dims in header["checks"]
+    )
     entry = EntrySource("", checks, (), layout)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]

@@ -41,7 +41,7 @@ from tc.ir.expr import (
 )
 
 MAGIC = b"tcmodule"
-VERSION = 1
+VERSION = 2
 _HEAD = struct.Struct("<8sI32sQ")
 _ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20

@@ -16,7 +16,7 @@ import tc
 from tc.errors import UnsupportedError
 from tc.frontend.onnx import load_model
 from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE
-from tests.frontend.models import run
+from tests.frontend.models import make_model, node, run, run_onnxruntime
 
 # Cases that cannot pass, and why.
 EXCEPTIONS = {
@@ -132,3 +132,20 @@ def test_node_cases_of_onnx_compiled() -> None:
 
     assert not failures, "\n".join(failures)
     assert statuses[NATIVE] >= 1500, statuses
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize("attributes", [{}, {"ceil_mode": 1}, {"pads": [1, 0, 1, 0]}], ids=str)
+@pytest.mark.parametrize("height", ["h", 2])
+def test_pools_of_inputs_shorter_than_the_window_compute_what_onnxruntime_does(
+    op: str, attributes: dict, height: int | str
+) -> None:
+    model = make_model(
+        [node(op, "x", "y", kernel_shape=[4, 2], strides=[3, 2], **attributes)], {"x": (np.float32, [1, 2, height, 8])}, ["y"]
+    )
+    compiled = tc.compile(model)
+    for size in range(2, 9) if height == "h" else [2]:
+        x = np.random.default_rng(size).standard_normal((1, 2, size, 8)).astype(np.float32)
+        (expected,) = run_onnxruntime(model, {"x": x})
+        np.testing.assert_allclose(compiled(x), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(run(load_model(model), {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
