@@ -214,15 +214,13 @@ def _schedule_tiles(
     schedule.annotate_loop(block, "partition", 1)
     tile_loop = _share(schedule, chain, lead, tile_loop, rows)
     schedule.compute_at(chain.weighted, block)
-    for whole, name in ((chain.inverse, chain.total), (chain.powers, chain.top)):  # rows, and what is done within each
-        schedule.compute_at(whole, tile_loop)
-        schedule.compute_at(name, _inside(schedule, whole, tile_loop)[0])
-    schedule.compute_at(chain.masked, tile_loop)
+    for name in (chain.inverse, chain.total, chain.powers, chain.top, chain.masked):
+        schedule.compute_at(name, tile_loop)
     for name in (chain.masked, chain.powers):
         _interleave_rows(schedule, name, lanes)
     _tile_scores(schedule, chain, tile_loop, lanes)
-    for name, reader in ((chain.total, chain.inverse), (chain.top, chain.powers)):
-        reduce_along(schedule, name, _inside(schedule, reader, tile_loop)[0], target)
+    for name in (chain.total, chain.top):
+        reduce_along(schedule, name, tile_loop, target)
     _in_vectors(schedule, chain.powers, lanes)
     _split_keys(schedule, chain.weighted, lanes)
     _register_tile(schedule, chain.weighted, block, lanes)

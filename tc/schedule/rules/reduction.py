@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Var
+from tc.ir.expr import Buffer, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
@@ -179,7 +179,17 @@ def _reduce_along_lanes(
     schedule.unroll(final_loop)
     schedule.annotate_loop(final_loop, "tree", 1)
     for buffer in _info(schedule, partial).written_buffers:
-        schedule.set_scope(buffer.name, "register")
+        if any(loop not in depth for loop in inside):  # several rows: all partial results, then all trees, side by side
+            _lanes_last(schedule, buffer)
+        else:
+            schedule.set_scope(buffer.name, "register")
+
+
+def _lanes_last(schedule: Schedule, buffer: Buffer) -> None:
+    """Put the lanes of partial results, their first axis, last."""
+    names = [f"a{d}" for d in range(len(buffer.shape))]
+    schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join([*names[1:], names[0]])}")
+    schedule.set_scope(buffer.name, "local")
 
 
 def _accumulators(extent: int | None, lanes: int, most: int) -> int:
