@@ -234,7 +234,7 @@ def _np_softplus(x: np.ndarray) -> np.ndarray:
 def _gelu(x: Expr, approximate: str) -> Expr:
     if approximate == "tanh":
         inner = (x + x * x * x * _c(0.044715, x)) * _c(math.sqrt(2 / math.pi), x)
-        return x * _half(x) * (call("tanh", inner) + _c(1.0, x))
+        return x * call("sigmoid", inner + inner)  # (1 + tanh(u)) / 2 is sigmoid(2 u)
     return x * call("normal_cdf", x)
 
 

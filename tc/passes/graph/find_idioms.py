@@ -128,12 +128,19 @@ def _erf_of_product(b: GraphBuilder, m: Match) -> Atom:
 # -- gelu: x / 2 * (1 + erf(x / sqrt(2)))
 
 
-_BELL = op("add", op("erf", op("mul", _X, const_("c"), commutes=True, name="inner")), const_("one"), commutes=True)
-_GELUS = {
-    "the half last": op("mul", op("mul", _X, _BELL, commutes=True), const_("half"), commutes=True, name="outer"),
-    "the half first": op("mul", op("mul", _X, const_("half"), commutes=True), _BELL, commutes=True, name="outer"),
-    "the half with erf": op("mul", _X, op("mul", _BELL, const_("half"), commutes=True), commutes=True, name="outer"),
-}
+def _halved_products(bell: OpPattern) -> dict[str, OpPattern]:
+    """x * bell / 2, in each order."""
+    half = const_("half")
+    return {
+        "the half last": op("mul", op("mul", _X, bell, commutes=True), half, commutes=True, name="outer"),
+        "the half first": op("mul", op("mul", _X, half, commutes=True), bell, commutes=True, name="outer"),
+        "the half with the bell": op("mul", _X, op("mul", bell, half, commutes=True), commutes=True, name="outer"),
+    }
+
+
+_ERF = op("erf", op("mul", _X, const_("c"), commutes=True, name="inner"))
+_GELUS = _halved_products(op("add", _ERF, const_("one"), commutes=True))
+_TANH_GELUS = _halved_products(op("add", op("tanh", any_("u")), const_("one"), commutes=True))
 
 
 def _is_gelu(m: Match) -> bool:
@@ -146,9 +153,19 @@ def _gelu(b: GraphBuilder, m: Match) -> Atom:
     return b.call("gelu", m.x, approximate="none")
 
 
-def _example_gelu(b: GraphBuilder, name: str) -> Atom:
+def _is_halved_tanh(m: Match) -> bool:
+    floats = m.type_of("u").dtype.is_float and m.type_of("u").dtype == m.type_of("outer").dtype
+    return floats and _is_number(m, "half", 0.5) and _is_number(m, "one", 1.0)
+
+
+def _times_sigmoid(b: GraphBuilder, m: Match) -> Atom:
+    """(1 + tanh(u)) / 2 is sigmoid(2 u)."""
+    return b.call("mul", m.x, b.call("sigmoid", b.call("add", m.u, m.u)))
+
+
+def _example_gelu(b: GraphBuilder, name: str, function: str) -> Atom:
     x, half = _x(b), _number(b, 0.5)
-    bell = b.call("add", b.call("erf", b.call("mul", x, _number(b, 0.70710677))), _number(b, 1.0))
+    bell = b.call("add", b.call(function, b.call("mul", x, _number(b, 0.70710677))), _number(b, 1.0))
     if name == "the half last":
         return b.call("mul", b.call("mul", bell, x), half)
     if name == "the half first":
@@ -218,10 +235,21 @@ IDIOM_RULES = (
             pattern,
             _gelu,
             when=_is_gelu,
-            example=lambda b, name=name: _example_gelu(b, name),  # type: ignore[misc]
+            example=lambda b, name=name: _example_gelu(b, name, "erf"),  # type: ignore[misc]
             inexact=True,
         )
         for name, pattern in _GELUS.items()
+    ),
+    *(
+        Rule(
+            f"half of x (1 + tanh), {name}",
+            pattern,
+            _times_sigmoid,
+            when=_is_halved_tanh,
+            example=lambda b, name=name: _example_gelu(b, name, "tanh"),  # type: ignore[misc]
+            inexact=True,
+        )
+        for name, pattern in _TANH_GELUS.items()
     ),
     Rule(
         "RMS normalisation, as a quotient",
