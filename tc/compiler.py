@@ -44,6 +44,7 @@ from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
+from tc.passes.loop.mark_in_place import mark_in_place
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.lower import lower_primitives
@@ -136,7 +137,7 @@ def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     func = simplify_loops(lower_blocks(func))
     func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
     func = hoist_guards(partition_loops(func))
-    return lift_workspace(simplify_loops(func), threads=threads)
+    return mark_in_place(lift_workspace(simplify_loops(func), threads=threads))
 
 
 def schedule_kernel(prim: PrimFunc, target: Target) -> Kernel:

@@ -1262,14 +1262,18 @@ def _can_vectorize(loop: For) -> bool:
 
 
 def _alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
-    """Metadata that tells LLVM that the parameters do not overlap; none for a function that works in place."""
-    if any(name == "in_place" for name, _ in func.attrs) or not 1 < len(func.buffers) <= 24:
+    """Metadata that tells LLVM which parameters do not overlap: all, but the first output and what it may take the place of."""
+    count = len(func.buffers)
+    if not 1 < count <= 24:
         return {}
+    first_output = len(func.inputs)
+    shared = {int(k) for k in str(annotation(func, "in_place") or "").split(",") if k}
     domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
     own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]
     result = {}
     for k, buffer in enumerate(func.buffers):
+        may_be_same = shared if k == first_output else {first_output} if k in shared else set()
         mine = module.add_metadata(f"!{{{own[k]}}}")
-        others = module.add_metadata(f"!{{{', '.join(scope for j, scope in enumerate(own) if j != k)}}}")
+        others = module.add_metadata(f"!{{{', '.join(own[j] for j in range(count) if j != k and j not in may_be_same)}}}")
         result[buffer] = f", !alias.scope {mine}, !noalias {others}"
     return result

@@ -154,7 +154,8 @@ class PrimFunc(Located):
     """A loop-level function in destination-passing style.
 
     `params` are buffers (inputs, then the `num_outputs` outputs) followed by the scalar variables for symbolic dims. Buffers
-    do not overlap, except that an output may be the same memory as an input when `attrs` has ("in_place", index of that input).
+    do not overlap, except that the first output may be the same memory as one of the inputs whose numbers `attrs` lists, as
+    ("in_place", "0,2").
     ("numerics", "strict") says that every float operation is to be rounded by itself, in the order written.
     `facts` are promises about the dims. Calling convention of compiled code: one pointer per buffer, then one i64 per scalar.
     """

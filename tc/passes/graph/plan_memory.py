@@ -2,7 +2,8 @@
 
 A *storage* is one piece of memory; a view shares the storage of its operand. Storages of results are the caller's output
 buffers, storages of a size that depends on data are allocated when that size is known, all others live in one arena, where those
-that are never alive together overlap. The function is walked twice in the same order: first to learn when each storage
+that are never alive together overlap, and a kernel's result takes over the memory of an operand that dies there, if the kernel's
+loops allow it. The function is walked twice in the same order: first to learn when each storage
 is alive, then, when all offsets are known, to write down the steps.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from tc.errors import LoweringError, UnsupportedError, located
 from tc.ir.arith import Facts
 from tc.ir.dtype import bool_, i64
-from tc.ir.expr import Expr, Var, const, mul
+from tc.ir.expr import Const, Expr, Var, const, mul
 from tc.ir.graph import (
     Atom,
     Binding,
@@ -29,6 +30,7 @@ from tc.ir.graph import (
     TensorVar,
     atoms_of,
 )
+from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
 from tc.ir.plan import (
@@ -49,6 +51,7 @@ from tc.ir.plan import (
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
+from tc.passes.loop.mark_in_place import in_place_inputs
 
 
 @dataclass(eq=False)
@@ -61,6 +64,25 @@ class _Storage:
     start: int = 0
     end: int = 0
     region: Region | None = None
+    taken: _Storage | None = None
+
+    @property
+    def root(self) -> _Storage:
+        """The storage whose memory this one has taken over, or itself."""
+        storage = self
+        while storage.taken is not None:
+            storage = storage.taken
+        return storage
+
+
+@dataclass(frozen=True)
+class _Handover:
+    """At step `time` a kernel may make its first result, `result`, in the memory of any of the operands `operands[k]`, k in `allowed`."""
+
+    time: int
+    operands: tuple[_View, ...]
+    allowed: tuple[int, ...]
+    result: _View
 
 
 @dataclass(eq=False)
@@ -80,6 +102,7 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     func = module.main
     planner = _Planner(module, func, [*(Check(r.condition, r.message) for r in requirements), *_carried_checks(func)])
     planner.measure(func)
+    planner.take_over()
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
     steps = planner.emit(func)
     facts = tuple(fact for fact in func.facts if fact.var in planner.bound_dims)
@@ -125,6 +148,7 @@ class _Planner:
         self.bound_dims = {v for p in func.params for v in walk(p.type) if isinstance(v, Var)}
         self.wanted: dict[TensorVar, _View] = {}  # values that are to be made in a given place
         self.measuring = True
+        self.handovers: list[_Handover] = []
         # Made in the first walk, found again in the second:
         self._indices: dict[Loop, Var] = {}
         self._conditions: dict[Loop, TensorVar] = {}
@@ -161,7 +185,7 @@ class _Planner:
         """The arena regions, from the lifetimes that `measure` found."""
         found = []
         for storage in self.storages:
-            if storage.place is Place.ARENA:
+            if storage.place is Place.ARENA and storage.taken is None:
                 assert storage.type is not None
                 storage.region = region_of_type(storage.type, storage.start, storage.end)
                 found.append(storage.region)
@@ -191,8 +215,9 @@ class _Planner:
     def _slot(self, atom: Atom, view: _View) -> Slot:
         storage = view.storage
         offset = view.offset
-        if storage.place is Place.ARENA and storage.region is not None:
-            offset = storage.region.offset + offset
+        region = storage.root.region
+        if storage.place is Place.ARENA and region is not None:
+            offset = region.offset + offset
         return Slot(storage.place, storage.index, _tensor_type(atom), offset)
 
     def _used_slot(self, atom: Atom) -> Slot:
@@ -207,6 +232,21 @@ class _Planner:
         """Learn the lifetimes of all storages."""
         self.measuring, self.time = True, 0
         self._walk_function(func)
+
+    def take_over(self) -> None:
+        """Let results take the memory of operands that are not needed any more, where the kernel allows it."""
+        for handover in self.handovers:
+            result = handover.result.storage
+            roots = [view.storage.root for view in handover.operands]
+            if result.place is not Place.ARENA or result.start != handover.time or not _is_whole(handover.result):
+                continue
+            for k in handover.allowed:
+                operand = roots[k]
+                dies = operand.place is Place.ARENA and operand.end == handover.time and roots.count(operand) == 1
+                if dies and _is_whole(handover.operands[k]) and _have_same_size(operand, result):
+                    result.taken = operand
+                    operand.end = max(operand.end, result.end)
+                    break
 
     def emit(self, func: Function) -> tuple[Step, ...]:
         """The steps, all offsets being known."""
@@ -266,6 +306,8 @@ class _Planner:
             case CallTir(callee=callee, args=args, dims=dims):
                 used = tuple(map(self._used_slot, args))
                 made = tuple(map(self._defined_slot, targets))
+                if self.measuring:
+                    self._note_handover(callee, args, targets)
                 return [*self._allocations(made), Launch(callee, (*used, *made), dims, span=span)]
             case Call(op=op, args=args) if get_op(op).view:
                 source = self._use(args[0])  # type: ignore[arg-type]
@@ -286,6 +328,13 @@ class _Planner:
             case Loop():
                 return self._walk_loop(value, targets)
         raise LoweringError(f"no execution step for {type(value).__name__}")
+
+    def _note_handover(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:
+        kernel = self.module[callee]
+        allowed = in_place_inputs(kernel) if isinstance(kernel, PrimFunc) else ()
+        if allowed:
+            operands = tuple(map(self._use, args))
+            self.handovers.append(_Handover(self.time, operands, allowed, self.views[targets[0]]))
 
     def _allocations(self, slots: Iterable[Slot]) -> list[Step]:
         """Allocations of dynamic blocks; one whose size a call out finds is made by that call."""
@@ -425,6 +474,17 @@ class _Planner:
 
     def _is_used(self, var: TensorVar, body: Function) -> bool:
         return any(node is var for part in (*body.bindings, *body.results) for node in walk(part))
+
+
+def _is_whole(view: _View) -> bool:
+    """Whether a view starts where its storage does."""
+    return isinstance(view.offset, Const) and view.offset.value == 0
+
+
+def _have_same_size(first: _Storage, second: _Storage) -> bool:
+    assert first.type is not None and second.type is not None
+    a, b = region_of_type(first.type, 0, 0), region_of_type(second.type, 0, 0)
+    return a.count == b.count and a.unit is b.unit
 
 
 def _carried_checks(func: Function) -> list[Check]:
