@@ -3,8 +3,8 @@
 The size of a region is a number of bytes times a *unit*, a product of symbolic dims (static regions: 1). There are two ways to place
 them, and that is taken which needs less for typical dims:
 
-By classes: regions of one unit compare as numbers and are placed largest first at the lowest offset that no living neighbour
-overlaps; classes follow one another and do not share memory. Best when nearly everything has one unit.
+By classes: regions of one unit compare as numbers and are placed, largest first or in another order if that needs less, at the lowest
+offset that no living neighbour overlaps; classes follow one another and do not share memory. Best when nearly everything has one unit.
 Source: greedy-by-size offset assignment (Pisarchyk and Lee, 2020), lifted to symbolic sizes.
 
 By slots: a slot is as large as the largest of the regions that live in it one after the other, whatever their units, so that no
@@ -123,11 +123,26 @@ def place_by_classes(regions: Sequence[Region], facts: Facts) -> Layout:
     return Layout(offsets, simplify(base, facts))
 
 
+_ORDERS: tuple[Callable[[Region], tuple[int, ...]], ...] = (
+    lambda r: (-r.count, r.start),
+    lambda r: (-r.count, -r.end),
+    lambda r: (r.start - r.end, -r.count),
+    lambda r: (-r.count * (1 + r.end - r.start), r.start),
+    lambda r: (r.start, -r.count),
+)
+"""In which order to place regions. Largest first is the best of them for most models, and near it for all."""
+
+
 def _pack(regions: Sequence[Region]) -> tuple[dict[Region, int], int]:
-    """Greedy by size: each region, largest first, at the lowest gap between the placed regions that live at the same time."""
+    """The tightest of the packings by `_ORDERS`."""
+    return min((_pack_in_order(sorted(regions, key=order)) for order in _ORDERS), key=lambda packed: packed[1])
+
+
+def _pack_in_order(regions: Iterable[Region]) -> tuple[dict[Region, int], int]:
+    """Greedy: each region at the lowest gap between the placed regions that live at the same time."""
     places: dict[Region, int] = {}
     total = 0
-    for region in sorted(regions, key=lambda r: (-r.count, r.start)):
+    for region in regions:
         neighbours = [(start, start + other.count) for other, start in places.items() if other.meets(region)]
         places[region] = _lowest_gap(neighbours, region.count)
         total = max(total, places[region] + region.count)

@@ -491,7 +491,7 @@ def _carried_checks(func: Function) -> list[Check]:
     """The checks in a function's attribute "requirements": pairs (condition, message)."""
     carried = dict(func.attrs).get("requirements", ())
     assert isinstance(carried, tuple), "requirements are pairs of condition and message"
-    return [Check(condition, message) for condition, message in carried]  # type: ignore[misc,arg-type]
+    return [Check(*pair) for pair in carried]  # type: ignore[misc,arg-type]
 
 
 def _dims_bound_by(binding: Binding) -> set[Expr]:
