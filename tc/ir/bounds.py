@@ -73,8 +73,14 @@ class Facts:
         )
 
     def with_range(self, var: Var, extent: Expr) -> Facts:
-        """Also 0 <= var < extent."""
-        return Facts({**self.variables, var: VarFact(const(0), polynomial(extent).plus_const(-1).to_expr())}, self.nonnegative)
+        """Also 0 <= var < extent. Where there is such a number, no factor of the extent is 0."""
+        last = polynomial(extent).plus_const(-1)
+        known = {**self.variables, var: VarFact(const(0), last.to_expr())}
+        for factor in _nonzero_factors(last):
+            fact = known.get(factor)
+            if fact is not None and isinstance(fact.lo, Const) and fact.lo.value == 0 and factor is not var:
+                known[factor] = VarFact(const(1), fact.hi, fact.multiple_of)
+        return Facts(known, self.nonnegative)
 
     def with_bounds(self, var: Var, lo: int | None, hi: int | None, multiple_of: int = 1) -> Facts:
         fact = VarFact(None if lo is None else const(lo), None if hi is None else const(hi), multiple_of)
@@ -84,6 +90,20 @@ class Facts:
         """Also `condition`. Conditions over integers are used; others are ignored."""
         found = tuple(_nonnegative_parts(condition))
         return Facts(self.variables, self.nonnegative + found) if found else self
+
+
+def _nonzero_factors(poly: Polynomial) -> list[Var]:
+    """Variables that cannot be 0 if poly >= 0: for k * x * y - c with positive k and c, or with (x * y + d) // e instead of x * y."""
+    if len(poly.terms) != 1 or poly.constant >= 0:
+        return []
+    ((monomial, coefficient),) = poly.terms.items()
+    if coefficient <= 0:
+        return []
+    match monomial:
+        case (FloorDiv(lhs=inner, rhs=Const(value=divisor)),) if divisor > 0:
+            least = -(poly.constant // coefficient)  # the quotient is at least this
+            return _nonzero_factors(polynomial(inner).plus_const(-divisor * least))
+    return [atom for atom in monomial if isinstance(atom, Var)]
 
 
 def _nonnegative_parts(condition: Expr) -> Iterator[Polynomial]:

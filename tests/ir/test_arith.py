@@ -141,6 +141,17 @@ def test_a_tile_that_begins_early_stays_in_range() -> None:
     assert prove(index >= 0, Facts().with_bounds(inner, 0, 15).with_range(outer, (N + 15) // 16)) is None
 
 
+def test_inside_a_loop_no_factor_of_its_extent_is_zero() -> None:
+    facts = Facts().with_bounds(N, 0, None).with_bounds(M, 0, None)
+
+    assert simplify((P // N) * N + P % N, facts.with_range(P, M * N)) is P
+    assert simplify((P // N) * N + P % N, facts.with_range(J, (M * N + 13) // 14).with_range(P, M * N)) is P
+    assert simplify((P // N) * N + P % N, facts.with_range(J, (M * N + 13) // 14)) is P
+    assert simplify((P // N) * N + P % N, facts.with_range(J, (M * N + 14) // 14)) is not P
+    assert prove(N > 0, facts.with_range(J, M * N // 14)) is True
+    assert prove(N > 0, facts.with_range(J, M + N)) is None
+
+
 def test_convolution_shapes_are_recognised() -> None:
     assert prove(equal((N + 2 - 3) // 1 + 1, N)) is True
     assert equal_shapes((N * 4 // 4, M), (N, M)) is True
