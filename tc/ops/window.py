@@ -166,32 +166,45 @@ def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
 
 
 def _compute_conv(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    """The sums have an axis for groups, if there are several, and one for all spatial axes of a kernel of one element: tiles
+    of pixels then run on across the ends of rows."""
     x, w = tensors[0], tensors[1]
     assert x is not None and w is not None
-    rank = len(x.shape) - 2
+    rank, groups = len(x.shape) - 2, attrs.groups
     window = window_of(attrs, w.shape[2:], rank, "conv")
-    if is_pointwise(window) and attrs.groups == 1 and rank > 1:
-        return _pointwise_conv(tensors, types[0])
     padded = pad_stage(x, window, (0,) * rank, const(0, x.dtype), "conv_pad")
     dtype = sum_dtype(x.dtype)
-    groups = attrs.groups
     per_group = simplify(w.shape[0] // groups)
     single = is_const(w.shape[1], 1)  # one input channel per group: its axis is no reduction
+    joint = is_pointwise(window) and rank > 1
+    grouped = groups > 1 and not is_const(per_group, 1)
+    n, _, *space = types[0].shape
+    channel_shape = (const(groups), per_group) if grouped else (types[0].shape[1],)
+    space_shape = (simplify(product(space)),) if joint else tuple(space)
 
-    def body(n: Expr, o: Expr, *rest: Expr) -> Expr:
-        axes, reduce_axes = rest[:rank], rest[rank:]
+    def body(n: Expr, *rest: Expr) -> Expr:
+        channels, rest = rest[: len(channel_shape)], rest[len(channel_shape) :]
+        axes, reduce_axes = rest[: len(space_shape)], rest[len(space_shape) :]
+        o = ravel(channels, channel_shape)
         channel = const(0) if single else reduce_axes[0]
-        offsets = reduce_axes[-rank:]
-        first = (o if is_const(per_group, 1) else o // per_group) * w.shape[1] if groups > 1 else const(0)
-        value = padded[(n, first + channel, *taps(window, axes, offsets))]
-        return cast(value, dtype) * cast(w[(o, channel, *offsets)], dtype)
+        offsets = tuple(const(0) for _ in space) if joint else reduce_axes[len(reduce_axes) - rank :]
+        places = unravel(axes[0], space) if joint else taps(window, axes, offsets)
+        first = channels[0] * w.shape[1] if groups > 1 else const(0)
+        return cast(padded[(n, first + channel, *places)], dtype) * cast(w[(o, channel, *offsets)], dtype)
 
-    reduce_shape = w.shape[2:] if single else w.shape[1:]
-    total = te.reduce("sum", types[0].shape, reduce_shape, body, "conv")
+    reduce_shape = (() if single else w.shape[1:2]) + (() if joint else w.shape[2:])
+    if not reduce_shape:
+        reduce_shape = (const(1),)
+    total = te.reduce("sum", (n, *channel_shape, *space_shape), reduce_shape, body, "conv")
     bias = tensors[2] if len(tensors) > 2 else None
-    if bias is None and dtype == types[0].dtype:
+    if bias is None and dtype == types[0].dtype and not grouped and not joint:
         return total
-    return _with_bias(lambda n, o, *axes: total[(n, o, *axes)], bias, types[0], dtype)
+
+    def at(n: Expr, o: Expr, *axes: Expr) -> Expr:
+        place = (ravel(axes, space),) if joint else axes
+        return total[(n, *unravel(o, channel_shape), *place)]
+
+    return _with_bias(at, bias, types[0], dtype)
 
 
 def _with_bias(total: Callable[..., Expr], bias: Tensor | None, type_: TensorType, dtype: DType) -> Tensor:
@@ -212,26 +225,6 @@ def is_pointwise(window: Window) -> bool:
     return ones and set(window.strides) == {1} and not any(window.begin) and not any(window.end)
 
 
-def _pointwise_conv(tensors: Tensors, type_: TensorType) -> Tensor:
-    """All spatial axes as one, so that vectors run on across the ends of rows."""
-    x, w = tensors[0], tensors[1]
-    assert x is not None and w is not None
-    dtype = sum_dtype(x.dtype)
-    space = x.shape[2:]
-    pixels = simplify(product(space))
-
-    def body(n: Expr, o: Expr, pixel: Expr, channel: Expr) -> Expr:
-        zeros = tuple(const(0) for _ in space)
-        return cast(x[(n, channel, *unravel(pixel, space))], dtype) * cast(w[(o, channel, *zeros)], dtype)
-
-    total = te.reduce("sum", (*type_.shape[:2], pixels), (x.shape[1],), body, "conv")
-
-    def at(n: Expr, o: Expr, *axes: Expr) -> Expr:
-        return total[n, o, ravel(axes, space)]
-
-    return _with_bias(at, tensors[2] if len(tensors) > 2 else None, type_, dtype)
-
-
 def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
@@ -240,6 +233,8 @@ def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 1, 3, 7, 6), _normal(rng, 4, 3, 3, 3), _normal(rng, 4)], {"pads": (1, 1, 1, 1)}
     yield [_normal(rng, 2, 4, 5, 5), _normal(rng, 6, 2, 3, 2)], {"groups": 2, "strides": (2, 1), "pads": (0, 1, 2, 0)}
     yield [_normal(rng, 1, 4, 8, 8), _normal(rng, 4, 1, 3, 3)], {"groups": 4, "dilations": (2, 2)}
+    yield [_normal(rng, 1, 2, 4, 3), _normal(rng, 6, 1, 1, 1)], {"groups": 2}
+    yield [_normal(rng, 2, 6, 5, 7), _normal(rng, 10, 3, 1, 1), _normal(rng, 10)], {"groups": 2}
     yield [_normal(rng, 1, 2, 9), _normal(rng, 3, 2, 4)], {"strides": (3,)}
     yield [_normal(rng, 1, 2, 3, 4, 3), _normal(rng, 2, 2, 2, 2, 2)], {"pads": (1,) * 6}
     yield [_normal(rng, 0, 2, 4, 4), _normal(rng, 2, 2, 1, 1)], {}

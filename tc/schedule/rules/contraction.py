@@ -130,8 +130,9 @@ def _tile(
     else:
         blocks = None if columns is None else -(-columns // lanes)
     panel = max(1, (_depth_block(contraction.rhs, contraction.columns) or lanes) // lanes) if roles.blocks is None else 1
+    divided = bool(rows) and _is_part(schedule, final, rows[-1])
     tile = choose_tile(
-        row_count, outer_rows, blocks, lanes, target.num_vector_registers, roles.vectors_divide, panel
+        row_count, outer_rows, blocks, lanes, target.num_vector_registers, roles.vectors_divide, panel, divided
     )
     plan = _Plan(schedule, contraction, name, final, roles, rows, tile, target)
     plan.split()
@@ -139,6 +140,15 @@ def _tile(
     plan.finish_final()
     plan.finish_sum()
     plan.finish_padding(before or plan.before)
+
+
+def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
+    """Whether an axis of the block is made of the loop and others: tiles must then not run over the end of the loop."""
+    for axis in block_info(schedule, final).block.axes:
+        names = {node.name for node in walk(axis.value) if isinstance(node, Var)}
+        if loop in names and len(names) > 1:
+            return True
+    return False
 
 
 class _Plan:

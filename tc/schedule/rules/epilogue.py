@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Var, is_const
+from tc.ir.expr import Const, FloorMod, Var, is_const
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value
@@ -22,8 +22,24 @@ def final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str | 
             return None
     last = after[-1].name
     contraction = next(info for info in block_infos(schedule.func) if info.name == name)
+    _split_divided_axes(schedule, contraction, last)
     _fuse_joint_axes(schedule, contraction, last)
     return last
+
+
+def _split_divided_axes(schedule: Schedule, contraction: BlockInfo, final: str) -> None:
+    """Where the result is read at axis // c and axis % c (groups of channels, phases of a transposed convolution), split that loop."""
+    info = block_info(schedule, final)
+    driven = {axis.var: axis.value for axis in info.block.axes}
+    for load in info.reads:
+        if load.buffer not in contraction.written_buffers:
+            continue
+        for index in load.indices:
+            match index:
+                case FloorMod(lhs=Var() as axis, rhs=Const(value=divisor)) if isinstance(driven.get(axis), Var):
+                    loop = driven.pop(axis)
+                    schedule.split(loop.name, int(divisor))  # type: ignore[union-attr]
+        return
 
 
 def _fuse_joint_axes(schedule: Schedule, contraction: BlockInfo, final: str) -> None:

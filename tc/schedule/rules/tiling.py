@@ -59,12 +59,14 @@ def choose_tile(
     registers: int,
     vectors_divide: int = 0,
     panel: int = 1,
+    exact: bool = False,
 ) -> Tile:
     """The tile of the least total cycles over `outer_rows` x `rows` rows and `blocks` vectors of columns (None: symbolic).
 
     Accumulators, the vectors of the rhs and one broadcast must fit the registers. Leftover rows and vectors run as smaller
     tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
     divides it. `panel` vectors of the rhs lie side by side; a tile takes whole panels, or a part of one.
+    `exact`: only tiles that leave no rows over.
     """
     best: tuple[float, int, int] | None = None
     found = Tile(1, 1, lanes)
@@ -74,7 +76,7 @@ def choose_tile(
             continue
         most = (registers - vectors - 1) // vectors if vectors > 1 else registers - 2
         for height in range(1, min(most, row_count) + 1):
-            if rows is None and height > 14:
+            if (rows is None and height > 14) or (exact and row_count % height):
                 continue
             whole = height == row_count and rows is not None
             for outer in range(1, min(outer_rows, most // height) + 1) if whole else (1,):
