@@ -40,6 +40,7 @@ from tc.passes.graph.fuse_ops import fuse_ops
 from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.simplify_graph import simplify_graph
+from tc.passes.graph.split_phases import split_phases
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
@@ -196,6 +197,7 @@ def run_stages(
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
+        graph = split_phases(graph, block=target.lanes(32))
         graph = convert_layout(graph, block=target.lanes(32))
         graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
         fused = fuse_ops(graph)

@@ -136,7 +136,8 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
     """x [n, cb, *space, b] or, if `in_block` is 0, [n, c, *space] -> [n, ob, *space', b].
 
     w is [ob, ceil(i / b), *kernel, b, b] (input lanes before output lanes), or [ob, i, *kernel, b] for a plain x;
-    [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of input channels of one group, which the blocks must not straddle.
+    [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of input channels of one group, which the
+    blocks must not straddle.
     """
     x, w = types[0], types[1]
     assert x is not None and w is not None

@@ -38,7 +38,9 @@ from tc.ops.common import (
     normalize_axes,
     normalize_axis,
     operand,
+    ravel,
     same_dtype,
+    unravel,
 )
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, current_facts, register, require
 from tc.te import Tensor
@@ -56,31 +58,38 @@ def _f32(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def unflatten_read(x: Tensor, shape: Sequence[Expr], axes: Sequence[Expr]) -> Expr:
     """The element of `x` at the place that `axes` have in a tensor of `shape` with as many elements.
 
-    Dims that both shapes share at the front or at the back keep their own index.
+    Runs of dims with equal products on both sides are taken by themselves, so that indices stay small.
     """
-    front = 0
-    while front < min(len(x.shape), len(shape)) and x.shape[front] is shape[front]:
-        front += 1
-    back = 0
-    while back < min(len(x.shape), len(shape)) - front and x.shape[-1 - back] is shape[-1 - back]:
-        back += 1
-    inner_shape, inner_axes = shape[front : len(shape) - back], axes[front : len(shape) - back]
-    flat: Expr = const(0)
-    for axis, dim in zip(inner_axes, inner_shape, strict=True):
-        flat = flat * dim + axis
-    target = x.shape[front : len(x.shape) - back]
-    indices: list[Expr] = []
-    for k, dim in enumerate(target):
-        below = product(tuple(target[k + 1 :]))
-        index = flat // below
-        indices.append(index % dim if k > 0 else index)
-    if len(target) == 1:
-        indices = [flat]
     facts = current_facts()
     for axis, dim in zip(axes, shape, strict=True):
         facts = facts.with_range(axis, dim)  # type: ignore[arg-type]
-    kept = [simplify(const(0) if is_const(d, 1) else i, facts) for i, d in zip(indices, target, strict=True)]
-    return x[(*axes[:front], *kept, *axes[len(axes) - back :])] if back else x[(*axes[:front], *kept)]
+    indices: list[Expr] = []
+    for sources, targets in _matching_runs(x.shape, shape):
+        flat = ravel(axes[targets], shape[targets])
+        dims = x.shape[sources]
+        for dim, index in zip(dims, unravel(flat, dims) if dims else (), strict=True):
+            indices.append(const(0) if is_const(dim, 1) else simplify(index, facts))
+    return x[tuple(indices)]
+
+
+def _matching_runs(source: Sequence[Expr], target: Sequence[Expr]) -> list[tuple[slice, slice]]:
+    """Cut two shapes with as many elements into the shortest runs of dims with equal products."""
+    runs: list[tuple[slice, slice]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        i_end, j_end = next(
+            (
+                (i_end, j_end)
+                for length in range(1, len(source) - i + len(target) - j + 1)
+                for i_end in range(i, min(i + length, len(source)) + 1)
+                if (j_end := j + length - (i_end - i)) <= len(target)
+                and simplify(product(tuple(source[i:i_end]))) is simplify(product(tuple(target[j:j_end])))
+            ),
+            (len(source), len(target)),
+        )
+        runs.append((slice(i, i_end), slice(j, j_end)))
+        i, j = i_end, j_end
+    return runs
 
 
 def _compute_view(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:

@@ -255,7 +255,7 @@ def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
     depthwise = groups == channels == outputs and groups > 1
     if groups > 1 and not depthwise and (channels // groups % block or outputs // groups % block):
         return None
-    if outputs < block // 2:
+    if outputs < block // 4:
         return None
     window = _conv_window(x, w, attrs, "conv")
     plain = groups == 1 and channels <= FEW_CHANNELS

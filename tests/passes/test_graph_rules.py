@@ -13,9 +13,11 @@ from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
 from tc.passes.graph.rewrite import Rule, rewrite_module
+from tc.passes.graph.pack_matmul import matmul_rules
 from tc.passes.graph.simplify_graph import GRAPH_RULES
+from tc.passes.graph.split_phases import phase_rules
 
-RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES)
+RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *matmul_rules(4), *phase_rules(4))
 
 
 def example_of(rule: Rule) -> IRModule:

@@ -1,0 +1,151 @@
+"""Transposed convolutions as ordinary ones: one for all phases of the stride at once, and a rearrangement.
+
+Result element i * s + a takes only the taps t with t = a + begin (mod s). So the elements of one phase a are an ordinary convolution of
+the input with every s-th tap, and all phases together are one with s times as many output channels per axis.
+Source: the sub-pixel convolution of Shi et al. (2016), read backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as cartesian
+
+import numpy as np
+
+from tc.ir.arith import simplify
+from tc.ir.dtype import f32
+from tc.ir.expr import Const, Expr, const
+from tc.ir.graph import Atom
+from tc.ir.module import IRModule
+from tc.ir.types import TensorType, product, tensor_type
+from tc.ops.build import GraphBuilder
+from tc.ops.window import Window, window_of
+from tc.passes.graph.rewrite import Match, Rule, absent, any_, const_, op, rewrite_module
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def split_phases(module: IRModule, *, block: int = 16) -> IRModule:
+    """Replace transposed convolutions by literals; output channels of a phase are rounded up to `block`, from half a block on."""
+    return rewrite_module(module, phase_rules(block))
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One spatial axis: which tap phase a applies at offset `low` + k of the input (-1: none), and the padding that this takes."""
+
+    taps: tuple[tuple[int, ...], ...]
+    pad_begin: int
+    pad_end: int
+
+    @property
+    def kernel(self) -> int:
+        return len(self.taps[0])
+
+
+def _axis(window: Window, d: int, size: Expr, result: Expr) -> _Axis | None:
+    """The phases of spatial axis d; None when the result is so much cropped that they do not fit."""
+    stride, begin, kernel = window.strides[d], window.begin[d], int(window.kernel[d])  # type: ignore[call-overload]
+    offsets = {(a, (a + begin - t) // stride): t for a in range(stride) for t in range((a + begin) % stride, kernel, stride)}
+    if not offsets:
+        return None
+    low, high = min(o for _, o in offsets), max(o for _, o in offsets)
+    taps = tuple(tuple(offsets.get((a, o), -1) for o in range(low, high + 1)) for a in range(stride))
+    positions = (result + (stride - 1)) // stride
+    pad_end = simplify(positions - 1 + high + 1 - size)
+    if not isinstance(pad_end, Const) or pad_end.value < 0 or low > 0:
+        return None
+    return _Axis(taps, -low, int(pad_end.value))
+
+
+def phase_rules(block: int) -> tuple[Rule, ...]:
+    """The rewrite rules for blocks of `block` channels."""
+
+    def rewritten(b: GraphBuilder, m: Match) -> Atom | None:
+        return _as_convolution(b, m, block)
+
+    patterns = (
+        ("a transposed convolution", (any_("x"), const_("w"), absent()), False),
+        ("a transposed convolution with bias", (any_("x"), const_("w"), const_("bias")), True),
+    )
+    return tuple(
+        Rule(
+            name,
+            op("conv_transpose", *operands, name="conv"),
+            rewritten,
+            when=_can_split,
+            example=lambda b, bias=bias: _example(b, bias),  # type: ignore[misc]
+            inexact=True,
+        )
+        for name, operands, bias in patterns
+    )
+
+
+def _can_split(m: Match) -> bool:
+    attrs = m.attrs("conv")
+    w = m.type_of("w")
+    return attrs.groups == 1 and w.dtype.is_float and set(attrs.dilations or (1,)) == {1} and m.type_of("x").rank > 2
+
+
+def _as_convolution(b: GraphBuilder, m: Match, block: int) -> Atom | None:
+    attrs, w, x, result = m.attrs("conv"), m.value("w"), m.type_of("x"), m.type_of("conv")
+    rank = x.rank - 2
+    window = window_of(attrs, w.shape[2:], rank, "conv_transpose")
+    axes = [_axis(window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(rank)]
+    if any(axis is None for axis in axes):
+        return None
+    found: list[_Axis] = [axis for axis in axes if axis is not None]
+    channels = w.shape[1]
+    padded = -(-channels // block) * block if channels >= block // 2 else channels
+    weights = _phase_weights(w, found, window.strides, padded)
+    bias = m.atoms.get("bias")
+    shift = None
+    if bias is not None:
+        own = np.pad(m.value("bias"), (0, padded - channels))
+        shift = b.const(np.tile(own, int(np.prod(window.strides))))
+    pads = (*(axis.pad_begin for axis in found), *(axis.pad_end for axis in found))
+    span = m.call("conv").span
+    phases = b.call("conv", m.x, b.const(weights), shift, pads=pads, span=span)
+    return _interleave(b, phases, window.strides, padded, result, span)
+
+
+def _phase_weights(w: np.ndarray, axes: Sequence[_Axis], strides: Sequence[int], channels: int) -> np.ndarray:
+    """[phases * channels, inputs, *kernel] from [inputs, outputs, *taps]; the phase is the slower part of axis 0."""
+    inputs, outputs = w.shape[:2]
+    weights = np.zeros((*strides, channels, inputs, *(axis.kernel for axis in axes)), w.dtype)
+    for phase in np.ndindex(*strides):
+        choices = [axis.taps[a] for axis, a in zip(axes, phase, strict=True)]
+        for place in cartesian(*(range(len(c)) for c in choices)):
+            tap = tuple(c[k] for c, k in zip(choices, place, strict=True))
+            if min(tap) >= 0:
+                weights[(*phase, slice(0, outputs), slice(None), *place)] = w[(slice(None), slice(None), *tap)].T
+    return weights.reshape(-1, *weights.shape[len(strides) + 1 :])
+
+
+def _interleave(
+    b: GraphBuilder, phases: Atom, strides: Sequence[int], channels: int, result: TensorType, span: object
+) -> Atom:
+    """[n, *phases * channels, *positions] -> [n, outputs, *space]."""
+    assert isinstance(phases.type, TensorType)
+    n, _, *positions = phases.type.shape
+    rank = len(positions)
+    split = b.call("reshape", phases, shape=(n, *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
+    order = [0, 1 + rank]
+    for d in range(rank):
+        order += [2 + rank + d, 1 + d]
+    moved = b.call("transpose", split, perm=tuple(order), span=span)  # type: ignore[arg-type]
+    space = [simplify(product((p, const(s)))) for p, s in zip(positions, strides, strict=True)]
+    merged = b.call("reshape", moved, shape=(n, const(channels), *space), span=span)  # type: ignore[arg-type]
+    if all(a is b for a, b in zip(merged.type.shape, result.shape, strict=True)):  # type: ignore[union-attr]
+        return merged
+    zeros, ones = (0,) * (rank + 2), (1,) * (rank + 2)
+    return b.call("slice", merged, starts=zeros, sizes=result.shape, steps=ones, span=span)  # type: ignore[arg-type]
+
+
+def _example(b: GraphBuilder, bias: bool) -> Atom:
+    rng = np.random.default_rng(0)
+    x = b.param("x", tensor_type((2, 3, 4, 5), f32))
+    w = b.const(rng.uniform(-1, 1, (3, 10, 3, 2)).astype(np.float32))
+    shift = b.const(rng.uniform(-1, 1, 10).astype(np.float32)) if bias else None
+    return b.call("conv_transpose", x, w, shift, strides=(2, 2), pads=(1, 0, 1, 0), output_padding=(1, 0))
