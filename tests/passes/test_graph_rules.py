@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from tc.interp import run_function
+from tc.ir.dtype import f32
 from tc.ir.graph import Call, Function
 from tc.ir.module import IRModule
+from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
-from tc.passes.graph.rewrite import Rule, rewrite_module
 from tc.passes.graph.pack_matmul import matmul_rules
-from tc.passes.graph.simplify_graph import GRAPH_RULES
+from tc.passes.graph.rewrite import Rule, rewrite_module
+from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
 
 RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *matmul_rules(4), *phase_rules(4))
@@ -61,3 +63,18 @@ def test_a_rule_changes_the_operators_of_its_example(rule: Rule) -> None:
 
     assert after is not before
     assert ops_of(after) != ops_of(before) or attrs_of(after) != attrs_of(before)
+
+
+def test_a_convolution_used_twice_is_not_copied_into_one_of_its_uses() -> None:
+    """A normalization that was folded had its uses forgotten, and the next rule took its result for used once."""
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((1, 3, 5, 5), f32))
+    w = b.const(np.ones((4, 3, 3, 3), np.float32))
+    four = [b.const(np.full(4, k, np.float32)) for k in (1.0, 2.0, 3.0, 4.0)]
+    y = b.call("batch_norm", b.call("conv", x, w), *four)
+    shifted = b.call("add", y, b.const(np.float32(3.0)))
+    module = IRModule((b.function("main", (b.call("mul", y, shifted),)),))
+
+    simplified = remove_dead_code(simplify_graph(module))
+
+    assert ops_of(simplified) == ["conv", "add", "mul"]

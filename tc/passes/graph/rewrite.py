@@ -253,6 +253,8 @@ class _Rewriter:
                         if isinstance(part, TensorVar):
                             self.uses[part] = self.uses.get(part, 0) + 1
                 self.renamed[binding.targets[0]] = result
+                if isinstance(result, TensorVar):  # it has the uses of what it takes the place of
+                    self.uses[result] = self.uses.get(result, 0) + self.uses.get(binding.targets[0], 0)
                 del bindings[place]  # nothing refers to it any more, and it must not match again
                 self.changed = True
                 return

@@ -144,8 +144,9 @@ def _tile(
 
 def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
     """Whether an axis of the block is made of the loop and others: tiles must then not run over the end of the loop."""
+    loops = schedule.loops_of(final)
     for axis in block_info(schedule, final).block.axes:
-        names = {node.name for node in walk(axis.value) if isinstance(node, Var)}
+        names = {node.name for node in walk(axis.value) if isinstance(node, Var) and node.name in loops}
         if loop in names and len(names) > 1:
             return True
     return False

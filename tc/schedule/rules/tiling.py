@@ -65,14 +65,14 @@ def choose_tile(
 
     Accumulators, the vectors of the rhs and one broadcast must fit the registers. Leftover rows and vectors run as smaller
     tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
-    divides it. `panel` vectors of the rhs lie side by side; a tile takes whole panels, or a part of one.
+    divides it. `panel` vectors of the rhs lie side by side; a tile takes a panel, or a part of one.
     `exact`: only tiles that leave no rows over.
     """
     best: tuple[float, int, int] | None = None
     found = Tile(1, 1, lanes)
     row_count, block_count = rows or TYPICAL_ROWS, blocks or 16
     for vectors in range(1, min(8, block_count) + 1):
-        if (vectors_divide and vectors_divide % vectors) or (vectors % panel and panel % vectors):
+        if (vectors_divide and vectors_divide % vectors) or (panel > 1 and panel % vectors):
             continue
         most = (registers - vectors - 1) // vectors if vectors > 1 else registers - 2
         for height in range(1, min(most, row_count) + 1):
