@@ -211,7 +211,13 @@ def _returned_scores(m: Model) -> tuple[str, ...]:
     return weighed(m, scores), scores
 
 
-@pytest.mark.parametrize("build", [_returned_chances, _other_axis, _returned_scores])
+def _divided_anew(m: Model) -> tuple[str, ...]:
+    scores = m.op("Reshape", scores_of(m), m.const([2, 1, 6, 10], np.int64))
+    scores = m.op("Add", scores, m.const(np.random.default_rng(6).random((2, 1, 1, 10))))
+    return (weighed(m, m.op("Reshape", scores, m.const([1, 2, 6, 10], np.int64))),)
+
+
+@pytest.mark.parametrize("build", [_returned_chances, _other_axis, _returned_scores, _divided_anew])
 def test_what_is_used_elsewhere_or_is_no_attention_stays(build: Callable[[Model], tuple[str, ...]]) -> None:
     m = Model(**qkv(1, 2, 6, 10, 8))
     model = m.finish(*build(m))

@@ -104,8 +104,10 @@ def _through_view(m: Match, call: Call, shape: tuple[Expr, ...], depth: int) -> 
     if len(old) < 2 or len(shape) < 2 or equal_shapes(old[-2:], shape[-2:], m.facts) is not True:
         return None
     before = trace_scores(m, inner, depth + 1)
-    if before is None or len(before.lead) >= len(shape) - 2:
+    if before is None or len(before.lead) > len(shape) - 2:
         return before
+    if len(before.lead) == len(shape) - 2:
+        return before if equal_shapes(before.lead, shape[:-2], m.facts) is True else None
     steps = tuple((name, tuple(_fitted(o, len(old), shape[:-2]) for o in operands)) for name, operands in before.steps)
     if any(None in operands for _, operands in steps):
         return None
