@@ -66,10 +66,19 @@ def _cut(loop: For, facts: Facts) -> Stmt:
 
 def _trimmed(loop: For, facts: Facts) -> For:
     """Without the last iterations in which a guard around everything is false whatever the loops inside do."""
-    limit = _iterations(loop, facts, safe=False)
+    limit = _iterations(loop, facts, safe=False) if _is_all_guarded(loop.body, loop.var) else None
     if not isinstance(limit, Const) or not isinstance(loop.extent, Const):
         return loop
     return replace(loop, extent=const(max(0, min(limit.value, loop.extent.value))))
+
+
+def _is_all_guarded(stmt: Stmt, var: Var) -> bool:
+    """Whether everything that happens in a statement stands under a guard that mentions `var`."""
+    if isinstance(stmt, If) and any(node is var for node in walk(stmt.condition)):
+        return stmt.else_body is None or _is_all_guarded(stmt.else_body, var)
+    inner = [child for name in ("body", "then_body", "else_body") if isinstance(child := getattr(stmt, name, None), Stmt)]
+    inner += getattr(stmt, "stmts", ())
+    return all(_is_all_guarded(child, var) for child in inner) and (bool(inner) or isinstance(stmt, Seq))
 
 
 def _guards(loop: For) -> list[tuple[Expr, tuple[For, ...]]]:
