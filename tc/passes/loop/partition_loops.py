@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import And, Const, Expr, Le, Lt, Var, const, logical_and, maximum, minimum
-from tc.ir.loop import For, If, LoopKind, PrimFunc, Stmt, annotation, seq
+from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, annotation, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.passes.loop.simplify_loops import simplify_statement
