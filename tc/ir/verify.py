@@ -243,6 +243,8 @@ class _LoopVerifier:
         params = set(self.func.buffers)
         used = {node for index in stmt.indices for node in walk(index)}
         has_load = any(isinstance(node, Load) for node in used)
+        if any(isinstance(node, MathCall) and node.name == "thread_index" for node in used):
+            racing = tuple(loop for loop in racing if loop.kind is not LoopKind.PARALLEL)  # memory of each thread's own
         for loop in racing:
             if stmt.buffer in params and loop.var not in used and not has_load and not self._derived(loop):
                 raise self.fail(

@@ -10,6 +10,7 @@ import pytest
 from tc.compiler import import_model, run_stages
 from tc.demo import MODEL_PATH
 from tc.errors import TcError, VerifyError
+from tc.interp import run_prim_func
 from tc.ir.dtype import f32, i32, i64
 from tc.ir.expr import Add, Buffer, FloorDiv, Load, MathCall, Not, Select, Var, const
 from tc.ir.graph import (
@@ -229,3 +230,21 @@ def test_parsed_text_is_verified_too() -> None:
         verify(module)
 
 
+
+
+def test_iterations_of_a_parallel_loop_may_store_to_memory_of_their_thread() -> None:
+    text = """
+@loops
+def f(X: f32[8], Y: f32[8], S: f32[4, 2]):
+    outputs(2)
+    for i in parallel(8):
+        for j in range(2):
+            S[thread_index(dtype=i64), j] = X[i]
+        Y[i] = S[INDEX, 0] + S[INDEX, 1]
+"""
+    (func,) = parse_module(text.replace("INDEX", "thread_index(dtype=i64)")).prim_funcs
+
+    verify(func)
+
+    x = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(run_prim_func(func, [x])[0], 2 * x)
