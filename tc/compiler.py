@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import llvmlite
@@ -52,7 +53,8 @@ from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import Library, compile_objects, link
-from tc.runtime.module import CompiledModule, KernelReport, Report, aligned_constant
+from tc.runtime.module import CompiledModule, KernelReport, Report, aligned_constant, load
+from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
 from tc.schedule.rules import default_schedule
@@ -254,6 +256,13 @@ def compile_model(
     if count < 1:
         raise UserError(f"threads is {count}, must be at least 1")
     chosen = dataclasses.replace(chosen, cores=count)
+    facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported)
+    key = _module_key(model, facts) if verify != "always" else None
+    start = time.perf_counter()
+    known = ModuleCache().find(key, load) if key is not None else None
+    if isinstance(known, CompiledModule):
+        known.set_origin(time.perf_counter() - start, lambda: _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen))
+        return known
     stages = run_stages(model, chosen, dims, on_unsupported, numerics)
     _verify_stages(stages, verify, isinstance(model, IRModule))
     module = build_module(stages, chosen, count)
@@ -262,7 +271,39 @@ def compile_model(
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()
         }
         verify_kernels(stages.graph, stages.lowered, kernels, stages.imported.requirements, threads=count)
+    if key is not None and module.can_save:
+        ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save)
     return module
+
+
+def _module_key(model: Model, facts: tuple[object, ...]) -> str | None:
+    """The key of the compiled module in the cache; None for what is not kept: IR, and models with data in other files."""
+    match model:
+        case bytes():
+            data = model
+        case str() | os.PathLike():
+            try:
+                data = Path(model).read_bytes()
+            except OSError:
+                return None  # the importer says what is wrong
+        case _:
+            return None
+    if _EXTERNAL in data:
+        return None
+    return module_key(data, __version__, llvmlite.__version__, CODEGEN_VERSION, facts)
+
+
+_EXTERNAL = b"location"
+"""The key by which a tensor names the file that holds its data."""
+
+
+def _profiled_entry(stages: Stages, target: Target) -> tuple[EntrySource, Library]:
+    """The entry point that times every kernel, for a module whose stages were not kept."""
+    symbols = {name: kernel.symbol for name, kernel in stages.kernels.items()}
+    entry = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
+    finals = {kernel.symbol: kernel.final for kernel in stages.kernels.values()}
+    sources = [emit_prim_func(final, symbol, target.features).ir_text for symbol, final in finals.items()]
+    return entry, link(compile_objects([*sources, entry.ir_text], target))
 
 
 def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:

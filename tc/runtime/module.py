@@ -8,6 +8,7 @@ independent: each takes a frame and an arena of its own from a stack of idle one
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import os
 import sys
@@ -484,6 +485,16 @@ class CompiledModule:
         return sorted(rows, key=lambda row: -row.seconds)
 
     # -- files
+
+    @property
+    def can_save(self) -> bool:
+        """Whether a file can hold the module: no node runs on a Python reference kernel."""
+        return not self._entry.calls
+
+    def set_origin(self, seconds: float, make_profiled: Callable[[], tuple[EntrySource, Library]]) -> None:
+        """Say that the module was read from a cache, and in how many seconds; and how to make the entry point that profiles."""
+        self._report = dataclasses.replace(self._report, seconds=(("load from cache", seconds),))
+        self._make_profiled = make_profiled
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the module to a file that `tc.load` reads. UnsupportedError when nodes run on Python reference kernels."""

@@ -1,0 +1,104 @@
+"""Whole compiled modules on disk, so that compiling the same model again is reading a file.
+
+The key is a hash of all that the result depends on: the model's bytes, the options, and the compiler itself. Files appear whole or
+not at all, are verified when read, and the least recently used go first when the folder exceeds its bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tc.errors import ModelError
+from tc.runtime.object_cache import cache_folder
+
+DEFAULT_LIMIT_BYTES = 2 << 30
+LARGEST_SHARE = 4
+"""A module that takes more than 1 / LARGEST_SHARE of the bound is not kept."""
+
+_log = logging.getLogger("tc.cache")
+
+
+def module_key(model: bytes, *facts: object) -> str:
+    """What a compiled module is found by: a hash of the model, of what else decides the result, and of the compiler's sources."""
+    digest = hashlib.sha256(model)
+    digest.update(repr((compiler_fingerprint(), *facts)).encode())
+    return digest.hexdigest()
+
+
+@cache
+def compiler_fingerprint() -> str:
+    """A hash over names, sizes and times of the package's source files: another installation is another compiler."""
+    root = Path(__file__).resolve().parent.parent
+    files = sorted((str(path.relative_to(root)), path.stat()) for path in root.rglob("*.py"))
+    return hashlib.sha256(repr([(name, s.st_size, s.st_mtime_ns) for name, s in files]).encode()).hexdigest()
+
+
+class ModuleCache:
+    """A folder of module files. Safe for any number of processes at once."""
+
+    def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        objects = cache_folder()
+        self.folder = folder if folder is not None else None if objects is None else objects.parent / "modules"
+        self.limit_bytes = limit_bytes
+
+    def find(self, key: str, read: Callable[[Path], object]) -> object | None:
+        """What `read` makes of the file stored under `key`; None when there is none, or it is damaged (and then removed)."""
+        if self.folder is None:
+            return None
+        path = self._path(key)
+        if not path.exists():
+            return None
+        try:
+            found = read(path)
+            os.utime(path)  # the time of last use decides what goes first
+        except ModelError as error:
+            _log.warning("cached module %s is damaged and will be rebuilt: %s", path.name, error)
+            self._remove(path)
+            return None
+        except OSError:
+            return None
+        return found
+
+    def store(self, key: str, size_bytes: int, write: Callable[[Path], None]) -> None:
+        """Let `write` make the file for `key`; does nothing when it is large beside the bound, or the folder cannot be written."""
+        if self.folder is None or size_bytes * LARGEST_SHARE > self.limit_bytes:
+            return
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock"), timeout=0):
+                write(path)
+            with FileLock(self.folder / ".lock", timeout=0):
+                self._prune()
+        except Timeout:
+            return  # another process is at it
+        except OSError as error:
+            _log.warning("modules are not cached: %s", error)
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key}.tcm"
+
+    def _prune(self) -> None:
+        assert self.folder is not None
+        entries = sorted((s.st_mtime, s.st_size, path) for path in self.folder.glob("*.tcm") if (s := path.stat()))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if total <= self.limit_bytes:
+                return
+            self._remove(path)
+            total -= size
+
+    def _remove(self, path: Path) -> None:
+        for each in (path, path.with_suffix(".lock")):
+            try:
+                each.unlink()
+            except OSError:
+                continue  # gone already, or not ours to remove
