@@ -261,7 +261,8 @@ def compile_model(
     start = time.perf_counter()
     known = ModuleCache().find(key, load) if key is not None else None
     if isinstance(known, CompiledModule):
-        known.set_origin(time.perf_counter() - start, lambda: _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen))
+        seconds = time.perf_counter() - start
+        known.set_origin(seconds, lambda: _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen))
         return known
     stages = run_stages(model, chosen, dims, on_unsupported, numerics)
     _verify_stages(stages, verify, isinstance(model, IRModule))

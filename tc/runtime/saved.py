@@ -22,6 +22,7 @@ from tc.errors import ModelError
 from tc.ir.dtype import parse_dtype
 from tc.ir.expr import (
     Add,
+    And,
     Div,
     Eq,
     Expr,
@@ -33,6 +34,8 @@ from tc.ir.expr import (
     Min,
     Mul,
     Ne,
+    Not,
+    Or,
     Select,
     Sub,
     Var,
@@ -155,6 +158,13 @@ def _from_ast(node: ast.expr, variables: Mapping[str, Var]) -> Expr:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             compared: Expr = _OPERATORS[type(op)](_from_ast(left, variables), _from_ast(right, variables))
             return compared
+        case ast.BoolOp(op=ast.And() | ast.Or() as op, values=[first, *rest]):
+            joined = _from_ast(first, variables)
+            for part in rest:
+                joined = (And if isinstance(op, ast.And) else Or)(joined, _from_ast(part, variables))
+            return joined
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return Not(_from_ast(operand, variables))
         case ast.Call(func=ast.Name(id="min" | "max" as name), args=[a, b]):
             return (Min if name == "min" else Max)(_from_ast(a, variables), _from_ast(b, variables))
         case ast.Call(func=ast.Name(id="select"), args=[c, a, b]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove
-from tc.ir.expr import Buffer, Var, const
+from tc.ir.expr import Buffer, Expr, Var, const
 from tc.ir.loop import Alloc, Block, For, If, PrimFunc
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import fresh_binders
@@ -13,19 +13,23 @@ from tc.schedule.tree import (
     fresh_buffer_name,
     fresh_names,
     statements,
+    variables,
 )
 
 
 def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:
-    """Two versions of the whole program, to be scheduled apart: one for a dim that is large enough, one for others.
+    """Two versions of the whole program, to be scheduled apart: one for a dim, or a loop, that is large enough, one for others.
 
         S          =>      if n >= 16: S
                            else: S'
 
     Loops, blocks and scratch buffers of the second version get new names. Raises ScheduleError unless `dim` is a symbolic dim of
-    the function for which the question is open. Source: `specialize` of Halide.
+    the function, or a loop whose extent dims decide, for which the question is open. Source: `specialize` of Halide.
     """
-    found = next((var for var in func.dims if var.name == dim), None)
+    found: Expr | None = next((var for var in func.dims if var.name == dim), None)
+    if found is None:
+        loops = (place.stmt for place in statements(func.body) if isinstance(place.stmt, For))
+        found = next((loop.extent for loop in loops if loop.var.name == dim and variables(loop.extent) <= set(func.dims)), None)
     if found is None:
         known = ", ".join(var.name for var in func.dims) or "none"
         raise ScheduleError(f"specialize: {func.name} has no dim {dim}; there are: {known}")

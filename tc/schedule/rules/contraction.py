@@ -63,7 +63,7 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     final = final_block(schedule, name, after)
     if final is None:
         return None
-    _tile(schedule, contraction, name, final, [info.name for info in before], target)
+    _schedule_versions(schedule, contraction, name, final, [info.name for info in before], target)
     return "contraction"
 
 
@@ -115,31 +115,52 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
 # -- the schedule
 
 
-def _tile(
+def _schedule_versions(
     schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
 ) -> None:
+    """One schedule, or two where the number of rows is symbolic: tiles that overlap at the end, and single rows for too few."""
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes)
+    tile = _choose(schedule, contraction, final, roles, lanes, target)
+    if not roles.rows or extent_value(schedule, roles.rows[-1]) is not None or tile.rows == 1:
+        _Plan(schedule, contraction, name, final, roles, tile, target).run(before)
+        return
+    blocks = [info.name for info in block_infos(schedule.func)]
+    try:
+        schedule.specialize(roles.rows[-1], tile.rows)
+    except ScheduleError:  # known to be enough, or not decided by dims
+        _Plan(schedule, contraction, name, final, roles, tile, target).run(before)
+        return
+    copies = dict(zip(blocks, [info.name for info in block_infos(schedule.func)][len(blocks) :], strict=True))
+    _Plan(schedule, contraction, name, final, roles, tile, target).run(before)
+    name, final, before = copies[name], copies[final], [copies[each] for each in before]
+    other = as_contraction(block_info(schedule, name))
+    assert other is not None
+    roles = _roles(schedule, other, final, lanes)
+    panel = choose_tile(1, 1, _num_blocks(schedule, roles, lanes), lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors)
+    _Plan(schedule, other, name, final, roles, panel, target).run(before)
+
+
+def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:
+    """How many vectors the columns are; None when symbolic."""
+    if roles.blocks is not None:
+        return extent_value(schedule, roles.blocks)
+    columns = extent_value(schedule, roles.lane)
+    return None if columns is None else -(-columns // lanes)
+
+
+def _choose(
+    schedule: Schedule, contraction: Contraction, final: str, roles: Roles, lanes: int, target: Target
+) -> Tile:
     rows = roles.rows
     sizes = [extent_value(schedule, loop) for loop in rows]
     row_count = sizes[-1] if rows else 1
     outer_rows = (sizes[-2] or 1) if len(rows) > 1 else 1
-    columns = extent_value(schedule, roles.lane)
-    if roles.blocks is not None:
-        blocks = extent_value(schedule, roles.blocks)
-    else:
-        blocks = None if columns is None else -(-columns // lanes)
     panel = max(1, (_depth_block(contraction.rhs, contraction.columns) or lanes) // lanes) if roles.blocks is None else 1
     divided = bool(rows) and _is_part(schedule, final, rows[-1])
-    tile = choose_tile(
-        row_count, outer_rows, blocks, lanes, target.num_vector_registers, roles.vectors_divide, panel, divided
-    )
-    plan = _Plan(schedule, contraction, name, final, roles, rows, tile, target)
-    plan.split()
-    plan.order(before)
-    plan.finish_final()
-    plan.finish_sum()
-    plan.finish_padding(before or plan.before)
+    blocks = _num_blocks(schedule, roles, lanes)
+    registers = target.num_vector_registers
+    return choose_tile(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided)
 
 
 def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
@@ -162,13 +183,12 @@ class _Plan:
         name: str,
         final: str,
         roles: Roles,
-        rows: list[str],
         tile: Tile,
         target: Target,
     ) -> None:
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
         self.lhs_name = contraction.lhs.buffer.name
-        self.roles, self.rows, self.tile, self.target = roles, rows, tile, target
+        self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = []
         self.guarded: list[str] = []
         self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
@@ -176,6 +196,14 @@ class _Plan:
         self.bands: list[str] = []
         self.column_tiles: str = ""
         self.anchor = ""
+
+    def run(self, before: list[str]) -> None:
+        """All steps; `before` are the blocks that the sum reads from."""
+        self.split()
+        self.order(before)
+        self.finish_final()
+        self.finish_sum()
+        self.finish_padding(before or self.before)
 
     def split(self) -> None:
         """Cut rows and columns into tiles; loops whose last tile is not full are marked for peeling."""
@@ -201,10 +229,16 @@ class _Plan:
 
     def _cut(self, loop: str, factor: int, outer: list[str]) -> str:
         extent = extent_value(self.s, loop)
-        out, inside = self.s.split(loop, factor)
+        if extent is None:
+            try:
+                out, inside = self.s.split_overlapped(loop, factor)
+            except ScheduleError:  # there may be too few
+                extent = factor + 1
+        if extent is not None:
+            out, inside = self.s.split(loop, factor)
+            if extent % factor:
+                self._guard(out)
         outer.append(out)
-        if extent is None or extent % factor:
-            self._guard(out)
         return inside
 
     def _guard(self, loop: str) -> None:

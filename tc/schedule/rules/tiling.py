@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tc.target import Target
-
 FMA_PER_CYCLE = 2.0
 LOADS_PER_CYCLE = 2.0
 FMA_LATENCY = 4.0
@@ -16,8 +14,8 @@ L2_CYCLES_PER_VECTOR = 1.6
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
 
-TYPICAL_ROWS = 61
-"""What a symbolic number of rows is taken to be."""
+TYPICAL_ROWS = (10, 17, 25, 40, 61, 100, 200, 400)
+"""What a symbolic number of rows is taken to be: the mean over these."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def choose_tile(
     """
     best: tuple[float, int, int] | None = None
     found = Tile(1, 1, lanes)
-    row_count, block_count = rows or TYPICAL_ROWS, blocks or 16
+    row_count, block_count = rows or max(TYPICAL_ROWS), blocks or 16
     for vectors in range(1, min(8, block_count) + 1):
         if (vectors_divide and vectors_divide % vectors) or (panel > 1 and panel % vectors):
             continue
@@ -80,7 +78,10 @@ def choose_tile(
                 continue
             whole = height == row_count and rows is not None
             for outer in range(1, min(outer_rows, most // height) + 1) if whole else (1,):
-                cost = _total_cycles(row_count, outer_rows, block_count, height, outer, vectors)
+                if rows is None:
+                    cost = _mean_cycles(block_count, height, vectors)
+                else:
+                    cost = _total_cycles(row_count, outer_rows, block_count, height, outer, vectors)
                 key = (cost, abs(vectors - PREFERRED_VECTORS), -height * outer)
                 if best is None or key < best:
                     best, found = key, Tile(height, vectors, lanes, outer)
@@ -99,5 +100,8 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: i
     return outer_rows * (full * over_blocks(height) + over_blocks(rest))
 
 
-def registers_of(target: Target) -> int:
-    return target.num_vector_registers
+def _mean_cycles(blocks: int, height: int, vectors: int) -> float:
+    """Cycles per row and step with tiles of `height` rows, the last of which overlaps the one before."""
+    full, rest = divmod(blocks, vectors)
+    over_blocks = full * cycles_per_step(height, vectors) + cycles_per_step(height, rest)
+    return sum(-(-rows // height) * over_blocks / rows for rows in TYPICAL_ROWS) / len(TYPICAL_ROWS)
