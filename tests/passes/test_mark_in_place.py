@@ -89,13 +89,13 @@ def test_an_input_that_another_result_reads_does_not_qualify() -> None:
 
 RESIDUAL = """
 @graph
-def main(x: f32[n, 48], w: f32[48, 48], v: f32[48, 48]):
-    a: f32[n, 48] = matmul(x, w)
-    b: f32[n, 48] = matmul(a, v)
-    c: f32[n, 48] = matmul(b, w)
-    d: f32[n, 48] = add(c, a)
-    e: f32[n, 48] = matmul(d, v)
-    f: f32[n, 48] = matmul(e, w)
+def main(x: f32[53, 48], w: f32[48, 48], v: f32[48, 48]):
+    a: f32[53, 48] = matmul(x, w)
+    b: f32[53, 48] = matmul(a, v)
+    c: f32[53, 48] = matmul(b, w)
+    d: f32[53, 48] = add(c, a)
+    e: f32[53, 48] = matmul(d, v)
+    f: f32[53, 48] = matmul(e, w)
     return f
 """
 
