@@ -10,23 +10,44 @@ import onnx
 from benchmarks.onnx_builder import F32, OnnxBuilder
 
 
-def make_matmul(rng: np.random.Generator, m: int, k: int, n: int) -> onnx.ModelProto:
-    """y = x @ w for x: float32[m, k] and a constant w."""
+def make_matmul(rng: np.random.Generator, m: int, k: int, n: int, *, constant: bool = True) -> onnx.ModelProto:
+    """y = x @ w for x: float32[m, k]; w is a constant, or the second input."""
     g = OnnxBuilder(f"matmul_{m}x{k}x{n}")
     x = g.input("x", F32, (m, k))
-    g.output(g.op("MatMul", x, g.weight("w", _normal(rng, (k, n), k**-0.5))), "y", F32, (m, n))
+    w = g.weight("w", _normal(rng, (k, n), k**-0.5)) if constant else g.input("w", F32, (k, n))
+    g.output(g.op("MatMul", x, w), "y", F32, (m, n))
     return g.model()
 
 
-def make_conv(rng: np.random.Generator, channels: int, size: int, *, depthwise: bool = False) -> onnx.ModelProto:
-    """A 3x3 convolution with bias, as many channels out as in, stride 1, `size` by `size` pixels in and out."""
+def make_conv(
+    rng: np.random.Generator,
+    channels: int,
+    size: int,
+    *,
+    filters: int | None = None,
+    kernel: int = 3,
+    stride: int = 1,
+    depthwise: bool = False,
+) -> onnx.ModelProto:
+    """A convolution with bias over `size` by `size` pixels, padded by half its kernel: 3x3, stride 1, as many channels out as in."""
     group = channels if depthwise else 1
-    g = OnnxBuilder(f"conv3x3_{channels}_{size}")
-    shape = (1, channels, size, size)
-    filters = _normal(rng, (channels, channels // group, 3, 3), (channels // group * 9) ** -0.5)
-    weight, bias = g.weight("w", filters), g.weight("b", _normal(rng, (channels,), 0.1))
-    x = g.input("x", F32, shape)
-    g.output(g.op("Conv", x, weight, bias, kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=group), "y", F32, shape)
+    filters = filters or channels
+    out = -(-size // stride)
+    g = OnnxBuilder(f"conv{kernel}x{kernel}_{channels}_{size}")
+    taps = (filters, channels // group, kernel, kernel)
+    weights = _normal(rng, taps, (channels // group * kernel**2) ** -0.5)
+    weight, bias = g.weight("w", weights), g.weight("b", _normal(rng, (filters,), 0.1))
+    x = g.input("x", F32, (1, channels, size, size))
+    attrs = {"kernel_shape": (kernel, kernel), "pads": (kernel // 2,) * 4, "group": group}
+    attrs |= {"strides": (stride, stride)} if stride > 1 else {}
+    g.output(g.op("Conv", x, weight, bias, **attrs), "y", F32, (1, filters, out, out))
+    return g.model()
+
+
+def make_elementwise(op: str, operands: int, *shape: int) -> onnx.ModelProto:
+    """One elementwise operator of `operands` inputs: every element is read once and written once."""
+    g = OnnxBuilder(op.lower())
+    g.output(g.op(op, *(g.input(f"x{k}", F32, shape) for k in range(operands))), "y", F32, shape)
     return g.model()
 
 

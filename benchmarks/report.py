@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 
-from benchmarks.harness import Ratio
+from tc.measure.harness import Ratio
 
 SUBJECT = "tc"
 FORMAT = 1

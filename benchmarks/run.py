@@ -23,9 +23,10 @@ import numpy as np
 import onnx
 
 from benchmarks import report, runtimes, zoo
-from benchmarks.harness import Plan, time_interleaved
 from benchmarks.report import SUBJECT, Result, Row
-from benchmarks.runtimes import LOADERS, Runtime, RuntimeMissingError
+from benchmarks.runtimes import LOADERS
+from tc.measure.harness import Plan, time_interleaved
+from tc.measure.runtimes import Runtime, RuntimeMissingError, reference_outputs, relative_error
 
 # What the table is about when no models are named: every architecture once.
 DEFAULT_MODELS = (
@@ -56,7 +57,7 @@ def measure(job: Job) -> Row:
         model = zoo.path(job.model) if job.model in zoo.names() else Path(job.model)
         if job.fix_dims:
             model = fix_input_dims(model, arrays, Path(folder))
-        expected = runtimes.reference_outputs(model, arrays)
+        expected = reference_outputs(model, arrays)
         results: dict[str, Result] = {}
         steps = {}
         for name in job.runtimes:
@@ -73,7 +74,7 @@ def measure(job: Job) -> Row:
 
 
 def check(runtime: Runtime, arrays: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]) -> Result:
-    error = runtimes.relative_error(runtime.run(arrays), expected)
+    error = relative_error(runtime.run(arrays), expected)
     return Result(runtime.version, runtime.load_seconds, error=error)
 
 

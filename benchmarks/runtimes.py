@@ -1,155 +1,24 @@
-"""The programs that are measured: `tc` and its peers, each at its best settings for one request at a time.
-
-All take the same ONNX file and the same arrays, use the number of threads that they are told, leave the affinity of
-threads alone, compute in float32, and get their outputs without a copy where they can.
-"""
+"""The runtimes of the tables: `tc`, whose modules are compiled here, and its peers."""
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from benchmarks.harness import Step
-
-Arrays = Mapping[str, np.ndarray]
+import tc
+from tc.measure.runtimes import PEERS, Runtime, as_runtime
 
 
-class RuntimeMissingError(Exception):
-    """A runtime that is not installed, or not yet able to compile a model."""
+def load_tc(model: Path, threads: int) -> Runtime:
+    start = time.perf_counter()
+    compiled = tc.compile(str(model), threads=threads)
+    return as_runtime(compiled, time.perf_counter() - start)
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """A model loaded into one runtime.
-
-    `run` gives the outputs in the order of the model. `bind` puts the inputs in place and returns the call to be timed.
-    """
-
-    name: str
-    version: str
-    load_seconds: float
-    run: Callable[[Arrays], Sequence[np.ndarray]]
-    bind: Callable[[Arrays], Step]
+LOADERS: dict[str, Callable[[Path, int], Runtime]] = {"tc": load_tc, **PEERS}
 
 
 def load(name: str, model: Path, threads: int) -> Runtime:
     """Load `model` into the runtime called `name`, one of `LOADERS`. Raises RuntimeMissingError, or what it raises."""
     return LOADERS[name](model, threads)
-
-
-def load_tc(model: Path, threads: int) -> Runtime:
-    tc = _import("tc")
-    if not hasattr(tc, "compile"):
-        raise RuntimeMissingError("tc has no compile() here")
-    start = time.perf_counter()
-    compiled = tc.compile(str(model), threads=threads)
-    seconds = time.perf_counter() - start
-
-    def bind(arrays: Arrays) -> Step:
-        """As for the peers, outputs go to arrays allocated once, of the shapes of a first run, unless data decide these."""
-        out = tuple(compiled.run(dict(arrays)).values())
-        try:
-            compiled(arrays, out=out)
-        except _import("tc.errors").InputError:
-            return lambda: compiled(arrays)
-        return lambda: compiled(arrays, out=out)
-
-    return Runtime("tc", tc.__version__, seconds, lambda arrays: list(compiled.run(dict(arrays)).values()), bind)
-
-
-def load_onnxruntime(model: Path, threads: int) -> Runtime:
-    ort = _import("onnxruntime")
-    start = time.perf_counter()
-    session = ort_session(model, threads, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
-    seconds = time.perf_counter() - start
-
-    def bind(arrays: Arrays) -> Step:
-        """Inputs stay where they are; outputs go to arrays allocated once, of the shapes of a first run."""
-        binding = session.io_binding()
-        for name, array in arrays.items():
-            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)))
-        results = session.run(None, dict(arrays))
-        for output, result in zip(session.get_outputs(), results):
-            binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(result))
-        return lambda: session.run_with_iobinding(binding)
-
-    return Runtime("onnxruntime", ort.__version__, seconds, lambda arrays: session.run(None, dict(arrays)), bind)
-
-
-def ort_session(model: Path, threads: int, level: object) -> Any:
-    """An onnxruntime session on the CPU with `threads` threads; its threads spin between operators, as by default."""
-    ort = _import("onnxruntime")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = level
-    options.log_severity_level = 3
-    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-
-
-def load_openvino(model: Path, threads: int) -> Runtime:
-    openvino = _import("openvino")
-    start = time.perf_counter()
-    compiled = openvino.Core().compile_model(
-        str(model),
-        "CPU",
-        {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": threads,
-            "ENABLE_CPU_PINNING": False,
-        },
-    )
-    request = compiled.create_infer_request()
-    seconds = time.perf_counter() - start
-
-    def bind(arrays: Arrays) -> Step:
-        for name, array in arrays.items():
-            request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(array), shared_memory=True))
-        return lambda: request.infer(share_outputs=True)
-
-    def run(arrays: Arrays) -> list[np.ndarray]:
-        results = request.infer(dict(arrays))
-        return [np.array(results[index]) for index in range(len(compiled.outputs))]
-
-    return Runtime("openvino", metadata.version("openvino"), seconds, run, bind)
-
-
-LOADERS: dict[str, Callable[[Path, int], Runtime]] = {
-    "tc": load_tc,
-    "onnxruntime": load_onnxruntime,
-    "openvino": load_openvino,
-}
-
-
-def reference_outputs(model: Path, arrays: Arrays) -> Sequence[np.ndarray]:
-    """What the model should give: onnxruntime on the graph as it is, without any rewriting."""
-    ort = _import("onnxruntime")
-    return ort_session(model, 1, ort.GraphOptimizationLevel.ORT_DISABLE_ALL).run(None, dict(arrays))
-
-
-def relative_error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The largest difference over the largest expected magnitude, of the worst output; inf where shapes differ."""
-    errors = [0.0]
-    for mine, reference in zip(found, expected, strict=True):
-        if mine.shape != reference.shape:
-            return float("inf")
-        if reference.size:
-            difference = np.abs(np.asarray(mine, np.float64) - reference).max()
-            errors.append(float(difference / max(np.abs(reference).max(), 1e-30)))
-    return max(errors)
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise RuntimeMissingError(f"{package} cannot be imported: {error}") from error

@@ -27,13 +27,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "passes": ("interp",),
     "codegen": ("ir", "target"),
     "runtime": ("codegen",),
-    "autotune": ("passes", "runtime"),
+    "measure": ("runtime",),
+    "autotune": ("passes", "measure"),
     "verification": ("passes",),
     "compiler": ("autotune", "frontend", "verification"),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
     "": ("lowering",),  # tc/__init__.py, the public names
-    "cli": ("", "demo"),
+    "cli": ("", "demo", "measure"),
     "__main__": ("cli",),
 }
 

@@ -1,0 +1,197 @@
+"""What this machine can do at best: multiply-adds in registers, and streams through memory, as loops made for nothing else.
+
+A limit is a program like any other: it takes its turns in the harness beside the kernels that it limits, so that a machine that
+slows down slows both. The loops are native code on the threads of `tc`'s own pool, so they know no cost that kernels do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc.runtime.jit import compile_object, link
+from tc.runtime.pool import get_pool
+from tc.target import Target
+
+_FMA_STEPS = 1 << 15
+_UNROLL = 8  # vectors that a stream moves in one step
+
+_RUN = """
+declare void @tc_parallel_for(ptr, ptr, i64, i64, i64)
+define void @run(ptr %context, i64 %shares, i64 %threads) nounwind {
+entry:
+  call void @tc_parallel_for(ptr @work, ptr %context, i64 %shares, i64 1, i64 %threads)
+  ret void
+}
+"""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A loop that does nothing but reach one limit: call `step`, and `flops` are done, `size_bytes` moved."""
+
+    name: str
+    step: Callable[[], object]
+    flops: int = 0
+    size_bytes: int = 0
+
+
+def fma_limit(target: Target, threads: int = 1) -> Limit:
+    """Fused multiply-adds of f32 vectors, as many chains side by side as registers allow, none of which loads or stores.
+
+    A multiply-add counts as two operations. About 1 ms a call.
+    """
+    lanes = target.lanes(32)
+    chains = target.num_vector_registers - 4
+    shares = 4 * threads
+    sums, factors = np.zeros(chains * lanes * shares, np.float32), np.ones(lanes, np.float32)
+    step = _loop(_fma_text(lanes, chains), shares, threads, sums, factors)
+    return Limit("fma", step, flops=2 * lanes * chains * _FMA_STEPS * shares)
+
+
+def stream_limit(target: Target, kind: str = "update", size_bytes: int = 128 << 20, threads: int = 1) -> Limit:
+    """A stream through memory that no cache holds.
+
+    kind "update": y = x + 1, half of `size_bytes` read and half written, with ordinary stores (what a store fetches first is not
+    counted). "read": the sum of x, all of `size_bytes` read.
+    """
+    lanes = target.lanes(32)
+    shares = 16 * threads
+    block = _UNROLL * lanes * shares
+    arrays = 2 if kind == "update" else 1
+    elements = size_bytes // (4 * arrays) // block * block
+    data = [_aligned(elements) for _ in range(arrays)]
+    text = _update_text(lanes, elements // shares) if kind == "update" else _read_text(lanes, elements // shares)
+    step = _loop(text, shares, threads, *data, _aligned(lanes * shares))
+    return Limit(f"stream {kind}", step, size_bytes=4 * elements * arrays)
+
+
+def _aligned(elements: int) -> np.ndarray:
+    """float32[elements] of ones that begin a cache line. Ones: a page never written is no memory to read from."""
+    room = np.ones(elements + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + elements]
+
+
+def _loop(text: str, shares: int, threads: int, *arrays: np.ndarray) -> Callable[[], object]:
+    """The call that runs `work` of the LLVM text over all shares; `arrays` are its context, and stay alive with the call."""
+    pool = get_pool()
+    pool.start(threads)
+    library = link([compile_object(text + _RUN)])
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(library.address("run"))
+    context = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+    keep: tuple[Any, ...] = (library, context, arrays)
+
+    def step() -> object:
+        run(ctypes.addressof(keep[1]), shares, threads)
+        return None
+
+    return step
+
+
+def _fma_text(lanes: int, chains: int) -> str:
+    """Every share: `_FMA_STEPS` times acc = acc * a + b for each chain; a and b come from memory, so nothing can be folded."""
+    vector = f"<{lanes} x float>"
+    load = [f"  %p{k} = getelementptr {vector}, ptr %mine, i64 {k}" for k in range(chains)]
+    load += [f"  %s{k} = load {vector}, ptr %p{k}, align 4" for k in range(chains)]
+    phi = [f"  %c{k} = phi {vector} [ %s{k}, %share ], [ %n{k}, %again ]" for k in range(chains)]
+    fma = [f"  %n{k} = call {vector} @llvm.fma({vector} %c{k}, {vector} %a, {vector} %b)" for k in range(chains)]
+    store = [f"  store {vector} %n{k}, ptr %p{k}, align 4" for k in range(chains)]
+    return _in_shares(
+        [
+            f"  %mine = getelementptr {vector}, ptr %x, i64 %first",
+            *load,
+            f"  %a = load {vector}, ptr %y, align 4",
+            f"  %b = load {vector}, ptr %y, align 4",
+            "  br label %again",
+            "again:",
+            "  %t = phi i64 [ 0, %share ], [ %u, %again ]",
+            *phi,
+            *fma,
+            "  %u = add i64 %t, 1",
+            f"  %more = icmp slt i64 %u, {_FMA_STEPS}",
+            "  br i1 %more, label %again, label %next",
+            "next:",
+            *store,
+        ],
+        first=chains,
+        arrays="xy",
+    ) + f"declare {vector} @llvm.fma({vector}, {vector}, {vector})\n"
+
+
+def _update_text(lanes: int, elements: int) -> str:
+    """Every share: y = x + 1 over `elements` of its own."""
+    vector = f"<{lanes} x float>"
+    body = []
+    for k in range(_UNROLL):
+        body += [
+            f"  %i{k} = add i64 %t, {k}",
+            f"  %p{k} = getelementptr {vector}, ptr %x, i64 %i{k}",
+            f"  %q{k} = getelementptr {vector}, ptr %y, i64 %i{k}",
+            f"  %v{k} = load {vector}, ptr %p{k}, align 64",
+            f"  %w{k} = fadd {vector} %v{k}, splat (float 1.0)",
+            f"  store {vector} %w{k}, ptr %q{k}, align 64",
+        ]
+    return _in_shares(_stream(body, [], elements // lanes), first=elements // lanes, arrays="xy")
+
+
+def _read_text(lanes: int, elements: int) -> str:
+    """Every share: the sum of `elements` of its own, in chains enough to hide the latency of an addition."""
+    vector = f"<{lanes} x float>"
+    phi = [f"  %s{k} = phi {vector} [ zeroinitializer, %share ], [ %w{k}, %again ]" for k in range(_UNROLL)]
+    body = []
+    for k in range(_UNROLL):
+        body += [
+            f"  %i{k} = add i64 %t, {k}",
+            f"  %p{k} = getelementptr {vector}, ptr %x, i64 %i{k}",
+            f"  %v{k} = load {vector}, ptr %p{k}, align 64",
+            f"  %w{k} = fadd {vector} %s{k}, %v{k}",
+        ]
+    total = [f"  %z{k} = fadd {vector} %{'z' if k > 1 else 'w'}{k - 1}, %w{k}" for k in range(1, _UNROLL)]
+    store = [*total, f"  %r = getelementptr {vector}, ptr %y, i64 %i", f"  store {vector} %z{_UNROLL - 1}, ptr %r, align 64"]
+    return _in_shares([*_stream(body, phi, elements // lanes), *store], first=elements // lanes, arrays="xy")
+
+
+def _stream(body: list[str], phi: list[str], vectors: int) -> list[str]:
+    return [
+        f"  %end = add i64 %first, {vectors}",
+        "  br label %again",
+        "again:",
+        "  %t = phi i64 [ %first, %share ], [ %u, %again ]",
+        *phi,
+        *body,
+        f"  %u = add i64 %t, {_UNROLL}",
+        "  %more = icmp slt i64 %u, %end",
+        "  br i1 %more, label %again, label %next",
+        "next:",
+    ]
+
+
+def _in_shares(lines: list[str], first: int, arrays: str) -> str:
+    """The function `work`: `lines` for each share %i of a chunk; %first counts `first` a share, the context holds `arrays`."""
+    pointers = []
+    for k, name in enumerate(arrays):
+        pointers += [f"  %{name}p = getelementptr ptr, ptr %context, i64 {k}", f"  %{name} = load ptr, ptr %{name}p"]
+    return "\n".join(
+        [
+            "define internal void @work(ptr %context, i64 %begin, i64 %stop, i64 %thread) nounwind {",
+            "entry:",
+            *pointers,
+            "  br label %share",
+            "share:",
+            "  %i = phi i64 [ %begin, %entry ], [ %j, %next ]",
+            f"  %first = mul i64 %i, {first}",
+            *lines,
+            "  %j = add i64 %i, 1",
+            "  %left = icmp slt i64 %j, %stop",
+            "  br i1 %left, label %share, label %done",
+            "done:",
+            "  ret void",
+            "}",
+            "",
+        ]
+    )

@@ -1,0 +1,152 @@
+"""The programs that are compared: what `tc` compiled and its peers, each at its best settings for one request at a time.
+
+All take the same ONNX file and the same arrays, use the number of threads that they are told, leave the affinity of
+threads alone, compute in float32, and get their outputs without a copy where they can.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tc.errors import InputError
+from tc.measure.harness import Step
+from tc.runtime.module import CompiledModule
+from tc.version import __version__
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class RuntimeMissingError(Exception):
+    """A runtime that is not installed."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A model loaded into one runtime.
+
+    `run` gives the outputs in the order of the model. `bind` puts the inputs in place and returns the call to be timed.
+    """
+
+    name: str
+    version: str
+    load_seconds: float
+    run: Callable[[Arrays], Sequence[np.ndarray]]
+    bind: Callable[[Arrays], Step]
+
+
+def as_runtime(compiled: CompiledModule, load_seconds: float) -> Runtime:
+    """A module of `tc`. Like its peers it writes to arrays allocated once, unless data decide the shapes of outputs."""
+
+    def run(arrays: Arrays) -> list[np.ndarray]:
+        return list(compiled.run(dict(arrays)).values())
+
+    def bind(arrays: Arrays) -> Step:
+        held = dict(arrays)
+        out = tuple(run(held))
+        try:
+            compiled(held, out=out)
+        except InputError:
+            return lambda: compiled(held)
+        return lambda: compiled(held, out=out)
+
+    return Runtime("tc", __version__, load_seconds, run, bind)
+
+
+def load_onnxruntime(model: Path, threads: int) -> Runtime:
+    ort = import_peer("onnxruntime")
+    start = time.perf_counter()
+    session = ort_session(model, threads, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    seconds = time.perf_counter() - start
+
+    def bind(arrays: Arrays) -> Step:
+        """Inputs stay where they are; outputs go to arrays allocated once, of the shapes of a first run."""
+        binding = session.io_binding()
+        for name, array in arrays.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)))
+        results = session.run(None, dict(arrays))
+        for output, result in zip(session.get_outputs(), results):
+            binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(result))
+        return lambda: session.run_with_iobinding(binding)
+
+    return Runtime("onnxruntime", ort.__version__, seconds, lambda arrays: session.run(None, dict(arrays)), bind)
+
+
+def ort_session(model: Path, threads: int, level: object) -> Any:
+    """An onnxruntime session on the CPU with `threads` threads; its threads spin between operators, as by default."""
+    ort = import_peer("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = level
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def load_openvino(model: Path, threads: int) -> Runtime:
+    openvino = import_peer("openvino")
+    start = time.perf_counter()
+    compiled = openvino.Core().compile_model(
+        str(model),
+        "CPU",
+        {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": False,
+        },
+    )
+    request = compiled.create_infer_request()
+    seconds = time.perf_counter() - start
+
+    def bind(arrays: Arrays) -> Step:
+        for name, array in arrays.items():
+            request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(array), shared_memory=True))
+        return lambda: request.infer(share_outputs=True)
+
+    def run(arrays: Arrays) -> list[np.ndarray]:
+        results = request.infer(dict(arrays))
+        return [np.array(results[index]) for index in range(len(compiled.outputs))]
+
+    return Runtime("openvino", metadata.version("openvino"), seconds, run, bind)
+
+
+PEERS: dict[str, Callable[[Path, int], Runtime]] = {
+    "onnxruntime": load_onnxruntime,
+    "openvino": load_openvino,
+}
+
+
+def reference_outputs(model: Path, arrays: Arrays) -> Sequence[np.ndarray]:
+    """What the model should give: onnxruntime on the graph as it is, without any rewriting."""
+    ort = import_peer("onnxruntime")
+    session = ort_session(model, 1, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    results: Sequence[np.ndarray] = session.run(None, dict(arrays))
+    return results
+
+
+def relative_error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest difference over the largest expected magnitude, of the worst output; inf where shapes differ."""
+    errors = [0.0]
+    for mine, reference in zip(found, expected, strict=True):
+        if mine.shape != reference.shape:
+            return float("inf")
+        if reference.size:
+            difference = np.abs(np.asarray(mine, np.float64) - reference).max()
+            errors.append(float(difference / max(np.abs(reference).max(), 1e-30)))
+    return max(errors)
+
+
+def import_peer(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise RuntimeMissingError(f"{package} cannot be imported ({error}); try: pip install {package}") from error
