@@ -63,8 +63,8 @@ def update(folder: Path, rows: Sequence[Row]) -> None:
     merged = {(row.model, row.threads): row for row in (*old, *rows)}
     data = {"format": FORMAT, "rows": [asdict(row) for row in merged.values()]}
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(file, json.dumps(data, indent=1) + "\n")
-    _replace(folder / "RESULTS.md", as_markdown(tuple(merged.values())))
+    replace_file(file, json.dumps(data, indent=1) + "\n")
+    replace_file(folder / "RESULTS.md", as_markdown(tuple(merged.values())))
 
 
 def read_rows(file: Path) -> tuple[Row, ...]:
@@ -167,7 +167,7 @@ def _row_from(data: Mapping[str, object]) -> Row:
     return Row(**fields)
 
 
-def _replace(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
     partial = file.with_suffix(file.suffix + ".partial")
     partial.write_text(text)
     os.replace(partial, file)
