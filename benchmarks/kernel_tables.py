@@ -31,9 +31,8 @@ from benchmarks.kernel_report import KernelRow
 from benchmarks.report import describe_machine
 from benchmarks.run import fix_input_dims
 from tc.measure.harness import Plan, Ratio, Step, time_interleaved
-from tc.measure.machine import Limit, fma_limit, stream_limit
+from tc.measure.machine import FORK_JOIN_JOBS, Limit, fma_limit, fork_join_programs, stream_limit
 from tc.measure.runtimes import PEERS, as_runtime, reference_outputs, relative_error
-from tc.runtime.pool import fork_join_seconds
 from tc.target import native_target
 
 Arrays = dict[str, np.ndarray]
@@ -233,16 +232,15 @@ def gemm_libraries(x: np.ndarray, w: np.ndarray, threads: int) -> dict[str, Cont
 
 
 def limit_contender(case: Case, threads: int) -> dict[str, Contender]:
-    """The loop of the limit, its time scaled to the work of the case."""
-    limit = limit_of(case.limit, threads)
+    """The loop of the limit, its time scaled to the work of the case. A stream is as long as what the kernel touches."""
+    limit = limit_of(case.limit, threads, case.size_bytes)
     scale = case.flops / limit.flops if limit.flops else case.size_bytes / limit.size_bytes
     return {case.limit: Contender(limit.step, scale=scale)}
 
 
-@functools.cache
-def limit_of(name: str, threads: int) -> Limit:
+def limit_of(name: str, threads: int, size_bytes: int) -> Limit:
     target = native_target()
-    return fma_limit(target, threads) if name == "fma" else stream_limit(target, name.split()[1], threads=threads)
+    return fma_limit(target, threads) if name == "fma" else stream_limit(target, name.split()[1], size_bytes, threads)
 
 
 def with_constant(model: onnx.ModelProto, name: str, arrays: Arrays) -> onnx.ModelProto:
@@ -302,9 +300,18 @@ def measure_overheads(threads: int, plan: Plan) -> list[KernelRow]:
         run = functools.partial(runtime.run, arrays)
         contenders[name] = Contender(run, run)
     call = measure_contenders("overhead", "call of one node", threads, contenders, expected, plan)
-    fork = fork_join_seconds(2)
-    join = KernelRow("overhead", "fork and join", 2, {"tc": fork}, {"tc": fork}, {}, {}, rounds=60, **describe_machine())
-    return [call, join]
+    return [call, measure_fork_join(plan)]
+
+
+def measure_fork_join(plan: Plan) -> KernelRow:
+    """What a parallel loop on two threads takes beyond the share of each: the least time with both, less the least with one.
+
+    The least, as any other program on the machine that takes a core for a while makes one thread wait for the other.
+    """
+    alone, together = fork_join_programs(2)
+    timings = time_interleaved({"alone": alone.step, "together": together.step}, plan)
+    least = {"tc": (timings.shortest("together") - timings.shortest("alone")) / FORK_JOIN_JOBS}
+    return KernelRow("overhead", "fork and join", 2, least, least, {}, {}, rounds=len(timings.seconds), **describe_machine())
 
 
 def measure_job(table: str, name: str, threads: int, plan: Plan) -> list[KernelRow]:

@@ -51,17 +51,18 @@ class Timings:
     minimum: np.ndarray
 
     def median(self, name: str) -> float:
-        return float(np.median(self._column(name)))
+        return float(np.median(self.of(name)))
 
     def shortest(self, name: str) -> float:
         return float(self.minimum[self.names.index(name)])
 
     def ratio(self, over: str, under: str) -> Ratio:
         """Seconds of `over` divided by seconds of `under`, pair by pair: above 1 means that `under` is faster."""
-        low, median, high = np.percentile(self._column(over) / self._column(under), (25, 50, 75))
+        low, median, high = np.percentile(self.of(over) / self.of(under), (25, 50, 75))
         return Ratio(float(median), float(low), float(high))
 
-    def _column(self, name: str) -> np.ndarray:
+    def of(self, name: str) -> np.ndarray:
+        """float64[rounds]: the seconds of one program, round by round."""
         return self.seconds[:, self.names.index(name)]
 
 

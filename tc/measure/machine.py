@@ -20,11 +20,39 @@ from tc.target import Target
 _FMA_STEPS = 1 << 15
 _UNROLL = 8  # vectors that a stream moves in one step
 
+FORK_JOIN_JOBS = 10
+
 _RUN = """
 declare void @tc_parallel_for(ptr, ptr, i64, i64, i64)
-define void @run(ptr %context, i64 %shares, i64 %threads) nounwind {
+define void @run(ptr %context, i64 %shares, i64 %threads, i64 %times) nounwind {
 entry:
+  br label %again
+again:
+  %t = phi i64 [ 0, %entry ], [ %u, %again ]
   call void @tc_parallel_for(ptr @work, ptr %context, i64 %shares, i64 1, i64 %threads)
+  %u = add i64 %t, 1
+  %more = icmp slt i64 %u, %times
+  br i1 %more, label %again, label %done
+done:
+  ret void
+}
+"""
+
+# Every share: a chain of dependent multiplications, which neither memory nor the neighbour's work slows down.
+_SPIN_TEXT = """
+define internal void @work(ptr %context, i64 %begin, i64 %stop, i64 %thread) nounwind {
+entry:
+  %shares = sub i64 %stop, %begin
+  %steps = mul i64 %shares, 20000
+  br label %again
+again:
+  %t = phi i64 [ 0, %entry ], [ %u, %again ]
+  %v = phi i64 [ %begin, %entry ], [ %w, %again ]
+  %w = call i64 asm sideeffect "imul $0, $0", "=r,0"(i64 %v)
+  %u = add i64 %t, 1
+  %more = icmp slt i64 %u, %steps
+  br i1 %more, label %again, label %done
+done:
   ret void
 }
 """
@@ -54,20 +82,31 @@ def fma_limit(target: Target, threads: int = 1) -> Limit:
 
 
 def stream_limit(target: Target, kind: str = "update", size_bytes: int = 128 << 20, threads: int = 1) -> Limit:
-    """A stream through memory that no cache holds.
+    """A stream through `size_bytes` of memory, rounded down; call after call the same, so caches hold what they can.
 
-    kind "update": y = x + 1, half of `size_bytes` read and half written, with ordinary stores (what a store fetches first is not
-    counted). "read": the sum of x, all of `size_bytes` read.
+    kind "update": y = x + 1, half of it read and half written, with ordinary stores (what a store fetches first is not
+    counted). "read": the sum of x, all of it read, from several places at once.
     """
     lanes = target.lanes(32)
-    shares = 16 * threads
+    shares = 4 * threads
     block = _UNROLL * lanes * shares
     arrays = 2 if kind == "update" else 1
-    elements = size_bytes // (4 * arrays) // block * block
+    elements = size_bytes // (4 * arrays) // block * block or block
     data = [_aligned(elements) for _ in range(arrays)]
     text = _update_text(lanes, elements // shares) if kind == "update" else _read_text(lanes, elements // shares)
     step = _loop(text, shares, threads, *data, _aligned(lanes * shares))
     return Limit(f"stream {kind}", step, size_bytes=4 * elements * arrays)
+
+
+def fork_join_programs(threads: int) -> tuple[Limit, Limit]:
+    """Two programs of `FORK_JOIN_JOBS` parallel loops each: of one share, which nothing is forked for, and of one share for each thread.
+
+    Every share takes some 20 microseconds, long enough for all threads to come in, so what the second takes longer than the first
+    is the cost of `FORK_JOIN_JOBS` times forking and joining. With loops that do nothing the caller is done before others come.
+    """
+    alone = _loop(_SPIN_TEXT, 1, 1, repeat=FORK_JOIN_JOBS)
+    together = _loop(_SPIN_TEXT, threads, threads, repeat=FORK_JOIN_JOBS)
+    return Limit("one share", alone), Limit("a share each", together)
 
 
 def _aligned(elements: int) -> np.ndarray:
@@ -77,17 +116,17 @@ def _aligned(elements: int) -> np.ndarray:
     return room[start : start + elements]
 
 
-def _loop(text: str, shares: int, threads: int, *arrays: np.ndarray) -> Callable[[], object]:
-    """The call that runs `work` of the LLVM text over all shares; `arrays` are its context, and stay alive with the call."""
+def _loop(text: str, shares: int, threads: int, *arrays: np.ndarray, repeat: int = 1) -> Callable[[], object]:
+    """The call that runs `work` of the LLVM text over all shares `repeat` times; `arrays` are its context, and stay alive with it."""
     pool = get_pool()
     pool.start(threads)
     library = link([compile_object(text + _RUN)])
-    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(library.address("run"))
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(library.address("run"))
     context = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
     keep: tuple[Any, ...] = (library, context, arrays)
 
     def step() -> object:
-        run(ctypes.addressof(keep[1]), shares, threads)
+        run(ctypes.addressof(keep[1]), shares, threads, repeat)
         return None
 
     return step
@@ -136,27 +175,30 @@ def _update_text(lanes: int, elements: int) -> str:
             f"  %w{k} = fadd {vector} %v{k}, splat (float 1.0)",
             f"  store {vector} %w{k}, ptr %q{k}, align 64",
         ]
-    return _in_shares(_stream(body, [], elements // lanes), first=elements // lanes, arrays="xy")
+    return _in_shares(_stream(body, [], elements // lanes, _UNROLL), first=elements // lanes, arrays="xy")
 
 
 def _read_text(lanes: int, elements: int) -> str:
-    """Every share: the sum of `elements` of its own, in chains enough to hide the latency of an addition."""
+    """Every share: the sum of `elements` of its own, read from `_UNROLL` places at once, which keeps more lines on their way."""
     vector = f"<{lanes} x float>"
+    vectors = elements // lanes
+    apart = vectors // _UNROLL
     phi = [f"  %s{k} = phi {vector} [ zeroinitializer, %share ], [ %w{k}, %again ]" for k in range(_UNROLL)]
     body = []
     for k in range(_UNROLL):
         body += [
-            f"  %i{k} = add i64 %t, {k}",
+            f"  %i{k} = add i64 %t, {k * apart}",
             f"  %p{k} = getelementptr {vector}, ptr %x, i64 %i{k}",
             f"  %v{k} = load {vector}, ptr %p{k}, align 64",
             f"  %w{k} = fadd {vector} %s{k}, %v{k}",
         ]
     total = [f"  %z{k} = fadd {vector} %{'z' if k > 1 else 'w'}{k - 1}, %w{k}" for k in range(1, _UNROLL)]
     store = [*total, f"  %r = getelementptr {vector}, ptr %y, i64 %i", f"  store {vector} %z{_UNROLL - 1}, ptr %r, align 64"]
-    return _in_shares([*_stream(body, phi, elements // lanes), *store], first=elements // lanes, arrays="xy")
+    return _in_shares([*_stream(body, phi, apart, 1), *store], first=vectors, arrays="xy")
 
 
-def _stream(body: list[str], phi: list[str], vectors: int) -> list[str]:
+def _stream(body: list[str], phi: list[str], vectors: int, stride: int) -> list[str]:
+    """A loop over `vectors` from %first on, `stride` of them in one step."""
     return [
         f"  %end = add i64 %first, {vectors}",
         "  br label %again",
@@ -164,7 +206,7 @@ def _stream(body: list[str], phi: list[str], vectors: int) -> list[str]:
         "  %t = phi i64 [ %first, %share ], [ %u, %again ]",
         *phi,
         *body,
-        f"  %u = add i64 %t, {_UNROLL}",
+        f"  %u = add i64 %t, {stride}",
         "  %more = icmp slt i64 %u, %end",
         "  br i1 %more, label %again, label %next",
         "next:",
