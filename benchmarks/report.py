@@ -12,22 +12,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 
+from tc.measure.compare import SUBJECT, Result
 from tc.measure.harness import Ratio
 
-SUBJECT = "tc"
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one runtime did with one model. `problem` says why there are no numbers, where there are none."""
-
-    version: str = ""
-    load_seconds: float | None = None
-    median_seconds: float | None = None
-    min_seconds: float | None = None
-    error: float | None = None
-    problem: str = ""
 
 
 @dataclass(frozen=True)

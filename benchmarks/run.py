@@ -10,23 +10,22 @@ earlier model.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from benchmarks import report, runtimes, zoo
+from benchmarks import report, zoo
 from benchmarks.report import SUBJECT, Result, Row
 from benchmarks.runtimes import LOADERS
-from tc.measure.harness import Plan, time_interleaved
-from tc.measure.runtimes import Runtime, RuntimeMissingError, reference_outputs, relative_error
+from tc.measure.compare import compare_runtimes, run_apart, with_load_costs
+from tc.measure.harness import Plan
+from tc.measure.runtimes import reference_outputs
 
 # What the table is about when no models are named: every architecture once.
 DEFAULT_MODELS = (
@@ -57,49 +56,21 @@ def measure(job: Job) -> Row:
         model = zoo.path(job.model) if job.model in zoo.names() else Path(job.model)
         if job.fix_dims:
             model = fix_input_dims(model, arrays, Path(folder))
-        expected = reference_outputs(model, arrays)
-        results: dict[str, Result] = {}
-        steps = {}
-        for name in job.runtimes:
-            try:
-                runtime = runtimes.load(name, model, job.threads)
-                results[name] = check(runtime, arrays, expected)
-                steps[name] = runtime.bind(arrays)
-            except RuntimeMissingError as missing:
-                results[name] = Result(problem=f"not measured: {missing}")
-            except Exception as failure:  # whatever a runtime raises is its result, not ours
-                results[name] = Result(problem=f"failed: {_in_short(failure)}")
-        row = Row(job.model, job.threads, job.dims, results, **report.describe_machine())
-        return with_times(row, steps, job.plan) if steps else row
-
-
-def check(runtime: Runtime, arrays: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]) -> Result:
-    error = relative_error(runtime.run(arrays), expected)
-    return Result(runtime.version, runtime.load_seconds, error=error)
-
-
-def with_times(row: Row, steps: Mapping[str, object], plan: Plan) -> Row:
-    """`row` with the times of `steps`, and the ratios of the peers among them to `tc` if it is one."""
-    timings = time_interleaved(steps, plan)
-    results = dict(row.results)
-    for name in timings.names:
-        results[name] = replace(
-            results[name], median_seconds=timings.median(name), min_seconds=timings.shortest(name)
-        )
-    peers = [name for name in timings.names if name != SUBJECT] if SUBJECT in timings.names else []
-    ratios = {peer: timings.ratio(peer, SUBJECT) for peer in peers}
-    return replace(row, results=results, ratios=ratios, rounds=len(timings.seconds))
+        loaders = {name: LOADERS[name] for name in job.runtimes}
+        found = compare_runtimes(loaders, model, job.threads, arrays, reference_outputs(model, arrays), job.plan)
+        results = with_load_costs(found.results, loaders, model, job.threads, arrays)
+    return Row(
+        job.model, job.threads, job.dims, results, ratios=found.ratios, rounds=found.rounds, **report.describe_machine()
+    )
 
 
 def measure_apart(job: Job) -> Row:
     """`measure` in a new process; one that dies gives a row that says so."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(measure, job).result()
-        except BrokenProcessPool:
-            problem = Result(problem="the measuring process died")
-            results = dict.fromkeys(job.runtimes, problem)
-            return Row(job.model, job.threads, job.dims, results, **report.describe_machine())
+    try:
+        return run_apart(measure, job)
+    except BrokenProcessPool:
+        results = dict.fromkeys(job.runtimes, Result(problem="the measuring process died"))
+        return Row(job.model, job.threads, job.dims, results, **report.describe_machine())
 
 
 def fix_input_dims(model: Path, arrays: Mapping[str, np.ndarray], folder: Path) -> Path:
@@ -177,12 +148,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(report.as_line(row), flush=True)
     print(f"written: {options.output / 'RESULTS.md'}")
     return 0
-
-
-def _in_short(failure: Exception) -> str:
-    """What went wrong in one line, without the positions in OpenVINO's sources that its messages start with."""
-    lines = [line.strip() for line in str(failure).splitlines() if not line.startswith(("Exception from", "Check 'f"))]
-    return f"{type(failure).__name__}: {' '.join(lines)}"[:240]
 
 
 if __name__ == "__main__":

@@ -17,8 +17,3 @@ def load_tc(model: Path, threads: int) -> Runtime:
 
 
 LOADERS: dict[str, Callable[[Path, int], Runtime]] = {"tc": load_tc, **PEERS}
-
-
-def load(name: str, model: Path, threads: int) -> Runtime:
-    """Load `model` into the runtime called `name`, one of `LOADERS`. Raises RuntimeMissingError, or what it raises."""
-    return LOADERS[name](model, threads)

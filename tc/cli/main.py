@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
+from tc.cli import bench, demo, doctor, inspect, profile, run
 from tc.cli import compile as compile_command
-from tc.cli import demo, doctor, inspect, profile, run
 from tc.errors import TcError
 from tc.version import __version__
 
@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": (inspect, "say what a model holds and how each node will run"),
     "compile": (compile_command, "write a compiled module, or the text of a stage"),
     "profile": (profile, "time every kernel of a model"),
+    "bench": (bench, "measure a model beside other runtimes"),
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),
 }
@@ -34,6 +35,7 @@ examples:
   tc run model.onnx --dims batch=4 --check interpreter
   tc compile model.onnx --emit loops
   tc profile model.onnx --dims batch=4
+  tc bench model.onnx --vs onnxruntime,openvino
   tc COMMAND --help                     more of them
 
 exit codes:

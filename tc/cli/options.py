@@ -107,8 +107,8 @@ def random_array(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(0, 2, spec.shape).astype(spec.dtype.numpy)
 
 
-def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that compiles a model."""
+def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
+    """The options of every command that compiles a model; without `threads`, the command has an option of that name itself."""
     group = parser.add_argument_group("compilation")
     group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...")
     group.add_argument(
@@ -118,7 +118,8 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=N|LO:HI[:MULTIPLE]",
         help="what is promised about symbolic dims, such as batch=4 or batch=1:16,seq=32:512:32",
     )
-    group.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
+    if threads:
+        group.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
     group.add_argument("--tune", metavar="FILE", help="a tuning database")
     group.add_argument(
         "--numerics",
