@@ -42,6 +42,7 @@ from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.graph.split_phases import split_phases
+from tc.passes.graph.use_winograd import use_winograd
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
@@ -201,6 +202,7 @@ def run_stages(
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32))
         graph = convert_layout(graph, block=target.lanes(32))
+        graph = use_winograd(graph, enable=numerics == "default")
         graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
         fused = fuse_ops(graph)
     with watch.time("lower"):

@@ -11,6 +11,7 @@ from tc.schedule.rules.contraction import schedule_contraction
 from tc.schedule.rules.reduction import schedule_reduction
 from tc.schedule.rules.spatial import schedule_spatial
 from tc.schedule.rules.window import schedule_window
+from tc.schedule.rules.winograd import schedule_winograd
 from tc.schedule.step import Schedule, Trace
 from tc.target import Target
 
@@ -30,9 +31,10 @@ class Scheduled:
 def default_schedule(func: PrimFunc, target: Target) -> Scheduled:
     """The schedule that is chosen without search."""
     schedule = Schedule(func)
-    name = schedule_attention(schedule, target)  # before anything is inlined into its stages
-    if name is not None:
-        return Scheduled(schedule.func, name, schedule.trace)
+    for rule in (schedule_attention, schedule_winograd):  # before anything is inlined into their stages
+        name = rule(schedule, target)
+        if name is not None:
+            return Scheduled(schedule.func, name, schedule.trace)
     inline_elementwise(schedule)
     for rule in RULES:
         name = rule(schedule, target)

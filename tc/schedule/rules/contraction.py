@@ -115,6 +115,13 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
 # -- the schedule
 
 
+def schedule_product(schedule: Schedule, name: str, final: str, target: Target) -> None:
+    """Tile one contraction among other blocks; the spatial block `final` stores its result."""
+    contraction = as_contraction(block_info(schedule, name))
+    assert contraction is not None, f"{name} is a contraction"
+    _schedule_versions(schedule, contraction, name, final, [], target)
+
+
 def _schedule_versions(
     schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
 ) -> None:
@@ -173,6 +180,15 @@ def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
     return False
 
 
+def _batch_loops(schedule: Schedule, contraction: Contraction, final: str) -> set[str]:
+    """The loops over axes that choose parts of both operands: each iteration is a product of its own."""
+    loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
+    axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
+    if len(loops) != len(axes):
+        return set()
+    return {loop for loop, axis in zip(loops, axes, strict=True) if axis in contraction.batch}
+
+
 class _Plan:
     """The schedule of one contraction while it is made."""
 
@@ -190,6 +206,7 @@ class _Plan:
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = []
+        self.batch = _batch_loops(schedule, contraction, final)
         self.guarded: list[str] = []
         self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
         self.row_tiles: list[str] = []
@@ -256,8 +273,10 @@ class _Plan:
             bands = self._packed_bands()
         band_rows = [loop for loop in self.bands if loop not in bands] if before else []
         if self._columns_outermost(others, bands):
-            outer = [self.column_tiles, *others, *bands, *band_rows, *self.row_tiles]
-            parallel = [self.column_tiles]
+            shared = [loop for loop in others if loop in self.batch]
+            others = [loop for loop in others if loop not in shared]
+            outer = [*shared, self.column_tiles, *others, *bands, *band_rows, *self.row_tiles]
+            parallel = [*shared, self.column_tiles]
         else:
             outer = [*others, *bands, *([] if before else self.row_tiles), self.column_tiles, *band_rows]
             if before:
