@@ -22,6 +22,9 @@ WEIGHT_BYTES_PER_SECOND = 1.5e10
 NEAR_BYTES, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 4 << 20, 3e10, 1.4e10
 """Transformed tiles: what fits near the core, and at which rates they are written and read back near and far."""
 
+MOST_CHANNELS = {2: 1 << 30, 4: 64}
+"""Input channels up to which a tile size may be used: the rounding of long sums of large transformed values adds up."""
+
 LEAST_GAIN = 1.15
 """How much faster the estimate must be."""
 
@@ -80,7 +83,7 @@ def choose_tile(call: Call, result: object) -> int:
     attrs = full_attrs(call)
     x, w = call.args[0], call.args[1]
     assert x is not None and w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
-    plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and set((*attrs.strides, *attrs.dilations)) == {1}
+    plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
     if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or w.type.dtype.bits != 32:
         return 0
@@ -93,7 +96,7 @@ def choose_tile(call: Call, result: object) -> int:
     best, chosen = direct / LEAST_GAIN, 0
     for tile in POINTS:
         down, across, places = -(-height // tile), -(-width // tile), (tile + 2) ** 2
-        if down < 2 or across < 2:
+        if down < 2 or across < 2 or attrs.in_channels > MOST_CHANNELS[tile]:
             continue
         tiles = n * down * across
         moved = 4.0 * places * tiles * (inputs + outputs) * block
