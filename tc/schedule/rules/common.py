@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Div, Expr, Load, MathCall, Select
+from tc.ir.expr import Const, Div, Expr, Load, MathCall, Select, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.step import Schedule
@@ -41,11 +41,23 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
     heavy = is_heavy(info.writes[0].value)
     if any(as_contraction(reader) is not None for reader in readers):
         return not heavy and not _has_select(info.writes[0].value)
-    if _has_select(info.writes[0].value) and any(r.reduction_axes and _is_rescanned(r, info) for r in readers):
+    if (_has_select(info.writes[0].value) or _is_transposition(info)) and any(
+        r.reduction_axes and _is_rescanned(r, info) for r in readers
+    ):
         return False
     if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
+
+
+def _is_transposition(info: BlockInfo) -> bool:
+    """Whether the block reads something along its last axis that is not contiguous there."""
+    last = info.writes[0].indices[-1] if info.writes[0].indices else None
+    return isinstance(last, Var) and any(
+        load.indices[-1] is not last and any(last is node for index in load.indices for node in walk(index))
+        for load in loads_of(info)
+        if load.indices
+    )
 
 
 def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
