@@ -200,7 +200,7 @@ def run_stages(
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
-        graph = split_phases(graph, block=target.lanes(32))
+        graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
         graph = convert_layout(graph, block=target.lanes(32))
         graph = use_winograd(graph, enable=numerics == "default")
         graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
@@ -239,7 +239,8 @@ def compile_model(
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
     threads: how many threads a call may use; all available cores by default.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
-        normalization folded into weights, attention in one pass). "strict" computes each operator as it is defined, every sum
+        normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
+        input may spoil a tile of results). "strict" computes each operator as it is defined, every sum
         and product rounded by itself; the terms of a reduction are added in the order of the kernel's schedule.
     verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
         kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.

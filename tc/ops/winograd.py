@@ -72,8 +72,11 @@ def _floats(matrix: Matrix) -> np.ndarray:
 def transform_weights(weights: np.ndarray, tile: int) -> np.ndarray:
     """G g G^T of [..., 3, 3] in f64, as [a, a, ...] in f32."""
     g = _floats(transforms(tile)[1])
-    transformed = np.einsum("ik,...kl,jl->ij...", g, weights.astype(np.float64), g, optimize=True)
-    return np.ascontiguousarray(transformed, dtype=np.float32)
+    both = np.kron(g, g)  # [a * a, 9]
+    flat = np.ascontiguousarray(weights, dtype=np.float64).reshape(-1, 9)
+    result = np.empty((len(both), len(flat)), np.float32)
+    np.matmul(both, flat.T, out=result, casting="same_kind")
+    return result.reshape(tile + 2, tile + 2, *weights.shape[:-2])
 
 
 def _infer(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:

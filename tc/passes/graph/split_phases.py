@@ -26,9 +26,12 @@ from tc.passes.manager import graph_pass
 
 
 @graph_pass
-def split_phases(module: IRModule, *, block: int = 16) -> IRModule:
-    """Replace transposed convolutions by literals; output channels of a phase are rounded up to `block`, from half a block on."""
-    return rewrite_module(module, phase_rules(block))
+def split_phases(module: IRModule, *, block: int = 16, strict: bool = False) -> IRModule:
+    """Replace transposed convolutions by literals; output channels of a phase are rounded up to `block`, from half a block on.
+
+    Phases of fewer taps than others get zeros, by which an infinite input becomes NaN; with `strict` such convolutions stay.
+    """
+    return rewrite_module(module, phase_rules(block, strict))
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,11 @@ def _axis(window: Window, d: int, size: Expr, result: Expr) -> _Axis | None:
     return _Axis(taps, -low, int(pad_end.value))
 
 
-def phase_rules(block: int) -> tuple[Rule, ...]:
+def phase_rules(block: int, strict: bool = False) -> tuple[Rule, ...]:
     """The rewrite rules for blocks of `block` channels."""
 
     def rewritten(b: GraphBuilder, m: Match) -> Atom | None:
-        return _as_convolution(b, m, block)
+        return _as_convolution(b, m, block, strict)
 
     patterns = (
         ("a transposed convolution", (any_("x"), const_("w"), absent()), False),
@@ -88,7 +91,7 @@ def _can_split(m: Match) -> bool:
     return attrs.groups == 1 and w.dtype.is_float and set(attrs.dilations or (1,)) == {1} and m.type_of("x").rank > 2
 
 
-def _as_convolution(b: GraphBuilder, m: Match, block: int) -> Atom | None:
+def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom | None:
     attrs, w, x, result = m.attrs("conv"), m.value("w"), m.type_of("x"), m.type_of("conv")
     rank = x.rank - 2
     window = window_of(attrs, w.shape[2:], rank, "conv_transpose")
@@ -96,6 +99,8 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int) -> Atom | None:
     if any(axis is None for axis in axes):
         return None
     found: list[_Axis] = [axis for axis in axes if axis is not None]
+    if strict and any(tap < 0 for axis in found for taps in axis.taps for tap in taps):
+        return None
     channels = w.shape[1]
     padded = -(-channels // block) * block if channels >= block // 2 else channels
     weights = _phase_weights(w, found, window.strides, padded)
