@@ -1,0 +1,107 @@
+"""Winograd convolutions: chosen where they pay, exact enough, and off when asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tc
+from tc.ir.dtype import f32
+from tc.ir.module import IRModule
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder
+from tc.ops.winograd import POINTS, transform_weights, transforms
+from tc.passes.graph.convert_layout import convert_layout
+from tc.passes.graph.use_winograd import use_winograd
+
+
+def network(channels: int, outputs: int, size: tuple[int, int], pads: tuple[int, ...] = (1, 1, 1, 1)) -> IRModule:
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((1, channels, *size), f32))
+    w = b.const(rng.standard_normal((outputs, channels, 3, 3)).astype(np.float32) / np.float32(np.sqrt(9 * channels)))
+    y = b.call("relu", b.call("conv", x, w, b.const(rng.standard_normal(outputs).astype(np.float32)), pads=pads))
+    return IRModule((b.function("main", (y,)),))
+
+
+def ops_of(module: IRModule) -> list[str]:
+    return [binding.value.op for binding in module.main.bindings]
+
+
+def in_double(module: IRModule, x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
+    conv = module.main.bindings[0].value
+    w, bias = (arg.value.astype(np.float64) for arg in conv.args[1:])
+    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    return np.maximum(np.einsum("nchwij,ocij->nohw", windows, w) + bias[:, None, None], 0)
+
+
+@pytest.mark.parametrize("tile", sorted(POINTS))
+def test_the_transforms_compute_a_correlation_exactly(tile: int) -> None:
+    a_t, g, b_t = (np.array(matrix, dtype=object) for matrix in transforms(tile))
+    rng = np.random.default_rng(tile)
+    d, w = rng.integers(-9, 9, tile + 2).astype(object), rng.integers(-9, 9, 3).astype(object)
+
+    y = a_t.dot(g.dot(w) * b_t.dot(d))
+
+    assert list(y) == [sum(d[k + j] * w[j] for j in range(3)) for k in range(tile)]
+
+
+@pytest.mark.parametrize("tile", sorted(POINTS))
+def test_weights_are_transformed_in_double(tile: int) -> None:
+    w = np.random.default_rng(0).standard_normal((2, 3, 3, 3)).astype(np.float32)
+    g = np.array([[float(v) for v in row] for row in transforms(tile)[1]])
+
+    u = transform_weights(w, tile)
+
+    assert u.shape == (tile + 2, tile + 2, 2, 3)
+    np.testing.assert_array_equal(u[..., 1, 2], (g @ w[1, 2].astype(np.float64) @ g.T).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size", "pads"),
+    [
+        (64, 64, (56, 56), (1, 1, 1, 1)),
+        (40, 72, (29, 31), (1, 0, 2, 1)),
+        (128, 96, (40, 27), (0, 0, 0, 0)),
+        (256, 64, (27, 8), (1, 1, 1, 1)),
+    ],
+)
+def test_results_are_within_the_stated_error(
+    channels: int, outputs: int, size: tuple[int, int], pads: tuple[int, ...]
+) -> None:
+    module = network(channels, outputs, size, pads)
+    x = np.random.default_rng(1).standard_normal((1, channels, *size)).astype(np.float32)
+
+    m = tc.compile(module)
+    y = m(x)
+
+    assert [kernel.rule for kernel in m.report().kernels].count("winograd") == 1
+    exact = in_double(module, x, pads)
+    assert np.abs(y - exact).max() <= 5e-6 * np.abs(exact).max()
+    one, two = tc.compile(module, threads=1)(x), tc.compile(module, threads=2)(x)
+    np.testing.assert_array_equal(one, two)
+
+
+def test_strict_numerics_sum_directly() -> None:
+    m = tc.compile(network(64, 64, (56, 56)), numerics="strict")
+
+    assert "winograd" not in [kernel.rule for kernel in m.report().kernels]
+
+
+def test_few_channels_and_small_images_are_summed_directly() -> None:
+    for module in (network(3, 64, (56, 56)), network(512, 512, (7, 7)), network(64, 64, (3, 3))):
+        assert "conv_winograd" not in ops_of(use_winograd(convert_layout(module)))
+
+
+def test_more_input_channels_take_smaller_tiles() -> None:
+    tiles = []
+    for channels in (64, 128):
+        (conv,) = (
+            binding.value
+            for binding in use_winograd(convert_layout(network(channels, 128, (56, 56)))).main.bindings
+            if binding.value.op == "conv_winograd"
+        )
+        tiles.append(dict(conv.attrs)["tile"])
+
+    assert tiles == [4, 2]
