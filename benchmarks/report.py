@@ -68,6 +68,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
     for threads in sorted({row.threads for row in rows}):
         chosen = [row for row in rows if row.threads == threads]
         parts += ["", f"## {threads} thread{'s' if threads > 1 else ''}", "", *_table(chosen), "", *_summary(chosen)]
+        parts += _load_table(chosen)
     parts += ["", "## Where and with what", ""]
     parts += sorted({f"- {row.date}, commit {row.commit}, {row.cpu}: {_versions(row)}" for row in rows})
     return "\n".join(parts) + "\n"
@@ -102,6 +103,23 @@ def _table(rows: Sequence[Row]) -> list[str]:
         lines.append(cells + ([_ratio_cell(row), _error_cell(row)] if compares else []))
     notes = [_note(row, name) for row in rows for name in names if name in row.results and row.results[name].problem]
     return ["| " + " | ".join(line) + " |" for line in lines] + ([""] + notes if notes else [])
+
+
+def _load_table(rows: Sequence[Row]) -> list[str]:
+    """What loading costs each runtime, where that was measured."""
+    known = [row for row in rows if any(result.cold_seconds is not None for result in row.results.values())]
+    names = list(dict.fromkeys(name for row in known for name in row.results))
+    if not known:
+        return []
+    head = ["model", *(f"{name}, s" for name in names), *(f"{name}, MiB" for name in names)]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for row in known:
+        found = [row.results.get(name, Result()) for name in names]
+        seconds = ["-" if result.cold_seconds is None else f"{result.cold_seconds:.2f}" for result in found]
+        memory = ["-" if result.peak_bytes is None else f"{result.peak_bytes / 2**20:.0f}" for result in found]
+        lines.append([_model_cell(row), *seconds, *memory])
+    text = "Compiling or loading in a new process with empty caches, and how far memory grows until the first run is over:"
+    return ["", text, "", *("| " + " | ".join(line) + " |" for line in lines)]
 
 
 def _model_cell(row: Row) -> str:
