@@ -20,7 +20,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one number of threads, measured side by side. `ratios`: each peer's seconds over those of `tc`."""
+    """One model on one number of threads, measured side by side.
+
+    `ratios`: each peer's seconds over those of `tc`. `fractions`: of the roofline, what each runtime reaches.
+    """
 
     model: str
     threads: int
@@ -31,6 +34,7 @@ class Row:
     date: str = ""
     commit: str = ""
     cpu: str = ""
+    fractions: Mapping[str, Ratio] = field(default_factory=dict)
 
     def best_peer(self) -> str | None:
         """The peer with the least median time, if there is one to compare `tc` with."""
@@ -87,8 +91,9 @@ def _legend() -> list[str]:
         "Milliseconds are the median over rounds, and in brackets the shortest call. The runtimes took turns within",
         "each round, so the ratio (the best peer's time over that of tc, median and quartiles of the pairs; above 1",
         "means that tc is faster) is what to read; times of different rows come from different moments of a shared",
-        "machine. The error is the largest difference from onnxruntime without graph rewriting, over the largest",
-        "magnitude.",
+        "machine. The roofline is the longer of all operations at the rate of multiply-adds in registers and of inputs,",
+        "weights and outputs at the rate of a stream through memory, both measured in the same rounds. The error is the largest",
+        "difference from onnxruntime without graph rewriting, over the largest magnitude.",
     ]
 
 
@@ -96,11 +101,11 @@ def _table(rows: Sequence[Row]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row.results))
     compares = any(row.ratios for row in rows)
     head = ["model", *(f"{name}, ms" for name in names)]
-    head += [f"best peer / {SUBJECT}", "error"] if compares else []
+    head += [f"best peer / {SUBJECT}", "of roofline", "error"] if compares else []
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
         cells = [_model_cell(row), *(_time_cell(row.results.get(name)) for name in names)]
-        lines.append(cells + ([_ratio_cell(row), _error_cell(row)] if compares else []))
+        lines.append(cells + ([_ratio_cell(row), _fraction_cell(row), _error_cell(row)] if compares else []))
     notes = [_note(row, name) for row in rows for name in names if name in row.results and row.results[name].problem]
     return ["| " + " | ".join(line) + " |" for line in lines] + ([""] + notes if notes else [])
 
@@ -144,6 +149,10 @@ def _ratio_cell(row: Row) -> str:
     return f"{row.ratios[best]} {best}" if best else "-"
 
 
+def _fraction_cell(row: Row) -> str:
+    return f"{row.fractions[SUBJECT].median:.2f}" if SUBJECT in row.fractions else "-"
+
+
 def _error_cell(row: Row) -> str:
     error = row.results[SUBJECT].error if SUBJECT in row.results else None
     return "-" if error is None else f"{error:.1e}"
@@ -169,7 +178,8 @@ def _versions(row: Row) -> str:
 def _row_from(data: Mapping[str, object]) -> Row:
     fields = dict(data)
     fields["results"] = {name: Result(**result) for name, result in fields["results"].items()}
-    fields["ratios"] = {name: Ratio(**ratio) for name, ratio in fields["ratios"].items()}
+    for key in ("ratios", "fractions"):
+        fields[key] = {name: Ratio(**ratio) for name, ratio in fields.get(key, {}).items()}
     return Row(**fields)
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ from benchmarks.runtimes import LOADERS
 from tc.measure.compare import compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan
 from tc.measure.runtimes import reference_outputs
+from tc.roofline import count_model, machine_limits, roofline_fractions
+from tc.target import native_target
 
 # What the table is about when no models are named: every architecture once.
 DEFAULT_MODELS = (
@@ -57,11 +59,17 @@ def measure(job: Job) -> Row:
         if job.fix_dims:
             model = fix_input_dims(model, arrays, Path(folder))
         loaders = {name: LOADERS[name] for name in job.runtimes}
-        found = compare_runtimes(loaders, model, job.threads, arrays, reference_outputs(model, arrays), job.plan)
+        expected = reference_outputs(model, arrays)
+        target = replace(native_target(), cores=job.threads)
+        limits = machine_limits(target)
+        found = compare_runtimes(loaders, model, job.threads, arrays, expected, job.plan, limits)
         results = with_load_costs(found.results, loaders, model, job.threads, arrays)
-    return Row(
-        job.model, job.threads, job.dims, results, ratios=found.ratios, rounds=found.rounds, **report.describe_machine()
-    )
+        fractions = {}
+        if SUBJECT in loaders and not results[SUBJECT].problem and found.timings:
+            work = count_model(model, target, arrays, expected).total
+            fractions = roofline_fractions(work, found.timings, limits) if work else {}
+    facts = report.describe_machine()
+    return Row(job.model, job.threads, job.dims, results, found.ratios, found.rounds, **facts, fractions=fractions)
 
 
 def measure_apart(job: Job) -> Row:

@@ -140,7 +140,7 @@ def test_rows_are_kept_and_replaced_by_model_and_threads(tmp_path: Path) -> None
 def test_the_table_shows_the_best_peer_and_why_a_runtime_has_no_numbers() -> None:
     text = report.as_markdown([row("a", peer=0.002), row("b", peer=0.0005)])
 
-    assert "| a (3) | 1.00 (0.900) | 2.00 (2.00) | 1000 (1000) | - | 2.00 [1.90, 2.10] fast | 2.0e-06 |" in text
+    assert "| a (3) | 1.00 (0.900) | 2.00 (2.00) | 1000 (1000) | - | 2.00 [1.90, 2.10] fast | - | 2.0e-06 |" in text
     assert "- a, gone: failed: no such operator" in text
     assert "geometric mean 1.00, worst 0.50 (b)" in text
     assert "2030-01-02, commit abc, cpu: tc 0.1, fast 1, slow 2" in text

@@ -31,10 +31,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "autotune": ("passes", "measure"),
     "verification": ("passes",),
     "compiler": ("autotune", "frontend", "verification"),
+    "roofline": ("compiler", "measure"),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
     "": ("lowering",),  # tc/__init__.py, the public names
-    "cli": ("", "demo", "measure"),
+    "cli": ("", "demo", "roofline"),
     "__main__": ("cli",),
 }
 

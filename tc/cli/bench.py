@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,19 +19,14 @@ import tc
 from tc.cli.options import add_compile_arguments, compile_options
 from tc.cli.outcome import Outcome, format_array, format_bytes, format_seconds, make_table
 from tc.cli.run import add_input_arguments, is_compiled, make_inputs
-from tc.compiler import Kernel, run_stages
-from tc.errors import CheckError, MeasureError, TcError, UserError
-from tc.ir.arith import evaluate
-from tc.ir.expr import Var
-from tc.ir.plan import Branch, ExecutionPlan, Launch, Repeat, Step
+from tc.errors import CheckError, MeasureError, UserError
 from tc.measure.compare import SUBJECT, Comparison, Loader, compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan, Ratio
-from tc.measure.machine import fma_limit, stream_limit
 from tc.measure.runtimes import PEERS, Arrays, Runtime, as_runtime, reference_outputs
-from tc.schedule.work import Work, bind_dims, count_work
+from tc.roofline import ModelWork, count_model, machine_limits, rates, roofline_fractions
+from tc.schedule.work import Work
 from tc.target import Target, available_cpus
 
-STREAM_BYTES = 64 << 20
 WIDE = 100  # columns that the whole tables take
 
 EPILOG = """\
@@ -183,85 +178,24 @@ def measure_apart(request: Request) -> Measured:
 
 def measure(request: Request) -> Measured:
     """Everything about one number of threads."""
-    target = Target.parse(request.options["target"])
-    fma, stream = fma_limit(target, request.threads), stream_limit(target, "update", STREAM_BYTES, request.threads)
+    target = replace(Target.parse(request.options["target"]), cores=request.threads)
+    limits = machine_limits(target)
     loaders: dict[str, Loader] = {SUBJECT: partial(load_tc, request.options)}
     loaders |= {name: PEERS[name] for name in request.peers}
     found = compare_runtimes(
-        loaders, request.model, request.threads, request.arrays, request.expected, request.plan, (fma, stream)
+        loaders, request.model, request.threads, request.arrays, request.expected, request.plan, limits
     )
-    results = with_load_costs(found.results, loaders, request.model, request.threads, request.arrays)
-    found = Comparison(results, found.ratios, found.timings)
+    costs = with_load_costs(found.results, loaders, request.model, request.threads, request.arrays)
+    found = replace(found, results=costs)
     if found.timings is None:
         return Measured(request.threads, found, 0.0, 0.0, None, {})
-    flops_per_s = fma.flops / found.timings.median(fma.name)
-    bytes_per_s = stream.size_bytes / found.timings.median(stream.name)
-    launches, kernels, plan = launches_of(request)
-    boundary = sum(array.nbytes for array in (*request.arrays.values(), *request.expected))
-    work = model_work(plan, launches, boundary)
-    fractions = {}
-    if work is not None:
-        bounds = np.maximum(
-            found.timings.of(fma.name) * work.flops / fma.flops,
-            found.timings.of(stream.name) * work.size_bytes / stream.size_bytes,
-        )
-        for name, result in results.items():
-            if result.median_seconds is not None:
-                low, median, high = np.percentile(bounds / found.timings.of(name), (25, 50, 75))
-                fractions[name] = Ratio(float(median), float(low), float(high))
-    rows = kernel_rows(request, launches, kernels) if request.kernels else ()
-    return Measured(request.threads, found, flops_per_s, bytes_per_s, work, fractions, rows)
+    work = count_model(request.model, target, request.arrays, request.expected, request.options)
+    fractions = {} if work.total is None else roofline_fractions(work.total, found.timings, limits)
+    rows = kernel_rows(request, work) if request.kernels else ()
+    return Measured(request.threads, found, *rates(found.timings, limits), work.total, fractions, rows)
 
 
-Launches = list[tuple[Launch, "Work | None"]]
-
-
-def launches_of(request: Request) -> tuple[Launches, dict[str, Kernel], ExecutionPlan]:
-    """Every launch in the plan of the model with its work for these inputs; the kernels, and the plan."""
-    options = request.options
-    target = Target.parse(options["target"])
-    target = replace(target, cores=request.threads)
-    stages = run_stages(request.model, target, options["dims"], options["on_unsupported"], options["numerics"])
-    env: dict[Var, int] = {}
-    for value in stages.plan.inputs:
-        for extent, size in zip(value.type.shape, request.arrays[value.name].shape):  # type: ignore[union-attr]
-            if isinstance(extent, Var):
-                env[extent] = size
-    found: Launches = []
-    for launch in _launches(stages.plan.steps):
-        lowered = stages.kernels[launch.kernel].lowered
-        try:
-            dims = tuple(evaluate(dim, env) for dim in launch.dims)
-        except TcError:  # the dim comes from data
-            found.append((launch, None))
-            continue
-        found.append((launch, count_work(lowered, bind_dims(lowered, dims))))
-    return found, stages.kernels, stages.plan
-
-
-def _launches(steps: Sequence[Step]) -> Iterator[Launch]:
-    for step in steps:
-        match step:
-            case Launch():
-                yield step
-            case Branch(then_steps=first, else_steps=second):
-                yield from _launches((*first, *second))
-            case Repeat(body=body):
-                yield from _launches(body)
-
-
-def model_work(plan: ExecutionPlan, launches: Launches, boundary_bytes: int) -> Work | None:
-    """All operations, and the bytes of inputs, outputs and constants: values in between may stay in caches.
-
-    None when the plan branches or repeats, or the work of a launch depends on data.
-    """
-    if any(isinstance(step, Branch | Repeat) for step in plan.steps) or any(work is None for _, work in launches):
-        return None
-    constants = sum(constant.value.nbytes for constant in plan.constants)
-    return Work(sum(work.flops for _, work in launches if work), boundary_bytes + constants)
-
-
-def kernel_rows(request: Request, launches: Launches, kernels: Mapping[str, Kernel]) -> tuple[KernelWork, ...]:
+def kernel_rows(request: Request, work: ModelWork) -> tuple[KernelWork, ...]:
     """Where the time of a call goes, one row for each kernel, slowest first."""
     module = tc.compile(request.model, **{**request.options, "threads": request.threads})
     seconds: dict[str, float] = {}
@@ -269,11 +203,10 @@ def kernel_rows(request: Request, launches: Launches, kernels: Mapping[str, Kern
         seconds[launch_time.kernel] = seconds.get(launch_time.kernel, 0.0) + launch_time.seconds
     rows = []
     for name, spent in seconds.items():
-        own = [(launch, work) for launch, work in launches if launch.kernel == name]
-        known = [work for _, work in own if work is not None]
+        own = [launch for launch in work.launches if launch.kernel == name]
+        known = [launch.work for launch in own if launch.work is not None]
         total = sum(known, Work()) if len(known) == len(own) else None
-        nodes = tuple(dict.fromkeys(str(launch.span or "") for launch, _ in own))
-        rows.append(KernelWork(name, kernels[name].rule, nodes, len(own), spent, total))
+        rows.append(KernelWork(name, own[0].rule, tuple(dict.fromkeys(launch.node for launch in own)), len(own), spent, total))
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 

@@ -1,0 +1,122 @@
+"""How near a model comes to what the machine allows: its work, counted from its kernels' loops, over the rates of two limits.
+
+The bound of a whole model is the longer of computing and moving: all operations of its kernels at the rate of multiply-adds
+in registers, and its inputs, outputs and constants at the rate of a stream through memory. What kernels hand to each other may stay in
+caches and is not part of it. Source: the roofline model (Williams, Waterman, Patterson, 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc.compiler import Model, Stages, run_stages
+from tc.errors import TcError
+from tc.ir.arith import evaluate
+from tc.ir.expr import Var
+from tc.ir.plan import Branch, Launch, Repeat, Step
+from tc.ir.types import TensorType
+from tc.measure.harness import Ratio, Timings
+from tc.measure.machine import Limit, fma_limit, stream_limit
+from tc.schedule.work import Work, bind_dims, count_work
+from tc.target import Target
+
+STREAM_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """One launch of a kernel in the plan of a model. `work` is None when it depends on data."""
+
+    node: str
+    kernel: str
+    rule: str
+    work: Work | None
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """The launches of a call, and the work of all; None when the plan branches or repeats, or a launch depends on data."""
+
+    launches: tuple[LaunchWork, ...]
+    total: Work | None
+
+
+def count_model(
+    model: Model,
+    target: Target,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[np.ndarray],
+    options: Mapping[str, Any] | None = None,
+) -> ModelWork:
+    """The work of one call with these inputs, which gives these outputs.
+
+    `options`: "dims", "on_unsupported" and "numerics", as `tc.compile` takes them; others are ignored.
+    """
+    chosen = {name: value for name, value in (options or {}).items() if name in ("dims", "on_unsupported", "numerics")}
+    stages = run_stages(model, target, **chosen)
+    env = _dims_of(stages, inputs)
+    launches = tuple(_launch_work(stages, launch, env) for launch in _launches(stages.plan.steps))
+    controlled = any(isinstance(step, Branch | Repeat) for step in stages.plan.steps)
+    known = [launch.work for launch in launches if launch.work is not None]
+    if controlled or len(known) < len(launches):
+        return ModelWork(launches, None)
+    constants = (constant.value for constant in stages.plan.constants)
+    moved = sum(array.nbytes for array in (*inputs.values(), *outputs, *constants))
+    return ModelWork(launches, Work(sum(work.flops for work in known), moved))
+
+
+def machine_limits(target: Target) -> tuple[Limit, Limit]:
+    """The two loops whose rates make the roofline, for the harness to time beside the model, on the cores of the target."""
+    return fma_limit(target, target.cores), stream_limit(target, "update", STREAM_BYTES, target.cores)
+
+
+def rates(timings: Timings, limits: tuple[Limit, Limit]) -> tuple[float, float]:
+    """Operations and bytes per second of the limits, medians over the rounds."""
+    compute, memory = limits
+    return compute.flops / timings.median(compute.name), memory.size_bytes / timings.median(memory.name)
+
+
+def roofline_fractions(work: Work, timings: Timings, limits: tuple[Limit, Limit]) -> dict[str, Ratio]:
+    """For every timed program but the limits, the bound over its time, round by round."""
+    compute, memory = limits
+    bounds = np.maximum(
+        timings.of(compute.name) * (work.flops / compute.flops), timings.of(memory.name) * (work.size_bytes / memory.size_bytes)
+    )
+    names = [name for name in timings.names if name not in (compute.name, memory.name)]
+    quartiles = {name: np.percentile(bounds / timings.of(name), (25, 50, 75)) for name in names}
+    return {name: Ratio(float(median), float(low), float(high)) for name, (low, median, high) in quartiles.items()}
+
+
+def _dims_of(stages: Stages, inputs: Mapping[str, np.ndarray]) -> dict[Var, int]:
+    """The dims that shapes of inputs tell."""
+    env: dict[Var, int] = {}
+    for var in stages.plan.inputs:
+        assert isinstance(var.type, TensorType)
+        env.update((dim, size) for dim, size in zip(var.type.shape, inputs[var.name].shape) if isinstance(dim, Var))
+    return env
+
+
+def _launch_work(stages: Stages, launch: Launch, env: Mapping[Var, int]) -> LaunchWork:
+    kernel = stages.kernels[launch.kernel]
+    try:
+        dims = tuple(evaluate(dim, env) for dim in launch.dims)
+    except TcError:  # the dim comes from data
+        work = None
+    else:
+        work = count_work(kernel.lowered, bind_dims(kernel.lowered, dims))
+    return LaunchWork(str(launch.span or ""), launch.kernel, kernel.rule, work)
+
+
+def _launches(steps: Sequence[Step]) -> Iterator[Launch]:
+    for step in steps:
+        match step:
+            case Launch():
+                yield step
+            case Branch(then_steps=first, else_steps=second):
+                yield from _launches((*first, *second))
+            case Repeat(body=body):
+                yield from _launches(body)
