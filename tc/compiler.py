@@ -262,10 +262,16 @@ def compile_model(
     facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported)
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
-    known = ModuleCache().find(key, load) if key is not None else None
+    known = ModuleCache().find(key, lambda path: load(path, threads=count)) if key is not None else None
     if isinstance(known, CompiledModule):
         seconds = time.perf_counter() - start
-        known.set_origin(seconds, lambda: _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen))
+
+        def profiled() -> tuple[EntrySource, Library]:
+            if _module_key(model, facts) != key:
+                raise UserError("profile: the model's file has changed since it was compiled; compile it again")
+            return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen)
+
+        known.set_origin(seconds, profiled)
         return known
     stages = run_stages(model, chosen, dims, on_unsupported, numerics)
     _verify_stages(stages, verify, isinstance(model, IRModule))

@@ -536,8 +536,8 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
 
     ModelError when the file is damaged or was compiled for a CPU with features that this one lacks.
     """
-    header, sections = read_module(path)
     try:
+        header, sections = read_module(path)
         return _load(header, sections, threads)
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise ModelError(f"{path} is not a valid module: {error!r}") from None

@@ -6,6 +6,7 @@ not at all, are verified when read, and the least recently used go first when th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -57,13 +58,14 @@ class ModuleCache:
             return None
         try:
             found = read(path)
-            os.utime(path)  # the time of last use decides what goes first
         except ModelError as error:
             _log.warning("cached module %s is damaged and will be rebuilt: %s", path.name, error)
             self._remove(path)
             return None
         except OSError:
             return None
+        with contextlib.suppress(OSError):  # a folder that is only read serves as well
+            os.utime(path)  # the time of last use decides what goes first
         return found
 
     def store(self, key: str, size_bytes: int, write: Callable[[Path], None]) -> None:
@@ -88,7 +90,7 @@ class ModuleCache:
 
     def _prune(self) -> None:
         assert self.folder is not None
-        entries = sorted((s.st_mtime, s.st_size, path) for path in self.folder.glob("*.tcm") if (s := path.stat()))
+        entries = sorted((s.st_mtime, s.st_size, path) for path in self.folder.glob("*.tcm") if (s := _status(path)) is not None)
         total = sum(size for _, size, _ in entries)
         for _, size, path in entries:
             if total <= self.limit_bytes:
@@ -102,3 +104,11 @@ class ModuleCache:
                 each.unlink()
             except OSError:
                 continue  # gone already, or not ours to remove
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What the file system says of a file; None when another process has just removed it."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
