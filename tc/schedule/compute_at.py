@@ -265,9 +265,16 @@ def _read_region(func: PrimFunc, target: Place, readers: list[Place], buffer: Bu
                 known = region[d]
                 region[d] = found if known is None else union(known, found, facts)
     return [
-        whole(dim) if part is None or prove(part.extent >= dim, facts) is True else part
+        whole(dim) if part is None or _is_no_less(part.extent, dim, facts) else part
         for part, dim in zip(region, buffer.shape, strict=True)
     ]
+
+
+def _is_no_less(extent: Expr, dim: Expr, facts: Facts) -> bool:
+    """Whether a part is as good as the whole: not when its size is a number and that of the whole is none, however small."""
+    if isinstance(extent, Const) and not isinstance(dim, Const):
+        return False
+    return prove(extent >= dim, facts) is True
 
 
 def _original(func: PrimFunc, block: Block) -> Place:
