@@ -419,11 +419,15 @@ def _pooled(
     window = _pool_window(attrs, rank, name)
     extra = _overhang(x, type_.shape[2:], window) if _sticks_out(attrs) else [0] * rank
     padded = pad_stage(x, window, extra, fill, f"{name}_pad")
+    wide_axes = [d for d, size in enumerate(window.kernel) if size != 1 and not (isinstance(size, Expr) and is_const(size, 1))] or [0]
 
     def body(n: Expr, c: Expr, *rest: Expr) -> Expr:
-        return element(padded[(n, c, *taps(window, rest[:rank], rest[rank:]))])
+        offsets: list[Expr] = [const(0)] * rank
+        for d, offset in zip(wide_axes, rest[rank:], strict=True):
+            offsets[d] = offset
+        return element(padded[(n, c, *taps(window, rest[:rank], offsets))])
 
-    return te.reduce(monoid, type_.shape, attrs.kernel, body, name)
+    return te.reduce(monoid, type_.shape, [window.kernel[d] for d in wide_axes], body, name)
 
 
 def _compute_max_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:

@@ -130,6 +130,8 @@ def case_name(case: tuple[int, Any, dict[str, np.ndarray]]) -> str:
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_an_operator_of_an_opset(case: tuple[int, Any, dict[str, np.ndarray]], rng: np.random.Generator) -> None:
     opset, made, constants = case
+    if made.op_type == "ReduceSum" and any(a.name == "noop_with_empty_axes" for a in made.attribute):
+        pytest.importorskip("onnxruntime", minversion="1.24", reason="earlier ones, all there are for Python 3.10, refuse the node")
     model = make_model([made, node("Identity", "x", "unchanged")], IMAGE, [*made.output, "unchanged"], constants, opset)
     x = rng.standard_normal(SIZE).astype(F32)
 

@@ -1,0 +1,209 @@
+"""What the rules make of odd sizes: register tiles, tails and symbolic rows compute what numpy computes, on one thread and on two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tc.compiler import finish_loops
+from tc.ir.dtype import f32
+from tc.ir.expr import Expr, Var, maximum
+from tc.ir.loop import PrimFunc
+from tc.ir.types import DimFact
+from tc.ops.registry import OPS
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.rules import default_schedule
+from tc.target import Target, native_target
+from tc.te import compute, create_prim_func, placeholder, reduce
+from tests.ops.kernels import make_prim_func, run
+
+COLUMNS = (1, 3, 15, 16, 17, 31, 32, 33, 47, 64, 80, 100)
+DEPTHS = (1, 2, 3, 5, 7, 16, 17, 33)
+
+
+def scheduled(func: PrimFunc, rule: str, target: Target | None = None) -> PrimFunc:
+    made = default_schedule(simplify_loops(func), target or native_target())
+    assert made.rule == rule
+    return finish_loops(made.func)
+
+
+def check(func: PrimFunc, arrays: list[np.ndarray], expected: np.ndarray, depth: int, dims: tuple[int, ...] = ()) -> None:
+    """The first result; the error of a sum of `depth` terms of order one in f32."""
+    one, two = (run(func, arrays, dims, threads=threads)[0] for threads in (1, 2))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(one, expected, rtol=0, atol=1e-6 * (4 + depth))
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def product_of(m: int | Var, n: int, k: int, transposed: bool = False, bias: bool = False) -> PrimFunc:
+    """C = A B, or A B^T, or max(A B + bias, 0)."""
+    a, b = placeholder((m, k), f32, "A"), placeholder((n, k) if transposed else (k, n), f32, "B")
+    inputs = [a, b]
+
+    def term(i: Expr, j: Expr, r: Expr) -> Expr:
+        return a[i, r] * (b[j, r] if transposed else b[r, j])
+
+    result = reduce("sum", (m, n), (k,), term, "mm")
+    if bias:
+        shift = placeholder((n,), f32, "bias")
+        inputs.append(shift)
+        total = result
+        result = compute((m, n), lambda i, j: maximum(total[i, j] + shift[j], 0.0), "act")
+    if not isinstance(m, Var):
+        return create_prim_func("mm", inputs, [result])
+    return create_prim_func("mm", inputs, [result], (m,), facts=(DimFact(m, 0),))
+
+
+@pytest.mark.parametrize("rows", range(1, 31))
+def test_products_of_every_number_of_rows(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    n, k = COLUMNS[rows * 5 % len(COLUMNS)], DEPTHS[rows * 3 % len(DEPTHS)]
+    a, b, bias = normal(rng, rows, k), normal(rng, k, n), normal(rng, n)
+
+    func = scheduled(product_of(rows, n, k, bias=True), "contraction")
+
+    check(func, [a, b, bias], np.maximum(a.astype(float) @ b + bias, 0), k)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("rows", range(1, 31))
+def test_products_of_every_shape(rows: int, columns: int) -> None:
+    rng = np.random.default_rng(rows)
+    for k in (1, 7, 16):
+        a, b = normal(rng, rows, k), normal(rng, k, columns)
+
+        check(scheduled(product_of(rows, columns, k), "contraction"), [a, b], a.astype(float) @ b, k)
+
+
+SYMBOLIC = [(1, 1, False), (5, 3, True), (16, 7, False), (17, 16, True), (31, 1, False), (32, 33, True), (48, 5, False), (100, 17, True)]
+
+
+@pytest.mark.parametrize(("columns", "depth", "bias"), SYMBOLIC)
+def test_one_kernel_serves_any_number_of_rows(columns: int, depth: int, bias: bool) -> None:
+    rng = np.random.default_rng(columns)
+    func = scheduled(product_of(Var("m"), columns, depth, bias=bias), "contraction")
+    b, shift = normal(rng, depth, columns), normal(rng, columns)
+
+    for rows in (*range(33), 61, 100):
+        a = normal(rng, rows, depth)
+        plain = a.astype(float) @ b
+        expected = np.maximum(plain + shift, 0) if bias else plain
+        check(func, [a, b, shift] if bias else [a, b], expected, depth, (rows,))
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "native"])
+def test_products_on_other_targets(level: str) -> None:
+    rng = np.random.default_rng(3)
+    for m, n, k in [(7, 21, 9), (30, 64, 5), (1, 40, 33), (13, 8, 2)]:
+        a, b = normal(rng, m, k), normal(rng, k, n)
+
+        check(scheduled(product_of(m, n, k), "contraction", Target.parse(level)), [a, b], a.astype(float) @ b, k)
+
+
+def run_op(name: str, arrays: list[np.ndarray], attrs: dict[str, Any], rule: str, depth: int) -> None:
+    op = OPS[name]
+    expected = op.run_reference([a.astype(np.float64) for a in arrays], op.attrs(attrs))[0]
+    check(scheduled(make_prim_func(op, arrays, attrs), rule), arrays, expected, depth)
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 33, 64])
+@pytest.mark.parametrize("shape", [(1,), (13,), (2, 9), (3, 1), (1, 30), (2, 3, 5)], ids=str)
+def test_packed_products(shape: tuple[int, ...], columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    lanes = native_target().lanes(32)
+    k = 11
+    packed = np.zeros((-(-columns // lanes), k, lanes), np.float32)
+    for j in range(columns):
+        packed[j // lanes, :, j % lanes] = normal(rng, k)
+
+    rule = "contraction" if columns > 1 or shape != (1,) else "row reduction"  # a dot product
+    run_op("matmul_packed", [normal(rng, *shape, k), packed], {"columns": columns}, rule, k)
+
+
+def conv_arrays(
+    rng: np.random.Generator, channels: int, outputs: int, size: tuple[int, int], kernel: tuple[int, int], groups: int, block: int
+) -> list[np.ndarray]:
+    per_group = channels // groups
+    x = normal(rng, 1, -(-channels // block), *size, block)
+    w = np.zeros((-(-outputs // block), -(-per_group // block), *kernel, block, block), np.float32)
+    w[...] = normal(rng, *w.shape) / np.float32(np.sqrt(per_group * kernel[0] * kernel[1]))
+    return [x, w, normal(rng, w.shape[0], block)]
+
+
+def conv_attrs(channels: int, block: int, kernel: tuple[int, int], stride: int, dilation: int, groups: int, pad: int) -> dict[str, Any]:
+    return {
+        "strides": (stride, stride),
+        "pads": (pad, pad, pad, pad),
+        "dilations": (dilation, dilation),
+        "groups": groups,
+        "in_channels": channels,
+        "in_block": block,
+    }
+
+
+@pytest.mark.parametrize("width", range(1, 31))
+def test_convolutions_of_every_width(width: int) -> None:
+    rng = np.random.default_rng(width)
+    block = native_target().lanes(32)
+    channels, outputs = int(rng.integers(1, 40)), int(rng.integers(1, 70))
+    size = (int(rng.integers(1, 9)), width)
+    kernel = [(3, 3), (1, 1), (1, 3), (2, 2), (5, 5)][width % 5]
+    stride, dilation = (2, 1) if width % 3 == 0 else (1, 2) if width % 7 == 0 else (1, 1)
+    pad = (max(kernel) - 1) * dilation // 2 + (kernel[0] != kernel[1])
+
+    arrays = conv_arrays(rng, channels, outputs, size, kernel, 1, block)
+
+    run_op("conv_blocked", arrays, conv_attrs(channels, block, kernel, stride, dilation, 1, pad), "contraction", 40)
+
+
+@pytest.mark.parametrize(("groups", "stride", "dilation"), [(2, 1, 1), (3, 2, 1), (4, 1, 2), (2, 2, 3)])
+def test_convolutions_in_groups(groups: int, stride: int, dilation: int) -> None:
+    rng = np.random.default_rng(groups)
+    block = native_target().lanes(32)
+    channels, outputs = groups * block, groups * 2 * block
+
+    arrays = conv_arrays(rng, channels, outputs, (9, 11), (3, 3), groups, block)
+
+    run_op("conv_blocked", arrays, conv_attrs(channels, block, (3, 3), stride, dilation, groups, dilation), "contraction", 40)
+
+
+@pytest.mark.parametrize("width", range(1, 31))
+def test_depthwise_convolutions_of_every_width(width: int) -> None:
+    rng = np.random.default_rng(width)
+    block = native_target().lanes(32)
+    blocks = 1 + width % 3
+    kernel = [(3, 3), (5, 5), (1, 7)][width % 3]
+    stride, dilation = (2, 1) if width % 4 == 0 else (1, 2) if width % 5 == 0 else (1, 1)
+    x, w = normal(rng, 1 + width % 2, blocks, 1 + width * 7 % 13, width, block), normal(rng, blocks, 1, *kernel, block)
+    attrs = conv_attrs(blocks * block, block, kernel, stride, dilation, 1, (max(kernel) - 1) * dilation // 2)
+
+    run_op("conv_blocked", [x, w, normal(rng, blocks, block)], {**attrs, "depthwise": True}, "window reduction", 49)
+
+
+@pytest.mark.parametrize("kind", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 30])
+def test_pooling_of_odd_widths(kind: str, width: int) -> None:
+    rng = np.random.default_rng(width)
+    block = native_target().lanes(32)
+    x = normal(rng, 1, 2, 1 + width % 6, width, block)
+    attrs = {"kernel": (3, 3, 1), "strides": (1 + width % 2, 2, 1), "pads": (1, 1, 0, 1, 1, 0)}
+
+    run_op(kind, [x], attrs, "window reduction", 9)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 16, 17, 40, 64, 100])
+def test_sums_over_leading_axes_with_symbolic_length(columns: int) -> None:
+    m = Var("m")
+    x = placeholder((m, columns), f32, "X")
+    total = reduce("sum", (columns,), (m,), lambda j, r: x[r, j], "total")
+    func = finish_loops(default_schedule(create_prim_func("sums", [x], [total], (m,), facts=(DimFact(m, 0),)), native_target()).func)
+
+    for rows in (0, 1, 2, 7, 16, 33):
+        array = normal(np.random.default_rng(rows), rows, columns)
+        check(func, [array], array.sum(0, dtype=float), rows, (rows,))

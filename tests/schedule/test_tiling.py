@@ -1,0 +1,68 @@
+"""The register tile of contractions: it fits the registers, keeps what it was asked for, and is the cheapest by the estimate."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tc.schedule.rules import tiling
+from tc.schedule.rules.tiling import Tile, choose_tile, cycles_per_step
+
+REGISTERS = (16, 32)
+ROWS = (*range(1, 31), 49, 56, 100, 112, 128, 196, 197, 512, 1000, 3136)
+BLOCKS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 63, None)
+
+
+def registers_of(tile: Tile) -> int:
+    """Accumulators, the vectors of one row of the rhs, one broadcast number."""
+    return tile.all_rows * tile.vectors + tile.vectors + 1
+
+
+@pytest.mark.parametrize("registers", REGISTERS)
+def test_a_tile_fits_the_registers(registers: int) -> None:
+    for rows, outer, blocks in product((*ROWS, None), (1, 2, 7, 28), BLOCKS):
+        tile = choose_tile(rows, outer, blocks, 16, registers)
+
+        assert registers_of(tile) <= registers, (rows, outer, blocks)
+        assert 1 <= tile.rows <= (rows or 14) and 1 <= tile.vectors <= (blocks or 8) and 1 <= tile.outer_rows <= outer
+        assert tile.outer_rows == 1 or tile.rows == rows  # only whole rows are joined
+
+
+@pytest.mark.parametrize("registers", REGISTERS)
+def test_vectors_keep_to_groups_and_panels(registers: int) -> None:
+    for rows, blocks, divide, panel in product((1, 5, 14, 60, None), (1, 6, 12, 24), (0, 2, 3, 6), (1, 2, 4)):
+        tile = choose_tile(rows, 1, blocks, 16, registers, divide, panel)
+
+        assert divide == 0 or divide % tile.vectors == 0
+        assert panel == 1 or panel % tile.vectors == 0
+
+
+def test_exact_tiles_leave_no_rows_over() -> None:
+    for rows in ROWS:
+        assert rows % choose_tile(rows, 1, 8, 16, 32, exact=True).rows == 0
+
+
+def test_no_other_tile_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows, blocks in product(range(1, 40), (1, 2, 3, 8, 11)):
+        chosen = choose_tile(rows, 1, blocks, 16, 32)
+        cost = tiling._total_cycles(rows, 1, blocks, chosen.rows, 1, chosen.vectors)
+        for height, vectors in product(range(1, rows + 1), range(1, min(8, blocks) + 1)):
+            if (height + 1) * vectors + 1 <= 32:
+                assert cost <= tiling._total_cycles(rows, 1, blocks, height, 1, vectors) * (1 + 1e-9), (rows, blocks, height, vectors)
+
+
+@pytest.mark.parametrize(("registers", "least"), [(16, 0.75), (32, 0.95)])
+def test_large_products_keep_the_multipliers_busy(registers: int, least: float) -> None:
+    for rows in (196, 512, 1000, 3136, None):
+        tile = choose_tile(rows, 1, 32, 16, registers)
+
+        busy = tile.all_rows * tile.vectors / tiling.FMA_PER_CYCLE / cycles_per_step(tile.all_rows, tile.vectors)
+        assert busy >= least and (rows is None or tile.all_rows * tile.vectors >= registers // 2)
+
+
+def test_the_estimate_counts_every_row_and_column_once() -> None:
+    assert tiling._total_cycles(5, 1, 3, 5, 1, 3) == cycles_per_step(5, 3)
+    assert tiling._total_cycles(5, 1, 3, 2, 1, 3) == 2 * cycles_per_step(2, 3) + cycles_per_step(1, 3)
+    assert tiling._total_cycles(2, 5, 1, 2, 2, 1) == 2 * cycles_per_step(4, 1) + cycles_per_step(2, 1)
+    assert tiling._total_cycles(4, 3, 5, 4, 1, 2) == 3 * (2 * cycles_per_step(4, 2) + cycles_per_step(4, 1))
