@@ -65,7 +65,7 @@ from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
-CODEGEN_VERSION = 4
+CODEGEN_VERSION = 5
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 

@@ -151,6 +151,8 @@ class _Emitter:
         self.mask: Value | None = None
         self.parallel_count = 0
         self.in_parallel = False
+        self.prefetched: dict[Buffer, int] = {}
+        self.prefetch_places: set[object] = set()
         self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], _Address] = {}
         self.dependence: dict[Expr, bool] = {}
         self.scopes = _alias_scopes(module, func)
@@ -356,7 +358,13 @@ class _Emitter:
 
     def _serial(self, loop: For) -> None:
         extent = self.value(loop.extent)
+        outer, ahead = self.prefetched, annotation(loop, "prefetch")
+        if ahead is not None:  # "number of the buffer:bytes"
+            number, _, distance = str(ahead).partition(":")
+            self.prefetched = {**outer, self.func.buffers[int(number)]: int(distance)}
+        places, self.prefetch_places = self.prefetch_places, set()
         self._counted(loop, int_value(0), extent)
+        self.prefetched, self.prefetch_places = outer, places
 
     def _counted(self, loop: For, first: Value, end: Value, nested: Sequence[tuple[For, Value]] = ()) -> None:
         """for var in [first, end): body. Tested at the bottom; skipped when there is nothing to do.
@@ -651,6 +659,8 @@ class _Emitter:
         assert self.lane is not None
         element, lanes = _memory_type(buffer.dtype), self.lane.lanes
         align = buffer.dtype.size_bytes
+        if buffer in self.prefetched:
+            self._prefetch_ahead(buffer, node.indices, uniform, known)
         if self.mask is None or buffer.scope == "register":  # a register tile is whole: masked lanes exist as well
             loaded = self.b.emit(
                 f"load <{lanes} x {element}>, {pointer}, align {align}{self._aliasing(buffer)}", element, lanes
@@ -658,6 +668,22 @@ class _Emitter:
         else:
             loaded = self._masked_load(pointer, element, lanes, align)
         return self._from_memory(loaded, buffer.dtype)
+
+    def _prefetch_ahead(self, buffer: Buffer, indices: tuple[Expr, ...], uniform: Value, known: int) -> None:
+        """Prefetch what the loop will load some iterations later, once per address."""
+        terms = [
+            (tuple(value.text for atom in monomial if (value := self.value(atom)).known is None and not value.lanes), coefficient)
+            for monomial, coefficient in self._address(buffer, indices).poly.terms.items()
+        ]
+        key = (buffer, known, tuple(term for term in terms if term[0]))
+        if key in self.prefetch_places:
+            return
+        self.prefetch_places.add(key)
+        ahead = self.prefetched[buffer] // buffer.dtype.size_bytes
+        element, base = _memory_type(buffer.dtype), self.state.pointers[buffer]
+        place = self.b.emit(f"getelementptr {element}, {base}, {self.b.add(uniform, int_value(known + ahead))}", "ptr")
+        self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
+        self.b.emit_void(f"call void @llvm.prefetch.p0({place}, i32 0, i32 3, i32 1)")
 
     def _scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
         """A load that all lanes share. Under a mask it happens only if some lane is active."""

@@ -24,6 +24,9 @@ from tc.target import Target
 DEPTH_UNROLL = 2
 """Steps of the sum per iteration of the innermost loop."""
 
+PREFETCH_BYTES = 2048
+"""How far ahead the rhs is prefetched: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
+
 ALIASING_BYTES = 4096
 """Addresses at a multiple of this distance share one set of the first-level cache."""
 
@@ -419,10 +422,18 @@ class _Plan:
             s.reorder(*unit, *depth, *ordered)
         if ordered:
             self._vectorize_tile(ordered)
+        if depth and self._streams_rhs():
+            place = s.func.buffers.index(self.contraction.rhs.buffer)
+            s.annotate_loop(depth[0], "prefetch", f"{place}:{PREFETCH_BYTES}")
         if depth:
             s.decompose_reduction(self.name, depth[0])
         if is_static:
             s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _streams_rhs(self) -> bool:
+        """Whether the rhs comes from memory rather than from a cache: an input as large as a part of the second-level cache."""
+        rhs = self.contraction.rhs.buffer
+        return rhs in self.s.func.inputs and _bytes(rhs) > self.target.l2_bytes // 8
 
     def _ordered(self, info: BlockInfo, tiled: list[str]) -> list[str]:
         """Row loops before the loop over vectors."""
