@@ -173,17 +173,22 @@ def as_markdown(rows: Sequence[KernelRow]) -> str:
             if chosen and not (key == "overhead" and threads > 1):
                 parts += ["", f"## {table.title}{_threads_text(key, threads)}", "", *([table.text, ""] if table.text else [])]
                 parts += [*_markdown_table(chosen), "", summary(chosen)]
-                parts += _reached_by_others(key, [row for row in rows if row.threads == threads])
+                parts += _notes_on_convolutions([row for row in rows if row.threads == threads]) if key == "conv" else []
     parts += ["", "## Where", "", *sorted({f"- {row.date}, commit {row.commit}, {row.cpu}" for row in rows})]
     return "\n".join(parts) + "\n"
 
 
-def _reached_by_others(key: str, rows: Sequence[KernelRow]) -> list[str]:
-    """What to hold fractions of the multiply-add limit against: how near MKL's large matrix products come to it."""
+def _notes_on_convolutions(rows: Sequence[KernelRow]) -> list[str]:
+    """How those fare that Winograd's method fits, and what to hold fractions of the limit against: MKL's large matrix products."""
+    notes = []
+    fitting = [row for row in rows if row.table == "conv" and row.seconds and row.name.startswith("3x3") and "/" not in row.name]
+    if fitting:
+        mean = math.exp(sum(math.log(row.ratios[row.limit].median) for row in fitting) / len(fitting))
+        notes.append(f"3x3 with stride 1, where fewer multiplications are allowed: geometric mean {mean:.2f}; the goal: 1.2.")
     found = [row.seconds["fma"] / row.seconds["torch"] for row in rows if row.table == "sgemm" and row.flops > 2e8 and row.seconds]
-    if key != "conv" or not found:
-        return []
-    return [f"For comparison: torch's (MKL's) large matrix products reach {min(found):.2f} to {max(found):.2f} of this limit."]
+    if found:
+        notes.append(f"For comparison: torch's (MKL's) large matrix products reach {min(found):.2f} to {max(found):.2f} of this limit.")
+    return [line for note in notes for line in ("", note)]
 
 
 def as_line(row: KernelRow) -> str:
