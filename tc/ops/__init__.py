@@ -7,12 +7,31 @@ from tc.ops import (
     index,
     linear,
     norm,
+    pool,
     quantize,
     reduce,
     resize,
     shape,
+    source,
+    view,
     window,
     winograd,
 )
 
-__all__ = ["attention", "blocked", "elementwise", "index", "linear", "norm", "quantize", "reduce", "resize", "shape", "window", "winograd"]
+__all__ = [
+    "attention",
+    "blocked",
+    "elementwise",
+    "index",
+    "linear",
+    "norm",
+    "pool",
+    "quantize",
+    "reduce",
+    "resize",
+    "shape",
+    "source",
+    "view",
+    "window",
+    "winograd",
+]

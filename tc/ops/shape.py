@@ -1,4 +1,4 @@
-"""Operators that move elements without computing on them, and sources of index-like tensors."""
+"""Operators that move elements without computing on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.dtype import f32, i32, i64
+from tc.ir.dtype import i64
 from tc.ir.expr import (
     Expr,
     Select,
-    as_expr,
     cast,
     const,
     equal,
@@ -26,7 +25,7 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType, product
+from tc.ir.types import TensorType
 from tc.ops.common import (
     Arrays,
     Tensors,
@@ -35,14 +34,11 @@ from tc.ops.common import (
     broadcast_shapes,
     exprs,
     ints,
-    normalize_axes,
     normalize_axis,
     operand,
-    ravel,
     same_dtype,
-    unravel,
 )
-from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, current_facts, register, require
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -50,173 +46,6 @@ Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
 
 def _f32(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
-
-
-# -- views
-
-
-def unflatten_read(x: Tensor, shape: Sequence[Expr], axes: Sequence[Expr]) -> Expr:
-    """The element of `x` at the place that `axes` have in a tensor of `shape` with as many elements.
-
-    Runs of dims with equal products on both sides are taken by themselves, so that indices stay small.
-    """
-    facts = current_facts()
-    for axis, dim in zip(axes, shape, strict=True):
-        facts = facts.with_range(axis, dim)  # type: ignore[arg-type]
-    indices: list[Expr] = []
-    for sources, targets in _matching_runs(x.shape, shape):
-        flat = ravel(axes[targets], shape[targets])
-        dims = x.shape[sources]
-        for dim, index in zip(dims, unravel(flat, dims) if dims else (), strict=True):
-            indices.append(const(0) if is_const(dim, 1) else simplify(index, facts))
-    return x[tuple(indices)]
-
-
-def _matching_runs(source: Sequence[Expr], target: Sequence[Expr]) -> list[tuple[slice, slice]]:
-    """Cut two shapes with as many elements into the shortest runs of dims with equal products."""
-    runs: list[tuple[slice, slice]] = []
-    i = j = 0
-    while i < len(source) or j < len(target):
-        i_end, j_end = next(
-            (
-                (i_end, j_end)
-                for length in range(1, len(source) - i + len(target) - j + 1)
-                for i_end in range(i, min(i + length, len(source)) + 1)
-                if (j_end := j + length - (i_end - i)) <= len(target)
-                and simplify(product(tuple(source[i:i_end]))) is simplify(product(tuple(target[j:j_end])))
-            ),
-            (len(source), len(target)),
-        )
-        runs.append((slice(i, i_end), slice(j, j_end)))
-        i, j = i_end, j_end
-    return runs
-
-
-def _compute_view(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    x = tensors[0]
-    assert x is not None
-    shape = types[0].shape
-    return te.compute(shape, lambda *axes: unflatten_read(x, shape, axes), "reshape")
-
-
-def _infer_reshape(types: Types, attrs: Attrs) -> TensorType:
-    x = operand(types, 0, "reshape")
-    shape = exprs(attrs.shape)
-    require(
-        equal(product(x.shape), product(shape)),
-        f"reshape: {x} has {product(x.shape)} elements, the shape ({', '.join(map(str, shape))}) has {product(shape)}",
-    )
-    return TensorType(shape, x.dtype)
-
-
-register(
-    OpDef(
-        "reshape",
-        _infer_reshape,
-        lambda arrays, attrs: arrays[0].reshape(ints(attrs.shape)),  # type: ignore[union-attr]
-        _compute_view,
-        {"shape": REQUIRED},
-        view=True,
-        samples=lambda rng: iter(
-            [
-                ([_f32(rng, 2, 3, 4)], {"shape": (4, 6)}),
-                ([_f32(rng, 2, 3, 4)], {"shape": (2, 12)}),
-                ([_f32(rng, 6, 4)], {"shape": (3, 2, 1, 4)}),
-                ([_f32(rng, 1, 1)], {"shape": ()}),
-                ([_f32(rng, 0, 4)], {"shape": (2, 0)}),
-            ]
-        ),
-    )
-)
-
-
-def _infer_squeeze(types: Types, attrs: Attrs) -> TensorType:
-    x = operand(types, 0, "squeeze")
-    if attrs.axes is None:
-        axes: tuple[int, ...] = tuple(d for d, dim in enumerate(x.shape) if is_const(dim, 1))
-    else:
-        axes = normalize_axes(attrs.axes, x.rank, "squeeze")
-    for axis in axes:
-        require(equal(x.shape[axis], 1), f"squeeze: dim {axis} is {x.shape[axis]}, but must be 1")
-    return TensorType(tuple(dim for d, dim in enumerate(x.shape) if d not in axes), x.dtype)
-
-
-def _run_squeeze(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x = arrays[0]
-    assert x is not None
-    return np.squeeze(x) if attrs.axes is None else np.squeeze(x, axis=normalize_axes(attrs.axes, x.ndim, "squeeze"))
-
-
-register(
-    OpDef(
-        "squeeze",
-        _infer_squeeze,
-        _run_squeeze,
-        _compute_view,
-        {"axes": None},
-        view=True,
-        samples=lambda rng: iter(
-            [([_f32(rng, 1, 3, 1)], {"axes": (0, -1)}), ([_f32(rng, 1, 3, 1)], {}), ([_f32(rng, 1)], {"axes": (0,)})]
-        ),
-    )
-)
-
-
-def _infer_unsqueeze(types: Types, attrs: Attrs) -> TensorType:
-    x = operand(types, 0, "unsqueeze")
-    axes = normalize_axes(attrs.axes, x.rank + len(attrs.axes), "unsqueeze")
-    shape = list(x.shape)
-    for axis in axes:
-        shape.insert(axis, const(1))
-    return TensorType(tuple(shape), x.dtype)
-
-
-def _run_unsqueeze(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x = arrays[0]
-    assert x is not None
-    return np.expand_dims(x, normalize_axes(attrs.axes, x.ndim + len(attrs.axes), "unsqueeze"))
-
-
-register(
-    OpDef(
-        "unsqueeze",
-        _infer_unsqueeze,
-        _run_unsqueeze,
-        _compute_view,
-        {"axes": REQUIRED},
-        view=True,
-        samples=lambda rng: iter([([_f32(rng, 3, 2)], {"axes": (0, -1)}), ([np.array(1.5)], {"axes": (0,)})]),
-    )
-)
-
-
-def _infer_flatten(types: Types, attrs: Attrs) -> TensorType:
-    x = operand(types, 0, "flatten")
-    axis = attrs.axis + x.rank if attrs.axis < 0 else attrs.axis
-    return TensorType((simplify(product(x.shape[:axis])), simplify(product(x.shape[axis:]))), x.dtype)
-
-
-def _run_flatten(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x = arrays[0]
-    assert x is not None
-    axis = attrs.axis + x.ndim if attrs.axis < 0 else attrs.axis
-    return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), int(np.prod(x.shape[axis:], dtype=np.int64)))
-
-
-register(
-    OpDef(
-        "flatten",
-        _infer_flatten,
-        _run_flatten,
-        _compute_view,
-        {"axis": 1},
-        view=True,
-        samples=lambda rng: iter([([_f32(rng, 2, 3, 4)], {}), ([_f32(rng, 2, 3)], {"axis": 0})]),
-    )
-)
-
-
-# -- index maps
 
 
 def _infer_transpose(types: Types, attrs: Attrs) -> TensorType:
@@ -661,165 +490,3 @@ register(
         samples=lambda rng: iter([([_f32(rng, 4, 3, 2), np.array([1, 4, 0], np.int64)], {})]),
     )
 )
-
-
-# -- sources
-
-
-def _compute_full(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    return te.compute(types[0].shape, lambda *axes: const(attrs.value, attrs.dtype), "full")
-
-
-register(
-    OpDef(
-        "full",
-        lambda types, attrs: TensorType(exprs(attrs.shape), attrs.dtype),
-        lambda arrays, attrs: np.full(ints(attrs.shape), attrs.value, attrs.dtype.numpy),
-        _compute_full,
-        {"shape": REQUIRED, "value": 0, "dtype": REQUIRED},
-        cheap=True,
-        samples=lambda rng: iter([([], {"shape": (2, 3), "value": 1.5, "dtype": f32})]),
-    )
-)
-
-
-def _compute_shape_tensor(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    values = exprs(attrs.dims)
-
-    def body(k: Expr) -> Expr:
-        result = values[-1]
-        for index in reversed(range(len(values) - 1)):
-            result = Select(k < index + 1, values[index], result) if values[index] is not result else result
-        return result
-
-    if not values:
-        return te.compute((0,), lambda k: const(0), "shape_tensor")
-    return te.compute(types[0].shape, body, "shape_tensor")
-
-
-register(
-    OpDef(
-        "shape_tensor",
-        lambda types, attrs: TensorType((const(len(attrs.dims)),), i64),
-        lambda arrays, attrs: np.array(ints(attrs.dims), np.int64),
-        _compute_shape_tensor,
-        {"dims": REQUIRED},
-        cheap=True,
-        samples=lambda rng: iter([([], {"dims": (3, 5, 5, 7)}), ([], {"dims": ()})]),
-    )
-)
-
-
-def _compute_range(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    start, step = exprs((attrs.start, attrs.step))
-    return te.compute(types[0].shape, lambda k: start + k * step, "range")
-
-
-register(
-    OpDef(
-        "range",
-        lambda types, attrs: TensorType(exprs((attrs.size,)), i64),
-        lambda arrays, attrs: np.arange(int(attrs.size), dtype=np.int64) * int(attrs.step) + int(attrs.start),
-        _compute_range,
-        {"start": 0, "size": REQUIRED, "step": 1},
-        cheap=True,
-        samples=lambda rng: iter([([], {"start": 3, "size": 4, "step": -2}), ([], {"size": 0})]),
-    )
-)
-
-
-def _compute_range_like(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    start, delta = tensors[0], tensors[1]
-    assert start is not None and delta is not None
-    return te.compute(
-        types[0].shape, lambda k: start[()] + cast(k, start.dtype) * delta[()], "range_like"
-    )
-
-
-register(
-    OpDef(
-        "range_like",
-        lambda types, attrs: TensorType(exprs((attrs.size,)), operand(types, 0, "range_like").dtype),
-        lambda arrays, attrs: (
-            arrays[0] + np.arange(int(attrs.size)).astype(arrays[0].dtype) * arrays[1]  # type: ignore[union-attr, operator]
-        ).astype(arrays[0].dtype),  # type: ignore[union-attr]
-        _compute_range_like,
-        {"size": REQUIRED},
-        samples=lambda rng: iter([([np.array(0.5, np.float32), np.array(0.25, np.float32)], {"size": 5})]),
-    )
-)
-
-
-def _compute_iota(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    return te.compute(types[0].shape, lambda *axes: cast(axes[attrs.axis], attrs.dtype), "iota")
-
-
-def _run_iota(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    shape = ints(attrs.shape)
-    steps = np.arange(shape[attrs.axis]).reshape([-1 if d == attrs.axis else 1 for d in range(len(shape))])
-    return np.ascontiguousarray(np.broadcast_to(steps, shape)).astype(attrs.dtype.numpy)
-
-
-register(
-    OpDef(
-        "iota",
-        lambda types, attrs: TensorType(exprs(attrs.shape), attrs.dtype),
-        _run_iota,
-        _compute_iota,
-        {"shape": REQUIRED, "axis": REQUIRED, "dtype": REQUIRED},
-        cheap=True,
-        samples=lambda rng: iter([([], {"shape": (2, 3), "axis": 1, "dtype": i32})]),
-    )
-)
-
-register(
-    OpDef(
-        "eye_like",
-        lambda types, attrs: TensorType(exprs(attrs.shape), attrs.dtype),
-        lambda arrays, attrs: np.eye(*ints(attrs.shape), k=attrs.k, dtype=attrs.dtype.numpy),
-        lambda tensors, attrs, types: te.compute(
-            types[0].shape, lambda i, j: cast(equal(j, i + attrs.k), attrs.dtype), "eye"
-        ),
-        {"shape": REQUIRED, "k": 0, "dtype": REQUIRED},
-        cheap=True,
-        samples=lambda rng: iter([([], {"shape": (3, 4), "k": 1, "dtype": f32})]),
-    )
-)
-
-
-def _compute_trilu(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    x = tensors[0]
-    assert x is not None
-    given = tensors[1] if len(tensors) > 1 else None
-
-    def body(*axes: Expr) -> Expr:
-        k = as_expr(attrs.k) if given is None else given[tuple(const(0) for _ in given.shape)]
-        i, j = axes[-2], axes[-1]
-        keep = (i + k <= j) if attrs.upper else (j <= i + k)
-        return Select(keep, x[axes], const(0, x.dtype))
-
-    return te.compute(types[0].shape, body, "trilu")
-
-
-def _run_trilu(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    k = int(arrays[1].reshape(())) if len(arrays) > 1 and arrays[1] is not None else int(attrs.k)
-    return (np.triu if attrs.upper else np.tril)(arrays[0], k)  # type: ignore[operator]
-
-
-register(
-    OpDef(
-        "trilu",
-        lambda types, attrs: operand(types, 0, "trilu"),
-        _run_trilu,
-        _compute_trilu,
-        {"upper": True, "k": 0},
-        samples=lambda rng: iter(
-            [
-                ([_f32(rng, 2, 4, 5)], {}),
-                ([_f32(rng, 4, 3), np.array(-1, np.int64)], {"upper": False}),
-                ([_f32(rng, 3, 3)], {"k": 1}),
-            ]
-        ),
-    )
-)
-

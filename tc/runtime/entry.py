@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tc.codegen.builder import FunctionBuilder, Module, Value, int_value
-from tc.codegen.llvm import ScalarEmitter
+from tc.codegen.expressions import ScalarEmitter
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, simplify
 from tc.ir.expr import Const, Expr, Var

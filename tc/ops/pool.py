@@ -1,0 +1,345 @@
+"""Pooling over the spatial axes of [n, c, *space], of any spatial rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tc import te
+from tc.errors import ShapeError
+from tc.ir.arith import simplify
+from tc.ir.dtype import i64
+from tc.ir.expr import Expr, Select, cast, const, is_const, logical_and, maximum, minimum
+from tc.ir.graph import Attrs
+from tc.ir.types import TensorType
+from tc.ops.common import Arrays, Tensors, Types, operand, sum_dtype, wide
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
+from tc.ops.window import Window, int_window, numpy_windows, output_dim, pad_stage, taps, window_of
+from tc.te import Tensor
+
+Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _pool_window(attrs: Attrs, rank: int, op: str) -> Window:
+    return window_of(attrs, attrs.kernel, rank, op)
+
+
+def _pool_dim(dim: Expr, window: Window, d: int, attrs: Attrs) -> Expr:
+    """As `output_dim`. With `clip`, a window that is longer than the padded input, by less than a stride, counts once."""
+    plain = output_dim(dim, window, d, attrs.ceil_mode)
+    if attrs.ceil_mode or not attrs.clip:
+        return plain
+    free = dim + (window.begin[d] + window.end[d]) - window.reach(d)
+    return simplify(Select(logical_and(dim > 0, free < 0, free > -window.strides[d]), const(1), plain))
+
+
+def _sticks_out(attrs: Attrs) -> bool:
+    """Whether the last window may reach beyond the padded input."""
+    return bool(attrs.ceil_mode or attrs.clip)
+
+
+def _infer_pool(op: str) -> Callable[[Types, Attrs], TensorType]:
+    def infer(types: Types, attrs: Attrs) -> TensorType:
+        x = operand(types, 0, op)
+        if x.rank < 3:
+            raise ShapeError(f"{op}: the operand must be [n, c, *space], found {x}")
+        window = _pool_window(attrs, x.rank - 2, op)
+        space = tuple(_pool_dim(x.shape[2 + d], window, d, attrs) for d in range(x.rank - 2))
+        return TensorType((*x.shape[:2], *space), x.dtype)
+
+    return infer
+
+
+def _overhang(x: Tensor, out: Sequence[Expr], window: Window) -> list[Expr | int]:
+    """How far the last window sticks out beyond the padded input."""
+    found: list[Expr | int] = []
+    for d, count in enumerate(out):
+        needed = (count - 1) * window.strides[d] + window.reach(d)
+        extra = simplify(maximum(needed - (x.shape[2 + d] + (window.begin[d] + window.end[d])), 0))
+        found.append(int(extra) if is_const(extra) else extra)
+    return found
+
+
+def _pooled(
+    x: Tensor, attrs: Attrs, type_: TensorType, monoid: str, fill: Expr, name: str, element: Callable[[Expr], Expr]
+) -> Tensor:
+    rank = type_.rank - 2
+    window = _pool_window(attrs, rank, name)
+    extra = _overhang(x, type_.shape[2:], window) if _sticks_out(attrs) else [0] * rank
+    padded = pad_stage(x, window, extra, fill, f"{name}_pad")
+    wide_axes = [d for d, size in enumerate(window.kernel) if size != 1 and not (isinstance(size, Expr) and is_const(size, 1))] or [0]
+
+    def body(n: Expr, c: Expr, *rest: Expr) -> Expr:
+        offsets: list[Expr] = [const(0)] * rank
+        for d, offset in zip(wide_axes, rest[rank:], strict=True):
+            offsets[d] = offset
+        return element(padded[(n, c, *taps(window, rest[:rank], offsets))])
+
+    return te.reduce(monoid, type_.shape, [window.kernel[d] for d in wide_axes], body, name)
+
+
+def _compute_max_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    return _pooled(x, attrs, types[0], "max", te.lowest(x.dtype), "max_pool", lambda value: value)
+
+
+def _padded_windows(x: np.ndarray, attrs: Attrs, fill: Any, op: str) -> tuple[np.ndarray, Window, list[int]]:
+    rank = x.ndim - 2
+    window = int_window(attrs, attrs.kernel, rank, op)
+    counts, widths = [], []
+    for d in range(rank):
+        count = int(_pool_dim(const(x.shape[2 + d]), window, d, attrs))
+        needed = (count - 1) * window.strides[d] + int(window.reach(d))
+        end = max(needed - x.shape[2 + d] - window.begin[d], window.end[d])
+        counts.append(count)
+        widths.append((window.begin[d], end))
+    padded = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
+    return numpy_windows(padded, window, counts), window, counts
+
+
+def _run_max_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
+    return windows.max(axis=tuple(range(x.ndim, windows.ndim)))
+
+
+def _blocked_pool(op: str) -> Callable[[Types, Attrs, int], BlockedForm | None]:
+    """Pooling of blocks: their lanes are one more spatial axis, with a window of one."""
+
+    def blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+        window = _pool_window(attrs, operand(types, 0, op).rank - 2, op)
+        changed = {
+            "kernel": (*window.kernel, 1),
+            "strides": (*window.strides, 1),
+            "pads": (*window.begin, 0, *window.end, 0),
+            "dilations": (*window.dilations, 1),
+        }
+        return BlockedForm(op, tuple({**dict(attrs), **changed}.items()), (Form.CHANNELS,))
+
+    return blocked
+
+
+_POOL_DEFAULTS: dict[str, Any] = {
+    "kernel": REQUIRED,
+    "strides": None,
+    "pads": None,
+    "dilations": None,
+    "ceil_mode": False,
+    "clip": False,
+}
+
+
+def _pool_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield [_normal(rng, 1, 2, 6, 7)], {"kernel": (3, 2), "strides": (2, 2), "pads": (1, 0, 1, 1)}
+    yield [_normal(rng, 2, 3, 8)], {"kernel": (3,), "dilations": (2,)}
+    yield [_normal(rng, 1, 1, 5, 5)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True}
+    yield [_normal(rng, 1, 1, 6, 6)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True, "pads": (0, 0, 1, 1)}
+    yield [_normal(rng, 1, 2, 2, 8)], {"kernel": (3, 2), "strides": (3, 2), "clip": True}
+    yield [_normal(rng, 1, 2, 2, 8)], {"kernel": (5, 2), "strides": (3, 2), "pads": (1, 0, 1, 0), "clip": True}
+
+
+register(
+    OpDef(
+        "max_pool",
+        _infer_pool("max_pool"),
+        _run_max_pool,
+        _compute_max_pool,
+        _POOL_DEFAULTS,
+        blocked=_blocked_pool("max_pool"),
+        samples=_pool_samples,
+    )
+)
+
+
+def _flat_position(x: Tensor, n: Expr, c: Expr, space: Sequence[Expr], column_major: bool) -> Expr:
+    flat: Expr = n * x.shape[1] + c
+    dims = x.shape[2:]
+    if column_major:
+        inner: Expr = const(0)
+        for index, dim in reversed(list(zip(space, dims, strict=True))):
+            inner = inner * dim + index
+        for dim in dims:
+            flat = flat * dim
+        return flat + inner
+    for index, dim in zip(space, dims, strict=True):
+        flat = flat * dim + index
+    return flat
+
+
+def _compute_max_pool_indices(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> tuple[Tensor, Tensor]:
+    x = tensors[0]
+    assert x is not None
+    rank = types[0].rank - 2
+    window = _pool_window(attrs, rank, "max_pool")
+    low = te.lowest(x.dtype)
+
+    def body(n: Expr, c: Expr, *rest: Expr) -> tuple[Expr, Expr]:
+        places = [p - b for p, b in zip(taps(window, rest[:rank], rest[rank:]), window.begin, strict=True)]
+        inside = [t for p, dim in zip(places, x.shape[2:], strict=True) for t in (p >= 0, p < dim)]
+        value = Select(logical_and(*inside), x[(n, c, *places)], low)
+        position = _flat_position(x, n, c, places, attrs.storage_order == 1)
+        return value, Select(logical_and(*inside), position, const(2**62))
+
+    values, indices = te.reduce_many("argmax", types[0].shape, attrs.kernel, body, ("max_pool", "indices"))
+    return values, indices
+
+
+def _run_max_pool_indices(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
+    x = arrays[0]
+    assert x is not None
+    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
+    flat = np.arange(x.size, dtype=np.int64).reshape(x.shape)
+    if attrs.storage_order == 1:
+        per_map = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:], order="F")
+        flat = flat[(slice(None), slice(None), *(slice(0, 1),) * (x.ndim - 2))] + per_map
+    positions, _, _ = _padded_windows(flat, attrs, 2**62, "max_pool")
+    taps_shape = (*windows.shape[: x.ndim], -1)
+    best = windows.reshape(taps_shape).argmax(axis=-1)[..., None]
+    values = np.take_along_axis(windows.reshape(taps_shape), best, -1)[..., 0]
+    return values, np.take_along_axis(positions.reshape(taps_shape), best, -1)[..., 0]
+
+
+def _infer_max_pool_indices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    values = _infer_pool("max_pool_with_indices")(types, attrs)
+    return values, TensorType(values.shape, i64)
+
+
+register(
+    OpDef(
+        "max_pool_with_indices",
+        _infer_max_pool_indices,
+        _run_max_pool_indices,
+        _compute_max_pool_indices,
+        {**_POOL_DEFAULTS, "storage_order": 0},
+        samples=_pool_samples,
+    )
+)
+
+
+def _window_sizes(x: Tensor, attrs: Attrs, window: Window, axes: Sequence[Expr]) -> Expr:
+    """How many elements the window at `axes` averages over."""
+    total: Expr = const(1)
+    for d, axis in enumerate(axes):
+        start = axis * window.strides[d] - window.begin[d]
+        dim = x.shape[2 + d]
+        if attrs.count_include_pad:
+            if not _sticks_out(attrs):
+                count: Expr = const(int(window.kernel[d]))
+            else:
+                room = dim + window.end[d] - start
+                count = minimum((room + (window.dilations[d] - 1)) // window.dilations[d], int(window.kernel[d]))
+        else:
+            dilation = window.dilations[d]
+            first = maximum((const(0) - start + (dilation - 1)) // dilation, 0)
+            last = minimum((dim - start + (dilation - 1)) // dilation, int(window.kernel[d]))
+            count = maximum(last - first, 0)
+        total = total * count
+    return total
+
+
+def _compute_avg_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    dtype = sum_dtype(x.dtype)
+    rank = types[0].rank - 2
+    window = _pool_window(attrs, rank, "avg_pool")
+    total = _pooled(x, attrs, types[0], "sum", const(0, x.dtype), "avg_pool", lambda value: cast(value, dtype))
+
+    def divide(n: Expr, c: Expr, *axes: Expr) -> Expr:
+        count = simplify(_window_sizes(x, attrs, window, axes))
+        if is_const(count):
+            return cast(total[(n, c, *axes)] / const(float(int(count)), dtype), types[0].dtype)
+        return cast(total[(n, c, *axes)] / cast(count, dtype), types[0].dtype)
+
+    return te.compute(types[0].shape, divide, "average")
+
+
+def _run_avg_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    windows, window, counts = _padded_windows(wide(x), attrs, 0, "avg_pool")
+    ones = np.ones((1, 1, *x.shape[2:]), np.float64)
+    if attrs.count_include_pad:
+        ones = np.pad(ones, [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)], constant_values=1)
+        kept = Attrs(tuple({**dict(attrs), "pads": (0,) * (2 * (x.ndim - 2))}.items()))
+        extra = [
+            max((n - 1) * s + int(window.reach(d)) - ones.shape[2 + d], 0)
+            for d, (n, s) in enumerate(zip(counts, window.strides, strict=True))
+        ]
+        ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in extra)])
+        sizes = numpy_windows(ones, int_window(kept, attrs.kernel, x.ndim - 2, "avg_pool"), counts)
+    else:
+        sizes, _, _ = _padded_windows(ones, attrs, 0, "avg_pool")
+    axes = tuple(range(x.ndim, windows.ndim))
+    with np.errstate(all="ignore"):
+        return (windows.sum(axis=axes) / sizes.sum(axis=axes)).astype(x.dtype)
+
+
+def _avg_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for arrays, attrs in _pool_samples(rng):
+        yield arrays, attrs
+        yield arrays, {**attrs, "count_include_pad": True}
+
+
+register(
+    OpDef(
+        "avg_pool",
+        _infer_pool("avg_pool"),
+        _run_avg_pool,
+        _compute_avg_pool,
+        {**_POOL_DEFAULTS, "count_include_pad": False},
+        blocked=_blocked_pool("avg_pool"),
+        samples=_avg_samples,
+    )
+)
+
+
+def _compute_lp_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    dtype = sum_dtype(x.dtype)
+    p = const(float(attrs.p), dtype)
+
+    def power(value: Expr) -> Expr:
+        size = te.call("abs", cast(value, dtype))
+        return size * size if attrs.p == 2 else te.call("pow", size, p)
+
+    total = _pooled(x, attrs, types[0], "sum", const(0, x.dtype), "lp_pool", power)
+
+    def root(*axes: Expr) -> Expr:
+        value = total[axes]
+        rooted = te.call("sqrt", value) if attrs.p == 2 else te.call("pow", value, const(1.0 / attrs.p, dtype))
+        return cast(rooted, types[0].dtype)
+
+    return te.compute(types[0].shape, root, "root")
+
+
+def _run_lp_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    windows, _, _ = _padded_windows(wide(x), attrs, 0, "lp_pool")
+    total = (np.abs(windows) ** attrs.p).sum(axis=tuple(range(x.ndim, windows.ndim)))
+    return (total ** (1.0 / attrs.p)).astype(x.dtype)
+
+
+register(
+    OpDef(
+        "lp_pool",
+        _infer_pool("lp_pool"),
+        _run_lp_pool,
+        _compute_lp_pool,
+        {**_POOL_DEFAULTS, "p": 2},
+        blocked=_blocked_pool("lp_pool"),
+        samples=_pool_samples,
+    )
+)
