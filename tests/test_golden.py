@@ -2,6 +2,9 @@
 
 Each half parses, verifies and prints back unchanged; the pass turns one into the other; and both compute the same on random
 inputs, which keeps `pytest --update-golden` from blessing a wrong answer. Read the diff after updating.
+
+A literal too long to be written out is named by its shape in the program before, `const('random 3x1x5', f32[3, 1, 5])`; what a pass
+makes of it has the name that the printer gives it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,18 @@ SEPARATOR = "# -----\n"
 DIM = 5  # the size of every symbolic dim when programs are run
 
 assert tc.compiler.CODEGEN_VERSION
+
+
+class Literals(dict[str, np.ndarray]):
+    """Arrays by name; those called `random 2x3` come into being when they are asked for."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or str(name).startswith("random ")
+
+    def __missing__(self, name: str) -> np.ndarray:
+        shape = tuple(map(int, name.removeprefix("random ").split("x")))
+        self[name] = np.random.default_rng(len(self)).standard_normal(shape).astype(np.float32)
+        return self[name]
 
 
 def apply(header: str, module: IRModule) -> IRModule:
@@ -67,30 +82,32 @@ def _random(rng: np.random.Generator, type_: TensorType) -> np.ndarray:
     return rng.integers(0, 3, shape).astype(type_.dtype.numpy)
 
 
-def assert_same_text(module: IRModule, text: str) -> None:
-    assert print_ir(module).strip() == text.strip()
+def assert_same_text(module: IRModule, text: str, literals: Literals) -> None:
+    assert print_ir(module, literals).strip() == text.strip()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_golden(path: Path, update_golden: bool) -> None:
     header, _, rest = path.read_text().partition("\n")
     before_text, _, after_text = rest.partition(SEPARATOR)
-    before = parse_module(before_text, filename=str(path))
+    literals = Literals()
+    before = parse_module(before_text, literals, filename=str(path))
     check_well_formed(before)
-    assert_same_text(before, before_text)
+    assert_same_text(before, before_text, literals)
 
     after = apply(header, before)
 
     check_well_formed(after)
     for old, new in zip(results_of(before), results_of(after), strict=False):
         np.testing.assert_allclose(old, new, rtol=1e-5, atol=1e-6)
+    found = print_ir(after, literals).strip()  # names the literals that the pass has made
     if update_golden:
-        path.write_text(f"{header}\n{print_ir(before).strip()}\n{SEPARATOR}{print_ir(after).strip()}\n")
+        path.write_text(f"{header}\n{print_ir(before, literals).strip()}\n{SEPARATOR}{found}\n")
         return
-    expected = parse_module(after_text, filename=str(path))
-    assert_same_text(expected, after_text)
-    assert first_difference(after, expected) is None, print_ir(after)
+    expected = parse_module(after_text, literals, filename=str(path))
+    assert_same_text(expected, after_text, literals)
+    assert first_difference(after, expected) is None, found
 
 
 def test_there_are_golden_files() -> None:
-    assert len(FILES) >= 18
+    assert len(FILES) >= 34

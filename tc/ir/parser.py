@@ -95,7 +95,7 @@ def parse_module(text: str, constants: Constants | None = None, filename: str = 
             case ast.FunctionDef(decorator_list=[ast.Name(id="loops")]):
                 functions.append(_LoopParser(source).function(node))
             case ast.FunctionDef(decorator_list=[ast.Name(id="graph")]):
-                functions.append(_GraphParser(source, constants or {}).function(node))
+                functions.append(_GraphParser(source, {} if constants is None else constants).function(node))
             case _:
                 raise source.error(node, "expected a function marked @graph or @loops")
     return IRModule(tuple(functions), entry)
