@@ -359,8 +359,6 @@ class _Plan:
         column_tasks = extent_value(self.s, self.column_tiles) or 8
         row_tasks = known_product(self.s, [*others, *bands, *self.row_tiles])
         cores = self.target.cores
-        if self.column_tiles in self.guarded and self.roles.blocks is None:
-            return False
         if column_tasks < cores <= row_tasks:
             return False
         if row_tasks < cores <= column_tasks:

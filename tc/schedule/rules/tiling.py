@@ -8,13 +8,13 @@ from functools import lru_cache
 FMA_PER_CYCLE = 2.0
 LOADS_PER_CYCLE = 2.0
 FMA_LATENCY = 4.0
-L2_CYCLES_PER_VECTOR = 1.6
+L2_CYCLES_PER_VECTOR = 3.0
 """What one vector of the rhs costs when it comes from the second-level cache."""
 
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
 
-TYPICAL_ROWS = (10, 17, 25, 40, 61, 100, 200, 400)
+TYPICAL_ROWS = (23, 39, 100, 197, 401, 803)
 """What a symbolic number of rows is taken to be: the mean over these."""
 
 
