@@ -53,12 +53,38 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
     final = final_block(schedule, info.name, after)
     if final is None:
         return None
+    _schedule_versions(schedule, info, final, [each.name for each in before], target)
+    return "window reduction"
+
+
+def _schedule_versions(schedule: Schedule, info: BlockInfo, final: str, before: list[str], target: Target) -> None:
+    """One schedule, or two where the number of rows is symbolic: tiles that overlap at the end, and single rows for too few."""
+    rows = _row_loops(schedule, info, final, bool(before))[1]
+    height = MOST_ROWS if rows is not None and extent_value(schedule, rows) is None else None
+    blocks = [each.name for each in block_infos(schedule.func)]
+    copies: dict[str, str] = {}
+    if height is not None:
+        try:
+            schedule.specialize(rows, height)  # type: ignore[arg-type]
+            copies = dict(zip(blocks, [each.name for each in block_infos(schedule.func)][len(blocks) :], strict=True))
+        except ScheduleError:  # known to be enough, or not decided by dims
+            copies = {}
+    _Plan(schedule, info.name, final, *_row_loops(schedule, info, final, bool(before)), before, target, height).run()
+    if copies:
+        other = block_info(schedule, copies[info.name])
+        loops = _row_loops(schedule, other, copies[final], bool(before))
+        _Plan(schedule, other.name, copies[final], *loops, [copies[each] for each in before], target, 1).run()
+
+
+def _row_loops(
+    schedule: Schedule, info: BlockInfo, final: str, is_padded: bool
+) -> tuple[list[str], str | None, str | None]:
+    """The loops of the block that stores the result, the one over rows of a tile, and the one to be cut into bands."""
     loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
+    axes = [axis for axis in driven_spatial(info) if not is_single(info, axis)]
     rows = loops[-2] if len(loops) > 1 else None
     is_window = len(axes) == len(loops) and len(axes) > 1 and _shares_index(info, axes[-2])
-    bands = loops[-3] if is_window and before and len(loops) > 2 else None
-    _Plan(schedule, info.name, final, loops, rows, bands, [each.name for each in before], target).run()
-    return "window reduction"
+    return loops, rows, loops[-3] if is_window and is_padded and len(loops) > 2 else None
 
 
 def _is_contiguous(info: BlockInfo) -> bool:
@@ -112,12 +138,14 @@ class _Plan:
         bands: str | None,
         before: list[str],
         target: Target,
+        height: int | None = None,
     ) -> None:
         self.s, self.name, self.final, self.loops = schedule, name, final, loops
         self.rows, self.bands, self.before, self.target = rows, bands, before, target
         lanes = lanes_for(block_info(schedule, final), target)
         extent = extent_value(schedule, loops[-1])
-        height = choose_rows(extent_value(schedule, rows)) if rows is not None else 1
+        if height is None or rows is None:
+            height = choose_rows(extent_value(schedule, rows)) if rows is not None else 1
         if extent is not None and extent < lanes:
             self.tile = _Tile(height, 1, extent)
         else:
@@ -140,9 +168,9 @@ class _Plan:
         row_out: list[str] = []
         if self.rows is not None:
             row_count = extent_value(s, self.rows)
-            out, row_in = s.split(self.rows, tile.rows)
+            out, row_in, is_whole = self._split_rows(row_count)
             row_out, inner = [out], [row_in, *inner]
-            if row_count is None or row_count % tile.rows:
+            if not is_whole:
                 guarded.append(out)
         band, band_rows = self._bands()
         outer = [*others, *band, *band_rows, *row_out, *lane_out]
@@ -158,6 +186,17 @@ class _Plan:
             s.unroll(loop)
         self._finish_sum(anchor)
         self._finish_padding(band[0] if band else None)
+
+    def _split_rows(self, count: int | None) -> tuple[str, str, bool]:
+        """The loop over tiles, the loop inside a tile, and whether all tiles are full."""
+        assert self.rows is not None
+        if count is None and self.tile.rows > 1:
+            try:
+                return *self.s.split_overlapped(self.rows, self.tile.rows), True  # type: ignore[return-value]
+            except ScheduleError:  # there may be too few
+                pass
+        out, inside = self.s.split(self.rows, self.tile.rows)
+        return out, inside, self.tile.rows == 1 or (count is not None and count % self.tile.rows == 0)
 
     def _bands(self) -> tuple[list[str], list[str]]:
         if self.bands is None:
