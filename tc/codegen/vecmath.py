@@ -109,28 +109,42 @@ def _exp(b: FunctionBuilder, x: Value) -> Value:
     Below the last denormal the scaling is not left to underflow, which costs a hundred cycles a vector: masked softmax is full of it.
     """
     high, zero = b.float(89.0, x), b.float(0.0, x)
-    vanishes = b.compare("fcmp olt", x, b.float(-104.0, x))
-    clamped = b.select(vanishes, zero, x)
+    stays = b.compare("fcmp uge", x, b.float(-104.0, x))  # or is NaN
+    masked = _has_scalef(b, x)
+    clamped = x if masked else b.select(stays, x, zero)
     clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
     magic = b.float(_MAGIC, x)
     shifted = b.fma(clamped, b.float(1.0 / math.log(2.0), x), magic)
     n = b.binary("fsub", shifted, magic)
     r = b.fma(n, b.float(-_LN2_HIGH, x), clamped)
     r = b.fma(n, b.float(-_LN2_LOW, x), r)
-    return b.select(vanishes, zero, _scaled(b, _polynomial(b, r, _EXP), n, shifted))
+    p = _polynomial(b, r, _EXP)
+    if masked:
+        mask = b.emit(f"bitcast {stays} to i16", "i16")
+        return _scalef(b, p, n, zero, mask)
+    return b.select(stays, _scaled(b, p, n, shifted), zero)
 
 
 def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
     """p * 2^n, rounded once. `shifted` is n + _MAGIC."""
-    if b.module.has("avx512f") and p.lanes == 16:
-        name = "llvm.x86.avx512.mask.scalef.ps.512"
-        b.module.declare(name, p.type, [p.type, p.type, p.type, "i16", "i32"])
-        return b.emit(f"call {p.type} @{name}({p}, {n}, {p}, i16 -1, i32 4)", p.element, p.lanes)
+    if _has_scalef(b, p):
+        return _scalef(b, p, n, p, "i16 -1")
     bits = b.bitcast(shifted, "i32")
     whole = b.binary("sub", bits, b.int(0x4B400000, bits))  # the bits of _MAGIC
     half = b.binary("ashr", whole, b.int(1, whole))  # in two steps: each power is a normal number
     once = b.binary("fmul", p, _power_of_two(b, half))
     return b.binary("fmul", once, _power_of_two(b, b.binary("sub", whole, half)))
+
+
+def _has_scalef(b: FunctionBuilder, x: Value) -> bool:
+    return b.module.has("avx512f") and x.lanes == 16
+
+
+def _scalef(b: FunctionBuilder, p: Value, n: Value, other: Value, mask: Value | str) -> Value:
+    """p * 2^n where the 16 bits of `mask` are set, `other` elsewhere; what is not set costs nothing and raises nothing."""
+    name = "llvm.x86.avx512.mask.scalef.ps.512"
+    b.module.declare(name, p.type, [p.type, p.type, p.type, "i16", "i32"])
+    return b.emit(f"call {p.type} @{name}({p}, {n}, {other}, {mask}, i32 4)", p.element, p.lanes)
 
 
 def _power_of_two(b: FunctionBuilder, n: Value) -> Value:
