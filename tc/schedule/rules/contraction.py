@@ -27,6 +27,9 @@ DEPTH_UNROLL = 2
 PREFETCH_BYTES = 2048
 """How far ahead the rhs is prefetched: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
 
+TYPICAL_SYMBOLIC = 256
+"""What the product of an operand's symbolic dims is taken to be."""
+
 ALIASING_BYTES = 4096
 """Addresses at a multiple of this distance share one set of the first-level cache."""
 
@@ -355,7 +358,10 @@ class _Plan:
         return _bytes(self.contraction.lhs.buffer)
 
     def _columns_outermost(self, others: list[str], bands: list[str]) -> bool:
-        """Whether the outermost loop runs over column tiles: the rhs is the larger operand, and there are tasks enough."""
+        """Whether the outermost loop runs over column tiles: the rhs is the larger operand, and there are tasks enough.
+
+        Where the result's rows run across column tiles, a small rhs, which stays in the cache anyway, does not break them up.
+        """
         column_tasks = extent_value(self.s, self.column_tiles) or 8
         row_tasks = known_product(self.s, [*others, *bands, *self.row_tiles])
         cores = self.target.cores
@@ -363,7 +369,8 @@ class _Plan:
             return False
         if row_tasks < cores <= column_tasks:
             return True
-        return _bytes(self.contraction.rhs.buffer) > self._lhs_bytes()
+        rhs = _bytes(self.contraction.rhs.buffer)
+        return rhs > self._lhs_bytes() and (self.roles.blocks is not None or rhs > self.target.l2_bytes // 8)
 
     def _pad_at_band(self, before: list[str]) -> bool:
         return self.padding_place is not None
@@ -513,8 +520,9 @@ def _depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
 
 
 def _bytes(buffer: Buffer) -> int:
+    """The size of a buffer; symbolic dims together are taken to be TYPICAL_SYMBOLIC."""
     total = buffer.dtype.size_bytes
     for dim in buffer.shape:
-        total *= int(dim.value) if isinstance(dim, Const) else 64
-    return total
+        total *= int(dim.value) if isinstance(dim, Const) else 1
+    return total if all(isinstance(dim, Const) for dim in buffer.shape) else total * TYPICAL_SYMBOLIC
 
