@@ -54,10 +54,11 @@ from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import Library, compile_objects, link
-from tc.runtime.module import CompiledModule, KernelReport, Report, aligned_constant, load
+from tc.runtime.module import CompiledModule, aligned_constant, load
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
+from tc.runtime.report import KernelReport, Report
 from tc.schedule.rules import default_schedule
 from tc.target import Target
 from tc.verification import CompiledKernel, verify_kernels

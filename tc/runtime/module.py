@@ -21,7 +21,7 @@ import numpy as np
 
 from tc.errors import InputError, ModelError, TcError, UnsupportedError
 from tc.ir.arith import evaluate
-from tc.ir.dtype import DType, from_numpy, parse_dtype
+from tc.ir.dtype import from_numpy, parse_dtype
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.graph import TensorVar
 from tc.ir.node import walk
@@ -40,6 +40,7 @@ from tc.runtime.entry import (
 )
 from tc.runtime.jit import Library, link
 from tc.runtime.pool import get_pool
+from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
 from tc.target import Target, native_target
 
@@ -47,63 +48,6 @@ ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
 
 Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """An input or output: its name, dtype, and shape (ints, and dim names or formulas as text)."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int | str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-def _info(name: str, type_: TensorType) -> TensorInfo:
-    shape = tuple(int(dim.value) if isinstance(dim, Const) else str(dim) for dim in type_.shape)
-    return TensorInfo(name, type_.dtype, shape)
-
-
-@dataclass(frozen=True)
-class KernelReport:
-    """One kernel: its name, the model's nodes that it computes, how often it is called, how it was scheduled."""
-
-    name: str
-    nodes: tuple[str, ...]
-    calls: int = 1
-    rule: str = ""
-    cached: bool = False
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """Where the time of a call goes: a kernel launch, the model's node it ends with, and its seconds in one call of the module."""
-
-    node: str
-    kernel: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage."""
-
-    kernels: tuple[KernelReport, ...]
-    fallbacks: tuple[str, ...] = ()
-    seconds: tuple[tuple[str, float], ...] = ()
-    arena: str = "0"
-    constant_bytes: int = 0
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.kernels)} kernels, arena {self.arena} bytes, constants {self.constant_bytes} bytes"]
-        for kernel in self.kernels:
-            times = f" x{kernel.calls}" if kernel.calls > 1 else ""
-            lines.append(f"  {kernel.name}{times} [{kernel.rule}] <- {', '.join(kernel.nodes)}")
-        lines += [f"  reference kernel: {node}" for node in self.fallbacks]
-        lines.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds))
-        return "\n".join(lines)
 
 
 @dataclass
@@ -174,8 +118,8 @@ class CompiledModule:
         self._make_profiled = make_profiled
         self._symbol = symbol
         self.threads = threads
-        self.inputs = tuple(_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
-        self.outputs = tuple(_info(v.name, v.type) for v in plan.outputs)  # type: ignore[arg-type]
+        self.inputs = tuple(tensor_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
+        self.outputs = tuple(tensor_info(v.name, v.type) for v in plan.outputs)  # type: ignore[arg-type]
         self._entry = entry
         self._library = library
         self._callback = callback

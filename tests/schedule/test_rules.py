@@ -97,6 +97,19 @@ def test_one_kernel_serves_any_number_of_rows(columns: int, depth: int, bias: bo
         check(func, [a, b, shift] if bias else [a, b], expected, depth, (rows,))
 
 
+def test_rows_and_columns_of_one_symbolic_size() -> None:
+    """Where there are fewer rows than a tile has, there are fewer columns too: the register tile still has a size known to LLVM."""
+    m = Var("m")
+    a, b = placeholder((m, 15), f32, "A"), placeholder((15, m), f32, "B")
+    result = reduce("sum", (m, m), (15,), lambda i, j, r: a[i, r] * b[r, j], "mm")
+    func = scheduled(create_prim_func("mm", [a, b], [result], (m,), facts=(DimFact(m, 0),)), "contraction")
+    rng = np.random.default_rng(0)
+
+    for size in (0, 1, 2, 3, 4, 5, 6, 15, 16, 17, 31, 40):
+        x, y = normal(rng, size, 15), normal(rng, 15, size)
+        check(func, [x, y], x.astype(float) @ y, 15, (size,))
+
+
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "native"])
 def test_products_on_other_targets(level: str) -> None:
     rng = np.random.default_rng(3)

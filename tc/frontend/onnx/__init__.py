@@ -1,10 +1,10 @@
 """The ONNX front end: `load_model` and `inspect_model`."""
 
-from tc.frontend.onnx import control_flow, ops_math, ops_microsoft, ops_nn, ops_sequence, ops_shape, rnn
+from tc.frontend.onnx import control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, rnn
 from tc.frontend.onnx.load import inspect_model, load_model
 from tc.frontend.onnx.report import Imported, Inspection, NodeReport, ValueReport
 
 # Importing these fills the table of operators.
-OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_sequence, ops_shape, rnn)
+OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, rnn)
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

@@ -1,0 +1,142 @@
+"""Resize and Upsample of ONNX, in all their spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.shapes import Ratio
+from tc.frontend.onnx.values import Value
+from tc.ir.arith import simplify
+from tc.ir.expr import Const, Expr, const, floordiv, is_const
+from tc.ir.types import product
+
+
+@onnx_op("Upsample")
+def import_upsample_by_attribute(n: NodeContext) -> NodeResult:
+    return _upsample(n, n.attr("scales"))
+
+
+@onnx_op("Upsample", since=9)
+def import_upsample(n: NodeContext) -> NodeResult:
+    scales = n.array(1, "scales")
+    assert scales is not None
+    return _upsample(n, scales.reshape(-1).tolist())
+
+
+@onnx_op("Resize", since=10)
+def import_resize_10(n: NodeContext) -> NodeResult:
+    scales = n.array(1, "scales")
+    assert scales is not None
+    return _upsample(n, scales.reshape(-1).tolist())
+
+
+def _upsample(n: NodeContext, scales: Sequence[float]) -> Value:
+    """The first form of resizing: output index over scale, rounded down."""
+    x = n.value(0)
+    if len(scales) != x.rank:
+        raise ShapeError(f"{n.op_type}: {len(scales)} scales for {x.type}")
+    sizes = tuple(_scaled(n, dim, scale) for dim, scale in zip(x.shape, scales, strict=True))
+    mode = n.attr("mode", "nearest")
+    return n.call(
+        "resize",
+        x,
+        sizes=sizes,
+        scales=tuple(map(float, scales)),
+        mode="linear" if mode == "bilinear" else mode,
+        coordinate_mode="asymmetric",
+        nearest_mode="floor",
+    )
+
+
+def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
+    """floor(dim * scale)"""
+    if isinstance(dim, Const):
+        return const(int(np.floor(np.float32(int(dim)) * np.float32(scale))))
+    numerator, denominator = float(scale).as_integer_ratio()
+    if numerator >= 1 << 40 or denominator >= 1 << 40:
+        raise UnsupportedError(f"{n.op_type}: the scale {scale} of the dim {dim}")
+    return simplify(floordiv(dim * numerator, denominator), n.facts)
+
+
+@onnx_op("Resize", since=11)
+def import_resize(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    mode, coordinates = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
+    if n.attr("exclude_outside", 0) and mode == "cubic":
+        raise UnsupportedError("Resize that leaves out what lies outside of the image")
+    if coordinates in ("tf_crop_and_resize", "tf_half_pixel_for_nn") or n.attr("antialias", 0):
+        what = "with antialiasing" if n.attr("antialias", 0) else f"with coordinates {coordinates!r}"
+        raise UnsupportedError(f"Resize {what}")
+    axes = [axis % x.rank for axis in n.attr("axes") or range(x.rank)]
+    sizes, scales = _resize_targets(n, x, axes)
+    return n.call(
+        "resize",
+        x,
+        sizes=tuple(sizes),
+        scales=tuple(scales),
+        mode=mode,
+        coordinate_mode=coordinates,
+        nearest_mode=n.attr("nearest_mode", "round_prefer_floor"),
+        cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
+    )
+
+
+def _resize_targets(n: NodeContext, x: Value, axes: Sequence[int]) -> tuple[list[Expr], list[float | None]]:
+    """Sizes and scales of all axes. A scale None is the size of the result over that of the input."""
+    sizes: list[Expr] = list(x.shape)
+    scales: list[float | None] = [1.0] * x.rank
+    wanted = n.optional(3)
+    if wanted is not None and not is_const(product(wanted.shape), 0):
+        targets = n.dims(3, "sizes")
+        if n.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+            return _keep_aspect(n, x, axes, targets)
+        for axis, size in zip(axes, targets, strict=True):
+            sizes[axis], scales[axis] = size, None
+        return sizes, scales
+    given = n.optional(2)
+    if given is None:
+        raise ModelError("Resize: neither sizes nor scales are given")
+    array = n.graph.array(given)
+    elements = n.graph.elements(given)
+    for k, axis in enumerate(axes):
+        if array is not None:
+            scales[axis] = float(array.reshape(-1)[k])
+            sizes[axis] = _scaled(n, x.shape[axis], float(array.reshape(-1)[k]))
+        elif elements is not None:
+            ratio = elements.reshape(-1)[k]
+            assert isinstance(ratio, Ratio)
+            scales[axis] = None
+            sizes[axis] = _ratio_of_dim(n, x.shape[axis], ratio)
+        else:
+            raise UnsupportedError("Resize: the scales depend on data")
+    return sizes, scales
+
+
+def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: Ratio) -> Expr:
+    """floor(dim * ratio), where a ratio over the dim itself cancels."""
+    if ratio.den is dim:
+        return ratio.num
+    return simplify(floordiv(dim * ratio.num, ratio.den), n.facts)
+
+
+def _keep_aspect(
+    n: NodeContext, x: Value, axes: Sequence[int], targets: Sequence[Expr]
+) -> tuple[list[Expr], list[float | None]]:
+    """One scale for all axes: the smallest or the largest that the wanted sizes ask for."""
+    if not all(is_const(t) for t in targets) or not all(is_const(x.shape[axis]) for axis in axes):
+        raise UnsupportedError("Resize that keeps the aspect ratio of sizes that are not known")
+    policy = n.attr("keep_aspect_ratio_policy")
+    ratios = [int(t) / int(x.shape[axis]) for axis, t in zip(axes, targets, strict=True)]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    sizes: list[Expr] = list(x.shape)
+    scales: list[float | None] = [1.0] * x.rank
+    for axis in axes:
+        sizes[axis] = const(int(np.floor(int(x.shape[axis]) * scale + 0.5)))
+        scales[axis] = scale
+    return sizes, scales
+
+
