@@ -66,7 +66,7 @@ from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
-CODEGEN_VERSION = 5
+CODEGEN_VERSION = 6
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 

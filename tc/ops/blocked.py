@@ -350,8 +350,9 @@ def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types:
         places = unravel(row[0], rows) if len(rows) > 1 else tuple(row)
         return cast(lhs[(*places, k)], sum_dtype) * cast(rhs[j // block, k, j % block], sum_dtype)
 
-    total = te.reduce("sum", (*joint, out_type.shape[-1]), (lhs.shape[-1],), body, "matmul")
-    if total.dtype == out_type.dtype and len(rows) < 2:
+    padded = simplify(rhs.shape[0] * block)  # whole panels are summed, and what lies past the end is not stored
+    total = te.reduce("sum", (*joint, padded), (lhs.shape[-1],), body, "matmul")
+    if total.dtype == out_type.dtype and len(rows) < 2 and padded is out_type.shape[-1]:
         return total
 
     def finish(*axes: Expr) -> Expr:

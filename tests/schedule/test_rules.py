@@ -137,7 +137,7 @@ def test_packed_products(shape: tuple[int, ...], columns: int) -> None:
     for j in range(columns):
         packed[j // lanes, :, j % lanes] = normal(rng, k)
 
-    rule = "contraction" if columns > 1 or shape != (1,) else "row reduction"  # a dot product
+    rule = "contraction" if columns > 1 or shape != (1,) else "reduction, stage by stage"  # a dot product
     run_op("matmul_packed", [normal(rng, *shape, k), packed], {"columns": columns}, rule, k)
 
 

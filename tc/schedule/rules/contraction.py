@@ -65,6 +65,9 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     before, after = infos[:position], infos[position + 1 :]
     if not all(info.is_spatial for info in (*before, *after)):
         return None
+    last = after[-1] if after else contraction.info
+    if all(is_single(last, axis) for axis in driven_spatial(last)):
+        return None
     name = contraction.info.name
     final = final_block(schedule, name, after)
     if final is None:
