@@ -16,6 +16,9 @@ from tc.compiler import import_model, optimize_graph, run_stages
 from tc.interp import run_function
 from tc.ir.graph import Call, Function, bodies_of
 from tc.ir.module import IRModule
+from tc.ir.parser import parse_module
+from tc.ir.printer import print_ir
+from tc.ir.structural import first_difference
 from tc.ir.verify import verify
 from tc.ops import blocked
 from tc.ops.registry import OPS
@@ -213,6 +216,19 @@ def test_many_random_networks(seed: int) -> None:
     net = random_net(seed)
 
     check(net.finish(list(net.shapes)[-1]), net.arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_every_stage_of_a_random_network_round_trips_as_text(seed: int) -> None:
+    net = random_net(seed)
+    stages = run_stages(net.finish(list(net.shapes)[-1]), native_target())
+    kernels = IRModule(tuple(kernel.scheduled for kernel in stages.kernels.values()))
+
+    for module in (stages.imported.module, stages.graph, stages.lowered, stages.module, kernels):
+        constants: Arrays = {}
+        text = print_ir(module, constants)
+        assert first_difference(module, parse_module(text, constants)) is None
 
 
 @pytest.fixture
