@@ -62,7 +62,7 @@ def test_weights_are_transformed_in_double(tile: int) -> None:
     ("channels", "outputs", "size", "pads"),
     [
         (64, 64, (56, 56), (1, 1, 1, 1)),
-        (40, 72, (29, 31), (1, 0, 2, 1)),
+        (90, 72, (37, 45), (1, 0, 2, 1)),
         (128, 96, (40, 27), (0, 0, 0, 0)),
         (256, 64, (27, 8), (1, 1, 1, 1)),
     ],
@@ -94,14 +94,11 @@ def test_few_channels_and_small_images_are_summed_directly() -> None:
         assert "conv_winograd" not in ops_of(use_winograd(convert_layout(module)))
 
 
-def test_more_input_channels_take_smaller_tiles() -> None:
-    tiles = []
-    for channels in (64, 128):
-        (conv,) = (
-            binding.value
-            for binding in use_winograd(convert_layout(network(channels, 128, (56, 56)))).main.bindings
-            if binding.value.op == "conv_winograd"
-        )
-        tiles.append(dict(conv.attrs)["tile"])
+def test_large_tiles_are_used_when_asked_for() -> None:
+    blocked = convert_layout(network(64, 128, (56, 56)))
+    tiles = [
+        [dict(binding.value.attrs)["tile"] for binding in module.main.bindings if binding.value.op == "conv_winograd"]
+        for module in (use_winograd(blocked), use_winograd(blocked, largest_tile=4))
+    ]
 
-    assert tiles == [4, 2]
+    assert tiles == [[2], [4]]
