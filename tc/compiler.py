@@ -22,13 +22,11 @@ from tc.frontend.onnx import Imported, load_model
 from tc.ir.arith import Facts, evaluate
 from tc.ir.expr import Expr, Var
 from tc.ir.graph import Attrs, AttrValue, Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar
-from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
-from tc.ir.node import Node, replace, substitute, transform
+from tc.ir.node import replace
 from tc.ir.plan import CallOut, ExecutionPlan
-from tc.ir.structural import structural_hash
-from tc.ir.types import TensorType
 from tc.ir.verify import verify as verify_ir
+from tc.kernels import CODEGEN_VERSION, Kernel, object_key, schedule_module
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.convert_layout import convert_layout
@@ -43,13 +41,6 @@ from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
-from tc.passes.loop.compact_buffers import compact_buffers
-from tc.passes.loop.hoist_guards import hoist_guards
-from tc.passes.loop.lift_workspace import lift_workspace
-from tc.passes.loop.lower_blocks import lower_blocks
-from tc.passes.loop.mark_in_place import mark_in_place
-from tc.passes.loop.partition_loops import partition_loops
-from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
 from tc.runtime.entry import EntrySource, emit_entry
@@ -59,29 +50,11 @@ from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
-from tc.schedule.rules import default_schedule
 from tc.target import Target
 from tc.verification import CompiledKernel, verify_kernels
 from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
-
-CODEGEN_VERSION = 6
-"""Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel on its way: as lowered, as scheduled, as emitted for LLVM (loops without blocks), and its linker symbol."""
-
-    name: str
-    lowered: PrimFunc
-    scheduled: PrimFunc
-    final: PrimFunc
-    rule: str
-    trace: str
-    symbol: str
-
 
 @dataclass
 class Stages:
@@ -135,50 +108,6 @@ def optimize_graph(module: IRModule, numerics: str = "default") -> IRModule:
     module = find_idioms(module)
     module = find_attention(module)  # when equal values are one: what else uses the scores shows
     return remove_dead_code(module)
-
-
-def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
-    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
-    func = simplify_loops(lower_blocks(func))
-    func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
-    func = hoist_guards(partition_loops(func))
-    return mark_in_place(lift_workspace(simplify_loops(func), threads=threads))
-
-
-def schedule_kernel(prim: PrimFunc, target: Target) -> Kernel:
-    """Schedule one PrimFunc by the rules, and bring it to the form for code generation."""
-    scheduled = default_schedule(prim, target)
-    final = finish_loops(scheduled.func, threads=target.cores)
-    symbol = f"tc_{structural_hash(final)[:20]}"
-    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
-
-
-def schedule_module(module: IRModule, target: Target) -> tuple[IRModule, dict[str, Kernel]]:
-    """Schedule every PrimFunc; calls get the workspaces that their kernels ask for as additional, unused results."""
-    kernels = {func.name: schedule_kernel(func, target) for func in module.prim_funcs}
-
-    def add_workspaces(node: Node) -> Node | None:
-        match node:
-            case Binding(targets=targets, value=CallTir() as call):
-                kernel = kernels[call.callee]
-                outputs = kernel.final.outputs
-                extra = outputs[len(targets) :]
-                if not extra:
-                    return None
-                dims: dict[Node, Node] = dict(zip(kernel.final.dims, call.dims, strict=True))
-                types = tuple(
-                    TensorType(tuple(substitute(dim, dims) for dim in buffer.shape), buffer.dtype) for buffer in extra
-                )
-                scratch = tuple(TensorVar("workspace", type_) for type_ in types)
-                value = replace(call, result_types=(*call.result_types, *types))
-                return replace(node, targets=(*targets, *scratch), value=value)
-        return None
-
-    functions = tuple(
-        transform(func, add_workspaces) if isinstance(func, Function) else kernels[func.name].final
-        for func in module.functions
-    )
-    return IRModule(functions, module.entry), kernels
 
 
 def mark_numerics(module: IRModule, numerics: str) -> IRModule:
@@ -336,7 +265,7 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
     objects: dict[str, bytes | None] = {}
     with watch.time("cache"):
         for symbol in finals:
-            objects[symbol] = cache.get(_object_key(symbol, target))
+            objects[symbol] = cache.get(object_key(symbol, target))
     missing = [symbol for symbol, data in objects.items() if data is None]
     with watch.time("emit"):
         sources = [emit_prim_func(finals[symbol], symbol, target.features).ir_text for symbol in missing]
@@ -345,7 +274,7 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         *compiled, entry_object = compile_objects([*sources, entry.ir_text], target)
     for symbol, data in zip(missing, compiled, strict=True):
         objects[symbol] = data
-        cache.put(_object_key(symbol, target), data)
+        cache.put(object_key(symbol, target), data)
     with watch.time("link"):
         linked = [*(data for data in objects.values() if data is not None), entry_object]
         library = link(linked)
@@ -371,10 +300,6 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         str(target),
         profiled,
     )
-
-
-def _object_key(symbol: str, target: Target) -> str:
-    return f"{symbol}-{target.fingerprint()}-{CODEGEN_VERSION}-{__version__}-{llvmlite.__version__}"
 
 
 def run_reference(call: CallOut, args: list[np.ndarray | None], env: dict[Var, int]) -> tuple[np.ndarray, ...]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tc.codegen.llvm import emit_prim_func
-from tc.compiler import Kernel, Model, import_model, run_stages
+from tc.compiler import Model, import_model, run_stages
 from tc.errors import UserError
 from tc.frontend.dims import Dim
 from tc.interp import run_named
 from tc.ir.printer import print_ir
+from tc.kernels import Kernel
 from tc.runtime.jit import disassemble
 from tc.target import Target
 

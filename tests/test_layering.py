@@ -28,14 +28,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "codegen": ("ir", "target"),
     "runtime": ("codegen",),
     "measure": ("runtime",),
-    "autotune": ("passes", "measure"),
+    "kernels": ("passes",),
     "verification": ("passes",),
+    "autotune": ("kernels", "measure", "verification"),
     "compiler": ("autotune", "frontend", "verification"),
     "roofline": ("compiler", "measure"),
+    "tuning": ("compiler",),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
     "": ("lowering",),  # tc/__init__.py, the public names
-    "cli": ("", "demo", "roofline"),
+    "cli": ("", "demo", "roofline", "tuning"),
     "__main__": ("cli",),
 }
 

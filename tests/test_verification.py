@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tc
-import tc.compiler
+import tc.kernels
 from tc.errors import UserError, VerifyError
 from tc.ir.dtype import bool_, f32, i32
 from tc.ir.expr import Max, Min, Var, equal
@@ -41,11 +41,11 @@ def break_finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     return transform(finish_loops(func, threads), swap)
 
 
-finish_loops = tc.compiler.finish_loops
+finish_loops = tc.kernels.finish_loops
 
 
 def test_a_kernel_that_computes_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tc.compiler, "finish_loops", break_finish_loops)
+    monkeypatch.setattr(tc.kernels, "finish_loops", break_finish_loops)
 
     with pytest.raises(VerifyError, match=r"kernel \w+: \w+ differs from the reference interpreter") as caught:
         tc.compile(parse_module(TEXT), verify="always")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, specialize, tensorize
+from tc.schedule.knobs import Choice, Decide, Knob, Value, take_default
 from tc.schedule.tree import block_places, find_block, fresh_names, rename_loops
 
 LANGUAGE_VERSION = 1
+
+ValueT = TypeVar("ValueT", bound=Value)
 
 
 def _kind(kind: LoopKind) -> Callable[..., PrimFunc]:
@@ -142,16 +145,43 @@ class Schedule:
         s.func, s.trace
 
     A step that raises ScheduleError changes nothing and is not recorded. Names of new loops are made from the old ones, so equal
-    functions get equal traces.
+    functions get equal traces. `decide` answers what rules leave open.
     """
 
-    def __init__(self, func: PrimFunc) -> None:
+    def __init__(self, func: PrimFunc, decide: Decide = take_default) -> None:
         self.func = rename_loops(func)
         self._steps: list[Step] = []
+        self._decide = decide
+        self._choices: dict[str, Choice] = {}
 
     @property
     def trace(self) -> Trace:
         return Trace(tuple(self._steps))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What rules asked, in order, and the answers."""
+        return tuple(self._choices.values())
+
+    def choose(self, name: str, options: Iterable[ValueT], default: ValueT, *, ordered: bool = True) -> ValueT:
+        """Leave a decision open: one of `options`, `default` being the caller's own. A name that was asked before is asked anew as `name'`.
+
+        `default` need not be among the options: then it is one more, in its place if ordered numbers, else the first.
+        """
+        values = tuple(dict.fromkeys(options))
+        if default not in values:
+            values = (default, *values)
+            if ordered and all(isinstance(value, int) for value in values):
+                values = tuple(sorted(values))
+        if len(values) == 1:
+            return default
+        while name in self._choices:
+            name += "'"
+        knob = Knob(name, values, default, ordered)
+        value = self._decide(knob)
+        assert value in values, f"{name}: {value!r} is not an option"
+        self._choices[name] = Choice(knob, value)
+        return cast(ValueT, value)
 
     def apply(self, step: Step) -> None:
         """Run and record a step."""

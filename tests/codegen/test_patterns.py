@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tc import te
-from tc.compiler import finish_loops
 from tc.ir.dtype import f32
 from tc.ir.loop import PrimFunc
+from tc.kernels import finish_loops
 from tc.schedule.step import Schedule
 from tests.ops.kernels import run
 

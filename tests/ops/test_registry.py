@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tc.compiler import finish_loops
 from tc.errors import ShapeError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32, from_numpy
 from tc.ir.expr import Var, const
 from tc.ir.types import TensorType, tensor_type
+from tc.kernels import finish_loops
 from tc.ops.registry import OPS, OpDef, inference
 from tc.passes.loop.simplify_loops import simplify_loops
-from tc.schedule.rules import default_schedule
+from tc.schedule.rules import apply_rules
 from tc.target import native_target
 from tests.ops.kernels import finish, make_prim_func, run
 
@@ -78,7 +78,7 @@ def test_scheduled_loops_compute_the_reference(name: str) -> None:
         expected = op.run_reference(arrays, op.attrs(attrs))
         prim = simplify_loops(make_prim_func(op, arrays, attrs))
 
-        scheduled = finish_loops(default_schedule(prim, native_target()).func)
+        scheduled = finish_loops(apply_rules(prim, native_target()).func)
         actual = run(scheduled, [a for a in arrays if a is not None])
 
         for a, e in zip(actual, expected, strict=False):

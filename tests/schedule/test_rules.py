@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tc.compiler import finish_loops
 from tc.ir.dtype import f32
 from tc.ir.expr import Expr, Var, maximum
 from tc.ir.loop import PrimFunc
 from tc.ir.types import DimFact
+from tc.kernels import finish_loops
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
-from tc.schedule.rules import default_schedule
+from tc.schedule.rules import apply_rules
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.ops.kernels import make_prim_func, run
@@ -25,7 +25,7 @@ DEPTHS = (1, 2, 3, 5, 7, 16, 17, 33)
 
 def scheduled(func: PrimFunc, rule: str | None, target: Target | None = None) -> PrimFunc:
     """The kernel as it is emitted; `rule` must have scheduled it, unless it is None."""
-    made = default_schedule(simplify_loops(func), target or native_target())
+    made = apply_rules(simplify_loops(func), target or native_target())
     assert rule is None or made.rule == rule
     return finish_loops(made.func)
 
@@ -217,7 +217,7 @@ def test_sums_over_leading_axes_with_symbolic_length(columns: int) -> None:
     m = Var("m")
     x = placeholder((m, columns), f32, "X")
     total = reduce("sum", (columns,), (m,), lambda j, r: x[r, j], "total")
-    func = finish_loops(default_schedule(create_prim_func("sums", [x], [total], (m,), facts=(DimFact(m, 0),)), native_target()).func)
+    func = finish_loops(apply_rules(create_prim_func("sums", [x], [total], (m,), facts=(DimFact(m, 0),)), native_target()).func)
 
     for rows in (0, 1, 2, 7, 16, 33):
         array = normal(np.random.default_rng(rows), rows, columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.loop import PrimFunc
+from tc.schedule.knobs import Choice, Decide, take_default
 from tc.schedule.rules.attention import schedule_attention
 from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction
@@ -21,23 +22,32 @@ RULES = (schedule_contraction, schedule_window, schedule_reduction, schedule_spa
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A scheduled PrimFunc, the rule that made the schedule, and the schedule."""
+    """A scheduled PrimFunc, the rule that made the schedule, the schedule, and what the rule left open and how that was decided."""
 
     func: PrimFunc
     rule: str
     trace: Trace
+    choices: tuple[Choice, ...] = ()
 
 
-def default_schedule(func: PrimFunc, target: Target) -> Scheduled:
-    """The schedule that is chosen without search."""
-    schedule = Schedule(func)
+def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -> Scheduled:
+    """Schedule by the first rule that applies, open questions answered by `decide`; by default the schedule without search.
+
+    ScheduleError when the answers make a schedule that is not legal; the rules' own never do.
+    """
+    schedule = Schedule(func, decide)
+    name = _apply(schedule, target) or "as written"
+    return Scheduled(schedule.func, name, schedule.trace, schedule.choices)
+
+
+def _apply(schedule: Schedule, target: Target) -> str | None:
     for rule in (schedule_attention, schedule_winograd):  # before anything is inlined into their stages
         name = rule(schedule, target)
         if name is not None:
-            return Scheduled(schedule.func, name, schedule.trace)
+            return name
     inline_elementwise(schedule)
     for rule in RULES:
         name = rule(schedule, target)
         if name is not None:
-            return Scheduled(schedule.func, name, schedule.trace)
-    return Scheduled(schedule.func, "as written", schedule.trace)
+            return name
+    return None

@@ -1,0 +1,89 @@
+"""From lowered PrimFuncs to the loops that code generation takes: schedules, loop passes, and the module around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llvmlite
+
+from tc.ir.graph import Binding, CallTir, Function, TensorVar
+from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
+from tc.ir.node import Node, replace, substitute, transform
+from tc.ir.structural import structural_hash
+from tc.ir.types import TensorType
+from tc.passes.loop.compact_buffers import compact_buffers
+from tc.passes.loop.hoist_guards import hoist_guards
+from tc.passes.loop.lift_workspace import lift_workspace
+from tc.passes.loop.lower_blocks import lower_blocks
+from tc.passes.loop.mark_in_place import mark_in_place
+from tc.passes.loop.partition_loops import partition_loops
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.rules import apply_rules
+from tc.target import Target
+from tc.version import __version__
+
+CODEGEN_VERSION = 6
+"""Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel on its way: as lowered, as scheduled, as emitted for LLVM (loops without blocks), and its linker symbol."""
+
+    name: str
+    lowered: PrimFunc
+    scheduled: PrimFunc
+    final: PrimFunc
+    rule: str
+    trace: str
+    symbol: str
+
+
+def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
+    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
+    func = simplify_loops(lower_blocks(func))
+    func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
+    func = hoist_guards(partition_loops(func))
+    return mark_in_place(lift_workspace(simplify_loops(func), threads=threads))
+
+
+def schedule_kernel(prim: PrimFunc, target: Target) -> Kernel:
+    """Schedule one PrimFunc by the rules, and bring it to the form for code generation."""
+    scheduled = apply_rules(prim, target)
+    final = finish_loops(scheduled.func, threads=target.cores)
+    symbol = f"tc_{structural_hash(final)[:20]}"
+    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
+
+
+def schedule_module(module: IRModule, target: Target) -> tuple[IRModule, dict[str, Kernel]]:
+    """Schedule every PrimFunc; calls get the workspaces that their kernels ask for as additional, unused results."""
+    kernels = {func.name: schedule_kernel(func, target) for func in module.prim_funcs}
+
+    def add_workspaces(node: Node) -> Node | None:
+        match node:
+            case Binding(targets=targets, value=CallTir() as call):
+                kernel = kernels[call.callee]
+                outputs = kernel.final.outputs
+                extra = outputs[len(targets) :]
+                if not extra:
+                    return None
+                dims: dict[Node, Node] = dict(zip(kernel.final.dims, call.dims, strict=True))
+                types = tuple(
+                    TensorType(tuple(substitute(dim, dims) for dim in buffer.shape), buffer.dtype) for buffer in extra
+                )
+                scratch = tuple(TensorVar("workspace", type_) for type_ in types)
+                value = replace(call, result_types=(*call.result_types, *types))
+                return replace(node, targets=(*targets, *scratch), value=value)
+        return None
+
+    functions = tuple(
+        transform(func, add_workspaces) if isinstance(func, Function) else kernels[func.name].final
+        for func in module.functions
+    )
+    return IRModule(functions, module.entry), kernels
+
+
+def object_key(symbol: str, target: Target) -> str:
+    """The name under which the object cache keeps a kernel's code."""
+    return f"{symbol}-{target.fingerprint()}-{CODEGEN_VERSION}-{__version__}-{llvmlite.__version__}"
