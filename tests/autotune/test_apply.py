@@ -1,0 +1,142 @@
+"""Schedules from a tuning database, replayed on the kernels of a model, and what happens when they no longer fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tc.autotune.apply import STEP_LIMIT, TunedSchedules
+from tc.autotune.database import Database
+from tc.autotune.record import Choice, Record, target_key
+from tc.ir.structural import structural_equal
+from tc.schedule.rules import apply_rules
+from tc.schedule.step import LANGUAGE_VERSION, Step, Trace
+from tc.target import Target
+from tests.schedule.programs import biased, chain, matmul, softmax
+
+TARGET = Target.parse("x86-64-v3:cores=2")
+WORKLOAD = "0123456789abcdef"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "tuned.db")
+
+
+def record(trace: Trace | str, **changes: object) -> Record:
+    text = trace if isinstance(trace, str) else trace.to_json()
+    facts = {"seconds": 1e-3, "low": 9e-4, "high": 2e-3, "ratio": 0.5, "verified": True, "rule": "tuned", **changes}
+    return Record(workload=WORKLOAD, target=target_key(TARGET), threads=2, trace=text, **facts)
+
+
+def test_a_kernel_gets_the_schedule_of_its_fastest_record(database: Database) -> None:
+    slow, fast = Trace((Step("parallel", ("i",)),)), apply_rules(matmul(), TARGET).trace
+    database.append([record(slow), record(fast, seconds=5e-4)])
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    scheduled = tuned.schedule(matmul(), WORKLOAD)
+
+    assert scheduled is not None
+    assert structural_equal(scheduled.func, apply_rules(matmul(), TARGET).func)
+    assert (scheduled.rule, scheduled.trace) == ("tuned", fast)
+    assert (tuned.find(WORKLOAD), tuned.notes, tuned.applied) == (fast, [], {WORKLOAD})
+
+
+def test_a_kernel_without_a_record_gets_its_default_and_no_note(database: Database) -> None:
+    database.append([record(Trace(), verified=False)])
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    assert tuned.schedule(matmul(), WORKLOAD) is None
+    assert tuned.find("another") is None
+    assert (tuned.notes, tuned.applied) == ([], set())
+
+
+@pytest.mark.parametrize("program", [chain, biased, softmax], ids=lambda program: program.__name__)
+def test_a_schedule_of_another_program_leaves_a_note(program: object, database: Database) -> None:
+    database.append([record(apply_rules(matmul(64, 64, 64), TARGET).trace)])
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    assert tuned.schedule(program(), WORKLOAD) is None
+
+    (note,) = tuned.notes
+    assert note.startswith(f"{program.__name__}: its tuned schedule does not replay, so it has the default one: ")
+    assert "\n" not in note and tuned.applied == set()
+
+
+BAD_STEPS = {
+    "no such primitive": ["melt", "i"],
+    "too few arguments": ["split"],
+    "a loop that is not there": ["vectorize", "nope"],
+    "no number": ["split", "i", [None, "many"], ["io", "ii"]],
+    "a negative factor": ["split", "i", [None, -4], ["io", "ii"]],
+    "nothing to split by": ["split", "i", [None, 0], ["io", "ii"]],
+    "a name that is a number": ["split", 3, [None, 4], ["io", "ii"]],
+    "names that are none": ["split", "i", [None, 4], [7, None]],
+    "a list for a name": ["vectorize", ["i", "j"]],
+    "nothing": ["fuse", None, None, None],
+    "a fraction": ["pad_einsum", "mm", [1.5, 2.5, True]],
+    "a layout of nonsense": ["transform_layout", "mm", "%%%"],
+    "nested": ["reorder", [[["i"]]]],
+}
+
+
+@pytest.mark.parametrize("step", BAD_STEPS.values(), ids=BAD_STEPS)
+def test_a_step_that_no_schedule_has_leaves_a_note(step: list[object], database: Database) -> None:
+    database.append([record(json.dumps({"version": LANGUAGE_VERSION, "steps": [step]}))])
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    assert tuned.schedule(matmul(), WORKLOAD) is None
+
+    assert len(tuned.notes) == 1
+
+
+TRACES = {
+    "no JSON": "x",
+    "another version": json.dumps({"version": LANGUAGE_VERSION + 1, "steps": []}),
+    "no steps": json.dumps({"version": LANGUAGE_VERSION}),
+    "nested without end": '{"version":1,"steps":' + "[" * 100_000 + "]" * 100_000 + "}",
+    "too many steps": json.dumps({"version": LANGUAGE_VERSION, "steps": [["unroll", "i"]] * (STEP_LIMIT + 1)}),
+}
+
+
+@pytest.mark.parametrize("text", TRACES.values(), ids=TRACES)
+def test_a_text_that_is_no_schedule_leaves_a_note(text: str, database: Database) -> None:
+    database.append([record(text, task="conv 3")])
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    assert tuned.schedule(matmul(), WORKLOAD) is None
+    assert tuned.find(WORKLOAD) is None
+
+    assert [note.partition(":")[0] for note in tuned.notes] == ["matmul", "conv 3"]
+
+
+def test_the_asked_for_variant_is_scheduled(database: Database) -> None:
+    direct, winograd = Trace((Step("parallel", ("i",)),)), Trace((Step("unroll", ("j",)),))
+    database.append([record(direct, variant="direct"), record(winograd, variant="winograd 4", seconds=5e-4)])
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    assert tuned.find(WORKLOAD) == winograd
+    assert tuned.find(WORKLOAD, "direct") == direct
+    assert tuned.find(WORKLOAD, "winograd 2") is None
+
+
+def test_choices_are_found(database: Database) -> None:
+    database.append([Choice(pass_name="winograd", key=WORKLOAD, target=target_key(TARGET), threads=2, value=4)])
+
+    tuned = TunedSchedules(database, TARGET, threads=2)
+
+    assert tuned.choice("winograd", WORKLOAD) == 4
+    assert tuned.choice("winograd", "another") is None
+    assert TunedSchedules(database, TARGET, threads=1).choice("winograd", WORKLOAD) is None
+
+
+def test_records_for_other_machines_are_counted_in_the_summary(database: Database) -> None:
+    database.append([record(Trace()), record(Trace(), language=LANGUAGE_VERSION + 1)])
+
+    (line,) = TunedSchedules(database, Target.parse("x86-64-v2"), threads=2).summary()
+    assert line.endswith("records that do not count here: 2 for another CPU")
+
+    (line,) = TunedSchedules(database, TARGET, threads=1).summary()
+    assert "1 in another version of the schedule language, 1 for another number of threads" in line
