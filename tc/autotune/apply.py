@@ -5,19 +5,27 @@ A record is advice: one that does not replay on the kernel at hand, whatever the
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
 from tc.autotune.database import Database
 from tc.autotune.record import Record, target_key
-from tc.errors import TcError
+from tc.errors import ScheduleError, TcError
 from tc.ir.loop import PrimFunc
 from tc.schedule.knobs import Value
 from tc.schedule.rules import Scheduled
-from tc.schedule.step import Trace
+from tc.schedule.step import PRIMITIVES, Step, Trace
 from tc.target import Target
 
 STEP_LIMIT = 4096
 """No schedule has more steps; one from a file that does is not tried."""
-# What primitives raise when names or numbers in a step are not of the kind they take: a step from a file may hold anything.
-_BAD_ARGUMENT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError)
+_NUMBER_LIMIT = 1 << 31
+_TEXT_LIMIT = 256
+# What a primitive may still raise beside its own errors, when a file makes it do what no rule does.
+_UNFORESEEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError)
 
 
 class TunedSchedules:
@@ -49,14 +57,14 @@ class TunedSchedules:
         return None if found is None else found.value
 
     def schedule(self, func: PrimFunc, workload: str, variant: str | None = None) -> Scheduled | None:
-        """`func` scheduled as in the best record of its workload. None when there is no such record, or, with a note, it does not replay."""
+        """`func` scheduled as in the best record of its workload; None when there is none, or, with a note, when it does not replay."""
         record = self.record(workload, variant)
         trace = None if record is None else self._trace(record, func.name)
         if record is None or trace is None:
             return None
         try:
             scheduled = Scheduled(trace.apply(func), record.rule, trace)
-        except (TcError, *_BAD_ARGUMENT) as error:
+        except (TcError, *_UNFORESEEN) as error:
             self._note(func.name, error)
             return None
         self.applied.add(workload)
@@ -70,14 +78,56 @@ class TunedSchedules:
     def _trace(self, record: Record, name: str) -> Trace | None:
         try:
             trace = record.parse_trace()
+            check_trace(trace)
         except TcError as error:
             self._note(name, error)
-            return None
-        if len(trace.steps) > STEP_LIMIT:
-            self._note(name, f"it has {len(trace.steps)} steps, {STEP_LIMIT} are allowed")
             return None
         return trace
 
     def _note(self, name: str, why: object) -> None:
         text = str(why).strip() or type(why).__name__
         self.notes.append(f"{name}: its tuned schedule does not replay, so it has the default one: {' '.join(text.split())}")
+
+
+def check_trace(trace: Trace) -> None:
+    """ScheduleError unless every step has arguments of the types that its primitive takes, of sizes that a schedule may have."""
+    if len(trace.steps) > STEP_LIMIT:
+        raise ScheduleError(f"it has {len(trace.steps)} steps, {STEP_LIMIT} are allowed")
+    for step in trace.steps:
+        _check_step(step)
+
+
+def _check_step(step: Step) -> None:
+    signature, types = _signature_of(step.primitive)
+    try:
+        given = signature.bind(None, *step.arguments).arguments
+    except TypeError as error:
+        raise ScheduleError(f"{step.primitive}: {error}") from None
+    for name, value in list(given.items())[1:]:
+        if not _is_of_type(value, types[name]):
+            raise ScheduleError(f"{step.primitive}: {name} is {str(value)[:60]!r}, which it does not take")
+
+
+@cache
+def _signature_of(primitive: str) -> tuple[inspect.Signature, dict[str, Any]]:
+    if primitive not in PRIMITIVES:
+        raise ScheduleError(f"there is no primitive {primitive[:60]!r}")
+    run = PRIMITIVES[primitive]
+    return inspect.signature(run), get_type_hints(run)
+
+
+def _is_of_type(value: object, type_: Any) -> bool:
+    """Whether `value`, from a step, is a `type_`: a plain type, a union, or a sequence. True is no number here."""
+    if get_origin(type_) in (Union, UnionType):
+        return any(_is_of_type(value, each) for each in get_args(type_))
+    if get_origin(type_) is Sequence:
+        (of,) = get_args(type_)
+        return isinstance(value, tuple) and all(_is_of_type(item, of) for item in value)
+    match value:
+        case str():
+            return type_ is str and len(value) <= _TEXT_LIMIT and value.isprintable()
+        case bool() | None:
+            return type_ is type(value)
+        case int() | float():
+            return type_ is type(value) and abs(value) < _NUMBER_LIMIT
+    return False

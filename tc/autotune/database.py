@@ -11,6 +11,7 @@ import csv
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -235,7 +236,7 @@ class Database:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(columns)
             for row in rows:
-                writer.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in row.values()])
+                writer.writerow([json.dumps(cell) if isinstance(cell, (list, bool)) else cell for cell in row.values()])
                 count += 1
         elif format == "json":
             for row in rows:
@@ -317,7 +318,7 @@ class Database:
                 index, self._saved_bytes = RecordIndex(), 0
             index.extend(file, header_length, status)
         if index.covered - self._saved_bytes >= _SAVE_AFTER_BYTES:
-            index.save(self._file.index_path)
+            index.save(self._file.index_path, mode=stat.S_IMODE(status.st_mode))
             self._saved_bytes = index.covered
         return index
 

@@ -161,11 +161,12 @@ class RecordIndex:
         if len(self.problems) < PROBLEM_LIMIT:
             self.problems.append(problem)
 
-    def save(self, path: Path) -> None:
-        """Keep the index at `path`; a folder that cannot be written does without."""
+    def save(self, path: Path, mode: int) -> None:
+        """Keep the index at `path`, with these permissions; a folder that cannot be written does without."""
         with contextlib.suppress(OSError):
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
             try:
+                os.fchmod(descriptor, mode)
                 with open(descriptor, "w", encoding="ascii") as file:
                     json.dump(self._to_json(), file, separators=(",", ":"))
                 os.replace(temporary, path)

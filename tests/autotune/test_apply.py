@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from tc.autotune.apply import STEP_LIMIT, TunedSchedules
+from tc.autotune.apply import STEP_LIMIT, TunedSchedules, check_trace
 from tc.autotune.database import Database
 from tc.autotune.record import Choice, Record, target_key
+from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
 from tc.schedule.rules import apply_rules
-from tc.schedule.step import LANGUAGE_VERSION, Step, Trace
+from tc.schedule.step import LANGUAGE_VERSION, PRIMITIVES, Step, Trace
 from tc.target import Target
-from tests.schedule.programs import biased, chain, matmul, softmax
+from tests.schedule.programs import biased, chain, matmul, row_sum, softmax
 
 TARGET = Target.parse("x86-64-v3:cores=2")
 WORKLOAD = "0123456789abcdef"
@@ -53,8 +57,8 @@ def test_a_kernel_without_a_record_gets_its_default_and_no_note(database: Databa
     assert (tuned.notes, tuned.applied) == ([], set())
 
 
-@pytest.mark.parametrize("program", [chain, biased, softmax], ids=lambda program: program.__name__)
-def test_a_schedule_of_another_program_leaves_a_note(program: object, database: Database) -> None:
+@pytest.mark.parametrize("program", [chain, row_sum, softmax], ids=lambda program: program.__name__)
+def test_a_schedule_of_another_program_leaves_a_note(program: Callable[[], PrimFunc], database: Database) -> None:
     database.append([record(apply_rules(matmul(64, 64, 64), TARGET).trace)])
     tuned = TunedSchedules(database, TARGET, threads=2)
 
@@ -79,6 +83,10 @@ BAD_STEPS = {
     "a fraction": ["pad_einsum", "mm", [1.5, 2.5, True]],
     "a layout of nonsense": ["transform_layout", "mm", "%%%"],
     "nested": ["reorder", [[["i"]]]],
+    "a number out of all proportion": ["split", "i", [None, 1 << 40], ["io", "ii"]],
+    "yes for a number": ["split", "i", [None, True], ["io", "ii"]],
+    "a name with a command for the terminal": ["split", "i", [None, 4], ["\x1b[2J", "ii"]],
+    "a name without end": ["split", "i", [None, 4], ["x" * 1000, "ii"]],
 }
 
 
@@ -90,6 +98,28 @@ def test_a_step_that_no_schedule_has_leaves_a_note(step: list[object], database:
     assert tuned.schedule(matmul(), WORKLOAD) is None
 
     assert len(tuned.notes) == 1
+
+
+@pytest.mark.parametrize("program", [matmul, biased, chain, softmax], ids=lambda program: program.__name__)
+def test_what_rules_make_passes_the_check(program: Callable[[], PrimFunc]) -> None:
+    check_trace(apply_rules(program(), TARGET).trace)
+
+
+def test_every_primitive_says_what_it_takes() -> None:
+    samples = {int: 2, str: "x", float: 0.5, bool: True}
+
+    def sample(type_: Any) -> object:
+        match get_args(type_):
+            case (of,):
+                return (sample(of),)
+            case (first, *_):
+                return sample(first)
+        return samples[type_]
+
+    for primitive, run in PRIMITIVES.items():
+        types = get_type_hints(run)
+        parameters = list(inspect.signature(run).parameters)[1:]
+        check_trace(Trace((Step(primitive, tuple(sample(types[name]) for name in parameters)),)))
 
 
 TRACES = {
