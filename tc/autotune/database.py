@@ -211,8 +211,8 @@ class Database:
     def prune(self, keep: int) -> Pruned:
         """Keep the `keep` best schedules of each workload, variant, target and number of threads, and the last choices.
 
-        Verified schedules come first. One that was verified and then found wrong stays known as wrong. The rest, failures among
-        it, and damaged lines are gone for good, and the cost model has less to learn from.
+        Verified schedules come first. Wrong ones stay known as wrong. The rest, other failures among it, and damaged lines are
+        gone for good, and the cost model has less to learn from.
         """
         if keep < 1:
             raise UserError(f"keep is {keep}, must be at least 1")
@@ -347,7 +347,6 @@ class _Survey:
         self._groups: dict[tuple[object, ...], dict[str, tuple[bool, float, int]]] = {}
         self._choices: dict[tuple[object, ...], int] = {}
         self._wrong: dict[tuple[object, ...], int] = {}
-        self._verified: set[tuple[object, ...]] = set()
 
     def add(self, entry: Record | Choice, offset: int) -> None:
         self.entries += 1
@@ -360,15 +359,13 @@ class _Survey:
             self._wrong[identity] = offset
         if entry.error is not None:
             return
-        if entry.verified:
-            self._verified.add(identity)
         group = self._groups.setdefault((entry.workload, entry.target, entry.language, entry.variant, entry.threads), {})
         rank = (not entry.verified, entry.seconds, offset)
         group[schedule] = min(rank, group.get(schedule, rank))
 
     def best(self, keep: int) -> set[int]:
         """Offsets of the lines to keep."""
-        offsets = {*self._choices.values(), *(at for identity, at in self._wrong.items() if identity in self._verified)}
+        offsets = {*self._choices.values(), *self._wrong.values()}
         for place, group in self._groups.items():
             ranks = sorted(rank for schedule, rank in group.items() if (*place[:3], schedule) not in self._wrong)
             offsets.update(offset for _, _, offset in ranks[:keep])

@@ -225,7 +225,10 @@ def _time(value: Any) -> float:
         return math.inf
     if not isinstance(value, (int, float, np.floating)) or isinstance(value, bool) or not 0 < value:
         raise DamagedLine(f"is {_shown(value)}, not a time or a ratio above 0")
-    return float(value) if abs(value) < 1e300 else math.inf
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
 
 
 def _created(text: Any) -> str:

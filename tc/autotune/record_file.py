@@ -54,12 +54,13 @@ class RecordFile:
         self.shown = str(path)
         self.path = Path(path).resolve()  # one lock for all names of a file, and links stay when it is replaced
         self.index_path = self.path.with_name(f".{self.path.name}.index")
-        self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=lock_seconds)
-        if create:
-            self.append(())
-        else:
+        self._lock_seconds = lock_seconds
+        self._locks: dict[int, FileLock] = {}  # one for each process: a lock is not inherited by fork
+        if not create or self.path.exists():
             with self.open() as file:
                 self.check_header(file)
+        if create:
+            self.append(())
 
     def open(self) -> BinaryIO:
         """The file, for reading; the caller closes it."""
@@ -95,18 +96,22 @@ class RecordFile:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """No other process writes meanwhile. May be nested."""
+        if self.path.exists() and not self.path.is_file():
+            raise self._not_a_file()
         if not self.path.parent.is_dir():
             raise UserError(f"{self.shown}: cannot be written: there is no folder {self.path.parent}")
+        path = self.path.with_name(f".{self.path.name}.lock")
+        lock = self._locks.setdefault(os.getpid(), FileLock(path, timeout=self._lock_seconds))
         try:
-            self._lock.acquire()
+            lock.acquire()
         except Timeout:
-            raise UserError(f"{self.shown}: other processes have kept it locked for {self._lock.timeout:.0f} s") from None
+            raise UserError(f"{self.shown}: other processes have kept it locked for {self._lock_seconds:g} s") from None
         except (OSError, NotImplementedError) as error:
             raise self._cannot_be_written(error) from error
         try:
             yield
         finally:
-            self._lock.release()
+            lock.release()
 
     def append(self, chunks: Iterable[bytes]) -> None:
         """Add chunks of whole lines: all of them, or none and a UserError. They are on the disk when this returns."""
@@ -150,8 +155,6 @@ class RecordFile:
 
     def _open_for_append(self) -> int:
         try:
-            if self.path.exists() and not self.path.is_file():
-                raise self._not_a_file()
             return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise self._cannot_be_written(error) from error

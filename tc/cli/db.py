@@ -70,9 +70,9 @@ PRUNE_EPILOG = """\
 examples:
   tc db prune tuned.db --keep 5
 
-Keeps, for each task, variant, target and number of threads, the best schedules, verified ones first, and the last
-decisions about the graph. The other trials, failures and damaged lines are gone for good: a later search cannot learn
-from them. The file is replaced at once, so an interruption leaves the old one.
+Keeps, for each task, variant, target and number of threads, the best schedules, verified ones first; the last decisions
+about the graph; and which schedules gave wrong results. The other trials, failures and damaged lines are gone for good:
+a later search cannot learn from them. The file is replaced at once, so an interruption leaves the old one.
 """
 
 EXPORT_EPILOG = f"""\
@@ -178,7 +178,7 @@ def merge(args: argparse.Namespace) -> Outcome:
     for path in args.inputs:
         Database(path, create=False)  # what cannot be read is an error before anything is made
     merged = Database(args.out).merge(args.inputs)
-    data = {
+    data: dict[str, Any] = {
         "file": str(args.out),
         "inputs": [str(path) for path in args.inputs],
         "added": merged.added,
