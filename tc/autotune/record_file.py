@@ -52,11 +52,16 @@ class RecordFile:
 
     def __init__(self, path: str | Path, *, create: bool, lock_seconds: float = LOCK_SECONDS) -> None:
         self.shown = str(path)
-        self.path = Path(path).resolve()  # one lock for all names of a file, and links stay when it is replaced
+        try:
+            self.path = Path(path).resolve()  # one lock for all names of a file, and links stay when it is replaced
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a zero byte
+            raise UserError(f"{self.shown!r} is no path of a file: {error}") from error
+        if self._exists() and self.path.is_dir():
+            raise self._not_a_file()
         self.index_path = self.path.with_name(f".{self.path.name}.index")
         self._lock_seconds = lock_seconds
         self._locks: dict[int, FileLock] = {}  # one for each process: a lock is not inherited by fork
-        if not create or self.path.exists():
+        if not create or self._exists():
             with self.open() as file:
                 self.check_header(file)
         if create:
@@ -65,7 +70,7 @@ class RecordFile:
     def open(self) -> BinaryIO:
         """The file, for reading; the caller closes it."""
         try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):
+            if not self.path.is_file() and self.path.exists():
                 raise self._not_a_file()
             return open(self.path, "rb")
         except FileNotFoundError:
@@ -96,7 +101,7 @@ class RecordFile:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """No other process writes meanwhile. May be nested."""
-        if self.path.exists() and not self.path.is_file():
+        if self._exists() and not self.path.is_file():
             raise self._not_a_file()
         if not self.path.parent.is_dir():
             raise UserError(f"{self.shown}: cannot be written: there is no folder {self.path.parent}")
@@ -176,6 +181,12 @@ class RecordFile:
             return size, b"\n"
         os.ftruncate(descriptor, size - len(torn))
         return size - len(torn), b""
+
+    def _exists(self) -> bool:
+        try:
+            return self.path.exists()
+        except OSError as error:
+            raise UserError(f"{self.shown}: cannot be read: {error.strerror}") from error
 
     def _sync_folder(self) -> None:
         with contextlib.suppress(OSError):  # not every file system can; the file itself is safe

@@ -24,6 +24,7 @@ from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target, native_target
 
 PROBLEMS_SHOWN = 5
+HERE = "this machine"
 INDENT, INDENT_MORE = (0, 0, 0, 4), (0, 0, 0, 6)
 
 EPILOG = """\
@@ -144,7 +145,7 @@ def list_tasks(args: argparse.Namespace) -> Outcome:
     chosen = [s for s in summaries if args.task is None or fnmatchcase(s.task, args.task)]
     if args.task is not None and not chosen:
         raise unknown_task(args.file, args.task, summaries)
-    names = target_names(s.target for s in chosen)
+    names = here_first(chosen)
     data: dict[str, Any] = {
         "file": str(args.file),
         "size_bytes": args.file.stat().st_size,
@@ -164,7 +165,7 @@ def show_best(args: argparse.Namespace) -> Outcome:
     chosen = [s for s in summaries if is_meant(s, args.task)]
     if not chosen:
         raise unknown_task(args.file, args.task, summaries)
-    names = target_names(s.target for s in chosen)
+    names = here_first(chosen)
     data: dict[str, Any] = {
         "file": str(args.file),
         "tasks": [{**describe(s, names), **describe_schedules(s, database, args.top)} for s in chosen],
@@ -266,6 +267,13 @@ def is_meant(summary: TaskSummary, text: str) -> bool:
     return text == summary.task or by_key or fnmatchcase(summary.task, text)
 
 
+def here_first(summaries: list[TaskSummary]) -> dict[str, str]:
+    """Put the summaries for this machine before the others of their task; returns short names of the targets."""
+    names = target_names(s.target for s in summaries)
+    summaries.sort(key=lambda s: (s.task, s.workload, names[s.target] != HERE))
+    return names
+
+
 def unknown_task(path: Path, text: str, summaries: Sequence[TaskSummary]) -> UserError:
     """What to say when no task fits: the names that are near, or some that there are."""
     names = list(dict.fromkeys(s.task or s.workload for s in summaries))
@@ -349,7 +357,7 @@ def target_names(targets: Iterable[str]) -> dict[str, str]:
     """Short names for the keys of targets: this machine, or the CPU's name, with what tells apart targets of one name."""
     keys = list(dict.fromkeys(targets))
     here = target_key(native_target())
-    names = {key: "this machine" if key == here else short_name(key) for key in keys}
+    names = {key: HERE if key == here else short_name(key) for key in keys}
     for key in keys:
         alike = [other for other in keys if names[other] == names[key] and other != key]
         if alike:

@@ -366,6 +366,12 @@ def test_what_is_missing_is_made_or_named(tmp_path: Path, path: Path) -> None:
         Database(tmp_path / "nowhere" / "tuned.db")
     assert not (tmp_path / "nowhere").exists()
 
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name in ("x" * 300, "circle", "a\0b", "tuned.db/x"):
+        path.touch()
+        with pytest.raises(UserError, match=r"cannot be (read|written)|is no path of a file|no such tuning database"):
+            Database(tmp_path / name)
+
 
 @pytest.mark.parametrize("create", [False, True])
 def test_a_folder_or_a_device_is_no_database(create: bool, tmp_path: Path) -> None:
