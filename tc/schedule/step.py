@@ -167,12 +167,14 @@ class Schedule:
         s.func, s.trace
 
     A step that raises ScheduleError changes nothing and is not recorded. Names of new loops are made from the old ones, so equal
-    functions get equal traces. `decide` answers what rules leave open.
+    functions get equal traces. `decide` answers what rules leave open, for at most
+    `cores` threads.
     """
 
-    def __init__(self, func: PrimFunc, decide: Decide = take_default) -> None:
+    def __init__(self, func: PrimFunc, decide: Decide = take_default, cores: int = 1) -> None:
         self.func = rename_loops(func)
         self._steps: list[Step] = []
+        self.cores = cores
         self._decide = decide
         self._choices: dict[str, Choice] = {}
 
