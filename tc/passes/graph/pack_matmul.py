@@ -16,7 +16,7 @@ from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
-from tc.passes.graph.questions import Answer, Question, call_key, own_answer
+from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
@@ -48,7 +48,7 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
             return lanes
-        question = Question("pack_matmul", call_key(m.call("matmul")), PANELS, PANEL_VECTORS)
+        question = question_about(m.call("matmul"), "pack_matmul", PANELS, PANEL_VECTORS)
         return int(answer(question)) * lanes
 
     def pack_literal(b: GraphBuilder, m: Match) -> Atom:

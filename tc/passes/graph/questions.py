@@ -14,9 +14,10 @@ Option = int | str | bool
 
 @dataclass(frozen=True)
 class Question:
-    """How `pass_name` shall implement a node. `key` is the same for nodes that compute the same; `default`: the pass's own estimate."""
+    """How `pass_name` shall implement `node`. `key` is the same for nodes that compute the same; `default`: the pass's own estimate."""
 
     pass_name: str
+    node: str
     key: str
     options: tuple[Option, ...]
     default: Option
@@ -29,6 +30,11 @@ Answer = Callable[[Question], Option]
 def own_answer(question: Question) -> Option:
     """The pass's own."""
     return question.default
+
+
+def question_about(call: Call, pass_name: str, options: tuple[Option, ...], default: Option) -> Question:
+    """The question how a call shall be implemented."""
+    return Question(pass_name, str(call.span), call_key(call), options, default)
 
 
 def call_key(call: Call) -> str:

@@ -11,7 +11,7 @@ from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
 from tc.ops.winograd import POINTS, transform_weights
-from tc.passes.graph.questions import Answer, Question, call_key, own_answer
+from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.manager import graph_pass
 
 FLOPS_PER_SECOND = 2e11
@@ -71,7 +71,7 @@ class _Rewriter:
         if not tiles:
             return binding
         default = choose_tile(call, binding.targets[0].type, self.largest)
-        tile = self.answer(Question("use_winograd", call_key(call), (0, *tiles), default))
+        tile = self.answer(question_about(call, "use_winograd", (0, *tiles), default))
         return replace(binding, value=self._call(call, call.args[1], int(tile))) if tile else binding
 
     def _call(self, call: Call, weights: TensorConst, tile: int) -> Call:
