@@ -21,6 +21,7 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.mark_in_place import mark_in_place
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.canonical import canonical_names
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import __version__
@@ -62,7 +63,7 @@ def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
 
 def workload_key(prim: PrimFunc) -> str:
     """What tuning records know a PrimFunc by: equal for equal programs, whatever they are called."""
-    return structural_hash(prim)[:20]
+    return structural_hash(canonical_names(prim))[:20]
 
 
 def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) -> Kernel:

@@ -17,6 +17,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import walk
 from tc.kernels import workload_key
 from tc.passes.graph.questions import Option, Question
+from tc.schedule.canonical import canonical_names
 from tc.target import Target
 
 TYPICAL_SIZE = 64
@@ -123,9 +124,10 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
     env = _measured_sizes(found.lowered.main, sizes)
     primitives = dict(_primitive_calls(found.fused.main))
     for target, call in _tir_calls(found.lowered.main):
-        func = found.lowered[call.callee]
+        lowered = found.lowered[call.callee]
         primitive = found.fused[primitives[target]]
-        assert isinstance(func, PrimFunc) and isinstance(primitive, Function)
+        assert isinstance(lowered, PrimFunc) and isinstance(primitive, Function)
+        func = canonical_names(lowered)
         nodes = tuple(dict.fromkeys(str(b.span) for b in primitive.bindings if b.span is not None))
         try:
             values = [int(evaluate(dim, env)) for dim in call.dims]
