@@ -26,7 +26,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.plan import CallOut, ExecutionPlan
 from tc.ir.verify import verify as verify_ir
-from tc.kernels import CODEGEN_VERSION, Kernel, object_key, schedule_module
+from tc.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.convert_layout import convert_layout
@@ -38,6 +38,7 @@ from tc.passes.graph.fold_constants import fold_constants
 from tc.passes.graph.fuse_ops import fuse_ops
 from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
+from tc.passes.graph.questions import Answer, own_answer
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
@@ -117,31 +118,57 @@ def mark_numerics(module: IRModule, numerics: str) -> IRModule:
     return map_prim_funcs(module, lambda func: replace(func, attrs=(*func.attrs, ("numerics", numerics))))
 
 
-def run_stages(
+@dataclass(frozen=True)
+class LoweredModel:
+    """A model up to its PrimFuncs: what was imported, the graph with primitive functions, and the same with PrimFuncs in their place."""
+
+    imported: Imported
+    fused: IRModule
+    lowered: IRModule
+
+
+def lower_model(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None = None,
     on_unsupported: str = "fallback",
     numerics: str = "default",
-) -> Stages:
-    """Everything up to the execution plan; nothing is emitted."""
-    watch = _Stopwatch()
+    answer: Answer = own_answer,
+    watch: _Stopwatch | None = None,
+) -> LoweredModel:
+    """Everything before schedules; `answer` decides what graph passes leave open."""
+    watch = watch or _Stopwatch()
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
         graph = convert_layout(graph, block=target.lanes(32))
-        graph = use_winograd(graph, enable=numerics == "default")
-        graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
+        graph = use_winograd(graph, enable=numerics == "default", answer=answer)
+        graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32), answer=answer))
         fused = fuse_ops(graph)
     with watch.time("lower"):
         lowered = mark_numerics(lower_primitives(fused), numerics)
+    return LoweredModel(imported, fused, lowered)
+
+
+def run_stages(
+    model: Model,
+    target: Target,
+    dims: Mapping[str, Dim | int] | None = None,
+    on_unsupported: str = "fallback",
+    numerics: str = "default",
+    tuned: Tuned | None = None,
+) -> Stages:
+    """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best."""
+    watch = _Stopwatch()
+    answer = own_answer if tuned is None else tuned.answer
+    found = lower_model(model, target, dims, on_unsupported, numerics, answer, watch)
     with watch.time("schedule"):
-        module, kernels = schedule_module(lowered, target)
+        module, kernels = schedule_module(found.lowered, target, tuned)
     with watch.time("plan"):
-        plan = plan_memory(module, imported.requirements)
-    return Stages(imported, fused, lowered, kernels, module, plan, watch.seconds)
+        plan = plan_memory(module, found.imported.requirements)
+    return Stages(found.imported, found.fused, found.lowered, kernels, module, plan, watch.seconds)
 
 
 def import_model(model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str) -> Imported:

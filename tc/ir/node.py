@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import Any, TypeVar
 
 from tc.errors import Span
 
 NodeT = TypeVar("NodeT", bound="Node")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,3 +159,28 @@ def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
         return result
 
     return visit(node)  # type: ignore[return-value]
+
+
+def cached_by_identity(maxsize: int) -> Callable[[Callable[[NodeT], ResultT]], Callable[[NodeT], ResultT]]:
+    """Remember what a function of one node returned for the last `maxsize` nodes or so, told apart by identity.
+
+    For analyses that are asked about the same tree again and again: nodes never change. Results must not be changed either.
+    """
+
+    def decorate(compute: Callable[[NodeT], ResultT]) -> Callable[[NodeT], ResultT]:
+        known: dict[int, tuple[NodeT, ResultT]] = {}  # holds the node too: its id is its own as long as it lives
+
+        @wraps(compute)
+        def look_up(node: NodeT) -> ResultT:
+            found = known.get(id(node))
+            if found is not None:
+                return found[1]
+            result = compute(node)
+            if len(known) >= maxsize:
+                known.clear()
+            known[id(node)] = (node, result)
+            return result
+
+        return look_up
+
+    return decorate

@@ -26,7 +26,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     info = next(i for i in block_infos(schedule.func) if i.name == block)
     loops = list(schedule.loops_of(block))
     lanes = lanes_for(info, target)
-    if len(loops) > 1 and _is_flat(info):
+    if len(loops) > 1 and _is_flat(info) and schedule.choose("stream/flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
     *outer, last = loops
     extent = extent_value(schedule, last)
@@ -37,18 +37,19 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         elif outer:
             set_parallel(schedule, outer, extent)
         return
-    if not outer:
+    vectors = schedule.choose("stream/vectors", [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent], 1)
+    if vectors > 1:
+        out, few, inner = schedule.split(last, (None, vectors, lanes))
+        schedule.unroll(few)
+    else:
         out, inner = schedule.split(last, lanes)
-        schedule.vectorize(inner)
-        if extent is None or extent % lanes:
-            schedule.annotate_loop(out, "partition", 1)
-        set_parallel(schedule, [out], lanes)
-        return
-    out, inner = schedule.split(last, lanes)
     schedule.vectorize(inner)
-    if extent is None or extent % lanes:
+    if extent is None or extent % (vectors * lanes):
         schedule.annotate_loop(out, "partition", 1)
-    set_parallel(schedule, outer, extent or 256)
+    if outer:
+        set_parallel(schedule, outer, extent or 256)
+    else:
+        set_parallel(schedule, [out], vectors * lanes)
 
 
 def _is_flat(info: BlockInfo) -> bool:
