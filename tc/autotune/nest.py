@@ -177,10 +177,10 @@ class Nest:
     def __init__(self, func: PrimFunc, dims: Mapping[str, int], line_bytes: int) -> None:
         builder = _Builder(func, dims)
         self.statements = builder.statements
-        self.regions = list(builder.regions.values())
+        self.regions = builder.regions
         self.root = builder.root
         self.loops = builder.loops
-        for region in self.regions:
+        for region in self.regions.values():
             if not region.is_param:
                 _compact(region)
         for statement in self.statements:
