@@ -15,6 +15,9 @@ from tc.autotune.database import Database
 from tc.autotune.record import Record, target_key
 from tc.errors import ScheduleError, TcError
 from tc.ir.loop import PrimFunc
+from tc.kernels import workload_key
+from tc.passes.graph.questions import Option, Question
+from tc.schedule.canonical import canonical_names
 from tc.schedule.knobs import Value
 from tc.schedule.rules import Scheduled
 from tc.schedule.step import PRIMITIVES, Step, Trace
@@ -29,7 +32,7 @@ _UNFORESEEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErr
 
 
 class TunedSchedules:
-    """The best known schedules and choices for a target and a number of threads.
+    """The best known schedules and choices for a target and a number of threads: a `tc.kernels.Tuned`.
 
     `notes` says, one line each, which kernels have records that could not be used, and why. `applied` are the workloads that were
     scheduled by a record.
@@ -56,14 +59,30 @@ class TunedSchedules:
         found = self.database.choice(pass_name, key, self._target, self._threads)
         return None if found is None else found.value
 
-    def schedule(self, func: PrimFunc, workload: str, variant: str | None = None) -> Scheduled | None:
-        """`func` scheduled as in the best record of its workload; None when there is none, or, with a note, when it does not replay."""
+    def answer(self, question: Question) -> Option:
+        """What was decided for the question's node; the pass's own answer when nothing was, or, with a note, nothing that it can do."""
+        value = self.choice(question.pass_name, question.key)
+        if value is None:
+            return question.default
+        for option in question.options:
+            if option == value and type(option) is type(value):
+                return option
+        options = ", ".join(map(str, question.options))
+        self.notes.append(f"{question.node}: {question.pass_name} shall be {value}, but can be {options}; it is {question.default}")
+        return question.default
+
+    def schedule(self, func: PrimFunc, workload: str | None = None, variant: str | None = None) -> Scheduled | None:
+        """`func`, its names made canonical, scheduled as in the best record of its workload; `workload_key(func)` if none is given.
+
+        None when there is no record, or, with a note, when it does not replay.
+        """
+        workload = workload_key(func) if workload is None else workload
         record = self.record(workload, variant)
         trace = None if record is None else self._trace(record, func.name)
         if record is None or trace is None:
             return None
         try:
-            scheduled = Scheduled(trace.apply(func), record.rule, trace)
+            scheduled = Scheduled(trace.apply(canonical_names(func)), record.rule, trace)
         except (TcError, *_UNFORESEEN) as error:
             self._note(func.name, error)
             return None

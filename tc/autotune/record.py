@@ -53,10 +53,11 @@ def target_key(target: Target | str) -> str:
 class Record:
     """One trial: a schedule of a workload, and how fast it was, or why it failed.
 
-    `workload` is the key of the task, `variant` says which of its programs `trace` (JSON of a Trace) replays on, `point` are the
-    answers that `rule` was given on the way. `target` is a `target_key`. `seconds` is the median, `low` and `high` its quartiles,
-    `ratio` the time over that of the default schedule, taken in turns; all four are infinite when `error`, the kind of
-    failure, is not None. `verified`: its results were compared with the reference and it was measured again beside the best.
+    `workload` is the key of a program, on which, with canonical names, `trace` (JSON of a Trace) replays; `variant` is the program's
+    name among the ways to compute the same. `point`: the answers that `rule` was given. `target` is a `target_key`. `seconds` is the
+    median, `low` and `high` its quartiles, `ratio` the time over that of the default schedule, taken in turns; all four are infinite
+    when `error`, the kind of failure, is not None. `verified`: its results were compared with the reference, and it was measured again
+    beside the best.
     """
 
     workload: str
