@@ -11,7 +11,7 @@ from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.graph import Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar, bodies_of
+from tc.ir.graph import Binding, CallFunction, CallTir, Function, GlobalRef, TensorConst, TensorVar, bodies_of
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -46,6 +46,7 @@ class _Call:
 
     func: PrimFunc
     reference: IRModule
+    constants: tuple[int, ...]
     dims: Mapping[str, int] | None
     nodes: tuple[str, ...]
 
@@ -72,7 +73,7 @@ def extract_tasks(
         if first.dims is None:
             skipped.append((first.func.name, "its sizes come from data"))
             continue
-        variants = {"default": Variant(key, first.func, first.reference)}
+        variants = {"default": Variant(key, first.func, first.reference, first.constants)}
         for ways in others:
             variants.update(_variants(first, ways, {variant.key for variant in variants.values()}))
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
@@ -116,7 +117,7 @@ def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, V
     call, question, value = ways[base.nodes]
     key = workload_key(call.func)
     if key not in known and call.dims is not None:
-        yield f"{question.pass_name}={value}", Variant(key, call.func, call.reference, question, value)
+        yield f"{question.pass_name}={value}", Variant(key, call.func, call.reference, call.constants, question, value)
 
 
 def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
@@ -134,7 +135,8 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
             dims: dict[str, int] | None = dict(zip((dim.name for dim in func.dims), values, strict=True))
         except TcError:
             dims = None
-        yield _Call(func, IRModule((primitive,), primitive.name), dims, nodes)
+        constants = tuple(place for place, arg in enumerate(call.args) if isinstance(arg, TensorConst))
+        yield _Call(func, IRModule((primitive,), primitive.name), constants, dims, nodes)
 
 
 def _measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:

@@ -17,12 +17,14 @@ class Variant:
     """One way to lower a task's node.
 
     `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in numpy.
+    `constants`: which of its operands are literals of the model: in a run they were last read a whole run ago.
     `question`, `answer`: what a graph pass must be told to lower the node this way; None for the way it takes untold.
     """
 
     key: str
     func: PrimFunc
     reference: IRModule
+    constants: tuple[int, ...] = ()
     question: Question | None = None
     answer: int | str | bool | None = None
 
