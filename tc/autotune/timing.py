@@ -21,7 +21,6 @@ import numpy as np
 
 from tc.autotune.build import SYMBOL, Built
 from tc.autotune.inputs import ArraySpec, fill
-from tc.ir.dtype import u8
 from tc.runtime.jit import Library, compile_object, link
 from tc.runtime.pool import get_pool
 from tc.target import native_target
@@ -448,7 +447,7 @@ class Timer:
         needed = max(sum(spec.size_bytes + ALIGNMENT for spec in built.workspaces) for built in kernels)
         if not needed <= self._workspace.size_bytes <= max(4 * needed, 64 << 20):
             self._workspace = Memory(())
-            self._workspace = Memory((ArraySpec((needed,), u8),))
+            self._workspace = Memory((ArraySpec((needed,), "u8"),))
 
     def _workspaces(self, built: Built) -> list[np.ndarray]:
         return self._workspace.carve(built.workspaces)

@@ -15,7 +15,6 @@ from tc.autotune.build import SYMBOL, BuildRequest, Built, build
 from tc.autotune.inputs import ArraySpec
 from tc.autotune.measure import LocalRunner
 from tc.autotune.worker import Options, make_handlers, serve
-from tc.ir.dtype import f32
 from tc.runtime.jit import compile_object
 from tc.schedule.step import Trace
 
@@ -51,7 +50,7 @@ def build_with_fault(request: BuildRequest) -> Built:
     if name in CODE_FAULTS:
         return replace(sound, code=compile_object(kernel_text(sound, CODE_FAULTS[name])))
     if name == "huge workspace":
-        return replace(sound, workspaces=(ArraySpec((1 << 40,), f32),))
+        return replace(sound, workspaces=(ArraySpec((1 << 40,), "f32"),))
     return sound
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from statistics import median
 import numpy as np
 import pytest
 
+from tc.autotune.build import BuildRequest, build
 from tc.autotune.measure import LocalRunner
 from tc.autotune.runner import ERROR_KINDS, Job, Measurement, ReferenceClock, Workload
 from tc.autotune.timing import TrialPlan
@@ -196,6 +198,14 @@ def test_a_measurement_can_be_put_on_another_reference() -> None:
     assert Measurement.failed("crash", "x").with_reference(4.0).seconds == math.inf
 
 
+def test_what_is_built_is_the_same_in_every_process() -> None:
+    """The child that times knows a reference again by comparing."""
+    job = scale_job()
+    built = build(BuildRequest(job.workload, job.trace))
+
+    assert pickle.loads(pickle.dumps(built)) == built
+
+
 # -- faults
 
 
@@ -324,21 +334,38 @@ def test_closing_ends_the_children() -> None:
 
 
 PARENT = """
-import sys
+import sys, threading
 from tests.autotune.faulty_worker import FaultyRunner
 from tests.autotune.test_measure import scale_job
-runner = FaultyRunner(builders=2, build_timeout=100.0, run_timeout=100.0)
-runner.measure([scale_job()])
-print(*runner.pids, flush=True)
-runner.measure([scale_job({trace!r})])
+
+def main():
+    runner = FaultyRunner(builders=2, build_timeout=100.0, run_timeout=100.0)
+    runner.measure([scale_job()])
+    print(*runner.pids, flush=True)
+    runner.measure([scale_job(sys.argv[1])])
+
+if sys.argv[2] == "thread":  # the system is then not asked to end children with it
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()
+else:
+    main()
 """
 
 
-@pytest.mark.parametrize("trace", ["fault:build hangs", "fault:hangs"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("trace", "number", "where"),
+    [
+        ("fault:build hangs", signal.SIGKILL, "main"),
+        ("fault:build hangs", signal.SIGKILL, "thread"),
+        ("fault:hangs", signal.SIGKILL, "main"),
+        ("fault:hangs", signal.SIGKILL, "thread"),
+        ("fault:hangs", signal.SIGINT, "main"),
+    ],
+)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_no_child_outlives_its_parent(trace: str, number: signal.Signals) -> None:
-    command = [sys.executable, "-c", PARENT.format(trace=trace)]
+def test_no_child_outlives_its_parent(trace: str, number: signal.Signals, where: str) -> None:
+    command = [sys.executable, "-c", PARENT, trace, where]
 
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
         assert parent.stdout is not None
