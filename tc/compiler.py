@@ -15,6 +15,8 @@ import llvmlite
 import numpy as np
 import onnx
 
+from tc.autotune.apply import TunedSchedules
+from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
 from tc.errors import UserError, located
 from tc.frontend.dims import Dim
@@ -26,7 +28,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.plan import CallOut, ExecutionPlan
 from tc.ir.verify import verify as verify_ir
-from tc.kernels import CODEGEN_VERSION, Kernel, object_key, schedule_module
+from tc.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.convert_layout import convert_layout
@@ -38,6 +40,7 @@ from tc.passes.graph.fold_constants import fold_constants
 from tc.passes.graph.fuse_ops import fuse_ops
 from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
+from tc.passes.graph.questions import Answer, own_answer
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
@@ -117,31 +120,57 @@ def mark_numerics(module: IRModule, numerics: str) -> IRModule:
     return map_prim_funcs(module, lambda func: replace(func, attrs=(*func.attrs, ("numerics", numerics))))
 
 
-def run_stages(
+@dataclass(frozen=True)
+class LoweredModel:
+    """A model up to its PrimFuncs: what was imported, the graph with primitive functions, and the same with PrimFuncs in their place."""
+
+    imported: Imported
+    fused: IRModule
+    lowered: IRModule
+
+
+def lower_model(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None = None,
     on_unsupported: str = "fallback",
     numerics: str = "default",
-) -> Stages:
-    """Everything up to the execution plan; nothing is emitted."""
-    watch = _Stopwatch()
+    answer: Answer = own_answer,
+    watch: _Stopwatch | None = None,
+) -> LoweredModel:
+    """Everything before schedules; `answer` decides what graph passes leave open."""
+    watch = watch or _Stopwatch()
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
         graph = convert_layout(graph, block=target.lanes(32))
-        graph = use_winograd(graph, enable=numerics == "default")
-        graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32)))
+        graph = use_winograd(graph, enable=numerics == "default", answer=answer)
+        graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32), answer=answer))
         fused = fuse_ops(graph)
     with watch.time("lower"):
         lowered = mark_numerics(lower_primitives(fused), numerics)
+    return LoweredModel(imported, fused, lowered)
+
+
+def run_stages(
+    model: Model,
+    target: Target,
+    dims: Mapping[str, Dim | int] | None = None,
+    on_unsupported: str = "fallback",
+    numerics: str = "default",
+    tuned: Tuned | None = None,
+) -> Stages:
+    """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best."""
+    watch = _Stopwatch()
+    answer = own_answer if tuned is None else tuned.answer
+    found = lower_model(model, target, dims, on_unsupported, numerics, answer, watch)
     with watch.time("schedule"):
-        module, kernels = schedule_module(lowered, target)
+        module, kernels = schedule_module(found.lowered, target, tuned)
     with watch.time("plan"):
-        plan = plan_memory(module, imported.requirements)
-    return Stages(imported, fused, lowered, kernels, module, plan, watch.seconds)
+        plan = plan_memory(module, found.imported.requirements)
+    return Stages(found.imported, found.fused, found.lowered, kernels, module, plan, watch.seconds)
 
 
 def import_model(model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str) -> Imported:
@@ -156,7 +185,7 @@ def compile_model(
     target: str | Target = "native",
     *,
     dims: Mapping[str, Dim | int] | None = None,
-    tune: str | None = None,
+    tune: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     numerics: str = "default",
     verify: str = "auto",
@@ -167,6 +196,8 @@ def compile_model(
     model: path of an ONNX file, its bytes, an onnx.ModelProto, or an IRModule.
     target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
+    tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found.
+        `report().notes` says which of them could not be used.
     threads: how many threads a call may use; all available cores by default.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
@@ -178,8 +209,6 @@ def compile_model(
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """
-    if tune is not None:
-        raise UserError("tune: there is no tuner yet; compile without it")
     if numerics not in ("default", "strict"):
         raise UserError(f"numerics is {numerics!r}; it must be 'default' or 'strict'")
     if verify not in ("auto", "always", "never"):
@@ -189,7 +218,8 @@ def compile_model(
     if count < 1:
         raise UserError(f"threads is {count}, must be at least 1")
     chosen = dataclasses.replace(chosen, cores=count)
-    facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported)
+    tuned = None if tune is None else _open_tuned(tune, chosen)
+    facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported, _state_of(tune))
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
     known = ModuleCache().find(key, lambda path: load(path, threads=count)) if key is not None else None
@@ -199,13 +229,13 @@ def compile_model(
         def profiled() -> tuple[EntrySource, Library]:
             if _module_key(model, facts) != key:
                 raise UserError("profile: the model's file has changed since it was compiled; compile it again")
-            return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen)
+            return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics, tuned), chosen)
 
         known.set_origin(seconds, profiled)
         return known
-    stages = run_stages(model, chosen, dims, on_unsupported, numerics)
+    stages = run_stages(model, chosen, dims, on_unsupported, numerics, tuned)
     _verify_stages(stages, verify, isinstance(model, IRModule))
-    module = build_module(stages, chosen, count)
+    module = build_module(stages, chosen, count, () if tuned is None else tuple(tuned.summary()))
     if verify == "always":
         kernels = {
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()
@@ -214,6 +244,21 @@ def compile_model(
     if key is not None and module.can_save:
         ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save)
     return module
+
+
+def _open_tuned(path: str | os.PathLike[str], target: Target) -> TunedSchedules:
+    """What a tuning database knows for this target."""
+    if not Path(path).is_file():
+        raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
+    return TunedSchedules(Database(Path(path), create=False), target, target.cores)
+
+
+def _state_of(path: str | os.PathLike[str] | None) -> object:
+    """What changes when the file does: a module that was compiled with other records is another module."""
+    if path is None:
+        return None
+    found = Path(path).stat()
+    return str(Path(path).resolve()), found.st_size, found.st_mtime_ns
 
 
 def _module_key(model: Model, facts: tuple[object, ...]) -> str | None:
@@ -255,8 +300,8 @@ def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:
             verify_ir(module)
 
 
-def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule:
-    """Emit, compile and link what the plan needs."""
+def build_module(stages: Stages, target: Target, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
+    """Emit, compile and link what the plan needs; `notes` go into the report."""
     watch = _Stopwatch()
     cache = ObjectCache()
     get_pool()
@@ -285,7 +330,7 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         return timed, link([*linked[:-1], *compile_objects([timed.ir_text], target)])
 
     seconds = {**stages.seconds, **watch.seconds}
-    report = _report(stages, set(missing), constants, seconds)
+    report = dataclasses.replace(_report(stages, set(missing), constants, seconds), notes=notes)
     return CompiledModule(
         stages.plan,
         entry,
@@ -344,7 +389,7 @@ def _report(stages: Stages, compiled: set[str], constants: list[np.ndarray], sec
     for name, calls in groups.items():
         kernel = stages.kernels[name]
         nodes = tuple(dict.fromkeys(node for call in calls for node in call))
-        kernels.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in compiled))
+        kernels.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in compiled, kernel.is_tuned))
     total = sum(c.nbytes for c in constants)
     return Report(tuple(kernels), tuple(fallbacks), tuple(seconds.items()), str(stages.plan.arena_bytes), total)
 

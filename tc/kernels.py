@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import llvmlite
 
@@ -12,6 +13,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import structural_hash
 from tc.ir.types import TensorType
+from tc.passes.graph.questions import Option, Question
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
@@ -19,12 +21,23 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.mark_in_place import mark_in_place
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
-from tc.schedule.rules import apply_rules
+from tc.schedule.canonical import canonical_names
+from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import __version__
 
 CODEGEN_VERSION = 6
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
+
+
+class Tuned(Protocol):
+    """What tuning has found best, for those kernels and nodes that it knows."""
+
+    def schedule(self, func: PrimFunc) -> Scheduled | None:
+        """The schedule of a PrimFunc; None for one that is not known."""
+
+    def answer(self, question: Question) -> Option:
+        """How a graph pass shall implement a node; the pass's own answer for one that is not known."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class Kernel:
     rule: str
     trace: str
     symbol: str
+    is_tuned: bool = False
 
 
 def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
@@ -48,17 +62,23 @@ def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     return mark_in_place(lift_workspace(simplify_loops(func), threads=threads))
 
 
-def schedule_kernel(prim: PrimFunc, target: Target) -> Kernel:
-    """Schedule one PrimFunc by the rules, and bring it to the form for code generation."""
-    scheduled = apply_rules(prim, target)
+def workload_key(prim: PrimFunc) -> str:
+    """What tuning records know a PrimFunc by: equal for equal programs, whatever they are called."""
+    return structural_hash(canonical_names(prim))[:20]
+
+
+def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) -> Kernel:
+    """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
+    known = tuned and tuned.schedule(prim)
+    scheduled = known or apply_rules(prim, target)
     final = finish_loops(scheduled.func, threads=target.cores)
     symbol = f"tc_{structural_hash(final)[:20]}"
-    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
+    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 
 
-def schedule_module(module: IRModule, target: Target) -> tuple[IRModule, dict[str, Kernel]]:
+def schedule_module(module: IRModule, target: Target, tuned: Tuned | None = None) -> tuple[IRModule, dict[str, Kernel]]:
     """Schedule every PrimFunc; calls get the workspaces that their kernels ask for as additional, unused results."""
-    kernels = {func.name: schedule_kernel(func, target) for func in module.prim_funcs}
+    kernels = {func.name: schedule_kernel(func, target, tuned) for func in module.prim_funcs}
 
     def add_workspaces(node: Node) -> Node | None:
         match node:

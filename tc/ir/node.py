@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from typing import Any, TypeVar
 
 from tc.errors import Span
 
 NodeT = TypeVar("NodeT", bound="Node")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +41,26 @@ def field_names(cls: type) -> tuple[str, ...]:
     return names
 
 
+_PLAIN = frozenset(
+    ("str", "int", "bool", "int | None", "DType", "LoopKind", "AxisKind", "Annotations", "Value", "np.ndarray")
+)
+"""Annotations of fields that hold no nodes, as they are written; any other field is looked into."""
+
+_CHILD_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _child_fields(cls: type) -> tuple[str, ...]:
+    """Names of the fields of a node class that may hold nodes, in order."""
+    names = _CHILD_FIELDS.get(cls)
+    if names is None:
+        plain = {f.name for f in fields(cls) if f.type in _PLAIN}
+        names = _CHILD_FIELDS[cls] = tuple(name for name in field_names(cls) if name not in plain)
+    return names
+
+
 def children(node: Node) -> Iterator[Node]:
     """The nodes directly below `node`, in field order."""
-    for name in field_names(type(node)):
+    for name in _child_fields(type(node)):
         value = getattr(node, name)
         if isinstance(value, Node):
             yield value
@@ -63,8 +82,11 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
+        names = _child_fields(type(top))
+        if not names:
+            continue
         below: list[Node] = []
-        for name in field_names(type(top)):
+        for name in names:
             value = getattr(top, name)
             if isinstance(value, Node):
                 below.append(value)
@@ -88,7 +110,7 @@ def replace(node: NodeT, **changes: Any) -> NodeT:
 def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
     """`node` with each direct child replaced by `visit(child)`; the same object when no child changed."""
     changes: dict[str, Any] = {}
-    for name in field_names(type(node)):
+    for name in _child_fields(type(node)):
         value = getattr(node, name)
         if isinstance(value, Node):
             new: Any = visit(value)
@@ -152,8 +174,35 @@ def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
         found = done.get(id(current))
         if found is not None:
             return found
+        if not _child_fields(type(current)):
+            return current
         result = map_children(current, visit)
         done[id(current)] = result
         return result
 
     return visit(node)  # type: ignore[return-value]
+
+
+def cached_by_identity(maxsize: int) -> Callable[[Callable[[NodeT], ResultT]], Callable[[NodeT], ResultT]]:
+    """Remember what a function of one node returned for the last `maxsize` nodes or so, told apart by identity.
+
+    For analyses that are asked about the same tree again and again: nodes never change. Results must not be changed either.
+    """
+
+    def decorate(compute: Callable[[NodeT], ResultT]) -> Callable[[NodeT], ResultT]:
+        known: dict[int, tuple[NodeT, ResultT]] = {}  # holds the node too: its id is its own as long as it lives
+
+        @wraps(compute)
+        def look_up(node: NodeT) -> ResultT:
+            found = known.get(id(node))
+            if found is not None:
+                return found[1]
+            result = compute(node)
+            if len(known) >= maxsize:
+                known.clear()
+            known[id(node)] = (node, result)
+            return result
+
+        return look_up
+
+    return decorate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var
 from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
-from tc.ir.node import Node, children, walk
+from tc.ir.node import Node, cached_by_identity, children, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,11 @@ class BlockInfo:
 
 def block_infos(func: PrimFunc) -> list[BlockInfo]:
     """The blocks of `func` in program order. Blocks inside blocks are part of the outer one."""
+    return list(_block_infos(func.body))
+
+
+@cached_by_identity(256)
+def _block_infos(root: Stmt) -> tuple[BlockInfo, ...]:
     found: list[BlockInfo] = []
 
     def visit(stmt: Node, loops: tuple[For, ...]) -> None:
@@ -69,21 +74,27 @@ def block_infos(func: PrimFunc) -> list[BlockInfo]:
             if isinstance(child, Stmt):
                 visit(child, loops)
 
-    visit(func.body, ())
-    return found
+    visit(root, ())
+    return tuple(found)
 
 
 def _block_info(block: Block, loops: tuple[For, ...]) -> BlockInfo:
+    return BlockInfo(block, loops, *_accesses(block.body))
+
+
+@cached_by_identity(1024)
+def _accesses(body: Stmt) -> tuple[tuple[Load, ...], tuple[Store, ...]]:
+    """What the body of a block reads and writes."""
     reads: dict[Load, None] = {}
     writes: list[Store] = []
-    for node in walk(block.body):
+    for node in walk(body):
         if isinstance(node, Load):
             reads.setdefault(node)
         elif isinstance(node, Store):
             writes.append(node)
         elif isinstance(node, IntrinsicCall):
             reads.update(dict.fromkeys(o for o in node.operands if isinstance(o, Load)))
-    return BlockInfo(block, loops, tuple(reads), tuple(writes))
+    return tuple(reads), tuple(writes)
 
 
 def axes_in(expr: Expr | tuple[Expr, ...]) -> set[Var]:

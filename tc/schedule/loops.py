@@ -23,6 +23,7 @@ from tc.schedule.tree import (
     map_blocks,
     replace_stmt,
     statements,
+    statements_from,
     variables,
 )
 
@@ -223,7 +224,7 @@ def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For
     So do those of a reduction when one of them drives a spatial axis too, and its start is not decomposed: else the first
     iteration of a point might not be its first update.
     """
-    for place in statements(outermost.stmt, outermost.path):
+    for place in statements_from(outermost):
         if not isinstance(place.stmt, Block):
             continue
         kinds = axis_loops(place)
@@ -242,7 +243,7 @@ def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For
 
 def _check_independent(place: Place, what: str) -> None:
     """Only spatial axes of the blocks inside may use the loop."""
-    for inner in statements(place.stmt, place.path):
+    for inner in statements_from(place):
         if not isinstance(inner.stmt, Block):
             continue
         kind = axis_loops(inner).get(place.loop.var, AxisKind.SPATIAL)

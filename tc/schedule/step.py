@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -63,6 +64,12 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
 _SIGNATURES = {name: inspect.signature(run) for name, run in PRIMITIVES.items()}
 
 
+APPLIED_STEPS = 2048
+"""How many applied steps are remembered."""
+
+_APPLIED: OrderedDict[tuple[int, Step], tuple[PrimFunc, PrimFunc]] = OrderedDict()
+
+
 @dataclass(frozen=True)
 class Step:
     """One primitive and its arguments: names, numbers and tuples of them."""
@@ -71,7 +78,22 @@ class Step:
     arguments: tuple[Any, ...]
 
     def apply(self, func: PrimFunc) -> PrimFunc:
-        """The scheduled function; ScheduleError when the step is not legal here."""
+        """The scheduled function; ScheduleError when the step is not legal here.
+
+        What the last steps made of which function is remembered: schedules of one search begin alike.
+        """
+        key = (id(func), self)
+        known = _APPLIED.pop(key, None)
+        if known is not None:
+            _APPLIED[key] = known  # the last to be forgotten
+            return known[1]
+        result = self._run(func)
+        _APPLIED[key] = (func, result)  # holds the function too: its id is its own as long as it lives
+        if len(_APPLIED) > APPLIED_STEPS:
+            _APPLIED.popitem(last=False)
+        return result
+
+    def _run(self, func: PrimFunc) -> PrimFunc:
         run = PRIMITIVES.get(self.primitive)
         if run is None:
             raise ScheduleError(f"there is no primitive {self.primitive!r}; known: {', '.join(sorted(PRIMITIVES))}")
@@ -145,12 +167,14 @@ class Schedule:
         s.func, s.trace
 
     A step that raises ScheduleError changes nothing and is not recorded. Names of new loops are made from the old ones, so equal
-    functions get equal traces. `decide` answers what rules leave open.
+    functions get equal traces. `decide` answers what rules leave open, for at most
+    `cores` threads.
     """
 
-    def __init__(self, func: PrimFunc, decide: Decide = take_default) -> None:
+    def __init__(self, func: PrimFunc, decide: Decide = take_default, cores: int = 1) -> None:
         self.func = rename_loops(func)
         self._steps: list[Step] = []
+        self.cores = cores
         self._decide = decide
         self._choices: dict[str, Choice] = {}
 

@@ -9,7 +9,7 @@ from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.expr import And, Buffer, Expr, Load, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
-from tc.ir.node import Node, children, replace, substitute, walk
+from tc.ir.node import Node, cached_by_identity, children, replace, substitute, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +36,24 @@ class Place:
         return self.stmt
 
 
-def statements(root: Stmt, path: tuple[Stmt, ...] = ()) -> Iterator[Place]:
+@cached_by_identity(512)
+def statements(root: Stmt) -> tuple[Place, ...]:
     """Every statement, in program order, down to blocks; what is inside a block is its own affair."""
-    stack = [Place(root, path)]
+    found = []
+    stack = [Place(root, ())]
     while stack:
         place = stack.pop()
-        yield place
+        found.append(place)
         if isinstance(place.stmt, Block):
             continue
         inner = (*place.path, place.stmt)
         stack.extend(Place(child, inner) for child in reversed(_sub_statements(place.stmt)))
+    return tuple(found)
+
+
+def statements_from(start: Place) -> Iterator[Place]:
+    """`statements` of the statement at a place, each with its path from the top."""
+    return (Place(inner.stmt, (*start.path, *inner.path)) for inner in statements(start.stmt))
 
 
 def _sub_statements(stmt: Stmt) -> list[Stmt]:
@@ -158,6 +166,7 @@ def without_alloc(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     return func
 
 
+@cached_by_identity(64)
 def rename_loops(func: PrimFunc) -> PrimFunc:
     """Give every loop and every buffer a name of its own, so that steps can refer to it: the second `i` becomes `i_1`."""
     used: set[str] = {param.name for param in func.params if isinstance(param, Var)}
@@ -237,17 +246,20 @@ def conjuncts(condition: Expr) -> list[Expr]:
     return [] if getattr(condition, "value", None) is True else [condition]
 
 
-def variables(node: Node) -> set[Var]:
+@cached_by_identity(4096)
+def variables(node: Node) -> frozenset[Var]:
     """The variables that occur below a node."""
-    return {inner for inner in walk(node) if isinstance(inner, Var)}
+    return frozenset(inner for inner in walk(node) if isinstance(inner, Var))
 
 
-def buffers_read(block: Block) -> set[Buffer]:
+@cached_by_identity(512)
+def buffers_read(block: Block) -> frozenset[Buffer]:
     """Buffers that a block loads from, its own result included for a reduction."""
-    return {node.buffer for node in walk(block) if isinstance(node, Load)}
+    return frozenset(node.buffer for node in walk(block) if isinstance(node, Load))
 
 
-def buffers_written(block: Block) -> set[Buffer]:
+@cached_by_identity(512)
+def buffers_written(block: Block) -> frozenset[Buffer]:
     """Buffers that a block stores to; the operands of an intrinsic count as read and written."""
     found: set[Buffer] = set()
     for node in walk(block):
@@ -255,9 +267,10 @@ def buffers_written(block: Block) -> set[Buffer]:
             found.add(node.buffer)
         elif isinstance(node, IntrinsicCall):
             found.update(operand.buffer for operand in node.operands if isinstance(operand, Load))
-    return found
+    return frozenset(found)
 
 
+@cached_by_identity(512)
 def has_intrinsic(block: Block) -> bool:
     """Whether the block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
     return any(isinstance(node, IntrinsicCall) for node in walk(block.body))

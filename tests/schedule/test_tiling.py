@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tc.schedule.rules import tiling
-from tc.schedule.rules.tiling import Tile, choose_tile, cycles_per_step
+from tc.schedule.rules.tiling import Tile, TileSpace, cycles_per_step
 
 REGISTERS = (16, 32)
 ROWS = (*range(1, 31), 49, 56, 100, 112, 128, 196, 197, 512, 1000, 3136)
@@ -22,7 +22,7 @@ def registers_of(tile: Tile) -> int:
 @pytest.mark.parametrize("registers", REGISTERS)
 def test_a_tile_fits_the_registers(registers: int) -> None:
     for rows, outer, blocks in product((*ROWS, None), (1, 2, 7, 28), BLOCKS):
-        tile = choose_tile(rows, outer, blocks, 16, registers)
+        tile = TileSpace(rows, outer, blocks, 16, registers).best()
 
         assert registers_of(tile) <= registers, (rows, outer, blocks)
         assert 1 <= tile.rows <= (rows or 14) and 1 <= tile.vectors <= (blocks or 8) and 1 <= tile.outer_rows <= outer
@@ -32,7 +32,7 @@ def test_a_tile_fits_the_registers(registers: int) -> None:
 @pytest.mark.parametrize("registers", REGISTERS)
 def test_vectors_keep_to_groups_and_panels(registers: int) -> None:
     for rows, blocks, divide, panel in product((1, 5, 14, 60, None), (1, 6, 12, 24), (0, 2, 3, 6), (1, 2, 4)):
-        tile = choose_tile(rows, 1, blocks, 16, registers, divide, panel)
+        tile = TileSpace(rows, 1, blocks, 16, registers, divide, panel).best()
 
         assert divide == 0 or divide % tile.vectors == 0
         assert panel == 1 or panel % tile.vectors == 0
@@ -40,12 +40,12 @@ def test_vectors_keep_to_groups_and_panels(registers: int) -> None:
 
 def test_exact_tiles_leave_no_rows_over() -> None:
     for rows in ROWS:
-        assert rows % choose_tile(rows, 1, 8, 16, 32, exact=True).rows == 0
+        assert rows % TileSpace(rows, 1, 8, 16, 32, exact=True).best().rows == 0
 
 
 def test_no_other_tile_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows, blocks in product(range(1, 40), (1, 2, 3, 8, 11)):
-        chosen = choose_tile(rows, 1, blocks, 16, 32)
+        chosen = TileSpace(rows, 1, blocks, 16, 32).best()
         cost = tiling._total_cycles(rows, 1, blocks, chosen.rows, 1, chosen.vectors)
         for height, vectors in product(range(1, rows + 1), range(1, min(8, blocks) + 1)):
             if (height + 1) * vectors + 1 <= 32:
@@ -55,7 +55,7 @@ def test_no_other_tile_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("registers", "least"), [(16, 0.75), (32, 0.95)])
 def test_large_products_keep_the_multipliers_busy(registers: int, least: float) -> None:
     for rows in (196, 512, 1000, 3136, None):
-        tile = choose_tile(rows, 1, 32, 16, registers)
+        tile = TileSpace(rows, 1, 32, 16, registers).best()
 
         busy = tile.all_rows * tile.vectors / tiling.FMA_PER_CYCLE / cycles_per_step(tile.all_rows, tile.vectors)
         assert busy >= least and (rows is None or tile.all_rows * tile.vectors >= registers // 2)

@@ -16,6 +16,7 @@ from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
+from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
@@ -25,33 +26,42 @@ LEAST_SHARED_ROWS = 48
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
 
+PANELS = (1, 2, 4)
+"""Vectors that a panel may have."""
+
 LEAST_COLUMNS = 8
 """With fewer columns most of a panel would be empty."""
 
 
 @graph_pass
-def pack_matmul(module: IRModule, *, lanes: int = 16) -> IRModule:
-    """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns."""
-    return rewrite_module(module, matmul_rules(lanes))
+def pack_matmul(module: IRModule, *, lanes: int = 16, answer: Answer = own_answer) -> IRModule:
+    """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns.
+
+    `answer` decides how many vectors a panel has.
+    """
+    return rewrite_module(module, matmul_rules(lanes, answer))
 
 
-def matmul_rules(lanes: int) -> tuple[Rule, ...]:
+def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
     """The rewrite rules for vectors of `lanes` columns."""
 
-    def width(columns: int) -> int:
-        return lanes if columns <= lanes else PANEL_VECTORS * lanes
+    def width(m: Match, columns: int) -> int:
+        if columns <= lanes:
+            return lanes
+        question = question_about(m.call("matmul"), "pack_matmul", PANELS, PANEL_VECTORS)
+        return int(answer(question)) * lanes
 
     def pack_literal(b: GraphBuilder, m: Match) -> Atom:
-        block = width(m.value("w").shape[1])
+        block = width(m, m.value("w").shape[1])
         return _packed(b, m, b.const(block_axes(m.value("w").T, (0,), block)), m.value("w").shape[1])
 
     def pack_transposed(b: GraphBuilder, m: Match) -> Atom:
-        block = width(m.value("w").shape[0])
+        block = width(m, m.value("w").shape[0])
         return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
 
     def pack_value(b: GraphBuilder, m: Match) -> Atom:
         columns = b.call("transpose", m.w, perm=(1, 0), span=m.call("matmul").span)
-        block = width(int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
+        block = width(m, int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
         panels = b.call("block", columns, axis=0, block=block, span=m.call("matmul").span)
         return _packed(b, m, panels, int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
 

@@ -11,6 +11,7 @@ from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
 from tc.ops.winograd import POINTS, transform_weights
+from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.manager import graph_pass
 
 FLOPS_PER_SECOND = 2e11
@@ -27,51 +28,60 @@ LEAST_GAIN = 1.1
 
 
 @graph_pass
-def use_winograd(module: IRModule, *, enable: bool = True, largest_tile: int = 2) -> IRModule:
+def use_winograd(module: IRModule, *, enable: bool = True, largest_tile: int = 2, answer: Answer = own_answer) -> IRModule:
     """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels, static sizes.
 
     Tiles of 2 round like direct sums. Tiles of 4 need 1.8 times fewer products and err some three times more: in a chain of many
     convolutions that is more than 1e-4 of the result, so they are for those who ask for them.
+    `answer` decides for each convolution; its own answer is the estimate's, up to `largest_tile`.
     """
     if not enable:
         return module
-    literals: dict[tuple[TensorConst, int], TensorConst] = {}
-    functions = tuple(
-        _rewritten(func, literals, largest_tile) if isinstance(func, Function) else func for func in module.functions
-    )
+    rewriter = _Rewriter(largest_tile, answer)
+    functions = tuple(rewriter.function(func) if isinstance(func, Function) else func for func in module.functions)
     if all(new is old for new, old in zip(functions, module.functions, strict=True)):
         return module
     return IRModule(functions, module.entry)
 
 
-def _rewritten(func: Function, literals: dict[tuple[TensorConst, int], TensorConst], largest: int) -> Function:
-    bindings = tuple(_rewritten_binding(binding, literals, largest) for binding in func.bindings)
-    changed = any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
-    return replace(func, bindings=bindings) if changed else func
+class _Rewriter:
+    """Replaces convolutions; remembers transformed weights, which several may share."""
 
+    def __init__(self, largest: int, answer: Answer) -> None:
+        self.largest, self.answer = largest, answer
+        self.literals: dict[tuple[TensorConst, int], TensorConst] = {}
 
-def _rewritten_binding(binding: Binding, literals: dict[tuple[TensorConst, int], TensorConst], largest: int) -> Binding:
-    call = binding.value
-    bodies = {
-        name: _rewritten(body, literals, largest)
-        for name in ("then_branch", "else_branch", "body")
-        if isinstance(body := getattr(call, name, None), Function)
-    }
-    if any(body is not getattr(call, name) for name, body in bodies.items()):
-        return replace(binding, value=replace(call, **bodies))
-    if not isinstance(call, Call) or call.op != "conv_blocked":
-        return binding
-    tile = choose_tile(call, binding.targets[0].type, largest)
-    weights = call.args[1]
-    if tile == 0 or not isinstance(weights, TensorConst):
-        return binding
-    attrs = full_attrs(call)
-    own = (("tile", tile), ("pads", attrs.pads), ("in_channels", attrs.in_channels))
-    key = (weights, tile)
-    if key not in literals:
-        literals[key] = TensorConst(_transformed(weights.value, tile), weights.name, span=weights.span)
-    args: tuple[Atom | None, ...] = (call.args[0], literals[key], *call.args[2:])
-    return replace(binding, value=Call("conv_winograd", args, own, span=call.span))
+    def function(self, func: Function) -> Function:
+        bindings = tuple(map(self._binding, func.bindings))
+        changed = any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
+        return replace(func, bindings=bindings) if changed else func
+
+    def _binding(self, binding: Binding) -> Binding:
+        call = binding.value
+        bodies = {
+            name: self.function(body)
+            for name in ("then_branch", "else_branch", "body")
+            if isinstance(body := getattr(call, name, None), Function)
+        }
+        if any(body is not getattr(call, name) for name, body in bodies.items()):
+            return replace(binding, value=replace(call, **bodies))
+        if not isinstance(call, Call) or call.op != "conv_blocked" or not isinstance(call.args[1], TensorConst):
+            return binding
+        tiles = legal_tiles(call, binding.targets[0].type)
+        if not tiles:
+            return binding
+        default = choose_tile(call, binding.targets[0].type, self.largest)
+        tile = self.answer(question_about(call, "use_winograd", (0, *tiles), default))
+        return replace(binding, value=self._call(call, call.args[1], int(tile))) if tile else binding
+
+    def _call(self, call: Call, weights: TensorConst, tile: int) -> Call:
+        attrs = full_attrs(call)
+        own = (("tile", tile), ("pads", attrs.pads), ("in_channels", attrs.in_channels))
+        key = (weights, tile)
+        if key not in self.literals:
+            self.literals[key] = TensorConst(_transformed(weights.value, tile), weights.name, span=weights.span)
+        args: tuple[Atom | None, ...] = (call.args[0], self.literals[key], *call.args[2:])
+        return Call("conv_winograd", args, own, span=call.span)
 
 
 def _transformed(weights: np.ndarray, tile: int) -> np.ndarray:
@@ -79,30 +89,41 @@ def _transformed(weights: np.ndarray, tile: int) -> np.ndarray:
     return transform_weights(np.moveaxis(weights, (2, 3), (-2, -1)), tile)
 
 
-def choose_tile(call: Call, result: object, largest: int) -> int:
-    """The tile size that is estimated to be fastest; 0 for direct sums, or where Winograd's cannot be used."""
+def legal_tiles(call: Call, result: object) -> tuple[int, ...]:
+    """The tile sizes that Winograd's method can use for a `conv_blocked`: none for other windows, strides, groups, symbolic sizes."""
     attrs = full_attrs(call)
-    x, w = call.args[0], call.args[1]
-    assert x is not None and w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
+    w = call.args[1]
+    assert w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
     plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
     if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or w.type.dtype.bits != 32:
+        return ()
+    n, _, height, width, _ = (dim.value if isinstance(dim, Const) else 0 for dim in result.shape)
+    if min(n, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
+        return ()
+    return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
+
+
+def choose_tile(call: Call, result: object, largest: int) -> int:
+    """The tile size up to `largest` that is estimated to be fastest; 0 for direct sums."""
+    tiles = [tile for tile in legal_tiles(call, result) if tile <= largest]
+    if not tiles:
         return 0
-    n, outputs, height, width, block = (dim.value if isinstance(dim, Const) else 0 for dim in result.shape)
+    w = call.args[1]
+    assert w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
+    shape = w.type.static_shape
+    assert shape is not None, "legal tiles have static weights"
+    n, outputs, height, width, block = (int(dim.value) for dim in result.shape if isinstance(dim, Const))
     inputs = shape[1]
-    if min(n, height, width) < 1 or inputs < 2 or outputs < 2:
-        return 0
     channels = inputs * outputs * block * block
     direct = 2.0 * 9 * channels * n * height * width / FLOPS_PER_SECOND + 36 * channels / WEIGHT_BYTES_PER_SECOND
     best, chosen = direct / LEAST_GAIN, 0
-    for tile in POINTS:
+    for tile in tiles:
         down, across, places = -(-height // tile), -(-width // tile), (tile + 2) ** 2
-        if down < 2 or across < 2 or tile > largest:
-            continue
-        tiles = n * down * across
-        moved = 4.0 * places * tiles * (inputs + outputs) * block
+        count = n * down * across
+        moved = 4.0 * places * count * (inputs + outputs) * block
         rate = NEAR_BYTES_PER_SECOND if moved <= NEAR_BYTES else FAR_BYTES_PER_SECOND
-        seconds = 2.0 * places * channels * tiles / FLOPS_PER_SECOND
+        seconds = 2.0 * places * channels * count / FLOPS_PER_SECOND
         seconds += 2 * moved / rate + 4.0 * places * channels / WEIGHT_BYTES_PER_SECOND
         if seconds < best:
             best, chosen = seconds, tile

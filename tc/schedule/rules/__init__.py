@@ -35,7 +35,7 @@ def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -
 
     ScheduleError when the answers make a schedule that is not legal; the rules' own never do.
     """
-    schedule = Schedule(func, decide)
+    schedule = Schedule(func, decide, target.cores)
     name = _apply(schedule, target) or "as written"
     return Scheduled(schedule.func, name, schedule.trace, schedule.choices)
 

@@ -55,7 +55,8 @@ def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     row, _, _ = _output_loops(schedule, chain_of(infos))
     rows = 1 if row is None else extent_value(schedule, row)
     dim = None if row is None or rows is not None else schedule.extent_of(row)
-    tile = choose_rows(rows, min(MOST_ROWS, (target.num_vector_registers - 3) // 2))
+    most = min(MOST_ROWS, (target.num_vector_registers - 3) // 2)
+    tile = schedule.choose("attention/rows", range(2, min(rows or most, most) + 1), choose_rows(rows, most))
     if isinstance(dim, Var):
         schedule.specialize(dim.name, tile)
         few = [info.name for info in block_infos(schedule.func)[len(infos) :]]
@@ -206,7 +207,10 @@ def _schedule_tiles(
 ) -> None:
     row, column = output
     lanes = target.lanes(32)
-    vectors = _vectors(extent_value(schedule, column), lanes)
+    columns = extent_value(schedule, column)
+    most = (target.num_vector_registers - 2) // (rows + 1)
+    fitting = [count for count in (1, 2, 3, 4) if count <= most and count <= -(-(columns or 64) // lanes)]
+    vectors = schedule.choose("attention/value_vectors", fitting, _vectors(columns, lanes))
     _pack_keys(schedule, chain, 2 * lanes, target)
     tile_loop, rows_inside = _cut_rows(schedule, row, rows)
     block, columns_inside = schedule.split(column, vectors * lanes)
@@ -242,7 +246,8 @@ def _share(schedule: Schedule, chain: Chain, lead: list[str], tile_loop: str, ro
     tiles = extent_value(schedule, tile_loop)
     outer = list(lead)
     if heads < SHARES and tiles is not None and tiles > 1:
-        share, tile_loop = schedule.split_overlapped(tile_loop, _tiles_per_task(tiles, -(-SHARES // heads)))
+        wanted = schedule.choose("attention/shares", (2, 4, SHARES, 2 * SHARES), SHARES)
+        share, tile_loop = schedule.split_overlapped(tile_loop, _tiles_per_task(tiles, -(-wanted // heads)))
         outer.append(share)
     set_parallel(schedule, outer, rows * (extent_value(schedule, tile_loop) or 8) * 1024)
     return tile_loop

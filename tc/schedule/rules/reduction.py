@@ -120,7 +120,9 @@ def _vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
 def _unroll_few(schedule: Schedule, loop: str) -> None:
     """Unroll a loop of few vectors: a short row then stays in registers from stage to stage."""
     extent = extent_value(schedule, loop)
-    if extent is not None and extent <= FEW_VECTORS:
+    if extent is None or not 1 < extent <= 4 * FEW_VECTORS:
+        return
+    if schedule.choose("row/unroll", (False, True), extent <= FEW_VECTORS, ordered=False):
         schedule.unroll(loop)
 
 
@@ -157,7 +159,7 @@ def _reduce_along_lanes(
         schedule.decompose_reduction(info.name, depth[0])
         return
     along = schedule.fuse(*depth) if len(depth) > 1 and nested else depth[-1]
-    accumulators = _accumulators(extent_value(schedule, along), lanes, most)
+    accumulators = _choose_accumulators(schedule, extent_value(schedule, along), lanes, most)
     width = lanes * accumulators
     out, inner = schedule.split(along, width)
     extent = extent_value(schedule, out)
@@ -202,6 +204,11 @@ def _accumulators(extent: int | None, lanes: int, most: int) -> int:
     return found
 
 
+def _choose_accumulators(schedule: Schedule, extent: int | None, lanes: int, most: int) -> int:
+    options = [count for count in (1, 2, 4, 8, 16) if extent is None or count * lanes <= max(extent, lanes)]
+    return schedule.choose("reduce/accumulators", options, _accumulators(extent, lanes, most))
+
+
 def _nested(schedule: Schedule, loops: list[str], block: str) -> bool:
     order = list(schedule.loops_of(block))
     places = [order.index(loop) for loop in loops]
@@ -220,7 +227,9 @@ def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | N
     extent = extent_value(schedule, last)
     if extent is not None and extent < 4:
         return None
-    width = lanes * _accumulators(extent, lanes, ACCUMULATORS) if extent is None or extent >= lanes else extent
+    wide = extent is None or extent >= lanes
+    width = lanes * _choose_accumulators(schedule, extent, lanes, ACCUMULATORS) if wide else extent
+    assert width is not None, "a narrow row has a known extent"
     out, inner = schedule.split(last, width)
     guarded = extent is None or extent % width != 0
     if guarded:

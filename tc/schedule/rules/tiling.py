@@ -14,6 +14,9 @@ L2_CYCLES_PER_VECTOR = 3.0
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
 
+MOST_SYMBOLIC_ROWS = 14
+"""Rows of a tile at most where their number is symbolic: with fewer rows than a tile's the kernel falls back to single ones."""
+
 TYPICAL_ROWS = (23, 39, 100, 197, 401, 803)
 """What a symbolic number of rows is taken to be: the mean over these."""
 
@@ -48,44 +51,73 @@ def cycles_per_step(rows: int, vectors: int) -> float:
     )
 
 
-@lru_cache(maxsize=4096)
-def choose_tile(
-    rows: int | None,
-    outer_rows: int,
-    blocks: int | None,
-    lanes: int,
-    registers: int,
-    vectors_divide: int = 0,
-    panel: int = 1,
-    exact: bool = False,
-) -> Tile:
-    """The tile of the least total cycles over `outer_rows` x `rows` rows and `blocks` vectors of columns (None: symbolic).
+@dataclass(frozen=True)
+class TileSpace:
+    """The register tiles that are legal for `outer_rows` x `rows` rows and `blocks` vectors of columns (None: symbolic).
 
     Accumulators, the vectors of the rhs and one broadcast must fit the registers. Leftover rows and vectors run as smaller
     tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
     divides it. `panel` vectors of the rhs lie side by side; a tile takes a panel, or a part of one.
     `exact`: only tiles that leave no rows over.
     """
-    best: tuple[float, int, int] | None = None
-    found = Tile(1, 1, lanes)
-    row_count, block_count = rows or max(TYPICAL_ROWS), blocks or 16
-    for vectors in range(1, min(8, block_count) + 1):
-        if (vectors_divide and vectors_divide % vectors) or (panel > 1 and panel % vectors):
-            continue
-        most = (registers - vectors - 1) // vectors if vectors > 1 else registers - 2
-        for height in range(1, min(most, row_count) + 1):
-            if (rows is None and height > 14) or (exact and row_count % height):
-                continue
-            whole = height == row_count and rows is not None
-            for outer in range(1, min(outer_rows, most // height) + 1) if whole else (1,):
-                if rows is None:
-                    cost = _mean_cycles(block_count, height, vectors)
-                else:
-                    cost = _total_cycles(row_count, outer_rows, block_count, height, outer, vectors)
-                key = (cost, abs(vectors - PREFERRED_VECTORS), -height * outer)
-                if best is None or key < best:
-                    best, found = key, Tile(height, vectors, lanes, outer)
-    return found
+
+    rows: int | None
+    outer_rows: int
+    blocks: int | None
+    lanes: int
+    registers: int
+    vectors_divide: int = 0
+    panel: int = 1
+    exact: bool = False
+
+    def vectors(self) -> list[int]:
+        """How many vectors of columns a tile may take."""
+        most = min(8, self.blocks or 16)
+        return [
+            count
+            for count in range(1, most + 1)
+            if not (self.vectors_divide and self.vectors_divide % count) and not (self.panel > 1 and self.panel % count)
+        ]
+
+    def heights(self, vectors: int) -> list[int]:
+        """How many rows a tile of so many vectors may take."""
+        most = min(self._most_rows(vectors), self.rows or MOST_SYMBOLIC_ROWS)
+        return [count for count in range(1, most + 1) if not (self.exact and self.rows and self.rows % count)]
+
+    def outer_heights(self, vectors: int, height: int) -> list[int]:
+        """How many whole rows of an image a tile may take."""
+        if height != self.rows:
+            return [1]
+        return list(range(1, max(1, min(self.outer_rows, self._most_rows(vectors) // height)) + 1))
+
+    def _most_rows(self, vectors: int) -> int:
+        return (self.registers - vectors - 1) // vectors if vectors > 1 else self.registers - 2
+
+    def best(self, vectors: int | None = None, height: int | None = None) -> Tile:
+        """The tile of the least estimated cycles, among those of so many vectors and rows where these are given."""
+        return _best_tile(self, vectors, height)
+
+    def cycles(self, tile: Tile) -> float:
+        """Cycles for one step of the sum over all rows and columns, or per row if their number is symbolic."""
+        blocks = self.blocks or 16
+        if self.rows is None:
+            return _mean_cycles(blocks, tile.rows, tile.vectors)
+        return _total_cycles(self.rows, self.outer_rows, blocks, tile.rows, tile.outer_rows, tile.vectors)
+
+
+@lru_cache(maxsize=8192)
+def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Tile:
+    tiles = [
+        Tile(rows, count, space.lanes, outer)
+        for count in (space.vectors() if vectors is None else [vectors])
+        for rows in (space.heights(count) if height is None else [height])
+        for outer in space.outer_heights(count, rows)
+    ]
+    return min(
+        tiles,
+        key=lambda tile: (space.cycles(tile), abs(tile.vectors - PREFERRED_VECTORS), -tile.all_rows),
+        default=Tile(1, 1, space.lanes),
+    )
 
 
 def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: int, vectors: int) -> float:

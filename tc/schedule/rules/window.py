@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tc.errors import ScheduleError
 from tc.ir.expr import Var
 from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, set_parallel
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.step import Schedule
@@ -145,12 +145,15 @@ class _Plan:
         lanes = lanes_for(block_info(schedule, final), target)
         extent = extent_value(schedule, loops[-1])
         if height is None or rows is None:
-            height = choose_rows(extent_value(schedule, rows)) if rows is not None else 1
+            count = extent_value(schedule, rows) if rows is not None else 1
+            height = schedule.choose("window/rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
         if extent is not None and extent < lanes:
             self.tile = _Tile(height, 1, extent)
         else:
             blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
-            self.tile = _Tile(height, max(1, min(MOST_VECTORS // height, blocks)), lanes)
+            most = max(1, min(blocks, (target.num_vector_registers - 4) // height))
+            vectors = max(1, min(MOST_VECTORS // height, blocks))
+            self.tile = _Tile(height, schedule.choose("window/vectors", range(1, min(most, 8) + 1), vectors), lanes)
 
     def run(self) -> None:
         s, tile = self.s, self.tile
@@ -209,10 +212,11 @@ class _Plan:
         buffer = info.writes[0].buffer
         row_bytes = self.tile.lanes * buffer.dtype.size_bytes * (extent_value(s, s.loops_of(info.name)[-2]) or 64)
         most = max(LEAST_BAND, int(0.75 * self.target.l1_bytes) // row_bytes - 2)
-        divisors = [d for d in range(1, rows + 1) if rows % d == 0 and d <= most]
-        if divisors[-1] < min(LEAST_BAND, rows):
-            divisors = [rows]
-        band, inside = s.split(self.bands, divisors[-1])
+        heights = divisors(rows)
+        height = [each for each in heights if each <= most][-1]
+        if height < min(LEAST_BAND, rows):
+            height = rows
+        band, inside = s.split(self.bands, s.choose("window/band_rows", heights, height))
         return [band], [inside]
 
     def _set_parallel(self, leading: list[str], inside: list[str], guarded: list[str]) -> None:
@@ -253,13 +257,26 @@ class _Plan:
         for loop in tiled[:-1]:
             s.unroll(loop)
         taps = extent_value(s, depth[-1])
-        if taps is not None and taps <= LONGEST_UNROLLED and tile.rows > 1:
-            s.unroll(depth[-1])
+        if taps is not None and taps <= LONGEST_UNROLLED:
+            count = s.choose("window/unrolled_taps", range(len(self._short(depth)) + 1), int(tile.rows > 1))
+            for loop in depth[len(depth) - count :]:
+                s.unroll(loop)
         s.decompose_reduction(self.name, depth[0])
         s.set_scope(info.writes[0].buffer.name, "register")
 
+    def _short(self, depth: list[str]) -> list[str]:
+        """The innermost reduction loops whose product is small enough to unroll them all."""
+        short: list[str] = []
+        for loop in reversed(depth):
+            if known_product(self.s, [loop, *short], 1 << 20) > LONGEST_UNROLLED**2:
+                break
+            short.insert(0, loop)
+        return short
+
     def _finish_padding(self, band: str | None) -> None:
         s = self.s
+        if band is not None and self.before and s.choose("window/padding", ("band", "alone"), "band", ordered=False) == "alone":
+            band = None
         for name in reversed(self.before):
             if band is None:
                 schedule_block(s, name, self.target)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tc.errors import ScheduleError
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers, producer
-from tc.schedule.rules.common import extent_value, known_product, set_parallel
+from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel
 from tc.schedule.rules.contraction import schedule_product
 from tc.schedule.rules.epilogue import block_info, driven_spatial
 from tc.schedule.step import Schedule
@@ -85,8 +85,10 @@ def _schedule_tiles(schedule: Schedule, chain: Chain) -> None:
     """For each block of channels and row of tiles: pad and transform the rows, then the columns."""
     s = schedule
     *lead, down, across, channels, tile, lane = s.loops_of(chain.tiles)
-    wide = _tiles_across(s, chain)
-    if wide > 1 and wide != extent_value(s, tile):
+    wide, tiles = _tiles_across(s, chain), extent_value(s, tile)
+    if wide > 1 and tiles is not None and wide != tiles:
+        wide = s.choose("tiles/together", [size for size in divisors(tiles) if size % wide == 0], wide)
+    if wide > 1 and wide != tiles:
         row, tile = s.split(tile, wide)
         outer = [*lead, channels, row]
     else:

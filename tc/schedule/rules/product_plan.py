@@ -1,0 +1,477 @@
+"""The schedule of one contraction while it is made: tiles, their order, where padding and packing happen, the sum inside a tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Buffer, Const, FloorDiv, Load, Var
+from tc.ir.node import walk
+from tc.schedule.analysis import BlockInfo, Contraction
+from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
+from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tiling import Tile
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+DEPTH_UNROLL = 2
+"""Steps of the sum per iteration of the innermost loop."""
+
+PREFETCH_BYTES = 2048
+"""How far ahead the rhs is prefetched: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
+
+TYPICAL_SYMBOLIC = 256
+"""What the product of an operand's symbolic dims is taken to be."""
+
+ALIASING_BYTES = 4096
+"""Addresses at a multiple of this distance share one set of the first-level cache."""
+
+LEAST_SHARED_COLUMNS = 256
+"""Columns that must use a packed lhs for the copy to pay."""
+
+MOST_ORDERED = 4
+"""Reduction loops of which every order may be tried."""
+
+BAND_BYTES_OF_L2 = 0.4
+"""How much of the second-level cache the padded input of one band of rows may take."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The loops of the block that stores the result, by what they do; all but `lane` may be absent.
+
+    rows: choose elements of the lhs only, outermost first. blocks: counts vectors of columns, where the layout has such an
+    axis (`vectors_divide`: how many of them share a group). lane: the last axis. others: the rest (batch, groups).
+    """
+
+    rows: list[str]
+    blocks: str | None
+    vectors_divide: int
+    lane: str
+    others: list[str]
+
+
+def _batch_loops(schedule: Schedule, contraction: Contraction, final: str) -> set[str]:
+    """The loops over axes that choose parts of both operands: each iteration is a product of its own."""
+    loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
+    axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
+    if len(loops) != len(axes):
+        return set()
+    return {loop for loop, axis in zip(loops, axes, strict=True) if axis in contraction.batch}
+
+
+class ProductPlan:
+    """The schedule of one contraction while it is made."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        contraction: Contraction,
+        name: str,
+        final: str,
+        roles: Roles,
+        tile: Tile,
+        target: Target,
+    ) -> None:
+        self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
+        self.lhs_name = contraction.lhs.buffer.name
+        self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
+        self.before: list[str] = []
+        self.batch = _batch_loops(schedule, contraction, final)
+        self.guarded: list[str] = []
+        self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
+        self.row_tiles: list[str] = []
+        self.bands: list[str] = []
+        self.unrolled_depth: list[str] = []
+        self.column_tiles: str = ""
+        self.anchor = ""
+
+    def run(self, before: list[str]) -> None:
+        """All steps; `before` are the blocks that the sum reads from."""
+        self.split()
+        self.order(before)
+        self.finish_final()
+        self.finish_sum()
+        self.finish_padding(before or self.before)
+
+    def split(self) -> None:
+        """Cut rows and columns into tiles; loops whose last tile is not full are marked for peeling."""
+        s, tile = self.s, self.tile
+        row_loops = []
+        if self.rows:
+            row_loops.append(self._cut(self.rows[-1], tile.rows, self.row_tiles))
+        if len(self.rows) > 1 and tile.outer_rows > 1:
+            row_loops.insert(0, self._cut(self.rows[-2], tile.outer_rows, self.bands))
+        elif len(self.rows) > 1:
+            self.bands.append(self.rows[-2])
+        if self.roles.blocks is not None:
+            columns: list[str] = []
+            vectors = self._cut(self.roles.blocks, tile.vectors, columns)
+            self.column_tiles = columns[0]
+            self.inner = [*row_loops, vectors, self.roles.lane]
+        else:
+            extent = extent_value(s, self.roles.lane)
+            self.column_tiles, columns_in = s.split(self.roles.lane, tile.columns)
+            if extent is None or extent % tile.columns:
+                self._guard(self.column_tiles)
+            self.inner = [*row_loops, columns_in]
+
+    def _cut(self, loop: str, factor: int, outer: list[str]) -> str:
+        extent = extent_value(self.s, loop)
+        if extent is None:
+            try:
+                out, inside = self.s.split_overlapped(loop, factor)
+            except ScheduleError:  # there may be too few
+                extent = factor + 1
+        if extent is not None:
+            out, inside = self.s.split(loop, factor)
+            if extent % factor:
+                self._guard(out)
+        outer.append(out)
+        return inside
+
+    def _guard(self, loop: str) -> None:
+        self.guarded.append(loop)
+        self.s.annotate_loop(loop, "partition", 1)
+
+    def order(self, before: list[str]) -> None:
+        """Decide which operand stays in the cache: the outermost tile loop runs over the larger one, in parallel."""
+        s = self.s
+        others = [*self.roles.others, *self.rows[:-2]]
+        bands = self._banded() if before else self.bands
+        packed = self._pack_lhs() if not before else None
+        if packed is not None:
+            before = self.before = [packed]
+            bands = self._packed_bands()
+        band_rows = [loop for loop in self.bands if loop not in bands] if before else []
+        tiles = self.row_tiles
+        if self._columns_outermost(others, bands):
+            shared = [loop for loop in others if loop in self.batch]
+            others = [loop for loop in others if loop not in shared]
+            columns, together = self._cut_columns("sum/columns_together", smallest=True)
+            outer = [*shared, columns, *others, *bands, *band_rows, *tiles, *together]
+            parallel = [*shared, columns]
+        else:
+            apart, columns = self._cut_columns("sum/columns_apart", smallest=False)
+            rows, tiles = ([], tiles) if before else self._cut_row_tiles(apart)
+            inside = [*columns, *band_rows, *tiles]
+            if columns and tiles and not before and s.choose("sum/innermost", ("rows", "columns"), "rows", ordered=False) == "columns":
+                inside = [*band_rows, *tiles, *columns]
+            around = [*bands, *rows]
+            if bands and rows and not before and s.choose("sum/outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
+                around = [*rows, *bands]
+            outer = [*others, *around, *apart, *inside]
+            parallel = [*others, *around, *apart]
+        s.reorder(*outer, *self.inner)
+        self.anchor = outer[-1]
+        self.padding_place = bands[-1] if bands else None
+        if self.padding_place is not None and before:
+            place = s.choose("sum/padding", ("band", "alone"), "band", ordered=False)
+            self.padding_place = self.padding_place if place == "band" else None
+        self._set_parallel(parallel, outer)
+
+    def _cut_columns(self, knob: str, *, smallest: bool) -> tuple[Any, Any]:
+        """Cut the loop over column tiles in two, around and inside the loops over rows: blocking of the rhs in a cache.
+
+        By default all of it is around (`smallest`: column tiles that stay together inside are one) or all inside.
+        """
+        s, loop = self.s, self.column_tiles
+        count = extent_value(s, loop)
+        sizes = [] if count is None or loop in self.guarded else divisors(count)
+        if smallest:
+            size = s.choose(knob, sizes, 1)
+            if size == 1:
+                return loop, []
+            around, inside = s.split(loop, size)
+            return around, [inside]
+        parts = s.choose(knob, sizes, 1)
+        if parts == 1 or count is None:
+            return [], [loop]
+        around, inside = s.split(loop, count // parts)
+        return [around], [inside]
+
+    def _cut_row_tiles(self, apart: list[str]) -> tuple[list[str], list[str]]:
+        """Cut the loop over row tiles in two, around and inside the loops over columns; by default all of it is around."""
+        s = self.s
+        if len(self.row_tiles) != 1 or self.row_tiles[0] in self.guarded:
+            return self.row_tiles, []
+        loop = self.row_tiles[0]
+        size = s.choose("sum/rows_together", divisors(extent_value(s, loop) or 1), 1)
+        if size > 1:
+            around, inside = s.split(loop, size)
+            return [around], [inside]
+        if apart:  # columns in blocks around all rows: each block is read once for all of them
+            return [], self.row_tiles
+        return self.row_tiles, []
+
+    def _pack_lhs(self) -> str | None:
+        """Copy the lhs into blocks of depth, [k / b, row, b], if its rows lie at distances that evict each other; the copy's block."""
+        lhs = self.contraction.lhs
+        row, depth = lhs.indices[-2:] if len(lhs.indices) == 2 else (None, None)
+        if row not in self.contraction.rows or depth not in self.contraction.depth or len(self.row_tiles) != 1:
+            return None
+        pitch = lhs.buffer.shape[-1]
+        if not isinstance(pitch, Const):
+            return None
+        columns = known_product(self.s, [self.column_tiles], 8) * self.tile.columns
+        evicts = int(pitch.value) * lhs.buffer.dtype.size_bytes % ALIASING_BYTES == 0
+        pays = evicts and self.tile.rows >= 4 and columns >= LEAST_SHARED_COLUMNS
+        if not self.s.choose("sum/pack_lhs", (False, True), pays, ordered=False):
+            return None
+        block = self.tile.lanes
+        name = self.s.cache_read(self.name, lhs.buffer.name, "global", f"i, k -> k // {block}, i, k % {block}")
+        self.lhs_name = next(load.buffer.name for load in block_info(self.s, self.name).reads if load.buffer.name.startswith(name))
+        return name
+
+    def _packed_bands(self) -> list[str]:
+        """Cut the loop over tiles of rows so that the packed rows of one band fit the cache; the band loop."""
+        loop = self.row_tiles[0]
+        count = extent_value(self.s, loop)
+        if count is None:
+            self.bands, self.row_tiles = [loop], []
+            return [loop]
+        guarded = loop in self.guarded
+        count = max(1, count - guarded)  # whole tiles: the last one, if cut short, is peeled and becomes a band of its own
+        tile_bytes = self.tile.rows * max(1, self._lhs_bytes() // max(1, count * self.tile.rows))
+        most = max(1, int(self.target.l2_bytes * BAND_BYTES_OF_L2) // tile_bytes)
+        sizes = divisors(count)
+        size = max(d for d in sizes if d == 1 or (d <= most and count // d >= self.target.cores))
+        size = self.s.choose("sum/band_tiles", sizes, size)
+        band, inside = self.s.split(loop, size)
+        if guarded:
+            self.guarded.append(band)
+            self._guard(inside)
+            self.s.annotate_loop(band, "partition", 1)
+        self.bands, self.row_tiles = [band], [inside]
+        return [band]
+
+    def _banded(self) -> list[str]:
+        """With padding: cut the rows of the image into bands whose padded input fits the cache; the band loop."""
+        if not self.bands:
+            return []
+        loop = self.bands[-1]
+        rows = extent_value(self.s, loop)
+        if rows is None:
+            return [loop]
+        if loop in self.guarded or rows == 1:
+            return [loop]
+        most = max(1, int(self.target.l2_bytes * BAND_BYTES_OF_L2) // max(1, self._lhs_bytes() // rows))
+        heights = divisors(rows)
+        fitting = [height for height in heights if rows // height >= -(-rows // most)]
+        return self._band(loop, self.s.choose("sum/band_rows", heights, fitting[-1] if fitting else 1))
+
+    def _band(self, loop: str, height: int) -> list[str]:
+        band, inside = self.s.split(loop, height)
+        self.bands = [band, inside]
+        return [band]
+
+    def _lhs_bytes(self) -> int:
+        return _bytes(self.contraction.lhs.buffer)
+
+    def _columns_outermost(self, others: list[str], bands: list[str]) -> bool:
+        default = "columns" if self._prefers_columns(others, bands) else "rows"
+        return self.s.choose("sum/outermost", ("rows", "columns"), default, ordered=False) == "columns"
+
+    def _prefers_columns(self, others: list[str], bands: list[str]) -> bool:
+        """Whether the outermost loop runs over column tiles: the rhs is the larger operand, and there are tasks enough.
+
+        Where the result's rows run across column tiles, a small rhs, which stays in the cache anyway, does not break them up.
+        """
+        column_tasks = extent_value(self.s, self.column_tiles) or 8
+        row_tasks = known_product(self.s, [*others, *bands, *self.row_tiles])
+        cores = self.target.cores
+        if column_tasks < cores <= row_tasks:
+            return False
+        if row_tasks < cores <= column_tasks:
+            return True
+        rhs = _bytes(self.contraction.rhs.buffer)
+        return rhs > self._lhs_bytes() and (self.roles.blocks is not None or rhs > self.target.l2_bytes // 8)
+
+    def _set_parallel(self, parallel: list[str], outer: list[str]) -> None:
+        """Run the leading loops in parallel, fused as far as none is to be peeled."""
+        s = self.s
+        work = self.tile.all_rows * self.tile.columns * min(known_product(s, self._depth_loops(), 64), 4096) // 4
+        free: list[str] = []
+        for loop in parallel:
+            if loop in self.guarded:
+                break
+            free.append(loop)
+        inside = [loop for loop in outer if loop not in free]
+        if not free:
+            if not parallel:
+                return
+            free, inside = parallel[:1], outer[1:]
+        total_inside = work * known_product(s, inside, 8)
+        set_parallel(s, free, total_inside)
+
+    def _depth_loops(self) -> list[str]:
+        info = block_info(self.s, self.name)
+        return [axis.value.name for axis in info.block.axes if axis.var in info.reduction_axes and isinstance(axis.value, Var)]
+
+    def finish_final(self) -> None:
+        """Place the sum inside the tile; vectorize and unroll the loops of the block that stores it."""
+        s, tile = self.s, self.tile
+        s.compute_at(self.name, self.anchor)
+        *unrolled, column = self.inner
+        if self.roles.blocks is None and tile.vectors > 1:
+            blocks, lanes = s.split(column, tile.lanes)
+            s.vectorize(lanes)
+            s.unroll(blocks)
+        else:
+            s.vectorize(column)
+        for loop in unrolled:
+            s.unroll(loop)
+
+    def finish_sum(self) -> None:
+        """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
+        s, tile = self.s, self.tile
+        info = block_info(s, self.name)
+        loops = list(s.loops_of(self.name))
+        inside = loops[loops.index(self.anchor) + 1 :]
+        depth = driving_loops(info, inside, info.reduction_axes)
+        spatial = [loop for loop in inside if loop not in depth]
+        unit = [loop for loop in spatial if extent_value(s, loop) == 1]
+        tiled = [loop for loop in spatial if loop not in unit]
+        is_static = known_product(s, tiled, 1 << 20) <= 64 * tile.lanes  # larger ones stay in memory
+        ordered = self._ordered(info, tiled)
+        depth = self._arranged(self._split_depth(depth))
+        if depth and spatial:
+            s.reorder(*unit, *depth, *ordered)
+        if ordered:
+            self._vectorize_tile(ordered)
+        if depth:
+            self._prefetch_rhs(depth[0])
+        if depth:
+            s.decompose_reduction(self.name, depth[0])
+        if is_static:
+            s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _prefetch_rhs(self, loop: str) -> None:
+        """Fetch the rhs ahead where it comes from memory rather than from a cache: an input as large as a part of the second-level one."""
+        s, rhs = self.s, self.contraction.rhs.buffer
+        if rhs not in s.func.inputs:
+            return
+        default = PREFETCH_BYTES if _bytes(rhs) > self.target.l2_bytes // 8 else 0
+        ahead = s.choose("sum/prefetch_bytes", (0, PREFETCH_BYTES // 4, PREFETCH_BYTES // 2, PREFETCH_BYTES, 2 * PREFETCH_BYTES), default)
+        if ahead:
+            s.annotate_loop(loop, "prefetch", f"{s.func.buffers.index(rhs)}:{ahead}")
+
+    def _arranged(self, depth: list[str]) -> list[str]:
+        """The reduction loops in the order of the knob; loops that are unrolled stay innermost."""
+        s = self.s
+        fixed = self.unrolled_depth
+        free = [loop for loop in depth if loop not in fixed]
+        if 1 < len(free) <= MOST_ORDERED:
+            orders = [tuple(order) for order in permutations(range(len(free)))]
+            order = s.choose("sum/depth_order", orders, orders[0], ordered=False)
+            free = [free[place] for place in order]
+        return [*free, *fixed]
+
+    def _ordered(self, info: BlockInfo, tiled: list[str]) -> list[str]:
+        """Row loops before the loop over vectors."""
+        if len(tiled) < 2 or self.roles.blocks is None:
+            return tiled
+        column_axes = (*self.contraction.columns, *self.contraction.batch)
+        places = [k for k, axis in enumerate(self.contraction.info.block.axes) if axis.var in column_axes]
+        driving = [info.block.axes[k].value for k in places]
+        columns = {node.name for value in driving for node in walk(value) if isinstance(node, Var)}
+        *rest, lane = tiled
+        return [*(loop for loop in rest if loop not in columns), *(loop for loop in rest if loop in columns), lane]
+
+    def _split_depth(self, depth: list[str]) -> list[str]:
+        """Blocks of channels outermost, then the taps, then the lanes of a block, a few of them at a time."""
+        s = self.s
+        if not depth:
+            return depth
+        info = block_info(s, self.name)
+        loads = [load for load in info.reads if load.buffer.name == self.lhs_name]
+        block = depth_block(loads[0], info.reduction_axes) if loads else None
+        first = depth[0]
+        extent = extent_value(s, first)
+        if block is not None and extent is not None:
+            outer, inside = s.split(first, block)
+            if extent % block:
+                s.annotate_loop(outer, "partition", 1)
+            if extent % block == 0 or len(depth) > 1:
+                depth = [outer, *depth[1:], inside]
+                if extent % block == 0:
+                    depth[-1:] = self._unroll_steps(inside, block)
+                    depth[:1] = self._unroll_blocks(outer, extent // block)
+            else:
+                depth = [outer, inside]
+        elif len(depth) == 1 and extent is not None:
+            depth = self._unroll_steps(first, extent)
+        return depth
+
+    def _unroll_blocks(self, loop: str, extent: int) -> list[str]:
+        """Cut a few blocks of the depth off their loop, and unroll them around the taps and the steps."""
+        s = self.s
+        count = s.choose("sum/blocks_unroll", [each for each in (1, 2, 4) if extent % each == 0 and each <= extent], 1)
+        if count == 1:
+            return [loop]
+        blocks, few = s.split(loop, count)
+        s.unroll(few)
+        return [blocks, few]
+
+    def _unroll_steps(self, loop: str, extent: int) -> list[str]:
+        """Cut a few steps of the sum off the innermost loop, and unroll them."""
+        s = self.s
+        counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
+        count = s.choose("sum/depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
+        if count == 1:
+            return [loop]
+        steps, few = s.split(loop, count)
+        s.unroll(few)
+        self.unrolled_depth.append(few)
+        return [steps, few]
+
+    def _vectorize_tile(self, tiled: list[str]) -> None:
+        s, tile = self.s, self.tile
+        column = tiled[-1]
+        extent = extent_value(s, column)
+        if extent is None or extent > tile.lanes:
+            blocks, lanes = s.split(column, tile.lanes)
+            s.vectorize(lanes)
+            if extent is not None:
+                s.unroll(blocks)
+        else:
+            s.vectorize(column)
+        for loop in tiled[:-1]:
+            if (extent_value(s, loop) or 99) <= max(tile.all_rows, tile.vectors):
+                s.unroll(loop)
+
+    def finish_padding(self, before: list[str]) -> None:
+        """Compute what precedes the sum once per band of rows, or on its own where there are no bands."""
+        s = self.s
+        for name in reversed(before):
+            if self.padding_place is not None:
+                try:
+                    s.compute_at(name, self.padding_place)
+                except ScheduleError:
+                    schedule_block(s, name, self.target)
+                    continue
+                last = s.loops_of(name)[-1]
+                vectorize_loop(s, last, lanes_for(block_info(s, name), self.target))
+            else:
+                schedule_block(s, name, self.target)
+
+
+def depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
+    """The block size b when a load is at k // b and k % b for one of `axes`."""
+    for index in load.indices:
+        for node in walk(index):
+            if isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and node.lhs in axes:
+                return int(node.rhs.value)
+    return None
+
+
+def _bytes(buffer: Buffer) -> int:
+    """The size of a buffer; symbolic dims together are taken to be TYPICAL_SYMBOLIC."""
+    total = buffer.dtype.size_bytes
+    for dim in buffer.shape:
+        total *= int(dim.value) if isinstance(dim, Const) else 1
+    return total if all(isinstance(dim, Const) for dim in buffer.shape) else total * TYPICAL_SYMBOLIC
+
