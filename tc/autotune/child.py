@@ -133,7 +133,7 @@ class Child:
         """End a child that is late."""
         stage = self._stage
         self.kill()
-        return Outcome(None, "timeout", f"took more than {self._limit_seconds:g} s", stage)
+        return Outcome(None, "timeout", f"took more than {self._limit_seconds:.3g} s", stage)
 
     def _died(self) -> Outcome:
         """Why the process is gone: its signal or status, and the last it wrote."""

@@ -21,11 +21,15 @@ import numpy as np
 
 from tc.autotune.build import SYMBOL, Built
 from tc.autotune.inputs import ArraySpec, fill
-from tc.ir.dtype import u8
 from tc.runtime.jit import Library, compile_object, link
 from tc.runtime.pool import get_pool
 from tc.target import native_target
 from tc.verification import difference
+
+try:
+    import resource
+except ImportError:  # a system that does not count what it does
+    resource = None  # type: ignore[assignment]
 
 ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
@@ -34,6 +38,11 @@ _MAX_GROUPS = 512
 _COMPARED_ELEMENTS = 1 << 15
 _GUARD_BYTES = 4096
 _GUARD = 0xA5
+_ATTEMPTS = 4
+_MANY_GROUPS = 8
+_LONG_SECONDS = 0.005
+_COLD_PAIRS = 4
+"""Slots of a single call are short and uneven: there may be so many times more of them."""
 _KEPT_REFERENCES = 8
 _TOO_SLOW = 8.0
 """A first call that takes so many times the reference's, and all of a trial's time, says enough."""
@@ -143,23 +152,23 @@ leave:
 """`groups` times: `calls` calls of a kernel, and the nanoseconds they take together. The empty parallel loop wakes the workers."""
 
 _FLUSH_TEXT = """
-declare void @llvm.x86.sse2.clflush(ptr)
+declare void @llvm.x86.{instruction}(ptr)
 declare void @llvm.x86.sse2.mfence()
-define void @flush(ptr %start, i64 %lines) nounwind {
+define void @flush(ptr %start, i64 %lines) nounwind {{
 entry:
   br label %again
 again:
   %i = phi i64 [ 0, %entry ], [ %j, %again ]
   %offset = mul i64 %i, 64
   %p = getelementptr i8, ptr %start, i64 %offset
-  call void @llvm.x86.sse2.clflush(ptr %p)
+  call void @llvm.x86.{instruction}(ptr %p)
   %j = add i64 %i, 1
   %more = icmp slt i64 %j, %lines
   br i1 %more, label %again, label %done
 done:
   call void @llvm.x86.sse2.mfence()
   ret void
-}
+}}
 """
 
 
@@ -254,9 +263,11 @@ class Kernel:
 @lru_cache(1)
 def _flusher() -> tuple[Library, Callable[[int, int], None]] | None:
     """The function that empties cache lines; None where the processor has none that we know."""
-    if not native_target().has("sse2"):
+    target = native_target()
+    if not target.has("sse2"):
         return None
-    library = link([compile_object(_FLUSH_TEXT)])
+    instruction = "clflushopt" if target.has("clflushopt") else "sse2.clflush"  # the former does not wait for each line
+    library = link([compile_object(_FLUSH_TEXT.format(instruction=instruction), target)])
     return library, ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("flush"))
 
 
@@ -286,19 +297,38 @@ class _Paced:
         self.seconds = self.slot_seconds = first_seconds
         if plan.cold or first_seconds < 4 * plan.slot_seconds:
             self.seconds = min(first_seconds, float(kernel.time(1, 2).min()))
-            start = time.perf_counter()
-            self.seconds = self.slot()
-            self.slot_seconds = time.perf_counter() - start
+            starts = [time.perf_counter()]
+            for _ in range(2 if plan.cold else 1):
+                self.seconds = self.slot()
+                starts.append(time.perf_counter())
+            self.slot_seconds = min(np.diff(starts))
 
     def slot(self) -> float:
-        """Seconds of one call: the median over the groups of a slot."""
-        if self._plan.cold:
-            self.kernel.flush()
-            return float(self.kernel.time(1, 1)[0])
+        """Seconds of one call: the median over the groups of a slot.
+
+        With a few groups it does not help when the system gives the processor to others for some milliseconds. A slot in which
+        that happened is tried again, and the shortest counts; calls that last longer than that cannot be spared.
+        """
         least = 1e-8  # of an empty kernel the clock sees nothing
-        calls = max(1, round(_GROUP_SECONDS / max(self.seconds, least)))
-        groups = max(1, round(self._plan.slot_seconds / (calls * max(self.seconds, least))))
-        return max(float(np.median(self.kernel.time(calls, groups))), least)
+        calls = groups = 1
+        if not self._plan.cold:
+            calls = max(1, round(_GROUP_SECONDS / max(self.seconds, least)))
+            groups = max(1, round(self._plan.slot_seconds / (calls * max(self.seconds, least))))
+        shortest = float("inf")
+        may_repeat = groups < _MANY_GROUPS and self.seconds < _LONG_SECONDS
+        for _ in range(_ATTEMPTS if may_repeat else 1):
+            if self._plan.cold:
+                self.kernel.flush()
+            before = _interruptions()
+            shortest = min(shortest, float(np.median(self.kernel.time(calls, groups))))
+            if _interruptions() == before:
+                break
+        return max(shortest, least)
+
+
+def _interruptions() -> int:
+    """How many times the system took the processor from a thread of this process."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 @dataclass(frozen=True)
@@ -417,7 +447,7 @@ class Timer:
         needed = max(sum(spec.size_bytes + ALIGNMENT for spec in built.workspaces) for built in kernels)
         if not needed <= self._workspace.size_bytes <= max(4 * needed, 64 << 20):
             self._workspace = Memory(())
-            self._workspace = Memory((ArraySpec((needed,), u8),))
+            self._workspace = Memory((ArraySpec((needed,), "u8"),))
 
     def _workspaces(self, built: Built) -> list[np.ndarray]:
         return self._workspace.carve(built.workspaces)
@@ -425,7 +455,8 @@ class Timer:
 
 def _time_pairs(reference: _Paced, candidate: _Paced, plan: TrialPlan, effort: float) -> Timed:
     fitting = int(plan.budget_seconds * effort / (reference.slot_seconds + candidate.slot_seconds))
-    wanted = max(plan.min_pairs, min(fitting, round(plan.max_pairs * effort)))
+    most = round(plan.max_pairs * effort) * (_COLD_PAIRS if plan.cold else 1)
+    wanted = max(plan.min_pairs, min(fitting, most))
     ratios: list[float] = []
     references: list[float] = []
     while len(ratios) < wanted and not _is_clear(ratios, plan):
@@ -444,8 +475,8 @@ def _is_clear(ratios: Sequence[float], plan: TrialPlan) -> bool:
 
 def _sample(array: np.ndarray) -> np.ndarray:
     """A copy of the elements, or of every nth where there are very many; n is odd, so as to meet all columns of a tile."""
-    flat = array.reshape(-1)
-    return flat[:: flat.size // _COMPARED_ELEMENTS | 1].copy()
+    sample: np.ndarray = array.reshape(-1)[:: array.size // _COMPARED_ELEMENTS | 1].copy()
+    return sample
 
 
 def _spoil(arrays: Sequence[np.ndarray]) -> None:
