@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ from tc.target import Target
 
 TYPICAL_SIZE = 64
 """What a symbolic dim is measured with when nothing is said, moved into its range."""
+
+MOST_APART_BYTES = 256 << 20
+"""No cache is larger, or at least no part of one that a process gets."""
 
 OTHER_WAYS: tuple[Mapping[str, Option], ...] = (
     {"use_winograd": 0, "pack_matmul": 1},
@@ -63,6 +67,7 @@ def extract_tasks(
     """
     base = list(_calls(lower_model(model, target, dims), sizes or {}))
     others = [_lowered_otherwise(model, target, dims, sizes or {}, wanted) for wanted in OTHER_WAYS]
+    apart_bytes = min(sum(_literal_bytes(call) for call in base), MOST_APART_BYTES)
     groups: dict[str, list[_Call]] = {}
     for call in base:
         groups.setdefault(workload_key(call.func), []).append(call)
@@ -77,8 +82,17 @@ def extract_tasks(
         for ways in others:
             variants.update(_variants(first, ways, {variant.key for variant in variants.values()}))
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
-        tasks.append(Task(first.func.name, variants, target, first.dims, len(calls), nodes))
+        tasks.append(Task(first.func.name, variants, target, first.dims, len(calls), nodes, apart_bytes))
     return Extraction(tuple(tasks), tuple(skipped))
+
+
+def _literal_bytes(call: _Call) -> int:
+    sizes = dict(zip(call.func.dims, (call.dims or {}).values(), strict=False))
+    return sum(
+        math.prod(int(evaluate(dim, sizes)) for dim in buffer.shape) * buffer.dtype.size_bytes
+        for place, buffer in enumerate(call.func.inputs)
+        if place in call.constants
+    )
 
 
 Ways = Mapping[tuple[str, ...], tuple[_Call, Question, Option]]
