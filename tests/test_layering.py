@@ -33,10 +33,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "autotune": ("kernels", "measure", "verification"),
     "compiler": ("autotune", "frontend", "verification"),
     "roofline": ("compiler", "measure"),
-    "tuning": ("compiler",),
+    "tasks": ("compiler",),
+    "tuning": ("tasks", "measure"),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
-    "": ("lowering",),  # tc/__init__.py, the public names
+    "": ("lowering", "tuning"),  # tc/__init__.py, the public names
     "cli": ("", "demo", "roofline", "tuning"),
     "__main__": ("cli",),
 }
