@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.graph import Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar, bodies_of
+from tc.ir.graph import Binding, CallFunction, CallTir, Function, GlobalRef, TensorConst, TensorVar, bodies_of
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -22,6 +23,9 @@ from tc.target import Target
 
 TYPICAL_SIZE = 64
 """What a symbolic dim is measured with when nothing is said, moved into its range."""
+
+MOST_APART_BYTES = 256 << 20
+"""No cache is larger, or at least no part of one that a process gets."""
 
 OTHER_WAYS: tuple[Mapping[str, Option], ...] = (
     {"use_winograd": 0, "pack_matmul": 1},
@@ -46,6 +50,7 @@ class _Call:
 
     func: PrimFunc
     reference: IRModule
+    constants: tuple[int, ...]
     dims: Mapping[str, int] | None
     nodes: tuple[str, ...]
 
@@ -62,6 +67,7 @@ def extract_tasks(
     """
     base = list(_calls(lower_model(model, target, dims), sizes or {}))
     others = [_lowered_otherwise(model, target, dims, sizes or {}, wanted) for wanted in OTHER_WAYS]
+    apart_bytes = min(sum(_literal_bytes(call) for call in base), MOST_APART_BYTES)
     groups: dict[str, list[_Call]] = {}
     for call in base:
         groups.setdefault(workload_key(call.func), []).append(call)
@@ -72,12 +78,21 @@ def extract_tasks(
         if first.dims is None:
             skipped.append((first.func.name, "its sizes come from data"))
             continue
-        variants = {"default": Variant(key, first.func, first.reference)}
+        variants = {"default": Variant(key, first.func, first.reference, first.constants)}
         for ways in others:
             variants.update(_variants(first, ways, {variant.key for variant in variants.values()}))
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
-        tasks.append(Task(first.func.name, variants, target, first.dims, len(calls), nodes))
+        tasks.append(Task(first.func.name, variants, target, first.dims, len(calls), nodes, apart_bytes))
     return Extraction(tuple(tasks), tuple(skipped))
+
+
+def _literal_bytes(call: _Call) -> int:
+    sizes = dict(zip(call.func.dims, (call.dims or {}).values(), strict=False))
+    return sum(
+        math.prod(int(evaluate(dim, sizes)) for dim in buffer.shape) * buffer.dtype.size_bytes
+        for place, buffer in enumerate(call.func.inputs)
+        if place in call.constants
+    )
 
 
 Ways = Mapping[tuple[str, ...], tuple[_Call, Question, Option]]
@@ -116,7 +131,7 @@ def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, V
     call, question, value = ways[base.nodes]
     key = workload_key(call.func)
     if key not in known and call.dims is not None:
-        yield f"{question.pass_name}={value}", Variant(key, call.func, call.reference, question, value)
+        yield f"{question.pass_name}={value}", Variant(key, call.func, call.reference, call.constants, question, value)
 
 
 def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
@@ -134,7 +149,8 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
             dims: dict[str, int] | None = dict(zip((dim.name for dim in func.dims), values, strict=True))
         except TcError:
             dims = None
-        yield _Call(func, IRModule((primitive,), primitive.name), dims, nodes)
+        constants = tuple(place for place, arg in enumerate(call.args) if isinstance(arg, TensorConst))
+        yield _Call(func, IRModule((primitive,), primitive.name), constants, dims, nodes)
 
 
 def _measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:
