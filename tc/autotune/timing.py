@@ -337,7 +337,7 @@ class _Paced:
             for _ in range(2 if plan.cold else 1):
                 self.seconds = min(self.seconds, self.slot())
                 starts.append(time.perf_counter())
-            self.slot_seconds = min(np.diff(starts))
+            self.slot_seconds = min(np.diff(starts)) if plan.cold else max(plan.slot_seconds, self.seconds)
 
     def slot(self) -> float:
         """Seconds of one call: the median over the groups of a slot.
@@ -506,7 +506,7 @@ def _copy(arrays: Sequence[np.ndarray], built: Built) -> dict[int, np.ndarray]:
 def _time_pairs(reference: _Paced, candidate: _Paced, plan: TrialPlan, effort: float) -> Timed:
     fitting = int(plan.budget_seconds * effort / (reference.slot_seconds + candidate.slot_seconds))
     most = round(plan.max_pairs * effort) * (_COLD_PAIRS if plan.cold else 1)
-    wanted = max(plan.min_pairs, min(fitting, most))
+    wanted = max(round(plan.min_pairs * effort), min(fitting, most), 1)
     ratios: list[float] = []
     references: list[float] = []
     while len(ratios) < wanted and not _is_clear(ratios, plan):
