@@ -76,6 +76,8 @@ class Child:
             )
         except OSError as error:
             self.pipe.close()
+            if self._messages is not None:
+                self._messages.close()
             raise MeasureError(f"no process can be started to measure in: {error}") from None
         finally:
             theirs.close()

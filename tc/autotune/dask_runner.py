@@ -8,6 +8,7 @@ mean something else.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
@@ -102,6 +103,7 @@ class DaskRunner:
         self._accepted: dict[str, Machine] = {}
         self.refused: dict[str, str] = {}
         self._clock = ReferenceClock()
+        self._lock = threading.Lock()
         self._closed = False
 
     # -- the protocol
@@ -175,8 +177,12 @@ class DaskRunner:
 
     def _run(self, tasks: Sequence[_Task]) -> None:
         """Give every task its result."""
-        if self._closed:
-            raise MeasureError("the runner has been closed")
+        with self._lock:
+            if self._closed:
+                raise MeasureError("the runner has been closed")
+            self._distribute(tasks)
+
+    def _distribute(self, tasks: Sequence[_Task]) -> None:
         pending = deque(tasks)
         running: dict[Future, tuple[str, _Task]] = {}
         waited = 0.0
@@ -226,7 +232,7 @@ class DaskRunner:
 
         try:
             ended = wait(list(running), timeout=_POLL_SECONDS, return_when="FIRST_COMPLETED").done
-        except TimeoutError:
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             return
         for future in ended:
             address, task = running.pop(future)

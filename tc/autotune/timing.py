@@ -41,6 +41,7 @@ _GUARD = 0xA5
 _ATTEMPTS = 4
 _MANY_GROUPS = 8
 _LONG_SECONDS = 0.005
+_USUAL = 1.3
 _COLD_PAIRS = 4
 """Slots of a single call are short and uneven: there may be so many times more of them."""
 _KEPT_REFERENCES = 8
@@ -334,15 +335,16 @@ class _Paced:
             self.seconds = min(first_seconds, float(kernel.time(1, 2).min()))
             starts = [time.perf_counter()]
             for _ in range(2 if plan.cold else 1):
-                self.seconds = self.slot()
+                self.seconds = min(self.seconds, self.slot())
                 starts.append(time.perf_counter())
-            self.slot_seconds = min(np.diff(starts))
+            self.slot_seconds = min(np.diff(starts)) if plan.cold else max(plan.slot_seconds, self.seconds)
 
     def slot(self) -> float:
         """Seconds of one call: the median over the groups of a slot.
 
-        With a few groups it does not help when the system gives the processor to others for some milliseconds. A slot in which
-        that happened is tried again, and the shortest counts; calls that last longer than that cannot be spared.
+        When the system gives a processor to others for some milliseconds, a slot of few groups is lost, and with several threads
+        any slot may be: those that go on wait for the one that does not. Such a slot is tried again, and the shortest counts;
+        calls that last longer than that cannot be spared.
         """
         least = 1e-8  # of an empty kernel the clock sees nothing
         calls = groups = 1
@@ -350,13 +352,13 @@ class _Paced:
             calls = 1 if self.kernel.takes_turns else max(1, round(_GROUP_SECONDS / max(self.seconds, least)))
             groups = max(1, round(self._plan.slot_seconds / (calls * max(self.seconds, least))))
         shortest = float("inf")
-        may_repeat = groups < _MANY_GROUPS and self.seconds < _LONG_SECONDS
-        for _ in range(_ATTEMPTS if may_repeat else 1):
+        for _ in range(_ATTEMPTS if self.seconds < _LONG_SECONDS else 1):
             if self._plan.cold:
                 self.kernel.flush()
             before = _interruptions()
             shortest = min(shortest, float(np.median(self.kernel.time(calls, groups))))
-            if _interruptions() == before:
+            is_usual = groups >= _MANY_GROUPS and shortest < _USUAL * self.seconds
+            if is_usual or _interruptions() == before:
                 break
         return max(shortest, least)
 
@@ -504,7 +506,7 @@ def _copy(arrays: Sequence[np.ndarray], built: Built) -> dict[int, np.ndarray]:
 def _time_pairs(reference: _Paced, candidate: _Paced, plan: TrialPlan, effort: float) -> Timed:
     fitting = int(plan.budget_seconds * effort / (reference.slot_seconds + candidate.slot_seconds))
     most = round(plan.max_pairs * effort) * (_COLD_PAIRS if plan.cold else 1)
-    wanted = max(plan.min_pairs, min(fitting, most))
+    wanted = max(round(plan.min_pairs * effort), min(fitting, most), 1)
     ratios: list[float] = []
     references: list[float] = []
     while len(ratios) < wanted and not _is_clear(ratios, plan):

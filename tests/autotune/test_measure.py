@@ -148,7 +148,7 @@ def test_hopeless_candidates_take_few_rounds(runner: FaultyRunner) -> None:
 def test_effort_buys_rounds(runner: FaultyRunner) -> None:
     usual, longer = runner.measure([matmul_job(), replace(matmul_job(), effort=5.0)])
 
-    assert longer.rounds > 2 * usual.rounds
+    assert longer.rounds >= 2 * usual.rounds
 
 
 def test_the_reference_may_be_another_workload(runner: FaultyRunner) -> None:
