@@ -51,8 +51,18 @@ class _Call:
     func: PrimFunc
     reference: IRModule
     constants: tuple[int, ...]
-    dims: Mapping[str, int] | None
+    sizes: Mapping[Var, int] | None
     nodes: tuple[str, ...]
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The sizes by the names that the PrimFunc has for them."""
+        assert self.sizes is not None, "calls whose sizes come from data are left out"
+        return dict(zip((dim.name for dim in self.func.dims), self.sizes.values(), strict=True))
+
+    def variant(self, question: Question | None = None, answer: Option | None = None) -> Variant:
+        assert self.sizes is not None, "calls whose sizes come from data are left out"
+        return Variant(workload_key(self.func), self.func, self.reference, self.sizes, self.constants, question, answer)
 
 
 def extract_tasks(
@@ -73,12 +83,12 @@ def extract_tasks(
         groups.setdefault(workload_key(call.func), []).append(call)
     tasks: list[Task] = []
     skipped: list[tuple[str, str]] = []
-    for key, calls in groups.items():
+    for calls in groups.values():
         first = calls[0]
-        if first.dims is None:
+        if first.sizes is None:
             skipped.append((first.func.name, "its sizes come from data"))
             continue
-        variants = {"default": Variant(key, first.func, first.reference, first.constants)}
+        variants = {"default": first.variant()}
         for ways in others:
             variants.update(_variants(first, ways, {variant.key for variant in variants.values()}))
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
@@ -87,7 +97,7 @@ def extract_tasks(
 
 
 def _literal_bytes(call: _Call) -> int:
-    sizes = dict(zip(call.func.dims, (call.dims or {}).values(), strict=False))
+    sizes = dict(zip(call.func.dims, (call.sizes or {}).values(), strict=False))
     return sum(
         math.prod(int(evaluate(dim, sizes)) for dim in buffer.shape) * buffer.dtype.size_bytes
         for place, buffer in enumerate(call.func.inputs)
@@ -130,8 +140,8 @@ def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, V
         return
     call, question, value = ways[base.nodes]
     key = workload_key(call.func)
-    if key not in known and call.dims is not None:
-        yield f"{question.pass_name}={value}", Variant(key, call.func, call.reference, call.constants, question, value)
+    if key not in known and call.sizes is not None:
+        yield f"{question.pass_name}={value}", call.variant(question, value)
 
 
 def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
@@ -146,11 +156,11 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
         nodes = tuple(dict.fromkeys(str(b.span) for b in primitive.bindings if b.span is not None))
         try:
             values = [int(evaluate(dim, env)) for dim in call.dims]
-            dims: dict[str, int] | None = dict(zip((dim.name for dim in func.dims), values, strict=True))
+            known: dict[Var, int] | None = dict(zip(lowered.dims, values, strict=True))
         except TcError:
-            dims = None
+            known = None
         constants = tuple(place for place, arg in enumerate(call.args) if isinstance(arg, TensorConst))
-        yield _Call(func, IRModule((primitive,), primitive.name), constants, dims, nodes)
+        yield _Call(func, IRModule((primitive,), primitive.name), constants, known, nodes)
 
 
 def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tc.autotune.runner import Workload
 from tc.autotune.space import Space
+from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.passes.graph.questions import Question
@@ -17,7 +18,8 @@ from tc.target import Target
 class Variant:
     """One way to lower a task's node.
 
-    `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in numpy.
+    `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in
+    numpy, `sizes`: what its symbolic dims are measured with.
     `constants`: which of its operands are literals of the model: in a run they were last read a whole run ago.
     `question`, `answer`: what a graph pass must be told to lower the node this way; None for the way it takes untold.
     """
@@ -25,6 +27,7 @@ class Variant:
     key: str
     func: PrimFunc
     reference: IRModule
+    sizes: Mapping[Var, int]
     constants: tuple[int, ...] = ()
     question: Question | None = None
     answer: int | str | bool | None = None

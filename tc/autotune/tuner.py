@@ -12,7 +12,15 @@ import numpy as np
 
 from tc.autotune.cost_model import AnalyticCost, Cost, Program, RandomCost, RankCost, RegressionCost
 from tc.autotune.database import Database
-from tc.autotune.events import BatchMeasured, Event, TaskStarted, TaskStopped, TuningFinished, TuningStarted, WinnerChecked
+from tc.autotune.events import (
+    BatchMeasured,
+    Event,
+    TaskStarted,
+    TaskStopped,
+    TuningFinished,
+    TuningStarted,
+    WinnerChecked,
+)
 from tc.autotune.learned import Shared, TaskModel
 from tc.autotune.limits import refuse_large
 from tc.autotune.record import WRONG, Choice, Record, target_key
@@ -246,12 +254,9 @@ class Tuner:
         ratios = tuple(m.ratio for m in found)
         errors = Counter(m.error for m in found if m.error is not None)
         accuracy = state.model.accuracy if state.model is not None else math.nan
-        self._emit(
-            BatchMeasured(
-                state.task.name, self._now(), state.trials, ratios, tuple(errors.items()), state.best_ratio, accuracy,
-                state.curve.gain_ms(max(state.curve.batches, 1)),
-            )  # fmt: skip
-        )
+        gain = state.curve.gain_ms(max(state.curve.batches, 1))
+        name, now, kinds = state.task.name, self._now(), tuple(errors.items())
+        self._emit(BatchMeasured(name, now, state.trials, ratios, kinds, state.best_ratio, accuracy, gain))
         if state.trials == len(batch) and all(m.error is not None for m in found):
             self._stop(state, f"nothing of it can be measured: {found[0].error}: {found[0].detail}")
         elif self._trials is not None and state.trials >= self._trials:
@@ -288,10 +293,9 @@ class Tuner:
         state.since_check = 0
         for _ in range(MOST_REJECTED):
             key = min((k for k in state.measured if k not in state.rejected), key=state.measured.__getitem__, default=None)
-            if key is None or state.measured[key] > WORTH_CHECKING * state.best_verified or (state.best is not None and key == state.best.key):
+            if key is None or state.measured[key] > WORTH_CHECKING * state.best_verified:
                 break
-            candidate = state.candidates.get(key)
-            if candidate is None or self._accept(state, candidate):
+            if (state.best is not None and key == state.best.key) or self._accept(state, state.candidates[key]):
                 break
         state.best_ratio = min((r for k, r in state.measured.items() if k not in state.rejected), default=1.0)
         state.best_ratio = min(state.best_ratio, 1.0)
@@ -326,8 +330,7 @@ class Tuner:
         if candidate.variant not in state.reference:
             main = variant.reference.main
             rng = np.random.default_rng(0)
-            sizes = {dim: state.task.dims[name.name] for dim, name in zip(_dims_of(state, candidate.variant), variant.func.dims, strict=True)}
-            inputs = list(sized_inputs(main, sizes, rng).values())
+            inputs = list(sized_inputs(main, variant.sizes, rng).values())
             try:
                 expected = run_function(variant.reference, main.name, inputs)
             except TcError as error:
@@ -471,9 +474,9 @@ class Tuner:
             best = seconds * state.best_verified
             variant = state.best.variant if state.best is not None else state.default.variant
             failures = tuple(state.failures.most_common())
-            results.append(
-                TaskResult(state.task.name, state.task.calls, seconds, best, state.best_verified, state.trials, failures, variant, tuple(state.history))
-            )
+            task, history = state.task, tuple(state.history)
+            result = TaskResult(task.name, task.calls, seconds, best, state.best_verified, state.trials, failures, variant, history)
+            results.append(result)
         measured = [state for state in self._states if math.isfinite(state.default_seconds)]
         default_ms = sum(state.curve.weight_ms for state in measured)
         tuned_ms = sum(state.curve.weight_ms * state.best_verified for state in measured)
@@ -483,6 +486,3 @@ class Tuner:
         importance: tuple[tuple[str, float], ...] = getattr(self._shared.cost, "importance", tuple)()
         return TuningResult(tuple(results), default_ms, tuned_ms, left, reason, seconds, importance)
 
-
-def _dims_of(state: _State, variant: str) -> tuple[object, ...]:
-    raise NotImplementedError

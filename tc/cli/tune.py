@@ -26,7 +26,7 @@ from tc.autotune.events import (
     WinnerChecked,
 )
 from tc.autotune.record import target_key
-from tc.autotune.report import write_report
+
 from tc.cli.options import parse_dims
 from tc.cli.outcome import Outcome, format_seconds, make_table, write_file
 from tc.errors import UserError
@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="an ONNX file")
     parser.add_argument("--budget", default="10m", metavar="TIME", help="wall time of the search, such as 90s, 10m, 1h30m (default 10m)")
     parser.add_argument("--trials", type=int, metavar="N", help="at most so many trials per kernel")
-    parser.add_argument("--tasks", action="append", default=[], metavar="PATTERN", help="only kernels or nodes whose name fits, such as 'conv*'")
+    parser.add_argument(
+        "--tasks", action="append", default=[], metavar="PATTERN", help="only kernels or nodes whose name fits, such as 'conv*'"
+    )
     parser.add_argument("--db", type=Path, metavar="FILE", help=f"the database, made or extended (default {default_database()})")
     parser.add_argument("--resume", action="store_true", help="the database must be there: go on with it")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn by chance (default 0)")
@@ -60,10 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("compilation")
     group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...")
     group.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
-    group.add_argument(
-        "--dims", action="append", default=[], metavar="NAME=N|LO:HI[:MULTIPLE]", help="what is promised about symbolic dims, as for tc compile"
-    )
-    group.add_argument("--size", action="append", default=[], metavar="NAME=N", help="what a symbolic dim is measured with, such as batch=4")
+    facts, sizes = "what is promised about symbolic dims, as for tc compile", "what a symbolic dim is measured with, such as batch=4"
+    group.add_argument("--dims", action="append", default=[], metavar="NAME=N|LO:HI[:MULTIPLE]", help=facts)
+    group.add_argument("--size", action="append", default=[], metavar="NAME=N", help=sizes)
 
 
 def execute(args: argparse.Namespace) -> Outcome:
