@@ -25,8 +25,14 @@ OPERATIONS_PER_CYCLE = 4.0
 LATENCY = 4.0
 """Cycles from one addition to the next that needs its result."""
 
+OPERATIONS_IN_FLIGHT = 224.0
+"""How far ahead a processor looks for operations whose operands are there."""
+
 LINE_CYCLES = (2.5, 9.0, 16.0)
 """Cycles for one cache line from the second level, from the third, and from memory."""
+
+STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.0, 6.0
+"""Cycles to go on to the next iteration of a loop, and to that of the innermost of several loops run in parallel, numbered as one."""
 
 LAUNCH_CYCLES = 6000.0
 """Cycles to hand work to other threads and wait for them."""
@@ -48,14 +54,13 @@ class Cost:
     """One statement's cost. Everything but the tile's own counts is in cycles, for all iterations on one thread.
 
     In one run of the tile: `operations` (vector operations), `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load
-    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other.
+    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other, in one run and in `linked` runs after each other.
     `lanes`: elements of one vector operation; `fill`: the part of the vector register used. `span`: the part of the work that the
     busiest thread does.
     """
 
     __slots__ = (
-        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "is_carried",
-        "lanes", "latency", "line_counts", "live", "loading", "memory", "operations", "overhead", "runs", "scatters", "span",
+        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "lanes", "latency", "line_counts", "linked", "live", "loading", "memory", "operations", "overhead", "runs", "scatters", "span",
         "spilling", "statement", "stores", "storing", "tail_share", "tile", "total", "unaligned", "vector", "vector_loads", "vectors",
     )  # fmt: skip
 
@@ -76,6 +81,7 @@ class Estimate:
         self.bodies = {id(loop): sum(loop.body_lines.values()) * self.line_bytes for loop in nest.loops}
         self.working_set = sum(nest.root.body_lines.values()) * self.line_bytes
         self._levels: dict[tuple[int, float], tuple[int, float]] = {}
+        self._held: list[dict[tuple[int, Region], float]] = [{} for _ in self.footprints]
         self.launches: dict[int, Launch] = {}
         self.costs = [self._cost(statement) for statement in nest.statements]
         self.compute = sum(cost.compute * cost.span for cost in self.costs)
@@ -94,16 +100,24 @@ class Estimate:
         return cost
 
     def _move_data(self, cost: Cost) -> None:
-        """Count the lines that each cache does not hold, and the cycles that they take."""
+        """Count the lines that each cache does not hold, and the cycles that they take. Statements inside a loop whose iterations fit the
+        cache find there what others of them have brought."""
         statement = cost.statement
+        loops, depth = statement.loops, len(statement.loops)
         cost.line_counts = counts = []
-        for size in self.footprints:
-            found: dict[Region, float] = {}
+        for size, held in zip(self.footprints, self._held, strict=True):
+            level, _ = self._level(loops, size)
+            place = -1 if self.working_set <= size else id(loops[level]) if level < depth else id(statement)
+            total = 0.0
             for access in statement.accesses:
                 lines = self.lines_of(access, statement, size)
-                if lines > found.get(access.region, 0.0):
-                    found[access.region] = lines
-            counts.append(sum(found.values()))
+                if lines:
+                    key = (place, access.region)
+                    known = held.get(key, 0.0)
+                    if lines > known:
+                        held[key] = lines
+                        total += lines - known
+            counts.append(total)
         sizes = (self.target.l1_bytes, self.target.l2_bytes, self.target.l3_bytes or self.target.l2_bytes)
         cost.memory = 0.0
         for size, cycles in zip(sizes, LINE_CYCLES, strict=True):
@@ -119,7 +133,9 @@ class Estimate:
         level, outside = self._level(statement.loops, size)
         if not region.is_param and (level < region.common or self.working_set <= size):
             return 0.0  # written and read again while it is in the cache
-        lines = max(access.lines[0], access.lines[level] * outside * statement.share) if level else access.lines[0]
+        lines = access.lines[0]
+        if level:
+            lines = max(lines, access.lines[level] * outside * statement.share * access.share)
         return 2 * lines if access.is_store else lines
 
     def _level(self, loops: Sequence[Loop], size: float) -> tuple[int, float]:
@@ -202,11 +218,15 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     if vector is not None and vector.is_tree:  # halves of the vectors, down to one number
         cost.arithmetic += 2 * math.log2(max(lanes, 2))
     _count_accesses(cost, target)
-    step = loops[first - 1] if first else None
     stored = statement.target
     summed = [loop for loop in tile if loop is not vector and stored is not None and not stored.moves_with(loop)]
     cost.chain = math.prod(loop.extent for loop in summed) if statement.is_reduction else 1.0
-    cost.is_carried = statement.is_reduction and (step is None or stored is None or not stored.moves_with(step))
+    cost.linked = 1.0
+    if statement.is_reduction and stored is not None:
+        for loop in reversed(loops[:first]):
+            if stored.moves_with(loop):
+                break
+            cost.linked *= max(loop.extent, 1.0)
     outer = 1.0
     for loop in loops[:first]:
         outer *= loop.extent
@@ -369,6 +389,10 @@ def _add_up(cost: Cost, target: Target) -> None:
     cost.arithmetic = arithmetic
 
 
+def _overhead(loop: Loop) -> float:
+    return PARALLEL_STEP_CYCLES if loop.kind is LoopKind.PARALLEL else STEP_CYCLES
+
+
 def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -> float:
     """Add the cycles of `runs` runs of a tile of which along some loops only a part is kept; returns those of arithmetic."""
     part = math.prod(kept.values())
@@ -389,10 +413,11 @@ def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -
     arithmetic = cost.arithmetic * part
     loading = (loads + cost.unaligned * part + gathers) / LOADS_PER_CYCLE + gathers / 2
     storing = stores + 1.5 * scatters
-    latency = LATENCY * cost.chain if cost.is_carried else 0.0
-    issuing = (cost.operations * part + loads + stores) / OPERATIONS_PER_CYCLE
+    issued = cost.operations * part + loads + stores
+    issuing = issued / OPERATIONS_PER_CYCLE
+    latency = LATENCY * cost.chain / max(1.0, OPERATIONS_IN_FLIGHT / max(issued * cost.linked, 1.0))  # chains run side by side
     spilled = max(0.0, cost.live * part - target.num_vector_registers)
-    overhead = 1.0 if cost.first else 0.0
+    overhead = _overhead(cost.statement.loops[cost.first - 1]) if cost.first else 0.0
     cycles = max(arithmetic, loading, storing, latency, issuing) + 2 * spilled + overhead
     cost.loading += runs * loading
     cost.storing += runs * storing

@@ -10,7 +10,7 @@ are made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tc.autotune.forms import NOTHING, UNKNOWN_SIZE, Form, Forms, conjuncts, positive_share
 from tc.ir.expr import (
@@ -102,14 +102,15 @@ class Access:
     """A load or a store inside `loops`.
 
     elements[k], lines[k]: what is touched while loops k, k + 1, ... run, for k up to len(loops), where nothing runs.
-    steps: bytes by which the address moves, by the number of the loop.
+    steps: bytes by which the address moves, by the number of the loop. share: the part of iterations that perform it.
     ranges: the difference between the largest and the smallest index of each dimension.
     """
 
-    __slots__ = ("elements", "is_irregular", "is_store", "lines", "loops", "moves", "ranges", "region", "steps")
+    __slots__ = ("elements", "is_irregular", "is_store", "lines", "loops", "moves", "ranges", "region", "share", "steps")
 
     def __init__(self, region: Region, is_store: bool, loops: Sequence[Loop], indices: Sequence[Form]) -> None:
         self.region, self.is_store, self.loops = region, is_store, loops
+        self.share = 1.0
         self.is_irregular = any(form.irregular for form in indices)
         self.moves: dict[int, list[tuple[int, float]]] = {}
         for dim, form in enumerate(indices):
@@ -371,41 +372,105 @@ class _Builder:
         return Form(steps, 0.0, max(size - 1, 0.0), irregular=True)
 
     def _count(self, value: Expr, statement: Statement) -> None:
-        """Operations and loads of a value, parts that occur twice counted once."""
+        """Operations and loads of a value. Parts that occur twice count once, and parts that do not change from one iteration to the
+        next count as often as they change."""
+        _Operations(self, statement).visit(value)
         operations = statement.operations
-        seen: set[Expr] = set()
-        stack = [value]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            kind = type(node)
-            if kind is Load:
-                self._load(node, statement)
-                stack += [index for index in node.indices if self.forms.of(index).irregular]
-            elif isinstance(node, BinaryExpr):
-                operations[_KIND_OF[kind] if node.dtype.is_float else 9] += 1
-                stack += (node.lhs, node.rhs)
-            elif isinstance(node, CompareExpr):
-                operations[5] += 1
-                stack += (node.lhs, node.rhs)
-            elif kind is MathCall:
-                operations[_call_kind(node.name)] += 1
-                stack += node.args
-            elif kind is not Const and kind is not Var:
-                operations[_KIND_OF.get(kind, 9)] += 1
-                stack += [child for child in children(node) if isinstance(child, Expr)]
         fused = min(operations[1], operations[2])
         operations[0] += fused
         operations[1] -= fused
         operations[2] -= fused
 
-    def _load(self, load: Load, statement: Statement) -> None:
+    def load(self, load: Load, statement: Statement) -> Access:
+        """Note a load of the statement."""
         access = self._access(load.buffer, load.indices, statement, is_store=False)
         target = statement.target
         if target is not None and access.region is target.region and access.moves == target.moves:
             statement.is_reduction = True
+        return access
+
+
+class _Operations:
+    """Counts the operations of one value. Sets of loops are bits by depth."""
+
+    __slots__ = ("all_bits", "bits", "builder", "parts", "seen", "share", "statement")
+
+    def __init__(self, builder: _Builder, statement: Statement) -> None:
+        self.builder, self.statement = builder, statement
+        self.seen: dict[Expr, int] = {}
+        self.bits = {loop.number: 1 << loop.depth for loop in statement.loops}
+        self.all_bits = (1 << len(statement.loops)) - 1
+        self.parts: dict[int, float] = {}
+        self.share = 1.0
+
+    def visit(self, node: Expr) -> int:
+        """Count what is in `node` and was not met before; the loops that its value depends on."""
+        found = self.seen.get(node)
+        if found is None:
+            found = self.seen[node] = self._visit(node)
+        return found
+
+    def _visit(self, node: Expr) -> int:
+        kind = type(node)
+        if kind is Load:
+            return self._load(node)
+        if kind is Const or kind is Var:
+            return self._loops(self.builder.forms.of(node).steps)
+        if isinstance(node, BinaryExpr):
+            bits, place = self.visit(node.lhs) | self.visit(node.rhs), _KIND_OF[kind] if node.dtype.is_float else 9
+        elif isinstance(node, CompareExpr):
+            bits, place = self.visit(node.lhs) | self.visit(node.rhs), 5
+        elif kind is Select:
+            bits, place = self._select(node), 5
+        else:
+            bits, place = 0, _call_kind(node.name) if kind is MathCall else _KIND_OF.get(kind, 9)
+            for child in children(node):
+                if isinstance(child, Expr):
+                    bits |= self.visit(child)
+        self.statement.operations[place] += self._part(bits)
+        return bits
+
+    def _select(self, node: Select) -> int:
+        bits, outer = self.visit(node.condition), self.share
+        share = self.builder.forms.share(node.condition)
+        for value, part in ((node.true_value, share), (node.false_value, 1 - share)):
+            self.share = outer * part
+            bits |= self.visit(value)
+        self.share = outer
+        return bits
+
+    def _load(self, node: Load) -> int:
+        access = self.builder.load(node, self.statement)
+        access.share = self.share
+        target = self.statement.target
+        if target is not None and access.region is target.region:
+            return self.all_bits  # what was stored before
+        bits = self._loops(access.moves)
+        if access.is_irregular:
+            for index in node.indices:
+                bits |= self.visit(index)
+        return bits
+
+    def _loops(self, numbers: Iterable[int]) -> int:
+        bits = 0
+        for number in numbers:
+            bits |= self.bits.get(number, 0)
+        return bits
+
+    def _part(self, bits: int) -> float:
+        """How often per iteration something is computed that depends on these loops: not anew in the loops inside of the innermost
+        of them, nor in other copies of an unrolled loop. Lanes of a vector count as if they differed."""
+        if bits == self.all_bits:
+            return 1.0
+        part = self.parts.get(bits)
+        if part is None:
+            part = 1.0
+            for loop in self.statement.loops:
+                bit = 1 << loop.depth
+                if not bits & bit and loop.kind is not LoopKind.VECTORIZED and (bit > bits or loop.kind is LoopKind.UNROLLED):
+                    part /= max(loop.extent, 1.0)
+            self.parts[bits] = part
+        return part
 
 
 def _call_kind(name: str) -> int:
@@ -476,6 +541,8 @@ def measure(access: Access, line_bytes: int) -> None:
                 count, span = counts[dim], spans[dim]
                 reach = min(span + step * (extent - 1), ranges[dim])
                 grid = _common_step(grids[dim], step)
+                if reach < span + step * (extent - 1):  # a remainder, or cut short: values fall between those before
+                    grid = min(grid, 1.0)
                 found = max(min(count * extent, (reach + 1e-6) // max(grid, 1.0) + 1.0), count)
                 product *= found / count
                 flat += (reach - span) * strides[dim]
