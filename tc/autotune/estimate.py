@@ -16,22 +16,22 @@ from tc.autotune.nest import KINDS, Access, Guard, Loop, Nest, Region, Statement
 from tc.ir.loop import LoopKind
 from tc.target import Target
 
-PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 8.0, 0.5, 0.75, 10.0, 12.0, 0.5), strict=True))
+PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 6.0, 0.5, 0.75, 8.0, 9.0, 0.5), strict=True))
 """Cycles of one vector operation of each kind, on two ports. A function is a polynomial of some twenty operations."""
 
 _PORT_CYCLES = tuple(PORT_CYCLES.values())
 LOADS_PER_CYCLE = 2.0
-OPERATIONS_PER_CYCLE = 4.0
+OPERATIONS_PER_CYCLE = 5.0
 LATENCY = 4.0
 """Cycles from one addition to the next that needs its result."""
 
-OPERATIONS_IN_FLIGHT = 224.0
+OPERATIONS_IN_FLIGHT = 136.0
 """How far ahead a processor looks for operations whose operands are there."""
 
-LINE_CYCLES = (2.5, 9.0, 16.0)
+LINE_CYCLES = (1.5, 5.5, 11.0)
 """Cycles for one cache line from the second level, from the third, and from memory."""
 
-STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.0, 6.0
+STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.3, 10.0
 """Cycles to go on to the next iteration of a loop, and to that of the innermost of several loops run in parallel, numbered as one."""
 
 LAUNCH_CYCLES = 6000.0
@@ -43,10 +43,16 @@ SHARES_PER_THREAD = 4
 SET_BYTES = 4096
 """Addresses at a multiple of this distance share one set of the first-level cache."""
 
+STRIDED = 1.2
+"""How much longer a cache line takes that does not lie beside those before."""
+
+GATHER_CYCLES, SPILL_CYCLES = 0.7, 1.0
+"""Cycles of one lane of a gather, and of one register too many in one run of a tile."""
+
 USABLE = 0.8
 """The part of a cache that holds what is used again."""
 
-HIDDEN = 0.7
+HIDDEN = 0.88
 """The part of the shorter of computing and moving data that the longer one hides."""
 
 
@@ -54,14 +60,16 @@ class Cost:
     """One statement's cost. Everything but the tile's own counts is in cycles, for all iterations on one thread.
 
     In one run of the tile: `operations` (vector operations), `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load
-    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other, in one run and in `linked` runs after each other.
+    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other,
+    in one run and in `linked` runs after each other.
     `lanes`: elements of one vector operation; `fill`: the part of the vector register used. `span`: the part of the work that the
     busiest thread does.
     """
 
     __slots__ = (
-        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "lanes", "latency", "line_counts", "linked", "live", "loading", "memory", "operations", "overhead", "runs", "scatters", "span",
-        "spilling", "statement", "stores", "storing", "tail_share", "tile", "total", "unaligned", "vector", "vector_loads", "vectors",
+        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "lanes", "latency",
+        "line_counts", "linked", "live", "loading", "memory", "moves", "operations", "overhead", "runs", "scatters", "span", "spilling",
+        "statement", "stores", "storing", "tail_share", "tile", "total", "unaligned", "vector", "vector_loads", "vectors",
     )  # fmt: skip
 
     def __init__(self, statement: Statement) -> None:
@@ -105,11 +113,13 @@ class Estimate:
         statement = cost.statement
         loops, depth = statement.loops, len(statement.loops)
         cost.line_counts = counts = []
+        weights = [STRIDED if _is_strided(access, cost, self.line_bytes) else 1.0 for access in statement.accesses]
+        weighted: dict[float, float] = {}
         for size, held in zip(self.footprints, self._held, strict=True):
             level, _ = self._level(loops, size)
             place = -1 if self.working_set <= size else id(loops[level]) if level < depth else id(statement)
-            total = 0.0
-            for access in statement.accesses:
+            total = slow = 0.0
+            for access, weight in zip(statement.accesses, weights, strict=True):
                 lines = self.lines_of(access, statement, size)
                 if lines:
                     key = (place, access.region)
@@ -117,12 +127,15 @@ class Estimate:
                     if lines > known:
                         held[key] = lines
                         total += lines - known
+                        slow += (lines - known) * weight
             counts.append(total)
+            weighted[size] = slow
         sizes = (self.target.l1_bytes, self.target.l2_bytes, self.target.l3_bytes or self.target.l2_bytes)
-        cost.memory = 0.0
-        for size, cycles in zip(sizes, LINE_CYCLES, strict=True):
-            if self.working_set > USABLE * size:
-                cost.memory += cycles * counts[self.footprints.index(USABLE * size)]
+        cost.memory = sum(
+            cycles * weighted[USABLE * size]
+            for size, cycles in zip(sizes, LINE_CYCLES, strict=True)
+            if self.working_set > USABLE * size
+        )
 
     def lines_of(self, access: Access, statement: Statement, size: float) -> float:
         """Cache lines that come from beyond a cache of `size` bytes, or go there, while all loops run: what one iteration of a loop
@@ -271,6 +284,8 @@ def _count_accesses(cost: Cost, target: Target) -> None:
         else:
             cost.broadcasts += count
         cost.conflicts = max(cost.conflicts, _conflicts(access, first))
+    fills = stored is not None and stored.region.is_register and not cost.statement.is_reduction
+    cost.moves = cost.accumulators if fills else 0.0  # registers that get a value
     cost.live = cost.accumulators + streams + (1.0 if cost.broadcasts else 0.0)
 
 
@@ -308,6 +323,15 @@ def _is_unaligned(access: Access, cost: Cost, line_bytes: int) -> bool:
     if cost.lanes * access.region.element_bytes < line_bytes / 2:
         return False
     return any(access.steps.get(loop.number, 0.0) % line_bytes for loop in access.loops if loop is not cost.vector)
+
+
+def _is_strided(access: Access, cost: Cost, line_bytes: float) -> bool:
+    """Whether the innermost loop that moves the access leaves out lines between what one run of the tile touches and the next."""
+    for loop in reversed(access.loops[: cost.first]):
+        step = abs(access.steps.get(loop.number, 0.0))
+        if step:
+            return step > line_bytes * max(1.0, access.lines[cost.first])
+    return False
 
 
 def _conflicts(access: Access, first: int) -> float:
@@ -411,18 +435,18 @@ def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -
             else:
                 loads, gathers = (loads, gathers + count) if kind == "gather" else (loads + count, gathers)
     arithmetic = cost.arithmetic * part
-    loading = (loads + cost.unaligned * part + gathers) / LOADS_PER_CYCLE + gathers / 2
+    loading = (loads + cost.unaligned * part) / LOADS_PER_CYCLE + gathers * GATHER_CYCLES
     storing = stores + 1.5 * scatters
-    issued = cost.operations * part + loads + stores
+    issued = cost.operations * part + loads + stores + cost.moves * part
     issuing = issued / OPERATIONS_PER_CYCLE
     latency = LATENCY * cost.chain / max(1.0, OPERATIONS_IN_FLIGHT / max(issued * cost.linked, 1.0))  # chains run side by side
     spilled = max(0.0, cost.live * part - target.num_vector_registers)
     overhead = _overhead(cost.statement.loops[cost.first - 1]) if cost.first else 0.0
-    cycles = max(arithmetic, loading, storing, latency, issuing) + 2 * spilled + overhead
+    cycles = max(arithmetic, loading, storing, latency, issuing) + SPILL_CYCLES * spilled + overhead
     cost.loading += runs * loading
     cost.storing += runs * storing
     cost.latency += runs * latency
-    cost.spilling += runs * 2 * spilled
+    cost.spilling += runs * SPILL_CYCLES * spilled
     cost.overhead += runs * overhead
     cost.compute += runs * cycles
     return runs * arithmetic
