@@ -132,7 +132,7 @@ class _BoostedCost(_RowCost):
     objective = ""
     options: Mapping[str, Any] = {}
 
-    def __init__(self, seed: int = 0, *, prior: Cost | None = None, rounds: int = 48) -> None:
+    def __init__(self, seed: int = 0, *, prior: Cost | None = None, rounds: int = 64) -> None:
         self.seed, self.rounds = seed, rounds
         self.prior: Cost = AnalyticCost() if prior is None else prior
         self._members: list[Any] = []
@@ -181,8 +181,8 @@ class _BoostedCost(_RowCost):
         if self.objective.startswith("rank"):
             data.set_group(np.bincount(task)[np.unique(task)])
         options = {
-            "objective": self.objective, "seed": self.seed * MEMBERS + member, "nthread": 1, "tree_method": "hist", "max_bin": 64,
-            "max_depth": 5, "eta": 0.15, "colsample_bytree": 0.4, "min_child_weight": 2.0, "verbosity": 0, **self.options,
+            "objective": self.objective, "seed": self.seed * MEMBERS + member, "nthread": 1, "tree_method": "hist", "max_bin": 32,
+            "max_depth": 5, "eta": 0.1, "colsample_bytree": 0.4, "min_child_weight": 2.0, "verbosity": 0, **self.options,
         }  # fmt: skip
         return xgboost.train(options, data, self.rounds)
 
@@ -226,7 +226,7 @@ class RankCost(_BoostedCost):
     predicts_time = False
     objective = "rank:pairwise"
     options = {"lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8}
-    SHARPNESS = 2.0
+    SHARPNESS = 4.0
     """Log-odds by which the prior orders two programs of which it takes one to be twice as fast."""
 
     def _labels(self, logs: np.ndarray, prior: np.ndarray) -> np.ndarray:
