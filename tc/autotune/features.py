@@ -36,6 +36,7 @@ _PROGRAM = (
     "log tasks", "threads / cores", "log imbalance", "log cycles per task", "log launches", "share on one thread",
     "log scratch / L1", "log scratch / L2", "registers wanted / registers", "log straight code", "log longest straight code",
     "log statements", "log loops", "share in cut tiles", "share under checks", "log repetition",
+    "log selections of loads in straight code",
 )  # fmt: skip
 
 _ACCESS = (
@@ -51,7 +52,7 @@ _STATEMENT = (
     *(f"{kind} / operation" for kind in KINDS),
     "log operations per tile", "vector loads / operation", "broadcasts / operation", "gathers / operation", "stores / operation",
     "scatters / operation", "log loading / arithmetic", "log waiting / arithmetic", "log computing / arithmetic",
-    "log moving data / arithmetic", "log set conflicts", "unaligned loads / loads", "prefetched", "cycles per tile",
+    "log moving data / arithmetic", "log set conflicts", "unaligned loads / loads", "log prefetched bytes", "log cycles per tile",
     *(f"{role}: {column}" for role in _ROLES for column in _ACCESS),
 )  # fmt: skip
 
@@ -157,6 +158,7 @@ def _program(estimate: Estimate, least: float) -> list[float]:
     checked = sum(cost.total for cost in costs if any(not guard.is_partitioned for guard in cost.statement.guards))
     row += [_log(len(costs)), _log(len(nest.loops)), _ratio(sum(cost.total * cost.tail_share for cost in costs), total)]
     row += [_ratio(checked, total), _ratio(sum(cost.total * _repetition(cost) for cost in costs), total)]
+    row.append(_log(max((cost.statement.checks * _copies(cost) for cost in costs), default=0.0)))
     return row
 
 
@@ -164,6 +166,20 @@ def _repetition(cost: Cost) -> float:
     """log2 of how often the statement runs over how often it has to."""
     useful = cost.statement.useful
     return _log(cost.statement.iterations / useful) if useful else 0.0
+
+
+def _copies(cost: Cost) -> float:
+    """How often unrolled loops repeat the statement in straight code."""
+    return math.prod(loop.extent for loop in cost.tile if loop is not cost.vector)
+
+
+def _prefetch_bytes(cost: Cost) -> float:
+    """How far ahead of its use something is prefetched; 0 where nothing is."""
+    for loop in cost.statement.loops:
+        distance = loop.prefetch.rpartition(":")[2]
+        if distance.isdigit():
+            return float(distance)
+    return 0.0
 
 
 def _parallel(estimate: Estimate) -> list[float]:
@@ -188,7 +204,6 @@ def _statement(cost: Cost, estimate: Estimate) -> list[float]:
     loops, registers = statement.loops, target.num_vector_registers
     stored = statement.target
     operations = max(cost.operations, 1.0)
-    unrolled = math.prod(loop.extent for loop in cost.tile if loop is not cost.vector)
     serial = loops[cost.first - 1].extent if cost.first else 1.0
     inside = math.prod(loop.extent for loop in loops[: cost.first] if loop.kind is not LoopKind.PARALLEL)
     summed = [loop for loop in loops if stored is None or not stored.moves_with(loop)]
@@ -199,7 +214,7 @@ def _statement(cost: Cost, estimate: Estimate) -> list[float]:
         cost.tail_share,
         _log(cost.lanes),
         cost.fill,
-        _log(unrolled),
+        _log(_copies(cost)),
         _log(cost.runs),
         _log(serial),
         _log(inside),
@@ -216,7 +231,7 @@ def _statement(cost: Cost, estimate: Estimate) -> list[float]:
     row += [_log(cost.operations), *(min(count / operations, 64.0) for count in counts)]
     row += [_log_ratio(part, cost.arithmetic) for part in (cost.loading, cost.latency, cost.compute, cost.memory)]
     loads = cost.vector_loads + cost.broadcasts + cost.gathers
-    row += [_log(cost.conflicts), _ratio(cost.unaligned, loads), float(any(loop.is_prefetched for loop in loops))]
+    row += [_log(cost.conflicts), _ratio(cost.unaligned, loads), _log(_prefetch_bytes(cost))]
     row.append(_log(_ratio(cost.compute, cost.runs)))
     return row + _accesses(cost, estimate)
 

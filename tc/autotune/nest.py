@@ -63,17 +63,17 @@ _CHEAP_CALLS = frozenset("fma floor ceil round trunc abs sign isnan isinf bit_no
 class Loop:
     """A loop of at least two iterations (or of none). `depth` counts the loops around it.
 
-    `body_lines`: cache lines of each region that one iteration touches.
+    `body_lines`: cache lines of each region that one iteration touches. `prefetch`: what the loop is annotated with, if it is.
     """
 
-    __slots__ = ("body_lines", "depth", "extent", "grain", "is_partitioned", "is_prefetched", "is_transposed", "is_tree", "kind", "number")
+    __slots__ = ("body_lines", "depth", "extent", "grain", "is_partitioned", "is_transposed", "is_tree", "kind", "number", "prefetch")
 
     def __init__(self, number: int, extent: float, depth: int, kind: LoopKind, source: For | None = None) -> None:
         self.number, self.extent, self.depth, self.kind = number, extent, depth, kind
         self.body_lines: dict[Region, float] = {}
         notes = dict(source.annotations) if source is not None and source.annotations else {}
         self.grain = max(1, int(notes.get("grain", 1) or 1))
-        self.is_partitioned, self.is_prefetched = bool(notes.get("partition")), "prefetch" in notes
+        self.is_partitioned, self.prefetch = bool(notes.get("partition")), str(notes.get("prefetch", ""))
         self.is_tree, self.is_transposed = bool(notes.get("tree")), bool(notes.get("transpose"))
 
 
@@ -144,14 +144,15 @@ class Statement:
     """One store and the loops around it.
 
     share: the part of all iterations in which it runs. domain: how many iterations its block asks for, waste and repetition
-    left out. operations: how many of each of KINDS one iteration does.
+    left out. operations: how many of each of KINDS one iteration does. checks: selections of loads that must not all be done.
     """
 
-    __slots__ = ("accesses", "domain", "guards", "is_float", "is_reduction", "loops", "operations", "order", "share", "target")
+    __slots__ = ("accesses", "checks", "domain", "guards", "is_float", "is_reduction", "loops", "operations", "order", "share", "target")
 
     def __init__(self, loops: Sequence[Loop], order: int) -> None:
         self.loops, self.order = loops, order
         self.share = self.domain = 1.0
+        self.checks = 0
         self.operations = [0.0] * len(KINDS)
         self.accesses: list[Access] = []
         self.target: Access | None = None
@@ -431,6 +432,7 @@ class _Operations:
         return bits
 
     def _select(self, node: Select) -> int:
+        self.statement.checks += isinstance(node.true_value, Load) or isinstance(node.false_value, Load)
         bits, outer = self.visit(node.condition), self.share
         share = self.builder.forms.share(node.condition)
         for value, part in ((node.true_value, share), (node.false_value, 1 - share)):
