@@ -8,7 +8,7 @@ Source: Chen et al., "Learning to Optimize Tensor Programs" (2018): boosted tree
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -230,7 +230,7 @@ class RankCost(_BoostedCost):
     """Log-odds by which the prior orders two programs of which it takes one to be twice as fast."""
 
     def _labels(self, logs: np.ndarray, prior: np.ndarray) -> np.ndarray:
-        return logs.max() - logs
+        return np.asarray(logs.max() - logs)
 
     def _margin(self, prior: np.ndarray) -> np.ndarray:
         return -self.SHARPNESS * prior
@@ -245,7 +245,7 @@ class RegressionCost(_BoostedCost):
     objective = "reg:squarederror"
 
     def _labels(self, logs: np.ndarray, prior: np.ndarray) -> np.ndarray:
-        return logs + np.mean(prior - logs)
+        return np.asarray(logs + np.mean(prior - logs))
 
     def _margin(self, prior: np.ndarray) -> np.ndarray:
         return prior
@@ -281,7 +281,7 @@ class TransferCost(_RowCost):
         return model.importance() if isinstance(model, _RowCost) else ()
 
 
-def cross_validate(make: Any, groups: Sequence[Measured], folds: int = 5) -> CostReport:
+def cross_validate(make: Callable[[], Any], groups: Sequence[Measured], folds: int = 5) -> CostReport:
     """The report of models from `make()`, each fitted to some of the tasks, on the tasks that it has not seen."""
     folds = max(2, min(folds, len(groups)))
     predictions: list[Prediction] = [(np.zeros(0), np.zeros(0))] * len(groups)
@@ -302,16 +302,16 @@ def _is_telling(group: Measured) -> bool:
 
 def _capped(logs: np.ndarray) -> np.ndarray:
     """log2 of seconds over those of the fastest; what is far behind is not told apart."""
-    return np.minimum(logs - logs.min(), MOST_LOG2)
+    return np.asarray(np.minimum(logs - logs.min(), MOST_LOG2))
 
 
 def _centered(values: np.ndarray) -> np.ndarray:
-    return values - values.mean()
+    return np.asarray(values - values.mean())
 
 
 def _centered_by(values: np.ndarray, task: np.ndarray) -> np.ndarray:
     sizes = np.maximum(np.bincount(task), 1)
-    return values - (np.bincount(task, weights=values) / sizes)[task]
+    return np.asarray(values - (np.bincount(task, weights=values) / sizes)[task])
 
 
 def _spread_of(errors: np.ndarray) -> float:
@@ -334,4 +334,4 @@ def _outputs(booster: Any, features: np.ndarray, margin: np.ndarray) -> np.ndarr
     if not len(features):
         return np.zeros(0)
     data = xgboost.DMatrix(features, base_margin=margin, nthread=1)
-    return booster.predict(data, output_margin=True).astype(np.float64)
+    return np.asarray(booster.predict(data, output_margin=True), np.float64)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tc.autotune.nest import KINDS, Access, Guard, Loop, Nest, Region, Statement
 from tc.ir.loop import LoopKind
@@ -56,24 +57,57 @@ HIDDEN = 0.88
 """The part of the shorter of computing and moving data that the longer one hides."""
 
 
-class Cost:
-    """One statement's cost. Everything but the tile's own counts is in cycles, for all iterations on one thread.
+@dataclass(eq=False, slots=True)
+class StatementCost:
+    """What one statement costs. Parts are in cycles of one thread, for all iterations.
 
-    In one run of the tile: `operations` (vector operations), `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load
-    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other,
-    in one run and in `linked` runs after each other.
-    `lanes`: elements of one vector operation; `fill`: the part of the vector register used. `span`: the part of the work that the
-    busiest thread does.
+    tile: the loops from number `first` on; `runs`: how often it runs; `tail_share`: the part of the runs that are cut short.
+    vector: the vectorized loop, which takes `vectors` operations of `lanes` elements each; fill: the part of a register used.
+    In one run of the tile: `operations` on vectors, `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load per
+    lane), `stores`, `scatters`, `moves` (registers that get a value), `accumulators` and `live` registers, and loads that are
+    `unaligned`. `conflicts`: lines in use at once that fall into one set of the first-level cache. `chain`: how many additions wait for
+    each other in one run, and in `linked` runs after each other.
+    line_counts: cache lines from beyond each of `footprints(target)`. span: the part of the work that the busiest thread does.
     """
 
-    __slots__ = (
-        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "lanes", "latency",
-        "line_counts", "linked", "live", "loading", "memory", "moves", "operations", "overhead", "runs", "scatters", "span", "spilling",
-        "statement", "stores", "storing", "tail_share", "tile", "total", "unaligned", "vector", "vector_loads", "vectors",
-    )  # fmt: skip
+    statement: Statement
+    first: int = 0
+    tile: Sequence[Loop] = ()
+    vector: Loop | None = None
+    runs: float = 0.0
+    tail_share: float = 0.0
+    lanes: float = 1.0
+    vectors: float = 1.0
+    fill: float = 0.0
+    operations: float = 0.0
+    vector_loads: float = 0.0
+    broadcasts: float = 0.0
+    gathers: float = 0.0
+    stores: float = 0.0
+    scatters: float = 0.0
+    moves: float = 0.0
+    accumulators: float = 0.0
+    live: float = 0.0
+    unaligned: float = 0.0
+    conflicts: float = 1.0
+    chain: float = 1.0
+    linked: float = 1.0
+    line_counts: list[float] = field(default_factory=list)
+    span: float = 1.0
+    arithmetic: float = 0.0
+    loading: float = 0.0
+    storing: float = 0.0
+    latency: float = 0.0
+    spilling: float = 0.0
+    overhead: float = 0.0
+    compute: float = 0.0
+    memory: float = 0.0
+    total: float = 0.0
 
-    def __init__(self, statement: Statement) -> None:
-        self.statement = statement
+    @property
+    def copies(self) -> float:
+        """How often unrolled loops repeat the statement in straight code."""
+        return math.prod(loop.extent for loop in self.tile if loop is not self.vector)
 
 
 class Estimate:
@@ -97,8 +131,8 @@ class Estimate:
         self.launching = sum(launch.cycles for launch in self.launches.values())
         self.total = sum(cost.total * cost.span for cost in self.costs) + self.launching
 
-    def _cost(self, statement: Statement) -> Cost:
-        cost = Cost(statement)
+    def _cost(self, statement: Statement) -> StatementCost:
+        cost = StatementCost(statement)
         _describe_tile(cost, self.target)
         _add_up(cost, self.target)
         self._move_data(cost)
@@ -107,7 +141,7 @@ class Estimate:
         cost.span = self._span(statement)
         return cost
 
-    def _move_data(self, cost: Cost) -> None:
+    def _move_data(self, cost: StatementCost) -> None:
         """Count the lines that each cache does not hold, and the cycles that they take. Statements inside a loop whose iterations fit the
         cache find there what others of them have brought."""
         statement = cost.statement
@@ -203,7 +237,7 @@ def footprints(target: Target) -> tuple[float, ...]:
     return (l1 / 8, l1 / 4, l1 / 2, USABLE * l1, 2 * l1, l2 / 8, l2 / 4, l2 / 2, USABLE * l2, 2 * l2, USABLE * l3)
 
 
-def _describe_tile(cost: Cost, target: Target) -> None:
+def _describe_tile(cost: StatementCost, target: Target) -> None:
     """What one run of the tile consists of."""
     statement = cost.statement
     loops = statement.loops
@@ -218,11 +252,8 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     element = statement.target.region.element_bytes if statement.target is not None else 4.0
     bits = 8.0 * max(element, 1.0)
     lanes = max(1.0, min(width, target.vector_bits / bits))
-    times = 1.0
-    for loop in tile:
-        if loop is not vector:
-            times *= loop.extent
     cost.first, cost.tile, cost.vector, cost.lanes = first, tile, vector, lanes
+    times = cost.copies
     cost.vectors = max(1.0, math.ceil(width / lanes))
     cost.fill = width / (cost.vectors * (target.vector_bits / bits)) if vector is not None else bits / target.vector_bits
     per_run = sum(count * cycles for count, cycles in zip(statement.operations, _PORT_CYCLES, strict=True))
@@ -234,7 +265,6 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     stored = statement.target
     summed = [loop for loop in tile if loop is not vector and stored is not None and not stored.moves_with(loop)]
     cost.chain = math.prod(loop.extent for loop in summed) if statement.is_reduction else 1.0
-    cost.linked = 1.0
     if statement.is_reduction and stored is not None:
         for loop in reversed(loops[:first]):
             if stored.moves_with(loop):
@@ -248,11 +278,8 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     cost.runs = outer * _free_share(statement, tile)
 
 
-def _count_accesses(cost: Cost, target: Target) -> None:
+def _count_accesses(cost: StatementCost, target: Target) -> None:
     first, vector = cost.first, cost.vector
-    cost.vector_loads = cost.broadcasts = cost.gathers = cost.stores = cost.scatters = 0.0
-    cost.accumulators = cost.unaligned = 0.0
-    cost.conflicts = 1.0
     summed = 1.0  # copies of the statement along the unrolled loops of a sum
     stored = cost.statement.target
     if stored is not None and cost.statement.is_reduction:
@@ -289,7 +316,7 @@ def _count_accesses(cost: Cost, target: Target) -> None:
     cost.live = cost.accumulators + streams + (1.0 if cost.broadcasts else 0.0)
 
 
-def access_count(cost: Cost, access: Access) -> tuple[str, float]:
+def access_count(cost: StatementCost, access: Access) -> tuple[str, float]:
     """How the lanes find their elements ("vector": side by side, "broadcast": one for all, "gather": apart), and how many loads
     (or stores) one run of the tile needs if nothing is loaded twice."""
     vector = cost.vector
@@ -310,7 +337,7 @@ def access_count(cost: Cost, access: Access) -> tuple[str, float]:
     return "vector", count * cost.vectors
 
 
-def _transposed(cost: Cost, access: Access, touched: float) -> tuple[str, float]:
+def _transposed(cost: StatementCost, access: Access, touched: float) -> tuple[str, float]:
     """Elements apart; squares that are exchanged in registers are loaded as vectors."""
     for loop in cost.tile:
         if loop.is_transposed and access.steps.get(loop.number) == access.region.element_bytes:
@@ -318,14 +345,14 @@ def _transposed(cost: Cost, access: Access, touched: float) -> tuple[str, float]
     return "gather", touched
 
 
-def _is_unaligned(access: Access, cost: Cost, line_bytes: int) -> bool:
+def _is_unaligned(access: Access, cost: StatementCost, line_bytes: int) -> bool:
     """Whether vectors of the access lie across cache lines."""
     if cost.lanes * access.region.element_bytes < line_bytes / 2:
         return False
     return any(access.steps.get(loop.number, 0.0) % line_bytes for loop in access.loops if loop is not cost.vector)
 
 
-def _is_strided(access: Access, cost: Cost, line_bytes: float) -> bool:
+def _is_strided(access: Access, cost: StatementCost, line_bytes: float) -> bool:
     """Whether the innermost loop that moves the access leaves out lines between what one run of the tile touches and the next."""
     for loop in reversed(access.loops[: cost.first]):
         step = abs(access.steps.get(loop.number, 0.0))
@@ -384,7 +411,7 @@ class _Cut:
         self.kept = min(1.0, math.ceil(left / width) * width / covered) if left else 1.0
 
 
-def _add_up(cost: Cost, target: Target) -> None:
+def _add_up(cost: StatementCost, target: Target) -> None:
     """Cycles of all runs of the tile, whole ones and those at the end of a range."""
     statement = cost.statement
     numbers = {loop.number for loop in cost.tile}
@@ -404,7 +431,6 @@ def _add_up(cost: Cost, target: Target) -> None:
         versions = split
     running = sum(share for share, _ in versions)
     cost.tail_share = 1 - whole / running if running else 0.0
-    cost.loading = cost.storing = cost.latency = cost.spilling = cost.overhead = cost.compute = 0.0
     arithmetic = 0.0
     for share, kept in versions:
         runs = cost.runs * share
@@ -417,7 +443,7 @@ def _overhead(loop: Loop) -> float:
     return PARALLEL_STEP_CYCLES if loop.kind is LoopKind.PARALLEL else STEP_CYCLES
 
 
-def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -> float:
+def _run_tile(cost: StatementCost, runs: float, kept: dict[int, float], target: Target) -> float:
     """Add the cycles of `runs` runs of a tile of which along some loops only a part is kept; returns those of arithmetic."""
     part = math.prod(kept.values())
     loads, stores, gathers, scatters = cost.vector_loads + cost.broadcasts, cost.stores, cost.gathers, cost.scatters

@@ -234,28 +234,28 @@ class _Builder:
         return region
 
     def visit(self, stmt: Stmt) -> None:
-        kind = type(stmt)
-        if kind is For:
+        """Walk a statement."""
+        if isinstance(stmt, For):
             self._for(stmt)
-        elif kind is Block:
+        elif isinstance(stmt, Block):
             self._block(stmt)
-        elif kind is Seq:
+        elif isinstance(stmt, Seq):
             for inner in stmt.stmts:
                 self.visit(inner)
-        elif kind is Store:
+        elif isinstance(stmt, Store):
             self._store(stmt)
-        elif kind is Alloc:
+        elif isinstance(stmt, Alloc):
             self._region(stmt.buffer)
             self.visit(stmt.body)
-        elif kind is If:
+        elif isinstance(stmt, If):
             self._if(stmt)
-        elif kind is Let:
+        elif isinstance(stmt, Let):
             self._value(stmt.value)
             self.forms.bind(stmt.var, self.forms.of(stmt.value))
             self.visit(stmt.body)
-        elif kind is While:
+        elif isinstance(stmt, While):
             self._loop(Var("while"), UNKNOWN_SIZE, LoopKind.SERIAL, stmt.body, None)
-        elif kind is IntrinsicCall:
+        elif isinstance(stmt, IntrinsicCall):
             self._intrinsic(stmt)
 
     def _for(self, stmt: For) -> None:
@@ -295,7 +295,7 @@ class _Builder:
             return
         guards = []
         for part in conjuncts(condition):
-            if type(part) in (Lt, Le):
+            if isinstance(part, (Lt, Le)):
                 slack = self.forms.slack(part)
                 if slack.low > 0:
                     continue
@@ -412,19 +412,18 @@ class _Operations:
         return found
 
     def _visit(self, node: Expr) -> int:
-        kind = type(node)
-        if kind is Load:
+        if isinstance(node, Load):
             return self._load(node)
-        if kind is Const or kind is Var:
+        if isinstance(node, (Const, Var)):
             return self._loops(self.builder.forms.of(node).steps)
         if isinstance(node, BinaryExpr):
-            bits, place = self.visit(node.lhs) | self.visit(node.rhs), _KIND_OF[kind] if node.dtype.is_float else 9
+            bits, place = self.visit(node.lhs) | self.visit(node.rhs), _KIND_OF[type(node)] if node.dtype.is_float else 9
         elif isinstance(node, CompareExpr):
             bits, place = self.visit(node.lhs) | self.visit(node.rhs), 5
-        elif kind is Select:
+        elif isinstance(node, Select):
             bits, place = self._select(node), 5
         else:
-            bits, place = 0, _call_kind(node.name) if kind is MathCall else _KIND_OF.get(kind, 9)
+            bits, place = 0, _call_kind(node.name) if isinstance(node, MathCall) else _KIND_OF.get(type(node), 9)
             for child in children(node):
                 if isinstance(child, Expr):
                     bits |= self.visit(child)
