@@ -21,6 +21,7 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.mark_in_place import mark_in_place
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.canonical import canonical_names
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import __version__
@@ -50,6 +51,7 @@ class Kernel:
     rule: str
     trace: str
     symbol: str
+    is_tuned: bool = False
 
 
 def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
@@ -62,15 +64,16 @@ def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
 
 def workload_key(prim: PrimFunc) -> str:
     """What tuning records know a PrimFunc by: equal for equal programs, whatever they are called."""
-    return structural_hash(prim)[:20]
+    return structural_hash(canonical_names(prim))[:20]
 
 
 def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) -> Kernel:
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
-    scheduled = (tuned and tuned.schedule(prim)) or apply_rules(prim, target)
+    known = tuned and tuned.schedule(prim)
+    scheduled = known or apply_rules(prim, target)
     final = finish_loops(scheduled.func, threads=target.cores)
     symbol = f"tc_{structural_hash(final)[:20]}"
-    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
+    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 
 
 def schedule_module(module: IRModule, target: Target, tuned: Tuned | None = None) -> tuple[IRModule, dict[str, Kernel]]:

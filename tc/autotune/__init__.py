@@ -1,1 +1,1 @@
-"""Which schedule is fastest: spaces, features of programs, learned costs, search, measuring and records."""
+"""Which schedule is fastest: spaces, features, cost models, search, measuring and the database of what was found."""

@@ -160,8 +160,11 @@ class ProductPlan:
             inside = [*columns, *band_rows, *tiles]
             if columns and tiles and not before and s.choose("sum/innermost", ("rows", "columns"), "rows", ordered=False) == "columns":
                 inside = [*band_rows, *tiles, *columns]
-            outer = [*others, *bands, *rows, *apart, *inside]
-            parallel = [*others, *bands, *rows, *apart]
+            around = [*bands, *rows]
+            if bands and rows and not before and s.choose("sum/outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
+                around = [*rows, *bands]
+            outer = [*others, *around, *apart, *inside]
+            parallel = [*others, *around, *apart]
         s.reorder(*outer, *self.inner)
         self.anchor = outer[-1]
         self.padding_place = bands[-1] if bands else None
@@ -396,11 +399,22 @@ class ProductPlan:
                 depth = [outer, *depth[1:], inside]
                 if extent % block == 0:
                     depth[-1:] = self._unroll_steps(inside, block)
+                    depth[:1] = self._unroll_blocks(outer, extent // block)
             else:
                 depth = [outer, inside]
         elif len(depth) == 1 and extent is not None:
             depth = self._unroll_steps(first, extent)
         return depth
+
+    def _unroll_blocks(self, loop: str, extent: int) -> list[str]:
+        """Cut a few blocks of the depth off their loop, and unroll them around the taps and the steps."""
+        s = self.s
+        count = s.choose("sum/blocks_unroll", [each for each in (1, 2, 4) if extent % each == 0 and each <= extent], 1)
+        if count == 1:
+            return [loop]
+        blocks, few = s.split(loop, count)
+        s.unroll(few)
+        return [blocks, few]
 
     def _unroll_steps(self, loop: str, extent: int) -> list[str]:
         """Cut a few steps of the sum off the innermost loop, and unroll them."""

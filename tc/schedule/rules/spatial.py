@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Const, Load, Var
+from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.node import Node, children
-from tc.schedule.analysis import BlockInfo, block_infos
-from tc.schedule.rules.common import extent_value, lanes_for, loads_of, set_parallel
+from tc.schedule.analysis import BlockInfo, axes_in, block_infos
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -28,7 +28,9 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     lanes = lanes_for(info, target)
     if len(loops) > 1 and _is_flat(info) and schedule.choose("stream/flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
-    *outer, last = loops
+    if _schedule_squares(schedule, info, loops, lanes):
+        return
+    *outer, last = schedule.loops_of(block)
     extent = extent_value(schedule, last)
     if extent is not None and extent < lanes:
         if extent >= 4:
@@ -50,6 +52,90 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         set_parallel(schedule, outer, extent or 256)
     else:
         set_parallel(schedule, [out], vectors * lanes)
+
+
+def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
+    """Where an operand is contiguous along another loop than the result: squares, read along one and written along the other.
+
+    Codegen exchanges the axes of a square in registers. False: there is no such loop, or it is short.
+    """
+    found = _read_along(info, loops)
+    if found is None:
+        return False
+    row, block = found
+    if loops.index(row) < len(loops) - 2:
+        loops = _joined(schedule, info, loops, len(loops) - 1, lanes)
+    elif not block and loops.index(row) > 0:
+        place, count = loops.index(row), len(loops)
+        loops = _joined(schedule, info, loops, place, lanes)
+        row = loops[place - (len(loops) < count)]
+    *_, last = loops
+    extents = extent_value(schedule, row), extent_value(schedule, last)
+    if any(extent is not None and extent < lanes for extent in extents) or (block and block % lanes):
+        return False
+    if not schedule.choose("copy/squares", (False, True), True, ordered=False):
+        return False
+    around = [loop for loop in loops if loop not in (row, last)]
+    rows, row = schedule.split(row, lanes)
+    columns, last = (None, last) if extents[1] == lanes else schedule.split(last, lanes)
+    guarded = [loop for loop, extent in ((rows, extents[0]), (columns, extents[1])) if loop and (extent is None or extent % lanes)]
+    tiles = [rows, *([columns] if columns else [])]
+    order = schedule.choose("copy/order", ("rows", "columns"), "rows", ordered=False) if columns else "rows"
+    schedule.reorder(*around, *(tiles if order == "rows" else reversed(tiles)), row, last)
+    schedule.vectorize(last)
+    schedule.unroll(row)
+    schedule.annotate_loop(row, "transpose", 1)
+    for loop in guarded:
+        schedule.annotate_loop(loop, "partition", 1)
+    inside = known_product(schedule, tiles, 8) * lanes * lanes
+    if around:
+        set_parallel(schedule, around, inside)
+    else:
+        set_parallel(schedule, [loop for loop in tiles if loop not in guarded][:1], inside)
+    return True
+
+
+def _joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, lanes: int) -> list[str]:
+    """Make one loop of that at `place` and the one around it, if all is dense over both and the inner alone is not in vectors."""
+    around, loop = loops[place - 1], loops[place]
+    extent = extent_value(schedule, loop)
+    if extent is None or extent % lanes == 0 or extent_value(schedule, around) is None:
+        return loops
+    axes = {axis.value.name: axis.var for axis in info.block.axes if isinstance(axis.value, Var)}
+    pair = (axes.get(around), axes.get(loop))
+    for access in (*loads_of(info), *info.writes):
+        if all(isinstance(index, Const) for index in access.indices):
+            continue
+        at = next((k for k, index in enumerate(access.indices) if index is pair[1]), 0)
+        dense = at > 0 and access.indices[at - 1] is pair[0] and is_const(access.buffer.shape[at], extent)
+        elsewhere = (index for k, index in enumerate(access.indices) if k not in (at - 1, at))
+        if not dense or any(axis in axes_in(index) for index in elsewhere for axis in pair):
+            return loops
+    return [*loops[: place - 1], schedule.fuse(around, loop), *loops[place + 1 :]]
+
+
+def _read_along(info: BlockInfo, loops: list[str]) -> tuple[str, int] | None:
+    """The one loop along which operands are contiguous, if it is not the last, and the length of its runs (0: all of it)."""
+    values = {axis.var: axis.value for axis in info.block.axes}
+    found: set[tuple[str, int]] = set()
+    for load in loads_of(info):
+        if not load.indices or all(isinstance(index, Const) for index in load.indices):
+            continue
+        match load.indices[-1]:
+            case Var() as axis:
+                run = 0
+            case FloorMod(lhs=Var() as axis, rhs=Const(value=size)):
+                run = int(size)
+            case _:
+                return None
+        loop = values.get(axis)
+        if not isinstance(loop, Var) or loop.name not in loops:
+            return None
+        found.add((loop.name, run))
+    if len(found) != 1 or len(info.writes) != 1:
+        return None
+    ((name, run),) = found
+    return None if name == loops[-1] else (name, run)
 
 
 def _is_flat(info: BlockInfo) -> bool:

@@ -1,0 +1,96 @@
+"""A candidate from text to object code: what the children do that build.
+
+Every request comes as text; what was parsed stays in the process, since most candidates are of the same few workloads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tc.autotune.inputs import ArraySpec, signature
+from tc.autotune.runner import Workload
+from tc.codegen.llvm import emit_prim_func
+from tc.errors import MeasureError
+from tc.ir.loop import PrimFunc
+from tc.ir.parser import parse_prim_func
+from tc.ir.printer import identifier
+from tc.kernels import finish_loops
+from tc.runtime.jit import compile_object
+from tc.schedule.step import Trace
+from tc.target import Target
+
+SYMBOL = "tc_candidate"
+"""The entry of every built kernel; each is linked by itself."""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Make code of `trace` on `workload`."""
+
+    workload: Workload
+    trace: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """Object code of a kernel and all that it takes to call it: void tc_candidate(ptr per array, i64 per scalar, i64 threads).
+
+    `outputs` are the workload's results, `workspaces` scratch memory that the kernel asks for behind them. `seconds` it took to
+    build. Operands with the numbers `constants` are read from another copy at each call, `apart_bytes` of them in turns.
+    """
+
+    code: bytes
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    workspaces: tuple[ArraySpec, ...]
+    scalars: tuple[int, ...]
+    threads: int
+    seconds: float
+    constants: tuple[int, ...] = ()
+    apart_bytes: int = 0
+
+
+def build(request: BuildRequest) -> Built:
+    """ScheduleError when the trace is not legal, other errors when no code can be made."""
+    start = time.perf_counter()
+    workload = request.workload
+    func = _parsed(workload.text)
+    target = _target(workload.target)
+    dims = _sizes(func, dict(workload.dims))
+    final = finish_loops(Trace.from_json(request.trace).apply(func), workload.threads)
+    source = emit_prim_func(final, SYMBOL, target.features)
+    code = compile_object(source.ir_text, target)
+    inputs, outputs = _signature(workload.text, tuple(dims.items()))
+    workspaces = signature(final, dims, with_values=False)[1][len(outputs) :]
+    scalars = tuple(dims[var.name] for var in final.dims)
+    seconds = time.perf_counter() - start
+    literals = (workload.constants, workload.apart_bytes)
+    return Built(code, inputs, outputs, workspaces, scalars, workload.threads, seconds, *literals)
+
+
+@lru_cache(32)
+def _parsed(text: str) -> PrimFunc:
+    return parse_prim_func(text, "<workload>")
+
+
+@lru_cache(32)
+def _target(text: str) -> Target:
+    return Target.parse(text)
+
+
+@lru_cache(32)
+def _signature(text: str, dims: tuple[tuple[str, int], ...]) -> tuple[tuple[ArraySpec, ...], tuple[ArraySpec, ...]]:
+    """Of the workload itself: which inputs serve as indices shows best before it is scheduled."""
+    return signature(_parsed(text), dict(dims))
+
+
+def _sizes(func: PrimFunc, dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of the PrimFunc's symbolic dims. A dim's name in text may be another where the name is no identifier."""
+    as_text = {identifier(name): size for name, size in dims.items()}
+    missing = [var.name for var in func.dims if var.name not in dims and var.name not in as_text]
+    if missing:
+        raise MeasureError(f"no size is given for dim {missing[0]} of {func.name}; given are: {', '.join(dims) or 'none'}")
+    return {var.name: dims[var.name] if var.name in dims else as_text[var.name] for var in func.dims}
