@@ -63,6 +63,9 @@ TRANSFERRED_ROWS = 600
 SEEDS = 8
 """Points that were good for other tasks of the same rule and are tried early."""
 
+SIZE_SAMPLES = 6
+"""Ways through the rules from which the size of a space is estimated for those who watch."""
+
 THRESHOLD = 0.005
 """Stop when all batches done once more are expected to save less than this part of the model's time."""
 
@@ -226,7 +229,7 @@ class Tuner:
             for variant in task.variants.values():
                 self._store.put(variant.key, variant.func)
             self._resume(state, known)
-            self._emit(TaskStarted(task.name, self._now(), state.default_seconds, state.space.size(), state.resumed))
+            self._emit(TaskStarted(task.name, self._now(), state.default_seconds, state.space.size(SIZE_SAMPLES), state.resumed))
 
     def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, known: dict[str, list[Record]], number: int) -> _State:
         space = task.space()
