@@ -184,7 +184,8 @@ def _compare_whole(
 def _inputs(model: Model, dims: Mapping[str, Dim | int] | None, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Random inputs of the sizes that were measured."""
     main: Function = import_model(model, dims, "fallback").module.main
-    return sized_inputs(main, measured_sizes(main, sizes), np.random.default_rng(0))
+    arrays = sized_inputs(main, measured_sizes(main, sizes), np.random.default_rng(0))
+    return dict(zip((param.name for param in main.params), arrays, strict=True))
 
 
 def _differs(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:

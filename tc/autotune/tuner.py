@@ -48,6 +48,9 @@ LEAST_GAIN = 0.99
 WORTH_CHECKING = 0.98
 """A trial must look better than the best verified one by this factor before it is measured again."""
 
+CHECK_SECONDS = 0.5
+"""About what a check takes."""
+
 CHECK_EVERY = 2
 """Batches of a task between two checks of its best."""
 
@@ -197,7 +200,9 @@ class Tuner:
             self._step(self._states[chosen])
 
     def _is_over(self) -> bool:
-        return self._budget is not None and self._now() >= self._budget
+        """Whether the budget is over, but for a last look at what seems best."""
+        waiting = sum(state.since_check > 0 for state in self._states)
+        return self._budget is not None and self._now() + waiting * CHECK_SECONDS >= self._budget
 
     def _now(self) -> float:
         return self._clock() - self._start
@@ -285,7 +290,7 @@ class Tuner:
 
     def _check_all(self) -> None:
         for state in self._states:
-            if math.isfinite(state.default_seconds):
+            if math.isfinite(state.default_seconds) and state.since_check:
                 self._check(state)
 
     def _check(self, state: _State) -> None:
@@ -314,7 +319,8 @@ class Tuner:
                 problem = f"wrong: {wrong}"
                 found = Measurement.failed(WRONG, wrong, found.build_seconds)
         point, now = candidate.point, self._now()
-        self._emit(WinnerChecked(state.task.name, now, found.ratio, found.low, found.high, problem, candidate.variant, point))
+        low, high = (x / found.reference_seconds if problem is None else math.inf for x in (found.low, found.high))
+        self._emit(WinnerChecked(state.task.name, now, found.ratio, low, high, problem, candidate.variant, point))
         self._database.append([self._record(state, candidate, found, state.trials, verified=problem is None)])
         if problem is not None:
             state.rejected.add(candidate.key)
@@ -330,7 +336,8 @@ class Tuner:
         if candidate.variant not in state.reference:
             main = variant.reference.main
             rng = np.random.default_rng(0)
-            inputs = list(sized_inputs(main, variant.sizes, rng).values())
+            drawn = sized_inputs(main, variant.sizes, rng)
+            inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
             try:
                 expected = run_function(variant.reference, main.name, inputs)
             except TcError as error:

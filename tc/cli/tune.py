@@ -26,7 +26,6 @@ from tc.autotune.events import (
     WinnerChecked,
 )
 from tc.autotune.record import target_key
-
 from tc.cli.options import parse_dims
 from tc.cli.outcome import Outcome, format_seconds, make_table, write_file
 from tc.errors import UserError
