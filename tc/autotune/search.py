@@ -73,8 +73,8 @@ class SearchPolicy(Protocol[C]):
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         """What was measured: float64[n] seconds, inf for failures. Candidates need not have been proposed here (a resumed search)."""
 
-    def reject(self, candidate: C) -> None:
-        """A measured candidate is not what it seemed, its results are wrong say: no others are made from it."""
+    def correct(self, candidate: C, seconds: float) -> None:
+        """An observed candidate was measured again, and longer; inf if it turned out to be wrong."""
 
 
 Limits = Callable[[C], "str | None"]
@@ -133,8 +133,9 @@ class _Explored(Generic[C]):
         measured = [(float(s), c) for s, c in zip(seconds, candidates, strict=True) if math.isfinite(s)]
         self.elite = sorted(self.elite + measured, key=lambda pair: pair[0])[:ELITE]
 
-    def reject(self, candidate: C) -> None:
-        self.elite = [(seconds, other) for seconds, other in self.elite if other.key != candidate.key]
+    def correct(self, candidate: C, seconds: float) -> None:
+        self.elite = [pair for pair in self.elite if pair[1].key != candidate.key]
+        self.observe([candidate], np.array([seconds]))
 
     def parents(self) -> list[C]:
         """The best measured candidates, the best first."""
@@ -200,8 +201,8 @@ class RandomSearch(Generic[C]):
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
 
-    def reject(self, candidate: C) -> None:
-        self._explored.reject(candidate)
+    def correct(self, candidate: C, seconds: float) -> None:
+        self._explored.correct(candidate, seconds)
 
 
 CROSSED = 0.3
@@ -237,8 +238,8 @@ class EvolutionarySearch(Generic[C]):
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
 
-    def reject(self, candidate: C) -> None:
-        self._explored.reject(candidate)
+    def correct(self, candidate: C, seconds: float) -> None:
+        self._explored.correct(candidate, seconds)
 
 
 def _child(explored: _Explored[C], parents: Sequence[C], rng: np.random.Generator) -> C | None:
@@ -314,8 +315,8 @@ class ModelSearch(Generic[C]):
         self._novelty.add([c.point for c in candidates])
         self._model.observe(candidates, seconds)
 
-    def reject(self, candidate: C) -> None:
-        self._explored.reject(candidate)
+    def correct(self, candidate: C, seconds: float) -> None:
+        self._explored.correct(candidate, seconds)
 
     def propose(self, count: int) -> list[C]:
         explored, views = self._explored, _Views(self._model, self._novelty)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,6 +87,9 @@ def made_up_task(
     return MadeUpTask(f"task_{rows}", real.variants, TARGET, real.dims, calls, real.nodes, 0, start, fixed)
 
 
+PRODUCT = Product()
+
+
 class FakeClock:
     def __init__(self) -> None:
         self.now = 100.0
@@ -99,14 +102,14 @@ class FakeRunner:
     """Ratios of made-up times, with an error that is smaller the longer is measured; equal jobs in equal order measure the same.
 
     noise: relative error of a trial. lucky: the part of the candidates whose first trial looks 30% faster than it is.
-    fails, is_wrong: by the point. stop_at, stop: before batch number `stop_at` the exception `stop` is raised.
+    slowness: of the whole machine. fails, is_wrong: by the point. stop_at, stop: before batch number `stop_at` the exception `stop` is raised.
     """
 
     def __init__(
         self,
         clock: FakeClock,
         *,
-        product: Product = Product(),
+        product: Product = PRODUCT,
         noise: float = 0.02,
         lucky: float = 0.0,
         fails: Callable[[Mapping[str, Value]], str | None] = lambda point: None,
@@ -114,8 +117,9 @@ class FakeRunner:
         stop_at: int | None = None,
         stop: BaseException | None = None,
         trial_seconds: float = 0.25,
+        slowness: float = 1.0,
     ) -> None:
-        self.clock, self.product = clock, product
+        self.clock, self.product, self.slowness = clock, product, slowness
         self.noise, self.lucky, self.fails, self.is_wrong = noise, lucky, fails, is_wrong
         self.stop_at, self.stop, self.trial_seconds = stop_at, stop, trial_seconds
         self.batches: list[list[Job]] = []
@@ -144,7 +148,7 @@ class FakeRunner:
             ratio *= 0.7
         ratios = ratio * np.exp(rng.normal(0, self.noise, 9) / np.sqrt(job.effort))
         seconds = float(seconds_of([Tiled(tuple(point_of(job.reference_trace).items()))], self.product)[0])
-        return Measurement.of_ratios(ratios.tolist(), seconds, 0.1)
+        return Measurement.of_ratios(ratios.tolist(), self.slowness * seconds, 0.1)
 
     def check(self, job: Job, inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str | None:
         self.checked.append(job)
@@ -176,14 +180,3 @@ def true_ratio(job: Job, product: Product) -> float:
     pair = [Tiled(tuple(point_of(trace).items())) for trace in (job.trace, job.reference_trace)]
     seconds = seconds_of(pair, product)
     return float(seconds[0] / seconds[1])
-
-
-def rebuilt(runner: FakeRunner) -> FakeRunner:
-    """A runner of the same behaviour that has measured nothing and does not stop."""
-    return FakeRunner(
-        runner.clock, product=runner.product, noise=runner.noise, lucky=runner.lucky, fails=runner.fails,
-        is_wrong=runner.is_wrong, trial_seconds=runner.trial_seconds,
-    )  # fmt: skip
-
-
-__all__ = ["TARGET", "FakeClock", "FakeRunner", "made_up_task", "point_of", "rebuilt", "replace", "true_ratio"]

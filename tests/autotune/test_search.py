@@ -201,16 +201,17 @@ def test_failures_are_survived_and_never_parents(make: Callable[[TileSpace, int]
 
 
 @policies
-def test_nothing_is_made_from_a_rejected_candidate(make: Callable[[TileSpace, int], SearchPolicy[Tiled]]) -> None:
+def test_corrected_times_decide_what_others_are_made_from(make: Callable[[TileSpace, int], SearchPolicy[Tiled]]) -> None:
     policy = make(TileSpace(), 0)
     batch = policy.propose(8)
-    policy.observe(batch, seconds_of(batch))
-    best = batch[int(np.argmin(seconds_of(batch)))]
+    policy.observe(batch, np.arange(1.0, 9.0))
 
-    policy.reject(best)
+    policy.correct(batch[0], np.inf)
+    policy.correct(batch[1], 3.5)
 
-    assert best.key not in [parent.key for parent in policy._explored.parents()]  # type: ignore[attr-defined]
-    assert best.key not in [candidate.key for candidate in policy.propose(8)]
+    parents = [parent.key for parent in policy._explored.parents()]  # type: ignore[attr-defined]
+    assert parents == [batch[k].key for k in (2, 1, 3, 4, 5, 6, 7)]
+    assert not {batch[0].key, batch[1].key} & {candidate.key for candidate in policy.propose(8)}
 
 
 def test_a_perfect_model_leads_to_the_best_within_a_few_batches() -> None:

@@ -156,6 +156,20 @@ def test_more_trials_go_on_where_others_stopped(tmp_path: Path) -> None:
     assert best.ratio == pytest.approx(second.tasks[0].ratio)
 
 
+def test_the_better_schedule_is_found_again_although_the_machine_was_slower(tmp_path: Path) -> None:
+    Run(tmp_path, trials_per_task=32).run()
+    clock = FakeClock()
+    slower = FakeRunner(clock, slowness=1.5)
+
+    run = Run(tmp_path, runner=slower, trials_per_task=128)
+    result = run.run()
+
+    best = run.database.best(run.tasks[0].key, TARGET, TARGET.cores)
+    assert best is not None
+    assert best.trial > 32
+    assert best.ratio == pytest.approx(result.tasks[0].ratio)
+
+
 def test_a_wrong_candidate_is_recorded_and_never_kept(tmp_path: Path) -> None:
     clock = FakeClock()
     run = Run(tmp_path, runner=FakeRunner(clock, is_wrong=lambda point: point["order"] == "kmn"), trials_per_task=128)
@@ -280,7 +294,7 @@ def test_a_runner_that_cannot_measure_ends_the_run_with_words(tmp_path: Path) ->
 
 
 def test_interrupted_it_keeps_what_was_found(tmp_path: Path) -> None:
-    run = Run(tmp_path, runner=FakeRunner(FakeClock(), stop_at=6, stop=KeyboardInterrupt()))
+    run = Run(tmp_path, runner=FakeRunner(FakeClock(), stop_at=4, stop=KeyboardInterrupt()))
 
     result = run.run()
 
