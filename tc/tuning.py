@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,15 @@ def _ratio(untuned: CompiledModule, tuned: CompiledModule, inputs: Mapping[str, 
     call = time.perf_counter() - start
     timings = time_interleaved(steps, Plan(budget_seconds=max(4.0, 40 * call), max_rounds=30))
     return timings.ratio("tuned", "untuned")
+
+
+@wraps(compile_model)
+def compile_and_tune(model: Model, target: str | Target = "native", **options: Any) -> CompiledModule:
+    """`compile_model`; where `tune` is a time budget, the model is tuned first, with `default_database()`."""
+    budget = options.get("tune")
+    if is_budget(budget):
+        found = tune(
+            model, budget, target=target, dims=options.get("dims"), threads=options.get("threads")
+        )
+        options["tune"] = found.database
+    return compile_model(model, target, **options)

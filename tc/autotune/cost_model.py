@@ -32,6 +32,9 @@ UNTAUGHT_SPREAD = 1.0
 MOST_LOG2 = 4.0
 """Programs that are slower than the fastest by more than this (log2) are told apart no more."""
 
+LEAST_LOCAL_ROWS = 8
+"""Measurements of a task from which on they say more about it than those of other tasks."""
+
 MEMBERS = 4
 """Boosters of an ensemble, each fitted to another part of the measurements."""
 
@@ -257,8 +260,8 @@ class RegressionCost(_BoostedCost):
 class TransferCost(_RowCost):
     """Two models for one task: `shared`, of all tasks, says where to begin; a local one learns on top what this task adds.
 
-    `fit` gives measurements of the task called `key` to the local model and, if there are others, fits the shared one to those. A
-    shared model that was fitted elsewhere is used as it is.
+    `fit` gives measurements of the task called `key`, once there are LEAST_LOCAL_ROWS, to the local model and, if there are others,
+    fits the shared one to those. A shared model that was fitted elsewhere is used as it is.
     """
 
     predicts_time = False
@@ -271,7 +274,8 @@ class TransferCost(_RowCost):
         others = [group for group in groups if group.key != self.key]
         if others:
             self.shared.fit(others)
-        self.local.fit([group for group in groups if group.key == self.key])
+        own = [group for group in groups if group.key == self.key]
+        self.local.fit(own if sum(len(group.seconds) for group in own) >= LEAST_LOCAL_ROWS else [])
 
     def predict_rows(self, features: np.ndarray) -> Prediction:
         return self.local.predict_rows(features) if self.local.is_fitted else self.shared.predict_rows(features)

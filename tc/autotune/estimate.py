@@ -35,7 +35,7 @@ LINE_CYCLES = (1.5, 5.5, 11.0)
 STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.3, 10.0
 """Cycles to go on to the next iteration of a loop, and to that of the innermost of several loops run in parallel, numbered as one."""
 
-LAUNCH_CYCLES = 6000.0
+LAUNCH_CYCLES = 3000.0
 """Cycles to hand work to other threads and wait for them."""
 
 SHARES_PER_THREAD = 4

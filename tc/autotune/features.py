@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tc.autotune.estimate import LINE_CYCLES, PORT_CYCLES, Estimate, StatementCost, access_count
+from tc.autotune.estimate import LAUNCH_CYCLES, LINE_CYCLES, PORT_CYCLES, Estimate, StatementCost, access_count
 from tc.autotune.nest import KINDS, Access, Nest
 from tc.ir.loop import LoopKind, PrimFunc
 from tc.target import Target
@@ -190,7 +190,7 @@ def _parallel(estimate: Estimate) -> list[float]:
         threads / estimate.target.cores,
         _log(_ratio(busiest * estimate.target.cores, whole)),
         _log(whole / max(tasks, 1.0)),
-        _log(1 + estimate.launching / 6000.0),
+        _log(1 + estimate.launching / LAUNCH_CYCLES),
         _ratio(alone, whole),
     ]
 

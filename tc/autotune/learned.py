@@ -71,7 +71,7 @@ class TaskModel:
         self._rows.extend(rows)
         self._seconds.extend(map(float, seconds))
         self._shared.add(self._key, rows, seconds)
-        self._cost.local.fit([Measured(self._key, np.stack(self._rows), np.array(self._seconds))])
+        self._cost.fit([Measured(self._key, np.stack(self._rows), np.array(self._seconds))])
 
     def features(self, candidate: Candidate) -> np.ndarray:
         """float32[n_features]"""

@@ -267,7 +267,7 @@ def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: 
     for task in sorted(result.tasks, key=lambda t: -(t.default_seconds - t.best_seconds) * t.calls):
         saved = (task.default_seconds - task.best_seconds) * task.calls * 1e3
         times = (format_seconds(task.default_seconds), format_seconds(task.best_seconds), _gain(task.ratio))
-        failed = sum(task.failures.values())
+        failed = sum(count for _, count in task.failures)
         rows.append((task.name, f"x{task.calls}", *times, f"{saved:.3f} ms", task.trials, failed, task.variant))
     columns = ("task", "calls ", "default ", "tuned ", "gain ", "saves ", "trials ", "failed ", "variant")
     console.print(make_table("", columns, rows))

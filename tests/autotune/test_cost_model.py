@@ -55,7 +55,7 @@ def group(seconds: list[float]) -> Measured:
 
 
 def test_learning_orders_unseen_tasks_better_than_the_estimate_and_that_better_than_chance() -> None:
-    tasks = made_up_tasks(24)
+    tasks = made_up_tasks(16)
 
     chance = cross_validate(lambda: RandomCost(np.random.default_rng(0)), tasks).rank_accuracy
     analytic = cross_validate(AnalyticCost, tasks).rank_accuracy
@@ -85,7 +85,7 @@ def test_the_spread_covers_about_two_thirds_of_the_errors_on_unseen_tasks(learne
 
 
 def test_a_regression_predicts_time_up_to_a_constant_of_the_task() -> None:
-    report = cross_validate(RegressionCost, made_up_tasks(24))
+    report = cross_validate(RegressionCost, made_up_tasks(16))
 
     assert report.rmse is not None and report.rmse < 0.35
     assert cross_validate(RankCost, made_up_tasks(8)).rmse is None
