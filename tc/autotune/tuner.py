@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from tc.autotune.record import WRONG, Choice, Record, target_key
 from tc.autotune.runner import Job, Measurement, Runner
 from tc.autotune.scheduler import Curve, first_gain, next_task, remaining_ms
 from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
-from tc.autotune.space import Candidate, Space
+from tc.autotune.space import VARIANT, Candidate, Space
 from tc.autotune.task import Task
 from tc.autotune.workloads import WorkloadStore
 from tc.errors import MeasureError, ScheduleError, TcError, UserError
@@ -131,6 +133,8 @@ class _State:
     history: list[tuple[int, float]] = field(default_factory=list)
     since_check: int = 0
     reference: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(default_factory=dict)
+    past: list[tuple[Record, dict[str, Value]]] = field(default_factory=list)  # of earlier runs, with the points
+    is_begun: bool = False
     reason: str = ""
 
 
@@ -171,7 +175,7 @@ class Tuner:
         self._budget, self._trials, self._seed = budget_seconds, trials_per_task, seed
         self._emit = on_event or (lambda event: None)
         self._threshold, self._transfer, self._policy = threshold, transfer, policy
-        self._shared = Shared(COSTS[cost](seed))
+        self._shared = Shared(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
         self._tasks = list(tasks)
         self._states: list[_State] = []
@@ -260,7 +264,6 @@ class Tuner:
         for variant in state.task.variants.values():
             self._store.put(variant.key, variant.func)
         self._resume(state, known)
-        self._emit(TaskStarted(state.task.name, self._now(), state.default_seconds, state.space.size(), state.resumed))
 
     def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, known: dict[str, list[Record]], number: int) -> _State:
         space = task.space()
@@ -277,11 +280,13 @@ class Tuner:
     def _step(self, state: _State) -> None:
         """One batch of a task."""
         before = self._now()
-        if state.model is not None:
-            self._shared.refit()
         if self._trials is not None and state.trials >= self._trials:
             self._stop(state, f"{state.trials} trials are done")
             return
+        if not state.is_begun:
+            self._begin(state)
+        if state.model is not None:
+            self._shared.refit(state.task.key)
         most = self._room()
         batch = state.policy.propose(most if self._trials is None else min(most, self._trials - state.trials))
         if not batch:
@@ -306,6 +311,25 @@ class Tuner:
             self._stop(state, f"no candidate of {state.trials} can be measured: {failed.error}: {failed.detail}")
         elif self._trials is not None and state.trials >= self._trials:
             self._stop(state, f"{state.trials} trials are done")
+
+    def _begin(self, state: _State) -> None:
+        """What takes long, and only for tasks that get time: their size, and the candidates of earlier runs."""
+        state.is_begun = True
+        self._emit(TaskStarted(state.task.name, self._now(), state.default_seconds, state.space.size(), state.resumed))
+        known: dict[str, tuple[Candidate, float]] = {}
+        for record, point in state.past:
+            try:
+                candidate = state.space.at(point)
+            except ScheduleError:
+                continue
+            if candidate.trace.to_json() == record.trace:
+                known[candidate.key] = candidate, record.ratio
+        for candidate, ratio in known.values():
+            state.candidates[candidate.key] = candidate
+            state.measured[candidate.key] = ratio
+        if known:
+            ratios = np.array([ratio for _, ratio in known.values()])
+            state.policy.observe([candidate for candidate, _ in known.values()], ratios * state.default_seconds)
 
     def _take(self, state: _State, batch: Sequence[Candidate], found: Sequence[Measurement]) -> None:
         """Write down and learn what was measured."""
@@ -335,6 +359,8 @@ class Tuner:
 
     def _check(self, state: _State) -> None:
         """Measure the most promising candidates again beside the verified best; keep the first that is better and right."""
+        if not state.is_begun:
+            self._begin(state)
         state.since_check = 0
         for _ in range(MOST_REJECTED):
             key = min((k for k in state.measured if k not in state.rejected), key=state.measured.__getitem__, default=None)
@@ -354,6 +380,7 @@ class Tuner:
             state.policy.correct(candidate, found.ratio * state.default_seconds)
             if found.ratio > LEAST_GAIN * state.best_verified:
                 state.rejected.add(candidate.key)
+                self._database.append([self._record(state, candidate, found, state.trials)])
                 return False
             wrong = self._differs(state, candidate)
             if wrong is not None:
@@ -449,39 +476,32 @@ class Tuner:
         return known
 
     def _resume(self, state: _State, known: dict[str, list[Record]]) -> None:
-        """Take in what earlier runs have measured of a task."""
-        candidates: list[Candidate] = []
-        ratios: list[float] = []
+        """Go on where earlier runs have stopped: the curve, and the verified best."""
+        best = math.inf
+        ratios: dict[str, float] = {}
         for name, variant in state.task.variants.items():
             for record in known.get(variant.key, ()):
-                try:
-                    candidate = state.space.at({**dict(record.point), **({"variant": name} if len(state.task.variants) > 1 else {})})
-                except ScheduleError:
-                    continue
-                if candidate.trace.to_json() != record.trace:
-                    continue
-                if record.error == WRONG:
-                    state.rejected.add(candidate.key)
+                point = {**dict(record.point), **({VARIANT: name} if len(state.task.variants) > 1 else {})}
+                state.past.append((record, point))
+                ratios[record.schedule_key] = record.ratio  # the last word on a schedule: checks take longer than trials
                 if record.verified and record.ratio < state.verified.get(name, math.inf):
                     state.verified[name] = record.ratio
                     state.scale[name] = record.seconds / record.ratio
-                    if record.ratio < state.best_verified:
-                        state.best, state.best_verified = candidate, record.ratio
-                if candidate.key not in state.measured:
-                    candidates.append(candidate)
-                    ratios.append(record.ratio)
-                state.measured[candidate.key] = record.ratio
-                state.candidates[candidate.key] = candidate
-        if not candidates:
+                if record.verified and record.ratio < min(best, state.best_verified):
+                    with contextlib.suppress(ScheduleError):
+                        candidate = state.space.at(point)
+                        if candidate.trace.to_json() == record.trace:
+                            state.best, best = candidate, record.ratio
+        if not ratios:
             return
-        state.trials = state.resumed = len(candidates)
-        finite = [ratio for key, ratio in state.measured.items() if key not in state.rejected]
-        state.best_ratio = min([1.0, *finite])
-        for start in range(0, len(candidates), BATCH):
-            state.curve.add(min([1.0, *ratios[: start + BATCH]]), 0.0)
-        state.curve.seconds = float(state.curve.batches)
+        state.best_verified = min(state.best_verified, best)
+        state.trials = state.resumed = len(ratios)
+        state.best_ratio = min(1.0, *ratios.values())
+        reached = np.minimum.accumulate([1.0, *ratios.values()])[BATCH - 1 :: BATCH]
+        for ratio in reached:
+            state.curve.add(max(float(ratio), state.best_verified), TRIAL_SECONDS * BATCH)
         state.history.append((state.trials, state.best_ratio))
-        state.policy.observe(candidates, np.array(ratios) * state.default_seconds)
+        state.since_check = int(state.best_ratio <= WORTH_CHECKING * state.best_verified)
 
     def _learn_from_others(self, known: dict[str, list[Record]]) -> None:
         """Teach the shared model what was measured of other workloads."""
@@ -502,7 +522,6 @@ class Tuner:
                 seconds.append(record.ratio)
             if len(rows) > 1:
                 self._shared.add(key, np.stack(rows), np.array(seconds))
-        self._shared.refit()
 
     def _seeds(self, task: Task, default: Candidate, known: dict[str, list[Record]]) -> list[dict[str, Value]]:
         """Points that were best for other workloads of the same rule, the largest gains first."""
@@ -535,6 +554,5 @@ class Tuner:
         left = remaining_ms([state.curve for state in measured])
         seconds = self._now()
         self._emit(TuningFinished(seconds, reason, default_ms, tuned_ms, left))
-        importance: tuple[tuple[str, float], ...] = getattr(self._shared.cost, "importance", tuple)()
-        return TuningResult(tuple(results), default_ms, tuned_ms, left, reason, seconds, importance)
+        return TuningResult(tuple(results), default_ms, tuned_ms, left, reason, seconds, self._shared.importance)
 

@@ -102,7 +102,8 @@ class FakeRunner:
     """Ratios of made-up times, with an error that is smaller the longer is measured; equal jobs in equal order measure the same.
 
     noise: relative error of a trial. lucky: the part of the candidates whose first trial looks 30% faster than it is.
-    slowness: of the whole machine. fails, is_wrong: by the point. stop_at, stop: before batch number `stop_at` the exception `stop` is raised.
+    slowness: of the whole machine. fails, is_wrong: by the point.
+    stop_at, stop: before batch number `stop_at` the exception `stop` is raised.
     """
 
     def __init__(
