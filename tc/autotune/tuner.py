@@ -68,6 +68,9 @@ TRANSFERRED_ROWS = 600
 SEEDS = 8
 """Points that were good for other tasks of the same rule and are tried early."""
 
+SIZE_SAMPLES = 6
+"""Ways through the rules from which the size of a space is estimated for those who watch."""
+
 THRESHOLD = 0.005
 """Stop when all batches done once more are expected to save less than this part of the model's time."""
 
@@ -315,7 +318,7 @@ class Tuner:
     def _begin(self, state: _State) -> None:
         """What takes long, and only for tasks that get time: their size, and the candidates of earlier runs."""
         state.is_begun = True
-        self._emit(TaskStarted(state.task.name, self._now(), state.default_seconds, state.space.size(), state.resumed))
+        self._emit(TaskStarted(state.task.name, self._now(), state.default_seconds, state.space.size(SIZE_SAMPLES), state.resumed))
         known: dict[str, tuple[Candidate, float]] = {}
         for record, point in state.past:
             try:

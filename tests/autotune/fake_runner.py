@@ -63,7 +63,7 @@ class MadeUpSpace:
         points = self.tiles.neighbours(Tiled(candidate.point))
         return [point for point in points if all(point[name] == value for name, value in self.fixed.items())]
 
-    def size(self) -> float:
+    def size(self, samples: int = 1) -> float:
         return self.tiles.size()
 
 
