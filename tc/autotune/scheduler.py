@@ -60,7 +60,7 @@ class Curve:
     def _gained(self, count: int) -> float:
         """What was gained from half of `count` batches to all of them."""
         before = self.ratios[count // 2 - 1] if count > 1 else 1.0
-        return math.log2(before / self.ratios[count - 1])
+        return float(math.log2(before / self.ratios[count - 1]))
 
     def gain_ms(self, more: int, first_gain: float) -> float:
         """What `more` batches are expected to save per run of the model; `first_gain` as the function of this name finds it."""
