@@ -48,7 +48,8 @@ from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import Library, compile_objects, link
-from tc.runtime.module import CompiledModule, aligned_constant, load
+from tc.runtime.memory import place_constants
+from tc.runtime.module import CompiledModule, load
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
@@ -325,7 +326,7 @@ def build_module(stages: Stages, target: Target, threads: int, notes: tuple[str,
         linked = [*(data for data in objects.values() if data is not None), entry_object]
         library = link(linked)
     with watch.time("constants"):
-        constants = [aligned_constant(c.value) for c in stages.plan.constants]
+        constants = place_constants([c.value for c in stages.plan.constants])
     def profiled() -> tuple[EntrySource, Library]:
         timed = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
         return timed, link([*linked[:-1], *compile_objects([timed.ir_text], target)])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import mmap
 import os
 import sys
 import threading
@@ -39,13 +38,11 @@ from tc.runtime.entry import (
     FrameLayout,
 )
 from tc.runtime.jit import Library, link
+from tc.runtime.memory import ALIGNMENT, Arena, place_constants
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
 from tc.target import Target, native_target
-
-ALIGNMENT = 64
-_HUGE_PAGE = 2 << 20
 
 Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
 
@@ -56,34 +53,9 @@ class _Frame:
 
     words: Any
     address: int
-    arena: _Arena | None = None
+    arena: Arena | None = None
     error: BaseException | None = None
     keep: list[Any] = field(default_factory=list)
-
-
-class _Arena:
-    """Anonymous memory, aligned, in huge pages when it is large."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._memory = mmap.mmap(-1, max(size_bytes, 1) + _HUGE_PAGE)
-        if size_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        step = _HUGE_PAGE if size_bytes >= _HUGE_PAGE else ALIGNMENT
-        self.address = -(-start // step) * step
-
-
-def aligned_constant(value: np.ndarray) -> np.ndarray:
-    """`value`, contiguous and starting at a multiple of 64 bytes; copied only if need be."""
-    value = np.ascontiguousarray(value).reshape(value.shape)
-    if value.ctypes.data % ALIGNMENT == 0 or value.nbytes == 0:
-        return value
-    room = np.empty(value.nbytes + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    copy = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-    copy[...] = value
-    return copy
 
 
 class CompiledModule:
@@ -224,7 +196,7 @@ class CompiledModule:
                 self._fail(status, frame)
             needed = words[ARENA_BYTES]
         if needed and (frame.arena is None or frame.arena.size_bytes < needed):
-            frame.arena = _Arena(needed)
+            frame.arena = Arena(needed)
             words[ARENA] = frame.arena.address
         results = self._make_outputs(frame, out)
         words[THREADS] = self.threads
@@ -515,10 +487,9 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     entry = EntrySource("", checks, (), layout)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]
-    constants = [
-        aligned_constant(as_array(section, dtype, shape))
-        for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)
-    ]
+    constants = place_constants(
+        [as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)]
+    )
     report = Report(
         tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
         arena=header["arena_bytes"],
