@@ -17,7 +17,7 @@ from tc.autotune.events import Event
 from tc.autotune.record import Record, clean_text
 from tc.autotune.report_facts import RunFacts, TaskFacts, gather_facts
 from tc.autotune.report_plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
-from tc.autotune.report_schedules import compare
+from tc.autotune.report_schedules import Difference, compare
 from tc.autotune.report_style import STYLE
 from tc.autotune.task import Task
 from tc.errors import TcError, UserError
@@ -42,7 +42,7 @@ CAUSES = {
     "wrong": "its results were not those of the reference",
 }
 
-_TEXT_LIMIT = 400
+_TEXT_LIMIT = 1 << 14
 _LOOP_WORDS = re.compile(r"\b(parallel|vectorized|unrolled|bound)(?=\()")
 
 
@@ -99,11 +99,8 @@ def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = ()) -> 
 
 
 def _headline(facts: RunFacts) -> str:
-    times = (
-        f"{format_ms(facts.default_ms)} → {format_ms(facts.tuned_ms)}"
-        if facts.default_ms > 0
-        else NOT_KNOWN
-    )
+    is_known = facts.default_ms > 0
+    times = f"{format_ms(facts.default_ms)} → {format_ms(facts.tuned_ms)}" if is_known else NOT_KNOWN
     saved_ms = facts.default_ms - facts.tuned_ms
     failures = sum(task.num_failures for task in facts.tasks)
     budget = "" if facts.budget_seconds is None else f"of {format_duration(facts.budget_seconds)} allowed"
@@ -114,9 +111,8 @@ def _headline(facts: RunFacts) -> str:
         ("Trials", f"{facts.trials:,}", f"{failures:,} of them failed" if failures else "none failed" if facts.trials else ""),
         ("As much time again", *_remaining(facts)),
     ]
-    left_out = (
-        f"{count(facts.left_out, 'record')} for other machines, threads or schedule languages left out." if facts.left_out else ""
-    )
+    others = "for other machines, threads or schedule languages"
+    left_out = f"{count(facts.left_out, 'record')} {others} left out." if facts.left_out else ""
     return element(
         "header",
         element("h1", words(f"Tuning of {facts.model}")),
@@ -133,10 +129,10 @@ def _place(facts: RunFacts) -> str:
         return "target not known"
     try:
         target = Target.parse(facts.target)
-        name = f"{target.cpu}, {target.vector_bits}-bit vectors" if facts.target.startswith("cpu:") else facts.target
+        name = f"{target.cpu}, {target.vector_bits}-bit vectors"
     except TcError:
         name = facts.target
-    return f"{name} · {count(facts.threads, 'thread')}" + (f" · {count(len(facts.tasks), 'task')}")
+    return f"{name} · {count(facts.threads, 'thread')} · {count(len(facts.tasks), 'task')}"
 
 
 def _remaining(facts: RunFacts) -> tuple[str, str]:
@@ -145,7 +141,7 @@ def _remaining(facts: RunFacts) -> tuple[str, str]:
     if facts.remaining_ms <= 0:
         return "nothing", "no more gain is expected"
     part = facts.remaining_ms / facts.tuned_ms if facts.tuned_ms > 0 else math.nan
-    return f"−{format_ms(facts.remaining_ms)}", f"expected per run, {part:.1%} of it" if part == part else "expected per run"
+    return f"−{format_ms(facts.remaining_ms)}", "expected per run" + (f", {part:.1%} of it" if part == part else "")
 
 
 def _card(title: str, value: str, note: str) -> str:
@@ -169,8 +165,8 @@ def _tasks(facts: RunFacts) -> str:
     rows = (_task_row(facts, task) for task in facts.tasks)
     table = element("table", element("thead", head), element("tbody", *rows))
     note = (
-        "Times are those of one call. The gain is the default schedule's time over that of the best verified one, measured in turns, "
-        "with quartiles; a schedule is verified when it was measured again and its results were those of the reference."
+        "Times are those of one call. The gain is the default schedule's time over that of the best verified one, measured "
+        "in turns, with quartiles; a schedule is verified when it was measured again and its results were those of the reference."
     )
     return _section("Tasks", element("p", words(note), class_="note"), element("div", table, class_="wide"))
 
@@ -178,16 +174,18 @@ def _tasks(facts: RunFacts) -> str:
 def _task_row(facts: RunFacts, task: TaskFacts) -> str:
     share, winner = facts.share(task), task.winner
     earlier = f"{task.resumed_trials:,} earlier" if task.resumed_trials else ""
-    spread = f"{format_gain(1 / winner.high)} to {format_gain(1 / winner.low)}" if winner and 0 < winner.low <= winner.high else ""
-    bar = element("span", "", class_="bar", style=f"width:{100 * share:.1f}%") if share == share else ""
+    is_spread = winner is not None and 0 < winner.low <= winner.high < math.inf
+    spread = f"{1 / winner.high:.2f} to {format_gain(1 / winner.low)}" if winner and is_spread else ""
+    gained = "n strong" if winner and winner.gain >= 1.01 else "n"
+    bar = _bar(share) if share == share else ""
     cells = (
         (_cell(task.calls), "n"),
-        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + element("span", bar, class_="track"), "n"),
+        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + bar, "n"),
         (_cell(f"{task.trials:,}", earlier), "n"),
         (_cell(f"{task.num_failures:,}" if task.num_failures else ""), "n"),
         (_cell(format_seconds(task.default_seconds)), "n"),
         (_cell(format_seconds(task.best_seconds)), "n"),
-        (_cell(format_gain(winner.gain) if winner else NOT_KNOWN, spread), "n strong" if winner and winner.gain >= 1.01 else "n"),
+        (_cell(format_gain(winner.gain) if winner else NOT_KNOWN, spread), gained),
         (_cell(format_ms(task.saved_ms) if winner else NOT_KNOWN), "n"),
         (_cell(winner.variant if winner else ""), ""),
         (_cell(task.reason), "reason"),
@@ -196,7 +194,7 @@ def _task_row(facts: RunFacts, task: TaskFacts) -> str:
     more = f" and {len(task.nodes) - NODES_SHOWN:,} more" if len(task.nodes) > NODES_SHOWN else ""
     return element(
         "tr",
-        element("th", _cell(task.name, ", ".join(nodes) + more), scope="row"),
+        element("th", breakable(task.name), element("small", breakable(", ".join(nodes) + more)), scope="row"),
         *(element("td", content, class_=kind) for content, kind in cells),
     )
 
@@ -209,14 +207,15 @@ def _over_time(facts: RunFacts) -> str:
     figures = []
     if facts.steps:
         key = _key(("first", "verified schedules"), ("second", "fastest measured so far, not checked yet"))
-        text = "Sum over the tasks of calls × time, kernels that are not tuned included."
+        text = "Calls × time, added up over all kernels. The axis need not begin at 0."
         figures.append(_figure("The whole model", plot_model_time(facts.steps, 1), key, text))
     if facts.accuracies:
         key = _key(("second", "one batch"), ("first", "mean of nine batches"), ("muted", "guessing"))
         text = "How many pairs of a batch the model had in the right order before they were measured."
         figures.append(_figure("Accuracy of the cost model", plot_accuracy(facts.accuracies, 2), key, text))
     elif facts.steps:
-        figures.append(_figure("Accuracy of the cost model", "", "", "The cost model was not trained in this run, so there is none."))
+        text = "The cost model was not trained in this run, so there is nothing to tell."
+        figures.append(_figure("Accuracy of the cost model", "", "", text))
     return _section("Over time", element("div", *figures, class_="large")) if figures else ""
 
 
@@ -227,11 +226,14 @@ def _curves(facts: RunFacts) -> str:
     key = _key(
         ("second", "one trial"), ("first", "fastest so far"), ("good", "verified"), ("bad", "failed trial"), ("muted", "default"),
     )  # fmt: skip
-    figures = (_figure(task.name, plot_curve(task, 10 + place), "", _curve_text(task)) for place, task in enumerate(shown))
+    figures = (
+        _figure(task.name, plot_curve(task, 10 + place), "", _curve_text(task)) for place, task in enumerate(shown)
+    )
     tried = sum(1 for task in facts.tasks if task.ratios)
     which = f"The {len(shown)} of {tried} tasks that saved most. " if tried > len(shown) else ""
     text = which + "Height is the gain: the default schedule's time over the trial's."
-    return _section("Tuning curves", element("p", words(text), class_="note"), key, element("div", *figures, class_="small"))
+    note = element("p", words(text), class_="note")
+    return _section("Tuning curves", note, key, element("div", *figures, class_="small"))
 
 
 def _curve_text(task: TaskFacts) -> str:
@@ -257,9 +259,8 @@ def _schedule(task: TaskFacts, *, is_open: bool) -> str:
     assert winner is not None, "shown for tasks with a winner"
     found = compare(task)
     times = f"{format_seconds(task.default_seconds)} → {format_seconds(task.best_seconds)}"
-    title = element("b", words(task.name)) + words(f"  {times}, {format_gain(winner.gain)}")
-    if winner.variant:
-        title += words(f", variant {winner.variant}")
+    variant = f", variant {winner.variant}" if winner.variant else ""
+    title = element("b", breakable(task.name)) + words(f"  {times}, {format_gain(winner.gain)}{variant}")
     parts = [element("p", words(found.problem), class_="problem")] if found.problem else []
     if found.knobs:
         parts.append(_knobs(found.knobs, has_default=found.default is not None))
@@ -275,37 +276,41 @@ def _schedule(task: TaskFacts, *, is_open: bool) -> str:
     return element("details", element("summary", title), *parts, **({"open": ""} if is_open else {}))
 
 
-def _knobs(knobs: Sequence[tuple[str, Value | None, Value | None]], *, has_default: bool) -> str:
+def _knobs(knobs: Sequence[Difference], *, has_default: bool) -> str:
     names = ("knob", "default", "best") if has_default else ("knob", "best")
+    answers = [(format_value(old), format_value(new)) if has_default else (format_value(new),) for _, old, new in knobs]
     rows = (
-        element("tr", *(element("td", words(text)) for text in (name, *([format_value(old)] if has_default else []), format_value(new))))
-        for name, old, new in knobs
+        element("tr", *(element("td", words(text)) for text in (name, *values)))
+        for (name, _, _), values in zip(knobs, answers, strict=True)
     )
     head = element("tr", *(element("th", name, scope="col") for name in names))
-    return element("div", element("table", element("thead", head), element("tbody", *rows), class_="knobs"), class_="wide")
+    table = element("table", element("thead", head), element("tbody", *rows), class_="knobs")
+    return element("div", table, class_="wide")
 
 
 def _nest(name: str, text: str) -> str:
     lines = text.rstrip().splitlines()
     rest = f"\n… {len(lines) - LINES_SHOWN:,} more lines" if len(lines) > LINES_SHOWN else ""
     code = _LOOP_WORDS.sub(r"<mark>\1</mark>", escape("\n".join(lines[:LINES_SHOWN]) + rest))
-    return element("div", element("h4", words(name)), element("pre", element("code", code), tabindex="0"), class_="nest")
+    listing = element("pre", element("code", code), tabindex="0")
+    return element("div", element("h4", words(name)), listing, class_="nest")
 
 
 def _importance(importance: Sequence[tuple[str, float]]) -> str:
-    known = sorted(((name, part) for name, part in importance if part > 0 and math.isfinite(part)), key=lambda item: -item[1])
+    known = sorted((item for item in importance if 0 < item[1] < math.inf), key=lambda item: -item[1])
     if not known:
         return ""
     total, most = sum(part for _, part in known), known[0][1]
     rows = (
         element("span", words(name), class_="name")
-        + element("span", element("span", "", class_="bar", style=f"width:{100 * part / most:.1f}%"), class_="track")
+        + _bar(part / most)
         + element("span", words(f"{part / total:.1%}"), class_="part")
         for name, part in known[:FEATURES_SHOWN]
     )
     which = f"The first {FEATURES_SHOWN} of {len(known)} features. " if len(known) > FEATURES_SHOWN else ""
     note = which + "The part of the cost model's gain that comes from splits on each feature of the loops."
-    return _section("What the cost model looks at", element("p", words(note), class_="note"), element("div", *rows, class_="bars"))
+    bars = element("div", *rows, class_="bars")
+    return _section("What the cost model looks at", element("p", words(note), class_="note"), bars)
 
 
 def _failures(facts: RunFacts) -> str:
@@ -315,22 +320,22 @@ def _failures(facts: RunFacts) -> str:
         return _section("Failures", element("p", "No trial failed.")) if facts.trials else ""
     parts = []
     if causes:
-        names = ("cause", "trials", "tasks", "examples")
-        head = element("tr", *(element("th", name, scope="col", class_="n" if name in ("trials", "tasks") else "") for name in names))
+        columns = (("cause", ""), ("trials", "n"), ("tasks", "n"), ("examples", ""))
+        head = element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in columns))
         rows = (_failure_row(facts, cause, number) for cause, number in causes.most_common())
-        parts.append(element("div", element("table", element("thead", head), element("tbody", *rows), class_="failures"), class_="wide"))
+        table = element("table", element("thead", head), element("tbody", *rows), class_="failures")
+        parts.append(element("div", table, class_="wide"))
     if refused:
-        items = (element("li", element("b", words(task.name)), words(f": {shorten(problem)}")) for task, problem in refused)
-        parts += [element("h3", "Winners that were not kept"), element("ul", *items)]
+        parts.append(element("h3", "Winners that were not kept"))
+        parts.append(element("ul", *(element("li", _example(task.name, problem)) for task, problem in refused)))
     return _section("Failures", *parts)
 
 
 def _failure_row(facts: RunFacts, cause: str, number: int) -> str:
     failed = [(task, r) for task in facts.tasks for r in task.records if r.error == cause and r.detail.strip()]
     texts = {first_line(record.detail): task.name for task, record in failed}
-    examples = "".join(
-        element("div", element("b", words(name)), words(f": {shorten(text)}")) for text, name in list(texts.items())[:EXAMPLES_SHOWN]
-    )
+    shown = list(texts.items())[:EXAMPLES_SHOWN]
+    examples = "".join(element("div", _example(name, text)) for text, name in shown)
     tasks = sum(1 for task in facts.tasks if task.failures[cause])
     return element(
         "tr",
@@ -341,19 +346,31 @@ def _failure_row(facts: RunFacts, cause: str, number: int) -> str:
     )
 
 
+def _example(task: str, text: str) -> str:
+    return element("b", breakable(task)) + words(f": {shorten(text)}")
+
+
 # Markup.
 
 
 def words(value: object) -> str:
     """Anything as text of the page."""
-    return escape(clean_text(str(value), 1 << 16))
+    return escape(clean_text(str(value), _TEXT_LIMIT))
+
+
+def breakable(name: str) -> str:
+    """The same as `words`, and a long name may go on in the next line after `_` and `/`."""
+    return re.sub(r"(?<=[_/])(?=\w)", "<wbr>", words(name))
+
+
+def _bar(part: float) -> str:
+    return element("span", element("span", "", class_="bar", style=f"width:{100 * part:.1f}%"), class_="track")
 
 
 def element(name: str, *children: str, **attributes: str) -> str:
     """An HTML element. `children` are HTML already; attributes are not, and those that are empty are left out, but for `open`."""
-    given = "".join(
-        f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items() if value or key == "open"
-    )
+    kept = {key.rstrip("_"): value for key, value in attributes.items() if value or key == "open"}
+    given = "".join(f' {key}="{escape(value)}"' for key, value in kept.items())
     return f"<{name}{given}>{''.join(children)}</{name}>"
 
 
@@ -362,7 +379,7 @@ def _section(title: str, *children: str) -> str:
 
 
 def _figure(title: str, svg: str, key: str, text: str) -> str:
-    return element("figure", element("h3", words(title)), svg, key, element("figcaption", words(text)))
+    return element("figure", element("h3", breakable(title)), svg, key, element("figcaption", words(text)))
 
 
 def _key(*entries: tuple[str, str]) -> str:
@@ -420,7 +437,9 @@ def format_value(value: Value | None) -> str:
     """The answer of a knob."""
     if isinstance(value, tuple):
         return "(" + ", ".join(map(format_value, value)) + ")"
-    return NOT_KNOWN if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NOT_KNOWN if value is None else str(value)
 
 
 def count(number: int, what: str) -> str:
@@ -432,5 +451,5 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def shorten(text: str, limit: int = _TEXT_LIMIT) -> str:
+def shorten(text: str, limit: int = 400) -> str:
     return clean_text(" ".join(text.split()), limit)

@@ -1,4 +1,4 @@
-"""What a report of a tuning run says, as plain values: events, tasks and records put together, before anything is drawn."""
+"""What a report of a tuning run says, as plain values: events, tasks and records put together, nothing drawn yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tc.autotune.task import Task
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION
 
-FROM_RECORDS = "This page is made from the records of a database alone: how long it took and why it stopped is not known."
+FROM_RECORDS = "This page is made from records alone: how long tuning took and why it stopped is not known."
 UNFINISHED = "The run did not come to its end: this is what was known at its last event."
 
 
@@ -153,7 +153,7 @@ class RunFacts:
 def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], records: Sequence[Record]) -> RunFacts:
     """Put together what is known. Events say what happened; what they leave open is taken from the records."""
     target, threads = _where(tasks, records)
-    place = (target_key(target), threads, LANGUAGE_VERSION)
+    place = (target, threads, LANGUAGE_VERSION)
     usable = [record for record in records if (record.target, record.threads, record.language) == place]
     found = _named_tasks(events, tasks)
     _hand_out(found, usable)
@@ -175,7 +175,7 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
         reason=UNFINISHED if events else FROM_RECORDS,
         is_from_records=not events,
         steps=[],
-        accuracies=[Accuracy(e.seconds, e.model_accuracy) for e in events if _has_accuracy(e)],
+        accuracies=_accuracies(events),
         left_out=len(records) - len(usable),
     )
     if ends:
@@ -188,9 +188,9 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
 
 
 def _where(tasks: Sequence[Task], records: Sequence[Record]) -> tuple[str, int]:
-    """Target and threads: those of the tasks; without tasks, those that most records are for."""
+    """The key of the target, and threads: those of the tasks; without tasks, those that most records are for."""
     if tasks:
-        return str(tasks[0].target), tasks[0].target.cores
+        return target_key(tasks[0].target), tasks[0].target.cores
     places = Counter((record.target, record.threads) for record in records)
     return places.most_common(1)[0][0] if places else ("", 0)
 
@@ -198,7 +198,13 @@ def _where(tasks: Sequence[Task], records: Sequence[Record]) -> tuple[str, int]:
 def _named_tasks(events: Sequence[Event], tasks: Sequence[Task]) -> dict[str, TaskFacts]:
     found = {task.name: TaskFacts(task.name, task, task.nodes, task.calls) for task in tasks}
     for event in events:
-        names = event.tasks if isinstance(event, TuningStarted) else () if isinstance(event, TuningFinished) else (event.task,)
+        match event:
+            case TuningStarted(tasks=names):
+                pass
+            case TuningFinished():
+                names = ()
+            case _:
+                names = (event.task,)
         for name in names:
             found.setdefault(name, TaskFacts(name))
     return found
@@ -285,8 +291,9 @@ def _verified_winner(task: TaskFacts) -> Winner | None:
     return Winner(best.ratio, best.low * scale, best.high * scale, best.variant, best.point, best)
 
 
-def _has_accuracy(event: Event) -> bool:
-    return isinstance(event, BatchMeasured) and math.isfinite(event.model_accuracy)
+def _accuracies(events: Iterable[Event]) -> list[Accuracy]:
+    batches = [event for event in events if isinstance(event, BatchMeasured)]
+    return [Accuracy(batch.seconds, batch.model_accuracy) for batch in batches if math.isfinite(batch.model_accuracy)]
 
 
 def _steps(facts: RunFacts, events: Iterable[Event]) -> list[Step]:

@@ -41,7 +41,7 @@ def require_matplotlib() -> None:
 
 def plot_curve(task: TaskFacts, number: int) -> str:
     """The trials of one task: its gain over the default, trial by trial, and the best so far. `number` is another one for every plot."""
-    figure, axes = _figure(3.1, 1.75, size=8.5)
+    figure, axes = _figure(3.1, 1.8, size=9.5)
     gains = [1 / ratio if math.isfinite(ratio) and ratio > 0 else math.nan for ratio in task.ratios]
     places = list(range(task.first_trial, task.first_trial + len(gains)))
     best = list(accumulate((0.0 if math.isnan(gain) else gain for gain in gains), max))
@@ -51,7 +51,8 @@ def plot_curve(task: TaskFacts, number: int) -> str:
     axes.plot(places, gains, ".", color=_PLACEHOLDERS["second"], markersize=3.6, alpha=0.75)
     axes.plot(failed, [0.03 * top] * len(failed), "x", color=_PLACEHOLDERS["bad"], markersize=3.4, markeredgewidth=1.0)
     shown = [(place, gain) for place, gain in zip(places, best, strict=True) if gain]
-    axes.plot([p for p, _ in shown], [g for _, g in shown], color=_PLACEHOLDERS["first"], linewidth=1.8, drawstyle="steps-post")
+    line = {"color": _PLACEHOLDERS["first"], "linewidth": 1.8, "drawstyle": "steps-post"}
+    axes.plot([place for place, _ in shown], [gain for _, gain in shown], **line)
     if task.winner:
         axes.axhline(task.winner.gain, color=_PLACEHOLDERS["good"], linewidth=1.2, linestyle=(0, (1, 1.5)))
     last = max(places, default=1)
@@ -65,7 +66,7 @@ def plot_curve(task: TaskFacts, number: int) -> str:
 
 def plot_model_time(steps: Sequence[Step], number: int) -> str:
     """What a run of the model takes while tuning goes on: ms over wall time."""
-    figure, axes = _figure(4.7, 2.7)
+    figure, axes = _figure(5.2, 2.8)
     scale, unit = _time_scale(steps[-1].seconds)
     places = [step.seconds / scale for step in steps]
     for name, values, width in (
@@ -81,12 +82,13 @@ def plot_model_time(steps: Sequence[Step], number: int) -> str:
     _few_ticks(axes)
     axes.set_xlabel(f"{unit} of tuning")
     axes.set_ylabel("ms per run")
-    return _svg(figure, number, f"Time of the model, from {steps[0].verified_ms:.4g} to {steps[-1].verified_ms:.4g} ms per run")
+    first_ms, last_ms = steps[0].verified_ms, steps[-1].verified_ms
+    return _svg(figure, number, f"Time of the model, from {first_ms:.4g} to {last_ms:.4g} ms per run")
 
 
 def plot_accuracy(accuracies: Sequence[Accuracy], number: int) -> str:
     """How well the cost model had ordered each batch before it was measured, over wall time; the line is the mean of nine batches."""
-    figure, axes = _figure(4.7, 2.7)
+    figure, axes = _figure(5.2, 2.8)
     scale, unit = _time_scale(accuracies[-1].seconds)
     places = [each.seconds / scale for each in accuracies]
     values = [each.value for each in accuracies]
@@ -112,19 +114,22 @@ def _time_scale(seconds: float) -> tuple[float, str]:
     return (1.0, "seconds") if seconds < 180 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-def _figure(width: float, height: float, size: float = 10) -> tuple[Any, Any]:
+def _figure(width: float, height: float, size: float = 9.5) -> tuple[Any, Any]:
     """An empty figure in inches, with one pair of axes; `size` of its letters in points, of which an inch has 72."""
     import matplotlib
     from matplotlib.figure import Figure
 
     ink, muted, grid = (_PLACEHOLDERS[name] for name in ("ink", "muted", "grid"))
-    style = {
-        "font.family": "DejaVu Sans", "font.size": size, "axes.edgecolor": muted, "axes.labelcolor": ink, "axes.linewidth": 0.8,
-        "xtick.color": muted, "ytick.color": muted, "xtick.labelcolor": ink, "ytick.labelcolor": ink, "grid.color": grid,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.7, "axes.axisbelow": True,
-        "axes.formatter.useoffset": False, "axes.facecolor": "none", "figure.facecolor": "none", "axes.formatter.use_mathtext": False,
+    style: dict[str, Any] = {
+        "font.family": "DejaVu Sans", "font.size": size, "axes.edgecolor": muted, "axes.labelcolor": ink,
+        "axes.linewidth": 0.8,
+        "xtick.color": muted, "ytick.color": muted, "xtick.labelcolor": ink, "ytick.labelcolor": ink,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+        "grid.color": grid, "grid.linewidth": 0.7, "axes.facecolor": "none", "figure.facecolor": "none",
+        "axes.formatter.useoffset": False, "axes.formatter.use_mathtext": False,
     }  # fmt: skip
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
+    everything: Any = {**matplotlib.rcParamsDefault, **style}
+    with matplotlib.rc_context(everything):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()
 
@@ -132,8 +137,8 @@ def _figure(width: float, height: float, size: float = 10) -> tuple[Any, Any]:
 def _few_ticks(axes: Any, *, whole_x: bool = False) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole_x))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole_x, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _svg(figure: Any, number: int, label: str) -> str:

@@ -17,17 +17,20 @@ from tc.schedule.knobs import Value
 # What else a primitive may raise when a record makes it do what no rule does.
 _UNFORESEEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError)
 
+Difference = tuple[str, Value | None, Value | None]
+"""A knob, the default's answer and the best schedule's; None where it was not asked."""
+
 
 @dataclass(frozen=True)
 class Comparison:
     """A task's default schedule and its best one as text; `problem` says why one of them is None.
 
-    `knobs`: name, the default's answer, the best one's; None where it was not asked. `steps` of the best one, where readable.
+    `steps`: those of the best one, where they are readable.
     """
 
     default: str | None
     best: str | None
-    knobs: tuple[tuple[str, Value | None, Value | None], ...]
+    knobs: tuple[Difference, ...]
     steps: tuple[str, ...]
     problem: str = ""
 
@@ -36,19 +39,20 @@ def compare(facts: TaskFacts) -> Comparison:
     """What the tuner changed about a task that has a winner. Never raises: what cannot be shown is said in `problem`."""
     winner, task = facts.winner, facts.task
     assert winner is not None, "a task with a verified schedule"
+    answers, steps = tuple((name, None, value) for name, value in winner.point), _steps_of(winner)
     if task is None:
-        return Comparison(None, None, _answers(winner), _steps_of(winner), "The program is not at hand, only its records are.")
+        return Comparison(None, None, answers, steps, "The program is not at hand, only its records are.")
     try:
         default = task.space().default()
         default_text = print_ir(default.func)
     except (TcError, *_UNFORESEEN) as error:
-        return Comparison(None, None, _answers(winner), _steps_of(winner), f"The default schedule cannot be made: {_said(error)}")
+        return Comparison(None, None, answers, steps, f"The default schedule cannot be made: {_said(error)}")
     knobs = _differences(dict(default.point), dict(winner.point))
     try:
         best = print_ir(_replayed(task, winner))
     except (TcError, *_UNFORESEEN) as error:
-        return Comparison(default_text, None, knobs, _steps_of(winner), f"The best schedule no longer replays: {_said(error)}")
-    return Comparison(default_text, best, knobs, _steps_of(winner))
+        return Comparison(default_text, None, knobs, steps, f"The best schedule no longer replays: {_said(error)}")
+    return Comparison(default_text, best, knobs, steps)
 
 
 def _replayed(task: Task, winner: Winner) -> PrimFunc:
@@ -77,13 +81,7 @@ def _steps_of(winner: Winner) -> tuple[str, ...]:
     return tuple(map(str, trace.steps))
 
 
-def _answers(winner: Winner) -> tuple[tuple[str, Value | None, Value | None], ...]:
-    return tuple((name, None, value) for name, value in winner.point)
-
-
-def _differences(
-    default: Mapping[str, Value], best: Mapping[str, Value]
-) -> tuple[tuple[str, Value | None, Value | None], ...]:
+def _differences(default: Mapping[str, Value], best: Mapping[str, Value]) -> tuple[Difference, ...]:
     names = dict.fromkeys((*default, *best))
     return tuple((name, default.get(name), best.get(name)) for name in names if default.get(name) != best.get(name))
 

@@ -29,7 +29,8 @@ p { margin: 0 0 12px; max-width: 90ch; overflow-wrap: anywhere; }
 footer { margin-top: 48px; }
 
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin: 18px 0; }
-.card { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; display: flex; flex-direction: column; }
+.card { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px;
+  display: flex; flex-direction: column; }
 .card:first-child { grid-column: span 2; }
 .card .title { font-size: 14px; color: var(--muted); }
 .card .value { font-size: 25px; font-weight: 650; line-height: 1.35; font-variant-numeric: tabular-nums; }
@@ -47,6 +48,7 @@ td.reason { color: var(--muted); font-size: 13px; min-width: 14em; }
 table.knobs { width: auto; min-width: min(100%, 30em); }
 table.knobs td { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 13px; padding-right: 28px; }
 .failures td { overflow-wrap: anywhere; }
+.failures td:last-child { width: 70%; }
 .track { display: block; background: var(--grid); border-radius: 3px; overflow: hidden; }
 td .track { height: 4px; margin-top: 4px; min-width: 56px; }
 .bar { display: block; height: 100%; background: var(--first); }
@@ -58,7 +60,8 @@ figure svg { display: block; width: 100%; height: auto; }
 .key { font-size: 13px; margin: 6px 0; display: flex; flex-wrap: wrap; gap: 2px 16px; color: var(--ink); }
 .key i { display: inline-block; width: 14px; height: 4px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
 
-.bars { display: grid; grid-template-columns: fit-content(45%) 1fr auto; gap: 6px 12px; align-items: center; max-width: 900px; font-size: 14px; }
+.bars { display: grid; grid-template-columns: fit-content(45%) 1fr auto; gap: 6px 12px; align-items: center;
+  max-width: 900px; font-size: 14px; }
 .bars .name { overflow-wrap: anywhere; }
 .bars .track { height: 14px; }
 .bars .part { text-align: right; font-variant-numeric: tabular-nums; }
@@ -70,7 +73,8 @@ details[open] > summary { margin-bottom: 10px; }
 .problem { color: var(--bad); }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 14px; }
 .nest { min-width: 0; }
-pre { margin: 0; padding: 12px 14px; background: var(--page); border: 1px solid var(--line); border-radius: 8px; overflow: auto; max-height: 75vh;
+pre { margin: 0; padding: 12px 14px; background: var(--page); border: 1px solid var(--line); border-radius: 8px;
+  overflow: auto; max-height: 75vh;
   font: 12.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 mark { background: var(--mark); color: inherit; border-radius: 3px; padding: 0 2px; font-weight: 600; }
 
