@@ -40,6 +40,7 @@ setup(
         "cuda": ["cuda-bindings>=12.6"],
         "opencl": ["pyopencl>=2024.1", "pocl-binary-distribution>=3.0"],
         "viz": ["matplotlib>=3.8"],
+        "dask": ["distributed>=2024.8"],
         "train": ["scikit-learn>=1.4"],
         "test": [
             "pytest>=8.0",
@@ -47,6 +48,7 @@ setup(
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
             "mpmath>=1.3",
+            "distributed>=2024.8",
             "onnxruntime>=1.18",
             "safetensors>=0.4",
             "setuptools>=69",

@@ -15,6 +15,8 @@ import llvmlite
 import numpy as np
 import onnx
 
+from tc.autotune.apply import TunedSchedules
+from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
 from tc.errors import UserError, located
 from tc.frontend.dims import Dim
@@ -183,7 +185,7 @@ def compile_model(
     target: str | Target = "native",
     *,
     dims: Mapping[str, Dim | int] | None = None,
-    tune: str | None = None,
+    tune: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     numerics: str = "default",
     verify: str = "auto",
@@ -194,6 +196,8 @@ def compile_model(
     model: path of an ONNX file, its bytes, an onnx.ModelProto, or an IRModule.
     target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
+    tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found.
+        `report().notes` says which of them could not be used.
     threads: how many threads a call may use; all available cores by default.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
@@ -205,8 +209,6 @@ def compile_model(
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """
-    if tune is not None:
-        raise UserError("tune: there is no tuner yet; compile without it")
     if numerics not in ("default", "strict"):
         raise UserError(f"numerics is {numerics!r}; it must be 'default' or 'strict'")
     if verify not in ("auto", "always", "never"):
@@ -216,7 +218,8 @@ def compile_model(
     if count < 1:
         raise UserError(f"threads is {count}, must be at least 1")
     chosen = dataclasses.replace(chosen, cores=count)
-    facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported)
+    tuned = None if tune is None else _open_tuned(tune, chosen)
+    facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported, _state_of(tune))
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
     known = ModuleCache().find(key, lambda path: load(path, threads=count)) if key is not None else None
@@ -226,13 +229,13 @@ def compile_model(
         def profiled() -> tuple[EntrySource, Library]:
             if _module_key(model, facts) != key:
                 raise UserError("profile: the model's file has changed since it was compiled; compile it again")
-            return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics), chosen)
+            return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics, tuned), chosen)
 
         known.set_origin(seconds, profiled)
         return known
-    stages = run_stages(model, chosen, dims, on_unsupported, numerics)
+    stages = run_stages(model, chosen, dims, on_unsupported, numerics, tuned)
     _verify_stages(stages, verify, isinstance(model, IRModule))
-    module = build_module(stages, chosen, count)
+    module = build_module(stages, chosen, count, () if tuned is None else tuple(tuned.summary()))
     if verify == "always":
         kernels = {
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()
@@ -241,6 +244,21 @@ def compile_model(
     if key is not None and module.can_save:
         ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save)
     return module
+
+
+def _open_tuned(path: str | os.PathLike[str], target: Target) -> TunedSchedules:
+    """What a tuning database knows for this target."""
+    if not Path(path).is_file():
+        raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
+    return TunedSchedules(Database(Path(path), create=False), target, target.cores)
+
+
+def _state_of(path: str | os.PathLike[str] | None) -> object:
+    """What changes when the file does: a module that was compiled with other records is another module."""
+    if path is None:
+        return None
+    found = Path(path).stat()
+    return str(Path(path).resolve()), found.st_size, found.st_mtime_ns
 
 
 def _module_key(model: Model, facts: tuple[object, ...]) -> str | None:
@@ -282,8 +300,8 @@ def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:
             verify_ir(module)
 
 
-def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule:
-    """Emit, compile and link what the plan needs."""
+def build_module(stages: Stages, target: Target, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
+    """Emit, compile and link what the plan needs; `notes` go into the report."""
     watch = _Stopwatch()
     cache = ObjectCache()
     get_pool()
@@ -312,7 +330,7 @@ def build_module(stages: Stages, target: Target, threads: int) -> CompiledModule
         return timed, link([*linked[:-1], *compile_objects([timed.ir_text], target)])
 
     seconds = {**stages.seconds, **watch.seconds}
-    report = _report(stages, set(missing), constants, seconds)
+    report = dataclasses.replace(_report(stages, set(missing), constants, seconds), notes=notes)
     return CompiledModule(
         stages.plan,
         entry,
@@ -371,7 +389,7 @@ def _report(stages: Stages, compiled: set[str], constants: list[np.ndarray], sec
     for name, calls in groups.items():
         kernel = stages.kernels[name]
         nodes = tuple(dict.fromkeys(node for call in calls for node in call))
-        kernels.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in compiled))
+        kernels.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in compiled, kernel.is_tuned))
     total = sum(c.nbytes for c in constants)
     return Report(tuple(kernels), tuple(fallbacks), tuple(seconds.items()), str(stages.plan.arena_bytes), total)
 

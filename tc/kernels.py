@@ -51,6 +51,7 @@ class Kernel:
     rule: str
     trace: str
     symbol: str
+    is_tuned: bool = False
 
 
 def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
@@ -68,10 +69,11 @@ def workload_key(prim: PrimFunc) -> str:
 
 def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) -> Kernel:
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
-    scheduled = (tuned and tuned.schedule(prim)) or apply_rules(prim, target)
+    known = tuned and tuned.schedule(prim)
+    scheduled = known or apply_rules(prim, target)
     final = finish_loops(scheduled.func, threads=target.cores)
     symbol = f"tc_{structural_hash(final)[:20]}"
-    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol)
+    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 
 
 def schedule_module(module: IRModule, target: Target, tuned: Tuned | None = None) -> tuple[IRModule, dict[str, Kernel]]:

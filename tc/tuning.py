@@ -1,170 +1,225 @@
-"""From a model to the tasks that a tuner works on."""
+"""Tune a model: its tasks, a tuner, a database, and the whole model measured and compared at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-from tc.autotune.task import Task, Variant
-from tc.compiler import LoweredModel, Model, lower_model
-from tc.errors import TcError
+import numpy as np
+import platformdirs
+
+from tc.autotune.database import Database
+from tc.autotune.events import Event
+from tc.autotune.measure import LocalRunner
+from tc.autotune.record import Choice, target_key
+from tc.autotune.runner import Runner
+from tc.autotune.task import Task
+from tc.autotune.tuner import Tuner, TuningResult
+from tc.compiler import Model, compile_model, import_model
+from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim
-from tc.ir.arith import evaluate
-from tc.ir.expr import Var
-from tc.ir.graph import Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar, bodies_of
-from tc.ir.loop import PrimFunc
-from tc.ir.module import IRModule
-from tc.ir.node import walk
-from tc.kernels import workload_key
-from tc.passes.graph.questions import Option, Question
-from tc.schedule.canonical import canonical_names
+from tc.ir.dtype import from_numpy
+from tc.ir.graph import Function
+from tc.measure.harness import Plan, Ratio, time_interleaved
+from tc.runtime.module import CompiledModule
 from tc.target import Target
+from tc.tasks import extract_tasks, measured_sizes
+from tc.verification import difference, sized_inputs
 
-TYPICAL_SIZE = 64
-"""What a symbolic dim is measured with when nothing is said, moved into its range."""
+_BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
-OTHER_WAYS: tuple[Mapping[str, Option], ...] = (
-    {"use_winograd": 0, "pack_matmul": 1},
-    {"use_winograd": 2, "pack_matmul": 4},
-    {"use_winograd": 4},
-)
-"""Answers to the questions of graph passes that are tried beside the passes' own. Nodes are of different kinds, so that one way
-of lowering the whole model serves several questions at once."""
+LOOSE_TILE = 4
+"""Winograd tiles from this size on round worse than direct sums: they go when the whole model's results do not agree."""
 
 
 @dataclass(frozen=True)
-class Extraction:
-    """The tasks of a model, and the kernels that are left as they are, each with the reason."""
+class Tuned:
+    """What came of tuning a model.
 
+    `ratio`: the whole model's seconds tuned over untuned, taken in turns; None when nothing was found or it was not measured.
+    `skipped`: kernels that were left alone, with the reason. `dropped`: decisions that the whole model's results spoke against.
+    """
+
+    database: Path
+    result: TuningResult
     tasks: tuple[Task, ...]
-    skipped: tuple[tuple[str, str], ...]
+    ratio: Ratio | None
+    skipped: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a kernel in the model."""
+def parse_budget(text: str | float) -> float:
+    """Seconds of a time budget: "10m", "90s", "1h30m", "600" or a number. UserError for anything else, or for none at all."""
+    if isinstance(text, int | float):
+        seconds = float(text)
+    else:
+        matched = _BUDGET.fullmatch(text.strip()) if text.strip() else None
+        if matched is None:
+            raise UserError(f"budget: {text!r} is not a time such as 10m, 90s or 1h30m")
+        hours, minutes, rest = (float(part or 0) for part in matched.groups())
+        seconds = 3600 * hours + 60 * minutes + rest
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"budget: {text} leaves no time to measure anything")
+    return seconds
 
-    func: PrimFunc
-    reference: IRModule
-    dims: Mapping[str, int] | None
-    nodes: tuple[str, ...]
+
+def is_budget(text: object) -> bool:
+    """Whether this is written like a time budget, and not like a file."""
+    return isinstance(text, str) and bool(text.strip()) and _BUDGET.fullmatch(text.strip()) is not None
 
 
-def extract_tasks(
+def default_database() -> Path:
+    """Where records go when no file is named."""
+    return Path(platformdirs.user_data_dir("tc")) / "tuning.jsonl"
+
+
+def tune(
     model: Model,
-    target: Target,
+    budget: str | float = "10m",
+    *,
+    target: str | Target = "native",
     dims: Mapping[str, Dim | int] | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> Extraction:
-    """The distinct kernels of a model, equal ones joined, each with the other ways in which its nodes can be lowered.
+    threads: int | None = None,
+    database: str | os.PathLike[str] | None = None,
+    tasks: Sequence[str] = (),
+    trials: int | None = None,
+    seed: int = 0,
+    callback: Callable[[Event], None] | None = None,
+    runner: Runner | None = None,
+) -> Tuned:
+    """Search for faster schedules of a model's kernels, and keep what was measured in a database.
 
-    sizes: what symbolic dims are measured with, by name.
+    budget: wall time, such as "10m", of the search; loading the model and the comparison at the end come on top.
+    dims: promises about symbolic dims, as in `tc.compile`; sizes: what they are measured with, by name.
+    database: a file, made or extended; what it holds is not measured again. By default `default_database()`.
+    tasks: patterns such as "conv*" for names of kernels or nodes; all by default. trials: at most so many per task.
+    callback: told every event of the search. runner: what measures; the cores of this machine by default.
+
+    `tc.compile(model, tune=database)` then uses the best verified schedules. Records that were made for another target or
+    number of threads are left alone.
+    Raises UserError when there is nothing to tune or the database cannot be used.
     """
-    base = list(_calls(lower_model(model, target, dims), sizes or {}))
-    others = [_lowered_otherwise(model, target, dims, sizes or {}, wanted) for wanted in OTHER_WAYS]
-    groups: dict[str, list[_Call]] = {}
-    for call in base:
-        groups.setdefault(workload_key(call.func), []).append(call)
-    tasks: list[Task] = []
-    skipped: list[tuple[str, str]] = []
-    for key, calls in groups.items():
-        first = calls[0]
-        if first.dims is None:
-            skipped.append((first.func.name, "its sizes come from data"))
-            continue
-        variants = {"default": Variant(key, first.func, first.reference)}
-        for ways in others:
-            variants.update(_variants(first, ways, {variant.key for variant in variants.values()}))
-        nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
-        tasks.append(Task(first.func.name, variants, target, first.dims, len(calls), nodes))
-    return Extraction(tuple(tasks), tuple(skipped))
+    seconds = parse_budget(budget)
+    if trials is not None and trials < 1:
+        raise UserError(f"trials is {trials}, must be at least 1")
+    chosen = Target.parse(target) if isinstance(target, str) else target
+    chosen = chosen if threads is None else dataclasses.replace(chosen, cores=threads)
+    found = extract_tasks(model, chosen, dims, sizes)
+    selected = _select(found.tasks, tasks)
+    path = Path(database) if database is not None else default_database()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = Database(path)
+    own = LocalRunner() if runner is None else None
+    try:
+        tuner = Tuner(
+            selected,
+            runner or own,  # type: ignore[arg-type]
+            records,
+            budget_seconds=seconds,
+            trials_per_task=trials,
+            seed=seed,
+            on_event=callback,
+        )
+        result = tuner.run()
+    finally:
+        if own is not None:
+            own.close()
+    ratio, dropped = _compare_whole(model, chosen, dims, sizes or {}, path, selected)
+    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped)
 
 
-Ways = Mapping[tuple[str, ...], tuple[_Call, Question, Option]]
-"""Kernels by the nodes inside, each with a question about one of them and the answer that led to it."""
+def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
+    """The tasks with something to choose whose name, or one of whose nodes, fits a pattern."""
+    fitting = [
+        task
+        for task in tasks
+        if not patterns or any(fnmatchcase(name, pattern) for name in (task.name, *task.nodes) for pattern in patterns)
+    ]
+    if not tasks:
+        raise UserError("nothing to tune: the model has no kernels")
+    if not fitting:
+        raise UserError(f"tasks: nothing fits {', '.join(patterns)}; there are: {', '.join(task.name for task in tasks)}")
+    open_ones = [task for task in fitting if len(task.variants) > 1 or task.space().default().knobs]
+    if not open_ones:
+        raise UserError(f"nothing to tune: the schedules of {', '.join(task.name for task in fitting)} leave nothing open")
+    return open_ones
 
 
-def _lowered_otherwise(
+def _compare_whole(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None,
     sizes: Mapping[str, int],
-    wanted: Mapping[str, Option],
-) -> Ways:
-    """The kernels that other answers to the questions of graph passes lead to."""
-    asked: dict[str, tuple[Question, Option]] = {}
-
-    def answer(question: Question) -> Option:
-        value = wanted.get(question.pass_name, question.default)
-        if value not in question.options:
-            value = question.default
-        if value != question.default:
-            asked[question.node] = (question, value)
-        return value
-
-    found: dict[tuple[str, ...], tuple[_Call, Question, Option]] = {}
-    for call in _calls(lower_model(model, target, dims, answer=answer), sizes):
-        questions = [asked[node] for node in call.nodes if node in asked]
-        if len(questions) == 1:
-            found[call.nodes] = (call, *questions[0])
-    return found
-
-
-def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, Variant]]:
-    if base.nodes not in ways:
-        return
-    call, question, value = ways[base.nodes]
-    key = workload_key(call.func)
-    if key not in known and call.dims is not None:
-        yield f"{question.pass_name}={value}", Variant(key, call.func, call.reference, question, value)
+    path: Path,
+    tasks: Sequence[Task],
+) -> tuple[Ratio | None, tuple[str, ...]]:
+    """The tuned model beside the untuned one. Decisions that make results differ are taken back, the loosest first."""
+    options: dict[str, Any] = {"target": target, "dims": dims, "threads": target.cores}
+    inputs = _inputs(model, dims, sizes)
+    untuned = compile_model(model, **options)
+    expected = untuned.run(inputs)
+    dropped: list[str] = []
+    while True:
+        tuned = compile_model(model, tune=path, **options)
+        problem = _differs(expected, tuned.run(inputs))
+        if problem is None:
+            break
+        names = _take_back(path, tasks, target, problem)
+        if not names:
+            raise TcError(f"the tuned model's results differ from the untuned one's, and no decision is left to blame: {problem}")
+        dropped += names
+    if not any(kernel.tuned for kernel in tuned.report().kernels):
+        return None, tuple(dropped)
+    return _ratio(untuned, tuned, inputs), tuple(dropped)
 
 
-def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
-    """Every call of a PrimFunc in the model, with its sizes if they do not come from data."""
-    env = _measured_sizes(found.lowered.main, sizes)
-    primitives = dict(_primitive_calls(found.fused.main))
-    for target, call in _tir_calls(found.lowered.main):
-        lowered = found.lowered[call.callee]
-        primitive = found.fused[primitives[target]]
-        assert isinstance(lowered, PrimFunc) and isinstance(primitive, Function)
-        func = canonical_names(lowered)
-        nodes = tuple(dict.fromkeys(str(b.span) for b in primitive.bindings if b.span is not None))
-        try:
-            values = [int(evaluate(dim, env)) for dim in call.dims]
-            dims: dict[str, int] | None = dict(zip((dim.name for dim in func.dims), values, strict=True))
-        except TcError:
-            dims = None
-        yield _Call(func, IRModule((primitive,), primitive.name), dims, nodes)
+def _inputs(model: Model, dims: Mapping[str, Dim | int] | None, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Random inputs of the sizes that were measured."""
+    main: Function = import_model(model, dims, "fallback").module.main
+    return sized_inputs(main, measured_sizes(main, sizes), np.random.default_rng(0))
 
 
-def _measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:
-    """The sizes of the model's symbolic dims."""
-    facts = {fact.var: fact for fact in func.facts}
-    env: dict[Var, int] = {}
-    for var in dict.fromkeys(node for param in func.params for node in walk(param.type) if isinstance(node, Var)):
-        fact = facts.get(var)
-        size = sizes.get(var.name, TYPICAL_SIZE)
-        if fact is not None:
-            size = -(-max(size, fact.lo) // fact.multiple_of) * fact.multiple_of
-            size = size if fact.hi is None else min(size, fact.hi // fact.multiple_of * fact.multiple_of)
-        env[var] = size
-    return env
+def _differs(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
+    for name, value in expected.items():
+        problem = difference(value, found[name], from_numpy(value.dtype), reads_floats=True)
+        if problem is not None:
+            return f"{name}: {problem}"
+    return None
 
 
-def _tir_calls(func: Function) -> Iterator[tuple[TensorVar, CallTir]]:
-    return ((binding.targets[0], binding.value) for binding in _bindings(func) if isinstance(binding.value, CallTir))
+def _take_back(path: Path, tasks: Sequence[Task], target: Target, problem: str) -> list[str]:
+    """Write the passes' own answers over decisions for large Winograd tiles; what was decided otherwise."""
+    database = Database(path)
+    key = target_key(target)
+    undone: list[Choice] = []
+    names: list[str] = []
+    for task in tasks:
+        for variant in task.variants.values():
+            question = variant.question
+            if question is None or question.pass_name != "use_winograd" or variant.answer != LOOSE_TILE:
+                continue
+            choice = database.choice(question.pass_name, question.key, key, target.cores)
+            if choice is not None and choice.value == LOOSE_TILE:
+                undone.append(dataclasses.replace(choice, value=question.default))
+                names.append(f"{task.name}: use_winograd={LOOSE_TILE} ({problem})")
+    if undone:
+        database.append(undone)
+    return names
 
 
-def _primitive_calls(func: Function) -> Iterator[tuple[TensorVar, str]]:
-    for binding in _bindings(func):
-        if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
-            yield binding.targets[0], binding.value.callee.name
-
-
-def _bindings(func: Function) -> Iterator[Binding]:
-    for binding in func.bindings:
-        yield binding
-        for body in bodies_of(binding.value):
-            yield from _bindings(body)
-
-
+def _ratio(untuned: CompiledModule, tuned: CompiledModule, inputs: Mapping[str, np.ndarray]) -> Ratio:
+    """Seconds of the tuned module over the untuned one's."""
+    steps = {"tuned": lambda: tuned.run(inputs), "untuned": lambda: untuned.run(inputs)}
+    start = time.perf_counter()
+    steps["untuned"]()
+    call = time.perf_counter() - start
+    timings = time_interleaved(steps, Plan(budget_seconds=max(4.0, 40 * call), max_rounds=30))
+    return timings.ratio("tuned", "untuned")

@@ -33,18 +33,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "autotune": ("kernels", "measure", "verification"),
     "compiler": ("autotune", "frontend", "verification"),
     "roofline": ("compiler", "measure"),
-    "tuning": ("compiler",),
+    "tasks": ("compiler",),
+    "tuning": ("tasks", "measure"),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
-    "": ("lowering",),  # tc/__init__.py, the public names
+    "": ("lowering", "tuning"),  # tc/__init__.py, the public names
     "cli": ("", "demo", "roofline", "tuning"),
     "__main__": ("cli",),
 }
 
 # These take long to import, or may be absent: they may be imported inside functions.
-LATE = {"cuda", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}
+LATE = {"cuda", "distributed", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}
 # These come with extras only, so no module may need them just to be imported.
-OPTIONAL = {"cuda", "matplotlib", "onnxruntime", "openvino", "pyopencl", "torch"}
+OPTIONAL = {"cuda", "distributed", "matplotlib", "onnxruntime", "openvino", "pyopencl", "torch"}
 
 
 @dataclass(frozen=True)

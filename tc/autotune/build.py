@@ -39,7 +39,7 @@ class Built:
     """Object code of a kernel and all that it takes to call it: void tc_candidate(ptr per array, i64 per scalar, i64 threads).
 
     `outputs` are the workload's results, `workspaces` scratch memory that the kernel asks for behind them. `seconds` it took to
-    build.
+    build. Operands with the numbers `constants` are read from another copy at each call, `apart_bytes` of them in turns.
     """
 
     code: bytes
@@ -49,6 +49,8 @@ class Built:
     scalars: tuple[int, ...]
     threads: int
     seconds: float
+    constants: tuple[int, ...] = ()
+    apart_bytes: int = 0
 
 
 def build(request: BuildRequest) -> Built:
@@ -64,7 +66,9 @@ def build(request: BuildRequest) -> Built:
     inputs, outputs = _signature(workload.text, tuple(dims.items()))
     workspaces = signature(final, dims, with_values=False)[1][len(outputs) :]
     scalars = tuple(dims[var.name] for var in final.dims)
-    return Built(code, inputs, outputs, workspaces, scalars, workload.threads, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    literals = (workload.constants, workload.apart_bytes)
+    return Built(code, inputs, outputs, workspaces, scalars, workload.threads, seconds, *literals)
 
 
 @lru_cache(32)

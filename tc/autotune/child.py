@@ -76,6 +76,8 @@ class Child:
             )
         except OSError as error:
             self.pipe.close()
+            if self._messages is not None:
+                self._messages.close()
             raise MeasureError(f"no process can be started to measure in: {error}") from None
         finally:
             theirs.close()
@@ -133,7 +135,7 @@ class Child:
         """End a child that is late."""
         stage = self._stage
         self.kill()
-        return Outcome(None, "timeout", f"took more than {self._limit_seconds:g} s", stage)
+        return Outcome(None, "timeout", f"took more than {self._limit_seconds:.3g} s", stage)
 
     def _died(self) -> Outcome:
         """Why the process is gone: its signal or status, and the last it wrote."""

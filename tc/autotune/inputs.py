@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tc.ir.arith import Facts, bounds, evaluate, simplify
-from tc.ir.dtype import DType, i64
+from tc.ir.dtype import DType, i64, parse_dtype
 from tc.ir.expr import Buffer, Cast, Const, Expr, Load, Var
 from tc.ir.loop import Block, For, IntrinsicCall, Let, PrimFunc, Store, While
 from tc.ir.node import Node, children, map_children, substitute, walk
@@ -22,11 +22,18 @@ _BLOCK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array of a kernel's signature. `values` are what it may hold; None: any number, so normally distributed ones."""
+    """An array of a kernel's signature. `values` are what it may hold; None: any number, so normally distributed ones.
+
+    The dtype is a name, for a `DType` that went from process to process would be another object.
+    """
 
     shape: tuple[int, ...]
-    dtype: DType
+    dtype_name: str
     values: Range | None = None
+
+    @property
+    def dtype(self) -> DType:
+        return parse_dtype(self.dtype_name)
 
     @property
     def size_bytes(self) -> int:
@@ -40,7 +47,7 @@ def signature(
     env = {var: dims[var.name] for var in func.dims}
 
     def spec(buffer: Buffer, values: Range | None = None) -> ArraySpec:
-        return ArraySpec(tuple(int(evaluate(dim, env)) for dim in buffer.shape), buffer.dtype, values)
+        return ArraySpec(tuple(int(evaluate(dim, env)) for dim in buffer.shape), buffer.dtype.name, values)
 
     ranges = input_ranges(func, dims) if with_values else (None,) * len(func.inputs)
     return tuple(map(spec, func.inputs, ranges)), tuple(map(spec, func.outputs))

@@ -27,7 +27,9 @@ died; it wanted more memory than it may have; the results are not those of the r
 class Workload:
     """A lowered, unscheduled PrimFunc as text, the sizes of its symbolic dims, and what it is compiled for and run on.
 
-    `key` is the caller's name for it in records; two workloads are the same here when all other fields are.
+    `key` is the caller's name for it in records; two workloads are the same here when all other fields are. Inputs with the numbers
+    `constants` are literals of a model: in a run of it each was last read when `apart_bytes` of others have been read since, and
+    so it is in the timing. 0: they are found where the last call left them.
     """
 
     key: str
@@ -35,16 +37,27 @@ class Workload:
     dims: tuple[tuple[str, int], ...]
     target: str
     threads: int
+    constants: tuple[int, ...] = ()
+    apart_bytes: int = 0
 
     @staticmethod
-    def of(key: str, func: PrimFunc, dims: Mapping[str, int], target: Target, threads: int | None = None) -> Workload:
+    def of(
+        key: str,
+        func: PrimFunc,
+        dims: Mapping[str, int],
+        target: Target,
+        threads: int | None = None,
+        constants: tuple[int, ...] = (),
+        apart_bytes: int = 0,
+    ) -> Workload:
         """The workload of a PrimFunc; `threads` are the target's cores if not said."""
         sizes = tuple(sorted((name, int(size)) for name, size in dims.items()))
-        return Workload(key, print_ir(func), sizes, str(target), target.cores if threads is None else threads)
+        count = target.cores if threads is None else threads
+        return Workload(key, print_ir(func), sizes, str(target), count, constants, apart_bytes)
 
     @property
-    def identity(self) -> tuple[str, tuple[tuple[str, int], ...], str, int]:
-        return (self.text, self.dims, self.target, self.threads)
+    def identity(self) -> tuple[object, ...]:
+        return (self.text, self.dims, self.target, self.threads, self.constants, self.apart_bytes)
 
 
 @dataclass(frozen=True)

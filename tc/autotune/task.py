@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tc.autotune.runner import Workload
 from tc.autotune.space import Space
+from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.passes.graph.questions import Question
@@ -16,13 +18,17 @@ from tc.target import Target
 class Variant:
     """One way to lower a task's node.
 
-    `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in numpy.
+    `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in
+    numpy, `sizes`: what its symbolic dims are measured with.
+    `constants`: which of its operands are literals of the model: in a run they were last read a whole run ago.
     `question`, `answer`: what a graph pass must be told to lower the node this way; None for the way it takes untold.
     """
 
     key: str
     func: PrimFunc
     reference: IRModule
+    sizes: Mapping[Var, int]
+    constants: tuple[int, ...] = ()
     question: Question | None = None
     answer: int | str | bool | None = None
 
@@ -32,7 +38,8 @@ class Task:
     """One distinct kernel on a target.
 
     `variants`: by name, the first being what compiles untuned. `dims`: the sizes at which symbolic dims are measured, by name.
-    `calls`: per run of the model. `nodes`: the model's nodes inside.
+    `calls`: per run of the model. `nodes`: the model's nodes inside. `apart_bytes`: how much else a run reads between two reads of
+    a literal.
     """
 
     name: str
@@ -41,11 +48,19 @@ class Task:
     dims: Mapping[str, int]
     calls: int = 1
     nodes: tuple[str, ...] = ()
+    apart_bytes: int = 0
 
     @property
     def key(self) -> str:
         """The key of what compiles untuned."""
         return next(iter(self.variants.values())).key
+
+    def workload(self, variant: str) -> Workload:
+        """What is measured of a variant."""
+        found = self.variants[variant]
+        return Workload.of(
+            found.key, found.func, self.dims, self.target, constants=found.constants, apart_bytes=self.apart_bytes
+        )
 
     def space(self) -> Space:
         """All its schedules."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,11 +21,15 @@ import numpy as np
 
 from tc.autotune.build import SYMBOL, Built
 from tc.autotune.inputs import ArraySpec, fill
-from tc.ir.dtype import u8
 from tc.runtime.jit import Library, compile_object, link
 from tc.runtime.pool import get_pool
 from tc.target import native_target
 from tc.verification import difference
+
+try:
+    import resource
+except ImportError:  # a system that does not count what it does
+    resource = None  # type: ignore[assignment]
 
 ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
@@ -34,7 +38,15 @@ _MAX_GROUPS = 512
 _COMPARED_ELEMENTS = 1 << 15
 _GUARD_BYTES = 4096
 _GUARD = 0xA5
+_ATTEMPTS = 4
+_MANY_GROUPS = 8
+_LONG_SECONDS = 0.005
+_USUAL = 1.3
+_COLD_PAIRS = 4
+"""Slots of a single call are short and uneven: there may be so many times more of them."""
 _KEPT_REFERENCES = 8
+_MOST_COPIES = 64
+"""Of small literals: enough that each was last read hundreds of microseconds ago."""
 _TOO_SLOW = 8.0
 """A first call that takes so many times the reference's, and all of a trial's time, says enough."""
 
@@ -113,13 +125,19 @@ entry:
   ret i64 %sum
 }}
 
-define void @time_calls(ptr %kernel, ptr %pointers, ptr %scalars, i64 %threads, i64 %calls, i64 %groups, ptr %out) nounwind {{
+define void @time_calls(ptr %kernel, ptr %tables, i64 %turn, i64 %count, ptr %scalars, i64 %threads, i64 %calls, i64 %groups,
+                        ptr %out) nounwind {{
 entry:
-{loads}
+{scalars}
   call void @tc_parallel_for(ptr @nothing, ptr null, i64 %threads, i64 1, i64 %threads)
   br label %group
 group:
   %g = phi i64 [ 0, %entry ], [ %g1, %done ]
+  %turned = add i64 %g, %turn
+  %number = urem i64 %turned, %count
+  %table = mul i64 %number, {size}
+  %pointers = getelementptr ptr, ptr %tables, i64 %table
+{pointers}
   %start = call i64 @now()
   br label %again
 again:
@@ -140,42 +158,52 @@ leave:
   ret void
 }}
 """
-"""`groups` times: `calls` calls of a kernel, and the nanoseconds they take together. The empty parallel loop wakes the workers."""
+"""`groups` times: `calls` calls of a kernel, and the nanoseconds they take together. The empty parallel loop wakes the workers.
+
+Groups take the `count` tables of pointers in turns, beginning with number `turn`.
+"""
 
 _FLUSH_TEXT = """
-declare void @llvm.x86.sse2.clflush(ptr)
+declare void @llvm.x86.{instruction}(ptr)
 declare void @llvm.x86.sse2.mfence()
-define void @flush(ptr %start, i64 %lines) nounwind {
+define void @flush(ptr %start, i64 %lines) nounwind {{
 entry:
   br label %again
 again:
   %i = phi i64 [ 0, %entry ], [ %j, %again ]
   %offset = mul i64 %i, 64
   %p = getelementptr i8, ptr %start, i64 %offset
-  call void @llvm.x86.sse2.clflush(ptr %p)
+  call void @llvm.x86.{instruction}(ptr %p)
   %j = add i64 %i, 1
   %more = icmp slt i64 %j, %lines
   br i1 %more, label %again, label %done
 done:
   call void @llvm.x86.sse2.mfence()
   ret void
-}
+}}
 """
 
 
 @lru_cache(64)
 def _timer(pointers: int, scalars: int) -> tuple[Library, Callable[..., None]]:
     """`time_calls` for kernels that take so many pointers and scalars, and the library it lives in."""
-    loads, arguments = [], []
+    loads: dict[str, list[str]] = {"ptr": [], "i64": []}
+    arguments = []
     for kind, count, table in (("ptr", pointers, "%pointers"), ("i64", scalars, "%scalars")):
         for k in range(count):
-            loads.append(f"  %{kind}p{k} = getelementptr {kind}, ptr {table}, i64 {k}")
-            loads.append(f"  %{kind}{k} = load {kind}, ptr %{kind}p{k}, align 8")
+            loads[kind].append(f"  %{kind}p{k} = getelementptr {kind}, ptr {table}, i64 {k}")
+            loads[kind].append(f"  %{kind}{k} = load {kind}, ptr %{kind}p{k}, align 8")
             arguments.append(f"{kind} %{kind}{k}")
-    text = _TIMER_TEXT.format(clock=_CLOCK, loads="\n".join(loads), arguments=", ".join([*arguments, "i64 %threads"]))
+    text = _TIMER_TEXT.format(
+        clock=_CLOCK,
+        size=pointers,
+        pointers="\n".join(loads["ptr"]),
+        scalars="\n".join(loads["i64"]),
+        arguments=", ".join([*arguments, "i64 %threads"]),
+    )
     library = link([compile_object(text)])
-    words = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3 + [ctypes.c_void_p]
-    return library, ctypes.CFUNCTYPE(None, *words)(library.address("time_calls"))
+    types = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_void_p]
+    return library, ctypes.CFUNCTYPE(None, *types)(library.address("time_calls"))
 
 
 class Memory:
@@ -219,10 +247,16 @@ class Memory:
         return found
 
 
+Copies = Sequence[Mapping[int, np.ndarray]]
+"""Other copies of some operands, by their places."""
+
+
 class Kernel:
     """Linked code with the memory that it works on."""
 
-    def __init__(self, built: Built, arrays: Sequence[np.ndarray], workspaces: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, built: Built, arrays: Sequence[np.ndarray], workspaces: Sequence[np.ndarray], copies: Copies = ()
+    ) -> None:
         self._built = built
         self._library = link([built.code])
         self._address = self._library.address(SYMBOL)
@@ -230,19 +264,30 @@ class Kernel:
         self._out = np.zeros(_MAX_GROUPS, np.int64)
         if built.threads > 1:
             get_pool().start(built.threads)
-        self.bind(arrays, workspaces)
+        self.bind(arrays, workspaces, copies)
 
-    def bind(self, arrays: Sequence[np.ndarray], workspaces: Sequence[np.ndarray]) -> None:
-        """Work on these inputs, outputs and workspaces from now on."""
+    def bind(self, arrays: Sequence[np.ndarray], workspaces: Sequence[np.ndarray], copies: Copies = ()) -> None:
+        """Work on these inputs, outputs and workspaces from now on; group by group, the next of `copies` takes the place of some."""
         self._arrays = [*arrays, *workspaces]
-        self._pointers = (ctypes.c_void_p * len(self._arrays))(*(array.ctypes.data for array in self._arrays))
+        tables = [[each.get(place, array) for place, array in enumerate(self._arrays)] for each in (*copies, {})]
+        addresses = [array.ctypes.data for table in tables for array in table]
+        self._tables, self._count, self._turn = (ctypes.c_void_p * len(addresses))(*addresses), len(tables), 0
+        self._kept = copies  # alive as long as the addresses are used
         self._timer = _timer(len(self._arrays), len(self._built.scalars))[1]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether groups of calls read other copies of some operands than the groups before."""
+        return self._count > 1
 
     def time(self, calls: int, groups: int, threads: int | None = None) -> np.ndarray:
         """float64[groups]: seconds of one call, the mean over `calls` calls."""
         groups = min(groups, _MAX_GROUPS)
-        out, count = self._out, self._built.threads if threads is None else threads
-        self._timer(self._address, self._pointers, self._scalars, count, calls, groups, out.ctypes.data)
+        out, many = self._out, self._built.threads if threads is None else threads
+        self._timer(
+            self._address, self._tables, self._turn, self._count, self._scalars, many, calls, groups, out.ctypes.data
+        )
+        self._turn = (self._turn + groups) % self._count
         return out[:groups] * (1e-9 / calls)
 
     def flush(self) -> None:
@@ -254,9 +299,11 @@ class Kernel:
 @lru_cache(1)
 def _flusher() -> tuple[Library, Callable[[int, int], None]] | None:
     """The function that empties cache lines; None where the processor has none that we know."""
-    if not native_target().has("sse2"):
+    target = native_target()
+    if not target.has("sse2"):
         return None
-    library = link([compile_object(_FLUSH_TEXT)])
+    instruction = "clflushopt" if target.has("clflushopt") else "sse2.clflush"  # the former does not wait for each line
+    library = link([compile_object(_FLUSH_TEXT.format(instruction=instruction), target)])
     return library, ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("flush"))
 
 
@@ -286,19 +333,39 @@ class _Paced:
         self.seconds = self.slot_seconds = first_seconds
         if plan.cold or first_seconds < 4 * plan.slot_seconds:
             self.seconds = min(first_seconds, float(kernel.time(1, 2).min()))
-            start = time.perf_counter()
-            self.seconds = self.slot()
-            self.slot_seconds = time.perf_counter() - start
+            starts = [time.perf_counter()]
+            for _ in range(2 if plan.cold else 1):
+                self.seconds = min(self.seconds, self.slot())
+                starts.append(time.perf_counter())
+            self.slot_seconds = min(np.diff(starts)) if plan.cold else max(plan.slot_seconds, self.seconds)
 
     def slot(self) -> float:
-        """Seconds of one call: the median over the groups of a slot."""
-        if self._plan.cold:
-            self.kernel.flush()
-            return float(self.kernel.time(1, 1)[0])
+        """Seconds of one call: the median over the groups of a slot.
+
+        When the system gives a processor to others for some milliseconds, a slot of few groups is lost, and with several threads
+        any slot may be: those that go on wait for the one that does not. Such a slot is tried again, and the shortest counts;
+        calls that last longer than that cannot be spared.
+        """
         least = 1e-8  # of an empty kernel the clock sees nothing
-        calls = max(1, round(_GROUP_SECONDS / max(self.seconds, least)))
-        groups = max(1, round(self._plan.slot_seconds / (calls * max(self.seconds, least))))
-        return max(float(np.median(self.kernel.time(calls, groups))), least)
+        calls = groups = 1
+        if not self._plan.cold:
+            calls = 1 if self.kernel.takes_turns else max(1, round(_GROUP_SECONDS / max(self.seconds, least)))
+            groups = max(1, round(self._plan.slot_seconds / (calls * max(self.seconds, least))))
+        shortest = float("inf")
+        for _ in range(_ATTEMPTS if self.seconds < _LONG_SECONDS else 1):
+            if self._plan.cold:
+                self.kernel.flush()
+            before = _interruptions()
+            shortest = min(shortest, float(np.median(self.kernel.time(calls, groups))))
+            is_usual = groups >= _MANY_GROUPS and shortest < _USUAL * self.seconds
+            if is_usual or _interruptions() == before:
+                break
+        return max(shortest, least)
+
+
+def _interruptions() -> int:
+    """How many times the system took the processor from a thread of this process."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 @dataclass(frozen=True)
@@ -327,6 +394,7 @@ class _Site:
 
     memory: Memory
     references: dict[Built, _Reference]
+    copies: Copies = ()
 
 
 class Timer:
@@ -336,7 +404,7 @@ class Timer:
         self._plan = plan
         self._keep_bytes = keep_bytes
         get_pool()  # whose functions kernels are linked with
-        self._sites: dict[tuple[tuple[ArraySpec, ...], tuple[ArraySpec, ...]], _Site] = {}
+        self._sites: dict[object, _Site] = {}
         self._workspace = Memory(())
 
     def time(self, request: TimeRequest, note: Note) -> Timed:
@@ -348,7 +416,8 @@ class Timer:
         note("candidate")
         built = request.candidate
         outputs = self._outputs(built)
-        kernel = Kernel(built, self._site(built).memory.arrays, self._workspaces(built))
+        site = self._site(built)
+        kernel = Kernel(built, site.memory.arrays, self._workspaces(built), site.copies)
         _spoil(outputs)
         first = float(kernel.time(1, 1)[0])
         wrong = reference.compare(outputs, built) if request.same_results else None
@@ -385,9 +454,9 @@ class Timer:
         site = self._site(built)
         found = site.references.get(built)
         if found is not None:
-            found.paced.kernel.bind(site.memory.arrays, self._workspaces(built))
+            found.paced.kernel.bind(site.memory.arrays, self._workspaces(built), site.copies)
             return found
-        kernel = Kernel(built, site.memory.arrays, self._workspaces(built))
+        kernel = Kernel(built, site.memory.arrays, self._workspaces(built), site.copies)
         kernel.time(1, 1)
         found = _Reference(_Paced(kernel, self._plan, float(kernel.time(1, 1)[0])), tuple(map(_sample, self._outputs(built))))
         while len(site.references) >= _KEPT_REFERENCES:
@@ -400,15 +469,18 @@ class Timer:
 
     def _site(self, built: Built) -> _Site:
         """Where kernels of this signature work; the sites used last are kept."""
-        key = (built.inputs, built.outputs)
+        key = (built.inputs, built.outputs, built.constants, built.apart_bytes)
         site = self._sites.pop(key, None)
         if site is None:
-            needed = sum(spec.size_bytes for spec in (*built.inputs, *built.outputs))
+            constants = sum(built.inputs[place].size_bytes for place in built.constants)
+            count = min(-(-built.apart_bytes // constants), _MOST_COPIES) if constants else 0
+            needed = sum(spec.size_bytes for spec in (*built.inputs, *built.outputs)) + count * constants
             while self._sites and sum(s.memory.size_bytes for s in self._sites.values()) + needed > self._keep_bytes:
                 self._sites.pop(next(iter(self._sites)))
             site = _Site(Memory((*built.inputs, *built.outputs)), {})
             for seed, (array, spec) in enumerate(zip(site.memory.arrays, built.inputs, strict=False)):
                 fill(array, spec, seed)
+            site.copies = [_copy(site.memory.arrays, built) for _ in range(count)]
         self._sites[key] = site
         return site
 
@@ -417,15 +489,24 @@ class Timer:
         needed = max(sum(spec.size_bytes + ALIGNMENT for spec in built.workspaces) for built in kernels)
         if not needed <= self._workspace.size_bytes <= max(4 * needed, 64 << 20):
             self._workspace = Memory(())
-            self._workspace = Memory((ArraySpec((needed,), u8),))
+            self._workspace = Memory((ArraySpec((needed,), "u8"),))
 
     def _workspaces(self, built: Built) -> list[np.ndarray]:
         return self._workspace.carve(built.workspaces)
 
 
+def _copy(arrays: Sequence[np.ndarray], built: Built) -> dict[int, np.ndarray]:
+    """The operands that are literals, once more elsewhere."""
+    memory = Memory([built.inputs[place] for place in built.constants])
+    for array, place in zip(memory.arrays, built.constants, strict=True):
+        array[...] = arrays[place]
+    return dict(zip(built.constants, memory.arrays, strict=True))
+
+
 def _time_pairs(reference: _Paced, candidate: _Paced, plan: TrialPlan, effort: float) -> Timed:
     fitting = int(plan.budget_seconds * effort / (reference.slot_seconds + candidate.slot_seconds))
-    wanted = max(plan.min_pairs, min(fitting, round(plan.max_pairs * effort)))
+    most = round(plan.max_pairs * effort) * (_COLD_PAIRS if plan.cold else 1)
+    wanted = max(round(plan.min_pairs * effort), min(fitting, most), 1)
     ratios: list[float] = []
     references: list[float] = []
     while len(ratios) < wanted and not _is_clear(ratios, plan):
@@ -444,8 +525,8 @@ def _is_clear(ratios: Sequence[float], plan: TrialPlan) -> bool:
 
 def _sample(array: np.ndarray) -> np.ndarray:
     """A copy of the elements, or of every nth where there are very many; n is odd, so as to meet all columns of a tile."""
-    flat = array.reshape(-1)
-    return flat[:: flat.size // _COMPARED_ELEMENTS | 1].copy()
+    sample: np.ndarray = array.reshape(-1)[:: array.size // _COMPARED_ELEMENTS | 1].copy()
+    return sample
 
 
 def _spoil(arrays: Sequence[np.ndarray]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tc.autotune.build import BuildRequest, Built, build
-from tc.autotune.timing import CheckRequest, Note, Timed, TimeRequest, Timer, TrialPlan
+from tc.autotune.timing import CheckRequest, Note, Timed, Timer, TimeRequest, TrialPlan
 from tc.errors import CodegenError, ScheduleError
 from tc.runtime.jit import compile_object
 from tc.runtime.pool import get_pool

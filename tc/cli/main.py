@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
-from tc.cli import bench, demo, doctor, inspect, profile, run
+from tc.cli import bench, db, demo, doctor, inspect, profile, run, tune
 from tc.cli import compile as compile_command
 from tc.errors import TcError
 from tc.version import __version__
@@ -24,6 +24,8 @@ COMMANDS = {
     "compile": (compile_command, "write a compiled module, or the text of a stage"),
     "profile": (profile, "time every kernel of a model"),
     "bench": (bench, "measure a model beside other runtimes"),
+    "tune": (tune, "search for faster schedules under a time budget"),
+    "db": (db, "look into tuning databases; join, shrink and export them"),
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),
 }
@@ -36,6 +38,8 @@ examples:
   tc compile model.onnx --emit loops
   tc profile model.onnx --dims batch=4
   tc bench model.onnx --vs onnxruntime,openvino
+  tc tune model.onnx --budget 10m --db tuned.db
+  tc db list tuned.db
   tc COMMAND --help                     more of them
 
 exit codes:

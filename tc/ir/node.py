@@ -41,9 +41,26 @@ def field_names(cls: type) -> tuple[str, ...]:
     return names
 
 
+_PLAIN = frozenset(
+    ("str", "int", "bool", "int | None", "DType", "LoopKind", "AxisKind", "Annotations", "Value", "np.ndarray")
+)
+"""Annotations of fields that hold no nodes, as they are written; any other field is looked into."""
+
+_CHILD_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _child_fields(cls: type) -> tuple[str, ...]:
+    """Names of the fields of a node class that may hold nodes, in order."""
+    names = _CHILD_FIELDS.get(cls)
+    if names is None:
+        plain = {f.name for f in fields(cls) if f.type in _PLAIN}
+        names = _CHILD_FIELDS[cls] = tuple(name for name in field_names(cls) if name not in plain)
+    return names
+
+
 def children(node: Node) -> Iterator[Node]:
     """The nodes directly below `node`, in field order."""
-    for name in field_names(type(node)):
+    for name in _child_fields(type(node)):
         value = getattr(node, name)
         if isinstance(value, Node):
             yield value
@@ -65,8 +82,11 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
+        names = _child_fields(type(top))
+        if not names:
+            continue
         below: list[Node] = []
-        for name in field_names(type(top)):
+        for name in names:
             value = getattr(top, name)
             if isinstance(value, Node):
                 below.append(value)
@@ -90,7 +110,7 @@ def replace(node: NodeT, **changes: Any) -> NodeT:
 def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
     """`node` with each direct child replaced by `visit(child)`; the same object when no child changed."""
     changes: dict[str, Any] = {}
-    for name in field_names(type(node)):
+    for name in _child_fields(type(node)):
         value = getattr(node, name)
         if isinstance(value, Node):
             new: Any = visit(value)
@@ -154,6 +174,8 @@ def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
         found = done.get(id(current))
         if found is not None:
             return found
+        if not _child_fields(type(current)):
+            return current
         result = map_children(current, visit)
         done[id(current)] = result
         return result

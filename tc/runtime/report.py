@@ -29,13 +29,17 @@ def tensor_info(name: str, type_: TensorType) -> TensorInfo:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel: its name, the model's nodes that it computes, how often it is called, how it was scheduled."""
+    """One kernel: its name, the model's nodes that it computes, how often it is called, how it was scheduled.
+
+    `cached`: its code came from the cache; `tuned`: its schedule from a tuning database.
+    """
 
     name: str
     nodes: tuple[str, ...]
     calls: int = 1
     rule: str = ""
     cached: bool = False
+    tuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,25 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage."""
+    """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage.
+
+    `notes`: what a tuning database holds that could not be used, and why.
+    """
 
     kernels: tuple[KernelReport, ...]
     fallbacks: tuple[str, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     arena: str = "0"
     constant_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.kernels)} kernels, arena {self.arena} bytes, constants {self.constant_bytes} bytes"]
         for kernel in self.kernels:
             times = f" x{kernel.calls}" if kernel.calls > 1 else ""
-            lines.append(f"  {kernel.name}{times} [{kernel.rule}] <- {', '.join(kernel.nodes)}")
+            rule = f"{kernel.rule}, tuned" if kernel.tuned else kernel.rule
+            lines.append(f"  {kernel.name}{times} [{rule}] <- {', '.join(kernel.nodes)}")
         lines += [f"  reference kernel: {node}" for node in self.fallbacks]
+        lines += [f"  note: {note}" for note in self.notes]
         lines.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds))
         return "\n".join(lines)

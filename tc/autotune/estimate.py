@@ -1,0 +1,403 @@
+"""What a loop nest costs on a processor: an estimate in cycles, part by part.
+
+The innermost unrolled and vectorized loops of a statement are its *tile*: straight-line code, whose operations, loads and stores
+share the ports of the processor, and whose sums wait for each other. Around the tile, data moves between caches: a loop finds again what
+its last iteration touched if all that fits the cache. The parts are features in their own right; a learned model says how they add up.
+Source: the micro-kernel model of Low et al., "Analytical Modeling Is Enough for High-Performance BLIS" (2016); reuse by footprint as in
+Chen et al. (2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tc.autotune.nest import KINDS, Access, Guard, Loop, Nest, Region, Statement
+from tc.ir.loop import LoopKind
+from tc.target import Target
+
+PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 8.0, 0.5, 0.75, 10.0, 12.0, 0.5), strict=True))
+"""Cycles of one vector operation of each kind, on two ports. A function is a polynomial of some twenty operations."""
+
+_PORT_CYCLES = tuple(PORT_CYCLES.values())
+LOADS_PER_CYCLE = 2.0
+OPERATIONS_PER_CYCLE = 4.0
+LATENCY = 4.0
+"""Cycles from one addition to the next that needs its result."""
+
+LINE_CYCLES = (2.5, 9.0, 16.0)
+"""Cycles for one cache line from the second level, from the third, and from memory."""
+
+LAUNCH_CYCLES = 6000.0
+"""Cycles to hand work to other threads and wait for them."""
+
+SHARES_PER_THREAD = 4
+"""How many chunks a parallel loop makes for each thread at most, when no grain is larger."""
+
+SET_BYTES = 4096
+"""Addresses at a multiple of this distance share one set of the first-level cache."""
+
+USABLE = 0.8
+"""The part of a cache that holds what is used again."""
+
+HIDDEN = 0.7
+"""The part of the shorter of computing and moving data that the longer one hides."""
+
+
+class Cost:
+    """One statement's cost. Everything but the tile's own counts is in cycles, for all iterations on one thread.
+
+    In one run of the tile: `operations` (vector operations), `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load
+    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other.
+    `lanes`: elements of one vector operation; `fill`: the part of the vector register used. `span`: the part of the work that the
+    busiest thread does.
+    """
+
+    __slots__ = (
+        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "is_carried",
+        "lanes", "latency", "line_counts", "live", "loading", "memory", "operations", "overhead", "runs", "scatters", "span",
+        "spilling", "statement", "stores", "storing", "tail_share", "tile", "total", "unaligned", "vector", "vector_loads", "vectors",
+    )  # fmt: skip
+
+    def __init__(self, statement: Statement) -> None:
+        self.statement = statement
+
+
+class Estimate:
+    """The cost of every statement of a nest, and of the whole on the target's cores.
+
+    `footprints`: bytes of the caches that `line_counts` of the costs are about; each counts the lines that come from beyond.
+    """
+
+    def __init__(self, nest: Nest, target: Target) -> None:
+        self.nest, self.target = nest, target
+        self.line_bytes = float(target.cache_line_bytes)
+        self.footprints = footprints(target)
+        self.bodies = {id(loop): sum(loop.body_lines.values()) * self.line_bytes for loop in nest.loops}
+        self.working_set = sum(nest.root.body_lines.values()) * self.line_bytes
+        self._levels: dict[tuple[int, float], tuple[int, float]] = {}
+        self.launches: dict[int, Launch] = {}
+        self.costs = [self._cost(statement) for statement in nest.statements]
+        self.compute = sum(cost.compute * cost.span for cost in self.costs)
+        self.memory = sum(cost.memory * cost.span for cost in self.costs)
+        self.launching = sum(launch.cycles for launch in self.launches.values())
+        self.total = sum(cost.total * cost.span for cost in self.costs) + self.launching
+
+    def _cost(self, statement: Statement) -> Cost:
+        cost = Cost(statement)
+        _describe_tile(cost, self.target)
+        _add_up(cost, self.target)
+        self._move_data(cost)
+        shorter, longer = sorted((cost.compute, cost.memory))
+        cost.total = longer + (1 - HIDDEN) * shorter
+        cost.span = self._span(statement)
+        return cost
+
+    def _move_data(self, cost: Cost) -> None:
+        """Count the lines that each cache does not hold, and the cycles that they take."""
+        statement = cost.statement
+        cost.line_counts = counts = []
+        for size in self.footprints:
+            found: dict[Region, float] = {}
+            for access in statement.accesses:
+                lines = self.lines_of(access, statement, size)
+                if lines > found.get(access.region, 0.0):
+                    found[access.region] = lines
+            counts.append(sum(found.values()))
+        sizes = (self.target.l1_bytes, self.target.l2_bytes, self.target.l3_bytes or self.target.l2_bytes)
+        cost.memory = 0.0
+        for size, cycles in zip(sizes, LINE_CYCLES, strict=True):
+            if self.working_set > USABLE * size:
+                cost.memory += cycles * counts[self.footprints.index(USABLE * size)]
+
+    def lines_of(self, access: Access, statement: Statement, size: float) -> float:
+        """Cache lines that come from beyond a cache of `size` bytes, or go there, while all loops run: what one iteration of a loop
+        touches is found again in the next if all of it fits."""
+        region = access.region
+        if region.is_register or not statement.iterations:
+            return 0.0
+        level, outside = self._level(statement.loops, size)
+        if not region.is_param and (level < region.common or self.working_set <= size):
+            return 0.0  # written and read again while it is in the cache
+        lines = max(access.lines[0], access.lines[level] * outside * statement.share) if level else access.lines[0]
+        return 2 * lines if access.is_store else lines
+
+    def _level(self, loops: Sequence[Loop], size: float) -> tuple[int, float]:
+        """The outermost loop whose iterations each fit a cache of `size` bytes, and how often that loop runs."""
+        key = (id(loops), size)
+        found = self._levels.get(key)
+        if found is None:
+            level = len(loops)
+            while level and self.bodies[id(loops[level - 1])] <= size:
+                level -= 1
+            found = self._levels[key] = level, math.prod(max(loop.extent, 1.0) for loop in loops[:level])
+        return found
+
+    def _span(self, statement: Statement) -> float:
+        """The part of the statement's work that the busiest thread does."""
+        first = next((k for k, loop in enumerate(statement.loops) if loop.kind is LoopKind.PARALLEL), None)
+        if first is None:
+            return 1.0
+        loop = statement.loops[first]
+        launch = self.launches.get(loop.number)
+        if launch is None:
+            launch = self.launches[loop.number] = Launch(statement.loops, first, self.target.cores)
+        return launch.span
+
+
+class Launch:
+    """A parallel loop, with those directly inside: how many tasks it has, and how evenly the cores get them."""
+
+    __slots__ = ("cycles", "span", "tasks", "threads")
+
+    def __init__(self, loops: Sequence[Loop], first: int, cores: int) -> None:
+        tasks, times = 1.0, 1.0
+        for loop in loops[:first]:
+            times *= loop.extent
+        for loop in loops[first:]:
+            if loop.kind is not LoopKind.PARALLEL:
+                break
+            tasks *= loop.extent
+        grain = float(loops[first].grain)
+        self.tasks = tasks
+        self.threads = max(1.0, min(float(cores), math.ceil(tasks / grain)))
+        chunk = max(math.ceil(tasks / (self.threads * SHARES_PER_THREAD)), grain, 1.0)
+        rounds = math.ceil(math.ceil(tasks / chunk) / self.threads)
+        self.span = min(1.0, max(1 / self.threads, rounds * chunk / max(tasks, 1.0)))
+        self.cycles = LAUNCH_CYCLES * times if self.threads > 1 else 0.0
+
+
+def footprints(target: Target) -> tuple[float, ...]:
+    """The cache sizes at which traffic is counted: parts and multiples of the target's caches, and what of each is usable."""
+    l1, l2 = float(target.l1_bytes), float(target.l2_bytes)
+    l3 = float(target.l3_bytes or target.l2_bytes)
+    return (l1 / 8, l1 / 4, l1 / 2, USABLE * l1, 2 * l1, l2 / 8, l2 / 4, l2 / 2, USABLE * l2, 2 * l2, USABLE * l3)
+
+
+def _describe_tile(cost: Cost, target: Target) -> None:
+    """What one run of the tile consists of."""
+    statement = cost.statement
+    loops = statement.loops
+    first = len(loops)
+    while first and loops[first - 1].kind in (LoopKind.VECTORIZED, LoopKind.UNROLLED):
+        first -= 1
+    vector = next((loop for loop in loops if loop.kind is LoopKind.VECTORIZED), None)
+    tile = loops[first:]
+    if vector is None and tile and tile[-1].is_tree:
+        vector = tile[-1]
+    width = vector.extent if vector is not None else 1.0
+    element = statement.target.region.element_bytes if statement.target is not None else 4.0
+    bits = 8.0 * max(element, 1.0)
+    lanes = max(1.0, min(width, target.vector_bits / bits))
+    times = 1.0
+    for loop in tile:
+        if loop is not vector:
+            times *= loop.extent
+    cost.first, cost.tile, cost.vector, cost.lanes = first, tile, vector, lanes
+    cost.vectors = max(1.0, math.ceil(width / lanes))
+    cost.fill = width / (cost.vectors * (target.vector_bits / bits)) if vector is not None else bits / target.vector_bits
+    per_run = sum(count * cycles for count, cycles in zip(statement.operations, _PORT_CYCLES, strict=True))
+    cost.arithmetic = per_run * times * cost.vectors
+    cost.operations = sum(statement.operations) * times * cost.vectors
+    if vector is not None and vector.is_tree:  # halves of the vectors, down to one number
+        cost.arithmetic += 2 * math.log2(max(lanes, 2))
+    _count_accesses(cost, target)
+    step = loops[first - 1] if first else None
+    stored = statement.target
+    summed = [loop for loop in tile if loop is not vector and stored is not None and not stored.moves_with(loop)]
+    cost.chain = math.prod(loop.extent for loop in summed) if statement.is_reduction else 1.0
+    cost.is_carried = statement.is_reduction and (step is None or stored is None or not stored.moves_with(step))
+    outer = 1.0
+    for loop in loops[:first]:
+        outer *= loop.extent
+    if vector is not None and vector not in tile:
+        outer /= max(vector.extent, 1.0)
+    cost.runs = outer * _free_share(statement, tile)
+
+
+def _count_accesses(cost: Cost, target: Target) -> None:
+    first, vector = cost.first, cost.vector
+    cost.vector_loads = cost.broadcasts = cost.gathers = cost.stores = cost.scatters = 0.0
+    cost.accumulators = cost.unaligned = 0.0
+    cost.conflicts = 1.0
+    summed = 1.0  # copies of the statement along the unrolled loops of a sum
+    stored = cost.statement.target
+    if stored is not None and cost.statement.is_reduction:
+        for loop in cost.tile:
+            if loop is not vector and not stored.moves_with(loop):
+                summed *= loop.extent
+    streams = 0.0
+    seen: dict[Region, bool] = {}
+    for access in cost.statement.accesses:
+        kind, count = access_count(cost, access)
+        region = access.region
+        if region.is_register:
+            if not seen.get(region):
+                cost.accumulators += count
+                seen[region] = True
+            continue
+        if access.is_store:
+            if kind == "gather":
+                cost.scatters += count
+            else:
+                cost.stores += count
+            continue
+        if kind == "vector":
+            cost.vector_loads += count
+            streams += max(1.0, count / summed)
+            cost.unaligned += count * _is_unaligned(access, cost, target.cache_line_bytes)
+        elif kind == "gather":
+            cost.gathers += count
+        else:
+            cost.broadcasts += count
+        cost.conflicts = max(cost.conflicts, _conflicts(access, first))
+    cost.live = cost.accumulators + streams + (1.0 if cost.broadcasts else 0.0)
+
+
+def access_count(cost: Cost, access: Access) -> tuple[str, float]:
+    """How the lanes find their elements ("vector": side by side, "broadcast": one for all, "gather": apart), and how many loads
+    (or stores) one run of the tile needs if nothing is loaded twice."""
+    vector = cost.vector
+    touched = access.elements[cost.first]
+    if vector is None or not access.moves_with(vector):
+        return "broadcast", touched
+    bytes_per_lane = access.steps.get(vector.number, 0.0)
+    if bytes_per_lane != access.region.element_bytes or access.is_irregular:
+        return _transposed(cost, access, touched)
+    if vector not in cost.tile:
+        return "vector", touched * cost.vectors
+    dims = {dim for dim, _ in access.moves[vector.number]}
+    slides = 1.0  # copies that overlap along the lanes: each needs a load of its own
+    for loop in cost.tile:
+        if loop is not vector and any(dim in dims for dim, _ in access.moves.get(loop.number, ())):
+            slides *= loop.extent
+    count = max(touched / max(vector.extent, 1.0), slides if slides * vector.extent > touched else 1.0)
+    return "vector", count * cost.vectors
+
+
+def _transposed(cost: Cost, access: Access, touched: float) -> tuple[str, float]:
+    """Elements apart; squares that are exchanged in registers are loaded as vectors."""
+    for loop in cost.tile:
+        if loop.is_transposed and access.steps.get(loop.number) == access.region.element_bytes:
+            return "vector", touched / max(loop.extent, 1.0) * math.log2(max(loop.extent, 2.0))
+    return "gather", touched
+
+
+def _is_unaligned(access: Access, cost: Cost, line_bytes: int) -> bool:
+    """Whether vectors of the access lie across cache lines."""
+    if cost.lanes * access.region.element_bytes < line_bytes / 2:
+        return False
+    return any(access.steps.get(loop.number, 0.0) % line_bytes for loop in access.loops if loop is not cost.vector)
+
+
+def _conflicts(access: Access, first: int) -> float:
+    """How many lines in use at once fall into one set of the first-level cache."""
+    lines = 1.0
+    for loop in access.loops[max(first - 1, 0) :]:
+        step = access.steps.get(loop.number, 0.0)
+        if step and step % SET_BYTES == 0:
+            lines *= loop.extent
+    return lines
+
+
+def _free_share(statement: Statement, tile: Sequence[Loop]) -> float:
+    """The part of iterations that guards leave which no loop of the tile takes part in."""
+    numbers = {loop.number for loop in tile}
+    share = statement.share
+    for guard in statement.guards:
+        if not numbers.isdisjoint(guard.slack.steps):
+            part = guard.share
+            share = share / part if part else 0.0
+    return share
+
+
+class _Cut:
+    """How a guard cuts tiles: `full` of the tiles are whole, `rest` of them are cut to the part `kept`, others do not run."""
+
+    __slots__ = ("full", "kept", "loops", "rest")
+
+    def __init__(self, guard: Guard, statement: Statement, tile: Sequence[Loop], vector: Loop | None) -> None:
+        slack = guard.slack
+        covered, copies, width = 1.0, 1.0, 1.0
+        self.loops: list[int] = []
+        for loop in statement.loops:
+            step = slack.steps.get(loop.number)
+            if step is None:
+                continue
+            if loop in tile:
+                covered += abs(step) * (loop.extent - 1)
+                if loop is vector:
+                    width = max(1.0, abs(step) * loop.extent)
+                else:
+                    self.loops.append(loop.number)
+            else:
+                copies *= max(loop.extent, 1.0)
+        valid = max(slack.high, 0.0)
+        full = min(copies, valid // covered)
+        left = valid - full * covered if full < copies else 0.0
+        self.full = full / copies
+        self.rest = 1 / copies if left else 0.0
+        self.kept = min(1.0, math.ceil(left / width) * width / covered) if left else 1.0
+
+
+def _add_up(cost: Cost, target: Target) -> None:
+    """Cycles of all runs of the tile, whole ones and those at the end of a range."""
+    statement = cost.statement
+    numbers = {loop.number for loop in cost.tile}
+    cuts = [
+        _Cut(guard, statement, cost.tile, cost.vector)
+        for guard in statement.guards
+        if not numbers.isdisjoint(guard.slack.steps)
+    ][:3]
+    versions: list[tuple[float, dict[int, float]]] = [(1.0, {})]
+    whole = 1.0
+    for cut in cuts:
+        whole *= cut.full
+        split = [(share * cut.full, kept) for share, kept in versions if cut.full]
+        if cut.rest:
+            mark = {cut.loops[0] if cut.loops else -1: cut.kept}
+            split += [(share * cut.rest, {**kept, **mark}) for share, kept in versions]
+        versions = split
+    running = sum(share for share, _ in versions)
+    cost.tail_share = 1 - whole / running if running else 0.0
+    cost.loading = cost.storing = cost.latency = cost.spilling = cost.overhead = cost.compute = 0.0
+    arithmetic = 0.0
+    for share, kept in versions:
+        runs = cost.runs * share
+        if runs:
+            arithmetic += _run_tile(cost, runs, kept, target)
+    cost.arithmetic = arithmetic
+
+
+def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -> float:
+    """Add the cycles of `runs` runs of a tile of which along some loops only a part is kept; returns those of arithmetic."""
+    part = math.prod(kept.values())
+    loads, stores, gathers, scatters = cost.vector_loads + cost.broadcasts, cost.stores, cost.gathers, cost.scatters
+    if kept:
+        loads = stores = gathers = scatters = 0.0
+        for access in cost.statement.accesses:
+            if access.region.is_register:
+                continue
+            kind, count = access_count(cost, access)
+            for number, share in kept.items():
+                if number in access.moves:
+                    count *= share
+            if access.is_store:
+                stores, scatters = (stores, scatters + count) if kind == "gather" else (stores + count, scatters)
+            else:
+                loads, gathers = (loads, gathers + count) if kind == "gather" else (loads + count, gathers)
+    arithmetic = cost.arithmetic * part
+    loading = (loads + cost.unaligned * part + gathers) / LOADS_PER_CYCLE + gathers / 2
+    storing = stores + 1.5 * scatters
+    latency = LATENCY * cost.chain if cost.is_carried else 0.0
+    issuing = (cost.operations * part + loads + stores) / OPERATIONS_PER_CYCLE
+    spilled = max(0.0, cost.live * part - target.num_vector_registers)
+    overhead = 1.0 if cost.first else 0.0
+    cycles = max(arithmetic, loading, storing, latency, issuing) + 2 * spilled + overhead
+    cost.loading += runs * loading
+    cost.storing += runs * storing
+    cost.latency += runs * latency
+    cost.spilling += runs * 2 * spilled
+    cost.overhead += runs * overhead
+    cost.compute += runs * cycles
+    return runs * arithmetic

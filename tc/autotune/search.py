@@ -1,0 +1,408 @@
+"""Search: which candidates of a task to measure next.
+
+A policy proposes batches and is told their times. It knows a space only by `SearchSpace`, and programs only by `key` (equal programs,
+equal keys) and `point`; it reads no clock and no files, and all chance comes from the generator it is given, so equal calls propose
+equal candidates. No policy proposes a program twice, or one that was observed, or one that `limits` refuses; every policy proposes
+the default schedule first, so the best that was measured is never worse than it.
+
+`ModelSearch` scores about 200 candidates for a batch. Making one and its features takes milliseconds, building and timing one a few
+hundred: with batches of 8 to 16 the search takes less time than measuring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from tc.autotune.annealing import anneal
+from tc.autotune.diversity import Novelty, Point, select_diverse
+from tc.errors import ScheduleError
+from tc.schedule.knobs import Value
+
+
+class Proposed(Protocol):
+    """A point of a space and the program it stands for."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def point(self) -> Point: ...
+
+
+C = TypeVar("C", bound=Proposed)
+C_contra = TypeVar("C_contra", bound=Proposed, contravariant=True)
+
+
+class SearchSpace(Protocol[C]):
+    """The candidates of a task. All but `default` and `size` raise ScheduleError where the point is not legal."""
+
+    def default(self) -> C: ...
+
+    def at(self, point: Mapping[str, Value]) -> C: ...
+
+    def sample(self, rng: np.random.Generator) -> C: ...
+
+    def mutate(self, candidate: C, rng: np.random.Generator) -> C: ...
+
+    def crossover(self, first: C, second: C, rng: np.random.Generator) -> C: ...
+
+    def neighbours(self, candidate: C) -> list[dict[str, Value]]: ...
+
+    def size(self) -> float: ...
+
+
+class Model(Protocol[C_contra]):
+    """What is believed about candidates that were not measured. Lower is faster, in any unit in which differences mean something."""
+
+    def predict(self, candidates: Sequence[C_contra]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and spread, float64[n] each, the same for the same candidates until the next `observe`."""
+
+    def observe(self, candidates: Sequence[C_contra], seconds: np.ndarray) -> None:
+        """Learn from measurements: seconds, inf for failures."""
+
+
+class SearchPolicy(Protocol[C]):
+    def propose(self, count: int) -> list[C]:
+        """Up to `count` different candidates that were neither proposed nor observed before; fewer when no more are found."""
+
+    def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
+        """What was measured: float64[n] seconds, inf for failures. Candidates need not have been proposed here (a resumed search)."""
+
+
+Limits = Callable[[C], "str | None"]
+"""Why a candidate must not be measured (it needs too much memory, say), or None."""
+
+ELITE = 16
+"""The best measured candidates, parents of new ones. Older ones leave only their keys: programs are large."""
+
+TRIES = 20
+"""Draws of a random candidate before it is said that there is no new one."""
+
+
+class _Explored(Generic[C]):
+    """A space, what was taken from it, and the best of what was measured."""
+
+    def __init__(self, space: SearchSpace[C], limits: Limits[C] | None) -> None:
+        self.space = space
+        self.default = space.default()
+        self.taken: set[str] = set()
+        self.elite: list[tuple[float, C]] = []
+        self.refused = 0
+        self._limits = limits
+
+    def make(self, draw: Callable[[], C]) -> C | None:
+        """A candidate, seen before or not; None, and counted, if it is not legal or beyond the limits."""
+        try:
+            candidate = draw()
+        except ScheduleError:
+            self.refused += 1
+            return None
+        if self._limits is not None and self._limits(candidate) is not None:
+            self.refused += 1
+            return None
+        return candidate
+
+    def is_new(self, candidate: C) -> bool:
+        return candidate.key not in self.taken
+
+    def take(self, candidates: Sequence[C]) -> list[C]:
+        """Those that are new, once each; from now on they are not."""
+        new = []
+        for candidate in candidates:
+            if candidate.key not in self.taken:
+                self.taken.add(candidate.key)
+                new.append(candidate)
+        return new
+
+    def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
+        self.taken.update(candidate.key for candidate in candidates)
+        measured = [(float(s), c) for s, c in zip(seconds, candidates, strict=True) if math.isfinite(s)]
+        self.elite = sorted(self.elite + measured, key=lambda pair: pair[0])[:ELITE]
+
+    def parents(self) -> list[C]:
+        """The best measured candidates, the best first."""
+        return [candidate for _, candidate in self.elite]
+
+    def fill(self, found: Sequence[C], count: int, rng: np.random.Generator) -> list[C]:
+        """`found`, cut or filled up to `count` with random new candidates, with all that is near the best once those get rare."""
+        taken = self.take(found[:count])
+        for draw in (self._random(rng), self._walk()):
+            while len(taken) < count:
+                candidate = next(draw, None)
+                if candidate is None:
+                    break
+                taken.extend(self.take([candidate]))
+        return taken
+
+    def _random(self, rng: np.random.Generator) -> Iterator[C]:
+        while (candidate := self.draw_new(rng)) is not None:
+            yield candidate
+
+    def draw_new(self, rng: np.random.Generator) -> C | None:
+        """A random new candidate; None after `TRIES` that were not."""
+        for _ in range(TRIES):
+            candidate = self.make(lambda: self.space.sample(rng))
+            if candidate is not None and self.is_new(candidate):
+                return candidate
+        return None
+
+    def _walk(self) -> Iterator[C]:
+        """What is reached from the best one by steps of one knob, near ones first: all of a small space."""
+        front = self.parents() or [self.default]
+        reached = {candidate.key for candidate in front}
+        while front and len(reached) < WALKED:
+            candidate = front.pop(0)
+            for near in self.near(candidate):
+                if near.key not in reached:
+                    reached.add(near.key)
+                    front.append(near)
+                    yield near
+
+    def near(self, candidate: C) -> Iterator[C]:
+        """The legal neighbours."""
+        for point in self.space.neighbours(candidate):
+            made = self.make(lambda point=point: self.space.at(point))
+            if made is not None:
+                yield made
+
+
+WALKED = 256
+"""Candidates looked at before a space in which random draws find nothing new is said to be exhausted."""
+
+
+class RandomSearch(Generic[C]):
+    """The default, then random candidates."""
+
+    def __init__(self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None) -> None:
+        self._explored = _Explored(space, limits)
+        self._rng = rng
+
+    def propose(self, count: int) -> list[C]:
+        return self._explored.fill([self._explored.default], count, self._rng)
+
+    def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
+        self._explored.observe(candidates, seconds)
+
+
+CROSSED = 0.3
+"""Children and moves that join two candidates instead of changing one."""
+
+WILD = 0.1
+"""Children of evolution that are random candidates instead."""
+
+
+class EvolutionarySearch(Generic[C]):
+    """A population of the best measured candidates has children by crossover and mutation; no model.
+
+    Parents are drawn with probability falling with rank.
+    Source: the evolutionary search of Zheng et al. (2020, "Ansor"), measured times in the place of predicted ones.
+    """
+
+    def __init__(self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None) -> None:
+        self._explored = _Explored(space, limits)
+        self._rng = rng
+
+    def propose(self, count: int) -> list[C]:
+        explored, rng = self._explored, self._rng
+        batch = _Batch(explored.taken, count)
+        batch.add([explored.default])
+        parents = explored.parents()
+        for _ in range(TRIES * count if parents else 0):
+            if not batch.left:
+                break
+            child = explored.draw_new(rng) if rng.random() < WILD else _child(explored, parents, rng)
+            batch.add([] if child is None else [child])
+        return explored.fill(batch.chosen, count, rng)
+
+    def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
+        self._explored.observe(candidates, seconds)
+
+
+def _child(explored: _Explored[C], parents: Sequence[C], rng: np.random.Generator) -> C | None:
+    """Of one parent by mutation or of two by crossover."""
+    weights = 1.0 / np.arange(1, len(parents) + 1)
+    pick = rng.choice(len(parents), size=2, p=weights / weights.sum())
+    first, second = parents[pick[0]], parents[pick[1]]
+    if first is not second and rng.random() < CROSSED:
+        return explored.make(lambda: explored.space.crossover(first, second, rng))
+    return explored.make(lambda: explored.space.mutate(first, rng))
+
+
+CHAINS = 16
+"""Chains of annealing side by side, scored together."""
+
+STEPS = 5
+"""Moves of every chain in each of the two walks of a batch."""
+
+OPTIMISM = (0.0, 2.0)
+"""Spreads of the prediction by which a candidate is taken to be better than its mean: in one half of a batch, and in the other."""
+
+SEED_SHARE = 0.25
+"""Of a batch, as long as there are any: points that were good elsewhere."""
+
+NEAR_SHARE = 0.15
+"""Of a batch: the best by the model of those one step from the best measured ones, whatever the model thinks of others."""
+
+RANDOM_SHARE = 0.05
+"""Of a batch, on average: candidates about which the model is not asked."""
+
+DIVERSITY = 0.3
+"""Weight of covering all knobs anew, in units of the gap between the best and the worst candidate that can be chosen."""
+
+CHOICE = 3
+"""Candidates to choose from, per place: the best by the model."""
+
+KEPT = 48
+"""The best scored candidates that wait for the next batch."""
+
+
+class ModelSearch(Generic[C]):
+    """Candidates that a cost model finds good, different from each other.
+
+    For every batch annealed chains move over the space by mutation and crossover, from the best measured candidates, from what
+    the model liked before, and from random places: one walk seeks what the model finds best, another what may be best for all it
+    knows. Of all they meet, of the steps of one knob from the best measured candidates and of what was kept, good and diverse
+    ones are taken, half by each view; some 200 are scored. The first batch trusts the model less. `seeds`, points that
+    were good elsewhere, come first.
+    Source: "Learning to Optimize Tensor Programs" (Chen et al., 2018), section 3.3, and the evolutionary search of "Ansor" (Zheng et
+    al., 2020). What we changed: few candidates are scored, so chains are short, start at good places, and are a population
+    (`annealing`); what is uncertain is preferred as in bandits, and trees do not know where they know nothing, so a prediction is
+    taken to be the less certain the farther it is from all measurements.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace[C],
+        model: Model[C],
+        rng: np.random.Generator,
+        *,
+        seeds: Sequence[Mapping[str, Value]] = (),
+        limits: Limits[C] | None = None,
+    ) -> None:
+        self._explored = _Explored(space, limits)
+        self._model = model
+        self._rng = rng
+        self._seeds = list(seeds)
+        self._kept: list[C] = []
+        self._novelty = Novelty()
+
+    def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
+        self._explored.observe(candidates, seconds)
+        self._novelty.add([c.point for c in candidates])
+        self._model.observe(candidates, seconds)
+
+    def propose(self, count: int) -> list[C]:
+        explored, views = self._explored, _Views(self._model, self._novelty)
+        batch = _Batch(explored.taken, count)
+        batch.add([explored.default])
+        batch.add(self._planted(math.ceil(SEED_SHARE * count)))
+        near = self._neighbours(3 * count)
+        if explored.elite:
+            batch.add(views.ranked(near, OPTIMISM[0])[: max(1, round(NEAR_SHARE * count))])
+            batch.add(self._random(int(self._rng.binomial(count, RANDOM_SHARE))))
+        else:
+            batch.add(self._diverse(near, np.zeros(len(near)), count // 4))
+            wild = self._random(2 * count)
+            batch.add(self._diverse(wild, np.zeros(len(wild)), count // 4))
+        met = [*near, *self._kept]
+        for places, optimism in zip((batch.left // 2, count), OPTIMISM, strict=True):
+            met += anneal(self._starts(), lambda chains, o=optimism: views.cost(chains, o), self._moved, STEPS, self._rng)
+            choice = views.ranked([c for c in met if batch.wants(c)], optimism)[: CHOICE * places]
+            batch.add(self._diverse(choice, views.cost(choice, optimism), places))
+        self._kept = views.ranked([c for c in met if batch.wants(c)], OPTIMISM[0])[:KEPT]
+        return explored.fill(batch.chosen, count, self._rng)
+
+    def _planted(self, count: int) -> list[C]:
+        """The next seeds that are legal and new here."""
+        planted: list[C] = []
+        while self._seeds and len(planted) < count:
+            point = self._seeds.pop(0)
+            candidate = self._explored.make(lambda point=point: self._explored.space.at(point))
+            if candidate is not None and self._explored.is_new(candidate):
+                planted.append(candidate)
+        return planted
+
+    def _starts(self) -> list[C]:
+        """Where chains begin: at the best measured and the best scored candidates, and a quarter anywhere."""
+        good = [*self._explored.parents()[: CHAINS // 2], *self._kept][: CHAINS - CHAINS // 4]
+        return [*good, *self._random(CHAINS - len(good))]
+
+    def _moved(self, candidate: C, other: C) -> C | None:
+        explored, rng = self._explored, self._rng
+        if candidate.key != other.key and rng.random() < CROSSED:
+            return explored.make(lambda: explored.space.crossover(candidate, other, rng))
+        return explored.make(lambda: explored.space.mutate(candidate, rng))
+
+    def _neighbours(self, count: int) -> list[C]:
+        """Up to `count` legal new candidates one step from the two best ones, or from the default; of all knobs alike."""
+        explored = self._explored
+        centres = explored.parents()[:2] or [explored.default]
+        points = [point for centre in centres for point in explored.space.neighbours(centre)]
+        found: list[C] = []
+        for i in self._rng.permutation(len(points)):
+            if len(found) == count:
+                break
+            candidate = explored.make(lambda i=i: explored.space.at(points[i]))
+            if candidate is not None and explored.is_new(candidate):
+                found.append(candidate)
+        return found
+
+    def _random(self, count: int) -> list[C]:
+        """What `count` draws find."""
+        draws = (self._explored.make(lambda: self._explored.space.sample(self._rng)) for _ in range(count))
+        return [candidate for candidate in draws if candidate is not None]
+
+    def _diverse(self, candidates: Sequence[C], cost: np.ndarray, count: int) -> list[C]:
+        taken = select_diverse([c.point for c in candidates], cost, count, weight=DIVERSITY)
+        return [candidates[i] for i in taken]
+
+
+class _Views(Generic[C]):
+    """What is thought of candidates as long as nothing new is learned; of each program the model is asked once."""
+
+    def __init__(self, model: Model[C], novelty: Novelty) -> None:
+        self._model, self._novelty = model, novelty
+        self._known: dict[str, tuple[float, float]] = {}
+
+    def cost(self, candidates: Sequence[C], optimism: float) -> np.ndarray:
+        """float64[n], lower is better: the mean, less `optimism` times what is not known."""
+        unknown = list({c.key: c for c in candidates if c.key not in self._known}.values())
+        if unknown:
+            mean, spread = self._model.predict(unknown)
+            doubt = spread * self._novelty.of([c.point for c in unknown])
+            self._known.update(zip((c.key for c in unknown), zip(mean.tolist(), doubt.tolist())))
+        means, doubts = np.array([self._known[c.key] for c in candidates], np.float64).reshape(-1, 2).T
+        return means - optimism * doubts
+
+    def ranked(self, candidates: Sequence[C], optimism: float) -> list[C]:
+        """The best first, each program once."""
+        unique = list({c.key: c for c in candidates}.values())
+        return [unique[i] for i in np.argsort(self.cost(unique, optimism), kind="stable")]
+
+
+class _Batch(Generic[C]):
+    """Candidates chosen so far: new ones, each once, at most `count`."""
+
+    def __init__(self, taken: Set[str], count: int) -> None:
+        self._taken, self._count = taken, count
+        self._chosen: dict[str, C] = {}
+
+    @property
+    def chosen(self) -> list[C]:
+        return list(self._chosen.values())
+
+    @property
+    def left(self) -> int:
+        return max(self._count - len(self._chosen), 0)
+
+    def wants(self, candidate: C) -> bool:
+        return candidate.key not in self._taken and candidate.key not in self._chosen
+
+    def add(self, candidates: Iterable[C]) -> None:
+        for candidate in candidates:
+            if self.left and self.wants(candidate):
+                self._chosen[candidate.key] = candidate

@@ -1,0 +1,488 @@
+"""The loop: batches of candidates, measured, learned from and written down, task by task, until time is over or nothing is left to gain."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tc.autotune.cost_model import AnalyticCost, Cost, Program, RandomCost, RankCost, RegressionCost
+from tc.autotune.database import Database
+from tc.autotune.events import (
+    BatchMeasured,
+    Event,
+    TaskStarted,
+    TaskStopped,
+    TuningFinished,
+    TuningStarted,
+    WinnerChecked,
+)
+from tc.autotune.learned import Shared, TaskModel
+from tc.autotune.limits import refuse_large
+from tc.autotune.record import WRONG, Choice, Record, target_key
+from tc.autotune.runner import Job, Measurement, Runner
+from tc.autotune.scheduler import Curve, next_task, remaining_ms
+from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
+from tc.autotune.space import Candidate, Space
+from tc.autotune.task import Task
+from tc.autotune.workloads import WorkloadStore
+from tc.errors import ScheduleError, TcError, UserError
+from tc.interp.graph import run_function
+from tc.schedule.knobs import Value
+from tc.schedule.step import Trace
+from tc.verification import sized_inputs
+
+BATCH = 16
+"""Candidates that are measured together."""
+
+CHECK_EFFORT = 6.0
+"""How much longer than a trial a winner is measured again."""
+
+LEAST_GAIN = 0.99
+"""A winner must take at most this part of the time of the one before it."""
+
+WORTH_CHECKING = 0.98
+"""A trial must look better than the best verified one by this factor before it is measured again."""
+
+CHECK_EVERY = 2
+"""Batches of a task between two checks of its best."""
+
+MOST_REJECTED = 3
+"""Candidates of one check that may fail before the search goes on."""
+
+TRANSFERRED_ROWS = 600
+"""Measurements of other models that teach the shared model at the start, at most."""
+
+SEEDS = 8
+"""Points that were good for other tasks of the same rule and are tried early."""
+
+THRESHOLD = 0.005
+"""Stop when all batches done once more are expected to save less than this part of the model's time."""
+
+COSTS: dict[str, Callable[[int], Cost]] = {
+    "rank": RankCost,
+    "regression": RegressionCost,
+    "analytic": lambda seed: AnalyticCost(),
+    "random": lambda seed: RandomCost(np.random.default_rng(seed)),
+}
+POLICIES = ("model", "evolutionary", "random")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What came of a task. `ratio`: of the verified best to the default; 1 where the default stays. `curve`: (trials, best ratio)."""
+
+    name: str
+    calls: int
+    default_seconds: float
+    best_seconds: float
+    ratio: float
+    trials: int
+    failures: tuple[tuple[str, int], ...]
+    variant: str
+    curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What came of a run. ms: kernels of one run of the model, added up. `remaining_ms`: what as much time again would save."""
+
+    tasks: tuple[TaskResult, ...]
+    default_ms: float
+    tuned_ms: float
+    remaining_ms: float
+    reason: str
+    seconds: float
+    importance: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass
+class _State:
+    """A task at work. `measured`: ratios by key; `best`: the verified one; `best_ratio`: of any trial."""
+
+    task: Task
+    space: Space
+    default: Candidate
+    policy: SearchPolicy[Candidate]
+    model: TaskModel | None
+    curve: Curve
+    default_seconds: float = math.nan
+    measured: dict[str, float] = field(default_factory=dict)
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    best: Candidate | None = None
+    best_verified: float = 1.0
+    verified: dict[str, float] = field(default_factory=dict)  # best verified ratio by variant
+    rejected: set[str] = field(default_factory=set)
+    best_ratio: float = 1.0
+    failures: Counter[str] = field(default_factory=Counter)
+    trials: int = 0
+    resumed: int = 0
+    history: list[tuple[int, float]] = field(default_factory=list)
+    since_check: int = 0
+    reference: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Tuner:
+    """Tunes tasks. See `run`.
+
+    budget_seconds, trials_per_task: bounds; at least one must be given. `clock` tells seconds. `on_event` is called in this thread.
+    cost: "rank", "regression", "analytic" or "random"; policy: "model", "evolutionary" or "random".
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        runner: Runner,
+        database: Database,
+        *,
+        budget_seconds: float | None = None,
+        trials_per_task: int | None = None,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        on_event: Callable[[Event], None] | None = None,
+        cost: str = "rank",
+        policy: str = "model",
+        threshold: float = THRESHOLD,
+        transfer: bool = True,
+    ) -> None:
+        if not tasks:
+            raise UserError("nothing to tune: there are no tasks")
+        if budget_seconds is None and trials_per_task is None:
+            raise UserError("tuning needs a bound: a budget of time, or a number of trials")
+        if cost not in COSTS or policy not in POLICIES:
+            raise UserError(f"cost is one of {', '.join(COSTS)}, policy one of {', '.join(POLICIES)}; found {cost!r} and {policy!r}")
+        self._runner, self._database, self._clock = runner, database, clock
+        self._budget, self._trials, self._seed = budget_seconds, trials_per_task, seed
+        self._emit = on_event or (lambda event: None)
+        self._threshold, self._transfer, self._policy = threshold, transfer, policy
+        self._shared = Shared(COSTS[cost](seed))
+        self._store = WorkloadStore(database.path)
+        self._tasks = list(tasks)
+        self._states: list[_State] = []
+        self._start = 0.0
+
+    # -- the loop
+
+    def run(self) -> TuningResult:
+        """Tune until the budget is over, every task has had its trials, or little is left to gain. Ctrl-C ends it with what was found."""
+        self._start = self._clock()
+        self._emit(TuningStarted(tuple(task.name for task in self._tasks), self._budget))
+        reason = "interrupted"
+        try:
+            self._prepare()
+            reason = self._loop()
+            self._check_all()
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        self._decide_variants()
+        return self._finish(reason)
+
+    def _loop(self) -> str:
+        while True:
+            if self._is_over():
+                return "the time is over"
+            curves = [state.curve for state in self._states]
+            chosen = next_task(curves)
+            if chosen is None:
+                return "every task is done"
+            total = sum(state.best_verified * state.curve.weight_ms for state in self._states)
+            expected = remaining_ms(curves)
+            if all(curve.batches for curve in curves if curve.is_open) and expected < self._threshold * total:
+                return f"as many batches again are expected to save {expected:.3f} ms of {total:.2f} ms, less than {self._threshold:.1%}"
+            self._step(self._states[chosen])
+
+    def _is_over(self) -> bool:
+        return self._budget is not None and self._now() >= self._budget
+
+    def _now(self) -> float:
+        return self._clock() - self._start
+
+    def _prepare(self) -> None:
+        """Time the defaults, read what the database knows, and teach the shared model."""
+        rng = np.random.default_rng(self._seed)
+        known = self._known_records()
+        if self._transfer:
+            self._learn_from_others(known)
+        defaults = [task.space().default() for task in self._tasks]
+        jobs = [self._job(task, default, default, 1.0) for task, default in zip(self._tasks, defaults, strict=True)]
+        for number, (task, default, found) in enumerate(zip(self._tasks, defaults, self._runner.measure(jobs), strict=True)):
+            state = self._make_state(task, default, np.random.default_rng(rng.integers(1 << 62)), known, number)
+            self._states.append(state)
+            if found.error is not None:
+                self._stop(state, f"its default cannot be measured: {found.error}: {found.detail}")
+                continue
+            state.default_seconds = found.reference_seconds
+            state.curve.weight_ms = 1e3 * task.calls * found.reference_seconds
+            for variant in task.variants.values():
+                self._store.put(variant.key, variant.func)
+            self._resume(state, known)
+            self._emit(TaskStarted(task.name, self._now(), state.default_seconds, state.space.size(), state.resumed))
+
+    def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, known: dict[str, list[Record]], number: int) -> _State:
+        space = task.space()
+        model = TaskModel(task.key, task.target, task.dims, self._shared, self._seed + number)
+        policy: SearchPolicy[Candidate]
+        if self._policy == "random":
+            policy = RandomSearch(space, rng, refuse_large)
+        elif self._policy == "evolutionary":
+            policy = EvolutionarySearch(space, rng, refuse_large)
+        else:
+            policy = ModelSearch(space, model, rng, seeds=self._seeds(task, default, known), limits=refuse_large)
+        return _State(task, space, default, policy, model if self._policy == "model" else None, Curve(0.0))
+
+    def _step(self, state: _State) -> None:
+        """One batch of a task."""
+        before = self._now()
+        if state.model is not None:
+            self._shared.refit()
+        left = BATCH if self._trials is None else min(BATCH, self._trials - state.trials)
+        batch = state.policy.propose(left)
+        if not batch:
+            self._stop(state, "there are no more schedules" if state.trials else "it has one schedule")
+            return
+        found = self._runner.measure([self._job(state.task, candidate, state.default, 1.0) for candidate in batch])
+        self._take(state, batch, found)
+        state.since_check += 1
+        if state.since_check >= CHECK_EVERY:
+            self._check(state)
+        state.curve.add(min(state.best_verified, state.best_ratio), self._now() - before)
+        ratios = tuple(m.ratio for m in found)
+        errors = Counter(m.error for m in found if m.error is not None)
+        accuracy = state.model.accuracy if state.model is not None else math.nan
+        gain = state.curve.gain_ms(max(state.curve.batches, 1))
+        name, now, kinds = state.task.name, self._now(), tuple(errors.items())
+        self._emit(BatchMeasured(name, now, state.trials, ratios, kinds, state.best_ratio, accuracy, gain))
+        if state.trials == len(batch) and all(m.error is not None for m in found):
+            self._stop(state, f"nothing of it can be measured: {found[0].error}: {found[0].detail}")
+        elif self._trials is not None and state.trials >= self._trials:
+            self._stop(state, f"{state.trials} trials are done")
+
+    def _take(self, state: _State, batch: Sequence[Candidate], found: Sequence[Measurement]) -> None:
+        """Write down and learn what was measured."""
+        self._database.append([self._record(state, c, m, state.trials + k + 1) for k, (c, m) in enumerate(zip(batch, found, strict=True))])
+        state.trials += len(batch)
+        state.failures.update(m.error for m in found if m.error is not None)
+        for candidate, measurement in zip(batch, found, strict=True):
+            state.measured[candidate.key] = measurement.ratio
+            state.candidates[candidate.key] = candidate
+            if measurement.ratio < state.best_ratio and candidate.key not in state.rejected:
+                state.best_ratio = measurement.ratio
+        seconds = np.array([m.ratio for m in found]) * (state.default_seconds if math.isfinite(state.default_seconds) else 1.0)
+        state.policy.observe(batch, seconds)
+        state.history.append((state.trials, state.best_ratio))
+
+    def _stop(self, state: _State, reason: str) -> None:
+        state.curve.is_open = False
+        state.reason = reason
+        self._emit(TaskStopped(state.task.name, self._now(), reason))
+
+    # -- winners
+
+    def _check_all(self) -> None:
+        for state in self._states:
+            if math.isfinite(state.default_seconds):
+                self._check(state)
+
+    def _check(self, state: _State) -> None:
+        """Measure the most promising candidates again beside the verified best; keep the first that is better and right."""
+        state.since_check = 0
+        for _ in range(MOST_REJECTED):
+            key = min((k for k in state.measured if k not in state.rejected), key=state.measured.__getitem__, default=None)
+            if key is None or state.measured[key] > WORTH_CHECKING * state.best_verified:
+                break
+            if (state.best is not None and key == state.best.key) or self._accept(state, state.candidates[key]):
+                break
+        state.best_ratio = min((r for k, r in state.measured.items() if k not in state.rejected), default=1.0)
+        state.best_ratio = min(state.best_ratio, 1.0)
+
+    def _accept(self, state: _State, candidate: Candidate) -> bool:
+        """Whether a candidate became the verified best."""
+        found = self._runner.measure([self._job(state.task, candidate, state.default, CHECK_EFFORT)])[0]
+        problem = None if found.error is None else f"{found.error}: {found.detail}"
+        if problem is None:
+            state.measured[candidate.key] = found.ratio
+            if found.ratio > LEAST_GAIN * state.best_verified:
+                state.rejected.add(candidate.key)
+                return False
+            wrong = self._differs(state, candidate)
+            if wrong is not None:
+                problem = f"wrong: {wrong}"
+                found = Measurement.failed(WRONG, wrong, found.build_seconds)
+        point, now = candidate.point, self._now()
+        self._emit(WinnerChecked(state.task.name, now, found.ratio, found.low, found.high, problem, candidate.variant, point))
+        self._database.append([self._record(state, candidate, found, state.trials, verified=problem is None)])
+        if problem is not None:
+            state.rejected.add(candidate.key)
+            state.failures[found.error or "wrong"] += 1
+            return False
+        state.best, state.best_verified = candidate, found.ratio
+        state.verified[candidate.variant] = min(found.ratio, state.verified.get(candidate.variant, math.inf))
+        return True
+
+    def _differs(self, state: _State, candidate: Candidate) -> str | None:
+        """What is wrong with a candidate's results, by the reference in numpy."""
+        variant = state.task.variants[candidate.variant]
+        if candidate.variant not in state.reference:
+            main = variant.reference.main
+            rng = np.random.default_rng(0)
+            inputs = list(sized_inputs(main, variant.sizes, rng).values())
+            try:
+                expected = run_function(variant.reference, main.name, inputs)
+            except TcError as error:
+                return f"its reference cannot be run: {error}"
+            state.reference[candidate.variant] = (inputs, [np.asarray(x) for x in expected])
+        inputs, expected = state.reference[candidate.variant]
+        return self._runner.check(self._job(state.task, candidate, state.default, 1.0), inputs, expected)
+
+    def _decide_variants(self) -> None:
+        """Tell graph passes which way of lowering each node was fastest: what all tasks with the same question take together."""
+        totals: dict[tuple[str, str], dict[Value, float]] = {}
+        for state in self._states:
+            questions = [v.question for v in state.task.variants.values() if v.question is not None]
+            if not questions or not math.isfinite(state.default_seconds):
+                continue
+            own = totals.setdefault((questions[0].pass_name, questions[0].key), {})
+            for name, variant in state.task.variants.items():
+                answer: Value = questions[0].default if variant.question is None else variant.answer  # type: ignore[assignment]
+                ratio = min(state.verified.get(name, math.inf), 1.0 if variant.question is None else math.inf)
+                own[answer] = own.get(answer, 0.0) + ratio * state.curve.weight_ms * 1e-3
+        target, entries = target_key(self._tasks[0].target), []
+        for (pass_name, key), seconds in totals.items():
+            value = min(seconds, key=seconds.__getitem__)
+            threads = self._tasks[0].target.cores
+            known = self._database.choice(pass_name, key, target, threads)
+            if known is None or known.value != value:
+                entry = Choice(
+                    pass_name=pass_name, key=key, target=target, threads=threads, value=value, seconds=tuple(seconds.items())
+                )
+                entries.append(entry)
+        self._database.append(entries)
+
+    # -- records
+
+    def _job(self, task: Task, candidate: Candidate, default: Candidate, effort: float) -> Job:
+        workload, reference = task.workload(candidate.variant), task.workload(default.variant)
+        return Job(workload, candidate.trace.to_json(), default.trace.to_json(), reference, effort)
+
+    def _record(self, state: _State, candidate: Candidate, found: Measurement, trial: int, *, verified: bool = False) -> Record:
+        return Record(
+            workload=state.task.variants[candidate.variant].key,
+            variant=candidate.variant,
+            target=target_key(state.task.target),
+            threads=state.task.target.cores,
+            task=state.task.name,
+            rule=candidate.rule,
+            point=candidate.point,
+            trace=candidate.trace.to_json(),
+            seconds=found.seconds,
+            low=found.low,
+            high=found.high,
+            ratio=found.ratio,
+            error=found.error,
+            detail=found.detail,
+            verified=verified,
+            trial=trial,
+        )
+
+    def _known_records(self) -> dict[str, list[Record]]:
+        """What the database holds for this target and number of threads, by workload."""
+        known: dict[str, list[Record]] = {}
+        target = self._tasks[0].target
+        for record in self._database.records(target=target_key(target), threads=target.cores):
+            known.setdefault(record.workload, []).append(record)
+        return known
+
+    def _resume(self, state: _State, known: dict[str, list[Record]]) -> None:
+        """Take in what earlier runs have measured of a task."""
+        candidates: list[Candidate] = []
+        ratios: list[float] = []
+        for name, variant in state.task.variants.items():
+            for record in known.get(variant.key, ()):
+                try:
+                    candidate = state.space.at({**dict(record.point), **({"variant": name} if len(state.task.variants) > 1 else {})})
+                except ScheduleError:
+                    continue
+                if candidate.trace.to_json() != record.trace:
+                    continue
+                if record.error == WRONG:
+                    state.rejected.add(candidate.key)
+                if record.verified and record.ratio < state.verified.get(name, math.inf):
+                    state.verified[name] = record.ratio
+                    if record.ratio < state.best_verified:
+                        state.best, state.best_verified = candidate, record.ratio
+                if candidate.key not in state.measured:
+                    candidates.append(candidate)
+                    ratios.append(record.ratio)
+                state.measured[candidate.key] = record.ratio
+                state.candidates[candidate.key] = candidate
+        if not candidates:
+            return
+        state.trials = state.resumed = len(candidates)
+        finite = [ratio for key, ratio in state.measured.items() if key not in state.rejected]
+        state.best_ratio = min([1.0, *finite])
+        for start in range(0, len(candidates), BATCH):
+            state.curve.add(min([1.0, *ratios[: start + BATCH]]), 0.0)
+        state.curve.seconds = float(state.curve.batches)
+        state.history.append((state.trials, state.best_ratio))
+        state.policy.observe(candidates, np.array(ratios) * state.default_seconds)
+
+    def _learn_from_others(self, known: dict[str, list[Record]]) -> None:
+        """Teach the shared model what was measured of other workloads."""
+        own = {variant.key for task in self._tasks for variant in task.variants.values()}
+        others = [key for key in known if key not in own]
+        each = max(16, TRANSFERRED_ROWS // max(len(others), 1))
+        for key in others[-TRANSFERRED_ROWS // 16 :]:
+            func = self._store.get(key)
+            if func is None or func.dims:  # the sizes that symbolic programs were measured with are not in the record
+                continue
+            rows, seconds = [], []
+            for record in known[key][:each]:
+                try:
+                    scheduled = Trace.from_json(record.trace).apply(func)
+                except TcError:
+                    continue
+                rows.append(Program(scheduled, self._tasks[0].target, {}).features)
+                seconds.append(record.ratio)
+            if len(rows) > 1:
+                self._shared.add(key, np.stack(rows), np.array(seconds))
+        self._shared.refit()
+
+    def _seeds(self, task: Task, default: Candidate, known: dict[str, list[Record]]) -> list[dict[str, Value]]:
+        """Points that were best for other workloads of the same rule, the largest gains first."""
+        if not self._transfer:
+            return []
+        own = {variant.key for variant in task.variants.values()}
+        best: list[Record] = []
+        for key, records in known.items():
+            fitting = [r for r in records if r.rule == default.rule and r.error is None]
+            if key not in own and fitting:
+                best.append(min(fitting, key=lambda record: record.ratio))
+        best.sort(key=lambda record: record.ratio)
+        return [dict(record.point) for record in best[:SEEDS]]
+
+    # -- the end
+
+    def _finish(self, reason: str) -> TuningResult:
+        results = []
+        for state in self._states:
+            seconds = state.default_seconds
+            best = seconds * state.best_verified
+            variant = state.best.variant if state.best is not None else state.default.variant
+            failures = tuple(state.failures.most_common())
+            task, history = state.task, tuple(state.history)
+            result = TaskResult(task.name, task.calls, seconds, best, state.best_verified, state.trials, failures, variant, history)
+            results.append(result)
+        measured = [state for state in self._states if math.isfinite(state.default_seconds)]
+        default_ms = sum(state.curve.weight_ms for state in measured)
+        tuned_ms = sum(state.curve.weight_ms * state.best_verified for state in measured)
+        left = remaining_ms([state.curve for state in measured])
+        seconds = self._now()
+        self._emit(TuningFinished(seconds, reason, default_ms, tuned_ms, left))
+        importance: tuple[tuple[str, float], ...] = getattr(self._shared.cost, "importance", tuple)()
+        return TuningResult(tuple(results), default_ms, tuned_ms, left, reason, seconds, importance)
+
