@@ -48,6 +48,7 @@ from tc.ir.arith import evaluate
 from tc.ir.plan import Launch, Place
 
 QUICK = "TC_TUTORIAL_QUICK" in os.environ  # fewer repetitions, for tests
+os.environ["TC_CACHE_DIR"] = "off"  # tc keeps what it has compiled; here everything is compiled before your eyes
 plt.rcParams.update({"figure.dpi": 100, "axes.spines.top": False, "axes.spines.right": False, "font.size": 9})
 
 
@@ -145,7 +146,7 @@ show(tc.lower(layer, "loops").as_text(kernel))
 # %% [markdown]
 # **Stage `scheduled`.** A *schedule* is a list of small, legal changes of the loops. What the compiler decided here, by rules:
 #
-# - The sum is computed for one **tile** of the result at a time, several rows by two vectors of columns, and the tile lives in
+# - The sum is computed for one **tile** of the result at a time, several rows by a few vectors of columns, and the tile lives in
 #   `scope='register'`: while the whole sum runs, no partial sum is written to memory.
 # - The loops over the tile are `unrolled` (written out) and `vectorized` (one instruction for as many columns as a vector
 #   register holds). The reduction loop now stands *outside* of them: each step of the sum updates the whole tile.
@@ -309,9 +310,10 @@ print("every kernel agrees with the reference interpreter")
 report = digits.report()
 for entry in report.kernels:
     print(f"{entry.name:24} [{entry.rule}]  <-  {', '.join(entry.nodes)}")
+print(f"\n{len(found.nodes)} nodes, {len(report.kernels)} kernels")
 
 # %% [markdown]
-# Eighteen nodes became nine kernels. Three things happened.
+# There are far fewer kernels than nodes. Three things happened.
 #
 # - The **batch normalizations are gone**. In inference they multiply each channel by a constant and add another; both were
 #   folded into the weights and the bias of the convolution in front, when the model was compiled.
@@ -429,9 +431,9 @@ for count in (1, 16, 256):
 # The picture shows the plan. Time runs to the right, one column per kernel; each box is a value, from the kernel that writes it to
 # the last one that reads it; its height is its size, its place the bytes of the arena that it occupies.
 #
-# Look for two things: boxes above each other never share a byte while both are needed, and one box starts in the very column in
-# which the box at its place ends. That kernel writes its result over an operand, element by element, which it may because each
-# element is read before it is overwritten (the compiler has proven that; it is the note `in_place` of the stage `final`).
+# Look for two things. Boxes above each other never share a byte while both are needed. And a box may begin in a column in which the
+# value at its place is still read: that kernel writes its result over an operand, element by element, which it may because each
+# element is read before it is overwritten (the compiler has proven that; it is the note `in_place` in the stage `final`).
 
 # %%
 COUNT = 64
@@ -446,7 +448,9 @@ for column, launch in enumerate(launches):
         if place >= len(launch.slots) - num_outputs:
             if offset in at_offset and at_offset[offset]["last"] == column:
                 at_offset[offset]["overwritten"] = True
-            at_offset[offset] = {"first": column, "last": column, "offset": offset, "size": size_of(slot.type.size_bytes, COUNT)}
+                print(f"{launch.kernel} writes over an operand")
+            size = size_of(slot.type.size_bytes, COUNT)
+            at_offset[offset] = {"name": str(launch.span), "first": column, "last": column, "offset": offset, "size": size}
             boxes.append(at_offset[offset])
         else:
             at_offset[offset]["last"] = column
@@ -456,8 +460,10 @@ for number, box in enumerate(boxes):
     stop = box["last"] + (0 if box.get("overwritten") else 1)
     axis.bar(
         box["first"], box["size"] / 1e3, stop - box["first"], box["offset"] / 1e3, align="edge",
-        color=f"C{number % 10}", alpha=0.6, edgecolor="black",
+        color=f"C{number % 10}", alpha=0.5, edgecolor="black",
     )  # fmt: skip
+    if box["size"] > size_of(stages.plan.arena_bytes, COUNT) / 20:
+        axis.text((box["first"] + stop) / 2, (box["offset"] + box["size"] / 2) / 1e3, box["name"], ha="center", va="center")
 axis.set_xticks([k + 0.5 for k in range(len(launches))], [launch.kernel for launch in launches], rotation=25, ha="right")
 axis.set_ylabel(f"kB of the arena, {COUNT} images")
 axis.set_title("who lives where in the arena")
@@ -518,6 +524,7 @@ print(f"64 at a time, interpreted: {slow * 1e6:.0f} µs each, {slow / per_image[
 figure, axis = plt.subplots(figsize=(6, 2.6))
 axis.plot(sizes, [per_image[count] * 1e6 for count in sizes], marker="o")
 axis.set_xscale("log", base=2)
+axis.set_xticks(sizes, sizes)
 axis.set_ylim(bottom=0)
 axis.set_xlabel("images in a call")
 axis.set_ylabel("µs per image")
