@@ -55,7 +55,6 @@ from tc.kernels import finish_loops
 from tc.measure.harness import Plan, time_interleaved
 from tc.measure.machine import fma_limit
 from tc.runtime.jit import compile_object, disassemble, link
-from tc.runtime.module import aligned_constant
 from tc.runtime.pool import get_pool
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule, Step, Trace
@@ -110,8 +109,8 @@ show(print_ir(matmul))
 # product of matrices on this core can be faster. It is a program like any other, so it can take turns with what we want to measure.
 #
 # **How we measure.** Other programs, interrupts and changes of the clock make a call longer, never shorter. So we take the *shortest*
-# of many calls, of the kernel and of the limit in turns, and quote the kernel's speed as a share of the limit. A share means
-# the same on a machine that is busy or slow today.
+# of many calls, of the kernel and of the limit in turns, and quote the kernel's speed as a share of the limit. A share hardly
+# changes when the machine is slow today.
 
 # %%
 peak = fma_limit(target)
@@ -126,31 +125,44 @@ print(f"one core does {PEAK:.0f} GFLOP/s at most; {FLOPS / 1e6:.0f} MFLOP take {
 
 
 # %% [markdown]
-# From loops to a call: `finish_loops` removes the blocks and simplifies, `emit_prim_func` writes LLVM IR, `compile_object` and `link` make
-# machine code. The rest is bookkeeping: arrays for the kernel to work on, aligned as the runtime aligns them.
+# From loops to a call: `finish_loops` removes the blocks and simplifies, `emit_prim_func` writes LLVM IR, `compile_object` and `link`
+# make machine code. The rest is bookkeeping. All kernels work on the same memory, one large piece of it as in the runtime's arena, so
+# that none has better addresses than another.
 #
 # `measure` never trusts a kernel: it compares the result with numpy's before it starts the clock.
 
 # %%
+ROOM = np.empty(32 << 20, np.uint8)
+ROOM[:] = 0  # now every page is there
+
+
+def carve(shapes):
+    """float32 arrays of these shapes, one behind the other, at the beginning of ROOM."""
+    start, arrays = -ROOM.ctypes.data % (2 << 20), []
+    for shape in shapes:
+        size = 4 * int(np.prod(shape))
+        arrays.append(ROOM[start : start + size].view(np.float32).reshape(shape))
+        start += -(-size // 64) * 64
+    return arrays
+
+
 rng = np.random.default_rng(0)
-a, b = (aligned_constant(rng.standard_normal((N, N), np.float32)) for _ in range(2))
+a, b, c = carve([(N, N)] * 3)
+a[...], b[...] = rng.standard_normal((2, N, N), np.float32)
 expected = a @ b
 get_pool().start(machine.cores)
 
 
 def build(func, threads=1):
-    """Machine code of a scheduled function, as a call on `a` and `b` that returns the result."""
+    """Machine code of a scheduled function, as a call that reads `a` and `b` and writes `c`."""
     final = finish_loops(func, threads)
     library = link([compile_object(emit_prim_func(final, "kernel", target.features).ir_text, target)])
-    results = [aligned_constant(np.zeros([dim.value for dim in out.shape], out.dtype.numpy)) for out in final.outputs]
-    arrays = [a, b, *results]
-    address = library.address("kernel")
-    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arrays), ctypes.c_int64)(address)
+    arrays = carve([[dim.value for dim in buffer.shape] for buffer in final.buffers])  # a, b, c, scratch memory
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arrays), ctypes.c_int64)(library.address("kernel"))
     pointers = [array.ctypes.data for array in arrays]
 
-    def call(keep=(library, arrays)):
+    def call(library=library):  # the code lives as long as its library
         kernel(*pointers, threads)
-        return results[0]
 
     return call
 
@@ -168,7 +180,9 @@ programs, calls, speeds = {}, {}, {}  # by name: the scheduled function, a call 
 def measure(name, func):
     """Check, time and remember a schedule."""
     programs[name], calls[name] = func, build(func)
-    error = np.abs(calls[name]() - expected).max()
+    c[...] = np.nan  # nothing is left of the kernel before
+    calls[name]()
+    error = np.abs(c - expected).max()
     assert error < 1e-5 * np.abs(expected).max() * np.sqrt(N), f"{name} computes something else: off by {error}"
     before = next(reversed(speeds.values()), None)
     speeds.update(race({name: calls[name]}))
@@ -449,7 +463,7 @@ def draw_speeds(speeds):
     bars = axis.barh(names, [speeds[name] for name in names], color=["C1" if name == "numpy" else "C0" for name in names])
     axis.bar_label(bars, [f"{speeds[name]:.1f}" for name in names], padding=3)
     axis.axvline(PEAK, color="black", linestyle="--")
-    axis.text(PEAK, len(names) - 0.4, "limit of the core", ha="center", va="bottom")
+    axis.text(PEAK, 1.02, "limit of the core", ha="center", va="bottom", transform=axis.get_xaxis_transform())
     axis.set_xlabel("GFLOP/s, one core")
     axis.set_xlim(0, PEAK * 1.1)
     plt.show()
@@ -822,7 +836,7 @@ for name, found in runs.items():
 # Each thin line is one run, the thick ones are medians. Both searches of a run start from the same random schedule.
 #
 # The other thing to look at is what a search *proposes* as time goes by. Random candidates are as good in the end as in the
-# beginning. Those of the model should move up.
+# beginning. Those of the model should move up, apart from the few that are tried in order to learn.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True)

@@ -28,6 +28,7 @@ MOST_BYTES = 1 << 20
 
 _KERNEL = "python3"
 _METADATA = {
+    "jupytext": {"formats": "ipynb,py:percent"},  # who edits one of the pair in Jupyter edits both
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": _KERNEL},
     "language_info": {"name": "python"},
 }
