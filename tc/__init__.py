@@ -5,13 +5,14 @@
     y = m(x)
 """
 
-from tc.compiler import compile_model as compile
 from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import inspect_model as inspect
 from tc.lowering import interpret, lower
 from tc.runtime.module import CompiledModule, load
 from tc.target import Target
+from tc.tuning import compile_and_tune as compile
+from tc.tuning import tune
 from tc.version import __version__
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "interpret",
     "load",
     "lower",
+    "tune",
 ]

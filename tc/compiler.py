@@ -196,8 +196,9 @@ def compile_model(
     model: path of an ONNX file, its bytes, an onnx.ModelProto, or an IRModule.
     target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
-    tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found.
-        `report().notes` says which of them could not be used.
+    tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found;
+        `report().notes` says which of them could not be used. `tc.compile` also takes a time budget such as "10m": the model is tuned
+        first.
     threads: how many threads a call may use; all available cores by default.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN

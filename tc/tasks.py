@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from tc.autotune.task import Task, Variant
 from tc.compiler import LoweredModel, Model, lower_model
 from tc.errors import TcError
@@ -50,7 +52,7 @@ class _Call:
 
     func: PrimFunc
     reference: IRModule
-    constants: tuple[int, ...]
+    literals: Mapping[int, np.ndarray]
     sizes: Mapping[Var, int] | None
     nodes: tuple[str, ...]
 
@@ -62,7 +64,7 @@ class _Call:
 
     def variant(self, question: Question | None = None, answer: Option | None = None) -> Variant:
         assert self.sizes is not None, "calls whose sizes come from data are left out"
-        return Variant(workload_key(self.func), self.func, self.reference, self.sizes, self.constants, question, answer)
+        return Variant(workload_key(self.func), self.func, self.reference, self.sizes, self.literals, question, answer)
 
 
 def extract_tasks(
@@ -101,7 +103,7 @@ def _literal_bytes(call: _Call) -> int:
     return sum(
         math.prod(int(evaluate(dim, sizes)) for dim in buffer.shape) * buffer.dtype.size_bytes
         for place, buffer in enumerate(call.func.inputs)
-        if place in call.constants
+        if place in call.literals
     )
 
 
@@ -159,8 +161,8 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
             known: dict[Var, int] | None = dict(zip(lowered.dims, values, strict=True))
         except TcError:
             known = None
-        constants = tuple(place for place, arg in enumerate(call.args) if isinstance(arg, TensorConst))
-        yield _Call(func, IRModule((primitive,), primitive.name), constants, known, nodes)
+        literals = {place: arg.value for place, arg in enumerate(call.args) if isinstance(arg, TensorConst)}
+        yield _Call(func, IRModule((primitive,), primitive.name), literals, known, nodes)
 
 
 def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,8 @@ def _compare_whole(
 def _inputs(model: Model, dims: Mapping[str, Dim | int] | None, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Random inputs of the sizes that were measured."""
     main: Function = import_model(model, dims, "fallback").module.main
-    return sized_inputs(main, measured_sizes(main, sizes), np.random.default_rng(0))
+    arrays = sized_inputs(main, measured_sizes(main, sizes), np.random.default_rng(0))
+    return dict(zip((param.name for param in main.params), arrays, strict=True))
 
 
 def _differs(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
@@ -223,3 +225,15 @@ def _ratio(untuned: CompiledModule, tuned: CompiledModule, inputs: Mapping[str, 
     call = time.perf_counter() - start
     timings = time_interleaved(steps, Plan(budget_seconds=max(4.0, 40 * call), max_rounds=30))
     return timings.ratio("tuned", "untuned")
+
+
+@wraps(compile_model)
+def compile_and_tune(model: Model, target: str | Target = "native", **options: Any) -> CompiledModule:
+    """`compile_model`; where `tune` is a time budget, the model is tuned first, with `default_database()`."""
+    budget = options.get("tune")
+    if is_budget(budget):
+        found = tune(
+            model, budget, target=target, dims=options.get("dims"), threads=options.get("threads")
+        )
+        options["tune"] = found.database
+    return compile_model(model, target, **options)

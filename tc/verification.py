@@ -101,12 +101,12 @@ def random_inputs(func: Function, size: int, rng: np.random.Generator) -> list[n
             wanted = max(size, fact.lo if fact else 0)
             wanted = -(-wanted // step) * step
             dims[var] = wanted if fact is None or fact.hi is None else min(wanted, fact.hi // step * step)
-    return list(sized_inputs(func, dims, rng).values())
+    return sized_inputs(func, dims, rng)
 
 
-def sized_inputs(func: Function, dims: Mapping[Var, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Arrays for the parameters by name: normal floats, integers 0 and 1. `dims`: the sizes of all symbolic dims."""
-    return {param.name: _random_array(param, dims, rng) for param in func.params}
+def sized_inputs(func: Function, dims: Mapping[Var, int], rng: np.random.Generator) -> list[np.ndarray]:
+    """Arrays for the parameters: normal floats, integers 0 and 1. `dims`: the sizes of all symbolic dims."""
+    return [_random_array(param, dims, rng) for param in func.params]
 
 
 def _random_array(param: TensorVar, dims: Mapping[Var, int], rng: np.random.Generator) -> np.ndarray:

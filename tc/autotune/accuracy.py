@@ -36,7 +36,8 @@ class Measured:
         if not finite.any():
             return np.zeros(len(self.seconds))
         logs = np.log2(np.maximum(self.seconds, 1e-12), where=finite, out=np.zeros(len(self.seconds)))
-        return np.where(finite, logs, logs[finite].max() + FAILURE_LOG2)
+        found: np.ndarray = np.where(finite, logs, logs[finite].max() + FAILURE_LOG2)
+        return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Source: Chen et al., "Learning to Optimize Tensor Programs" (2018): boosted tree
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -31,6 +31,9 @@ UNTAUGHT_SPREAD = 1.0
 
 MOST_LOG2 = 4.0
 """Programs that are slower than the fastest by more than this (log2) are told apart no more."""
+
+LEAST_LOCAL_ROWS = 8
+"""Measurements of a task from which on they say more about it than those of other tasks."""
 
 MEMBERS = 4
 """Boosters of an ensemble, each fitted to another part of the measurements."""
@@ -132,7 +135,7 @@ class _BoostedCost(_RowCost):
     objective = ""
     options: Mapping[str, Any] = {}
 
-    def __init__(self, seed: int = 0, *, prior: Cost | None = None, rounds: int = 48) -> None:
+    def __init__(self, seed: int = 0, *, prior: Cost | None = None, rounds: int = 64) -> None:
         self.seed, self.rounds = seed, rounds
         self.prior: Cost = AnalyticCost() if prior is None else prior
         self._members: list[Any] = []
@@ -181,8 +184,8 @@ class _BoostedCost(_RowCost):
         if self.objective.startswith("rank"):
             data.set_group(np.bincount(task)[np.unique(task)])
         options = {
-            "objective": self.objective, "seed": self.seed * MEMBERS + member, "nthread": 1, "tree_method": "hist", "max_bin": 64,
-            "max_depth": 5, "eta": 0.15, "colsample_bytree": 0.4, "min_child_weight": 2.0, "verbosity": 0, **self.options,
+            "objective": self.objective, "seed": self.seed * MEMBERS + member, "nthread": 1, "tree_method": "hist", "max_bin": 32,
+            "max_depth": 5, "eta": 0.1, "colsample_bytree": 0.4, "min_child_weight": 2.0, "verbosity": 0, **self.options,
         }  # fmt: skip
         return xgboost.train(options, data, self.rounds)
 
@@ -226,11 +229,11 @@ class RankCost(_BoostedCost):
     predicts_time = False
     objective = "rank:pairwise"
     options = {"lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8}
-    SHARPNESS = 2.0
+    SHARPNESS = 4.0
     """Log-odds by which the prior orders two programs of which it takes one to be twice as fast."""
 
     def _labels(self, logs: np.ndarray, prior: np.ndarray) -> np.ndarray:
-        return logs.max() - logs
+        return np.asarray(logs.max() - logs)
 
     def _margin(self, prior: np.ndarray) -> np.ndarray:
         return -self.SHARPNESS * prior
@@ -245,7 +248,7 @@ class RegressionCost(_BoostedCost):
     objective = "reg:squarederror"
 
     def _labels(self, logs: np.ndarray, prior: np.ndarray) -> np.ndarray:
-        return logs + np.mean(prior - logs)
+        return np.asarray(logs + np.mean(prior - logs))
 
     def _margin(self, prior: np.ndarray) -> np.ndarray:
         return prior
@@ -257,8 +260,8 @@ class RegressionCost(_BoostedCost):
 class TransferCost(_RowCost):
     """Two models for one task: `shared`, of all tasks, says where to begin; a local one learns on top what this task adds.
 
-    `fit` gives measurements of the task called `key` to the local model and, if there are others, fits the shared one to those. A
-    shared model that was fitted elsewhere is used as it is.
+    `fit` gives measurements of the task called `key`, once there are LEAST_LOCAL_ROWS, to the local model and, if there are others,
+    fits the shared one to those. A shared model that was fitted elsewhere is used as it is.
     """
 
     predicts_time = False
@@ -271,7 +274,8 @@ class TransferCost(_RowCost):
         others = [group for group in groups if group.key != self.key]
         if others:
             self.shared.fit(others)
-        self.local.fit([group for group in groups if group.key == self.key])
+        own = [group for group in groups if group.key == self.key]
+        self.local.fit(own if sum(len(group.seconds) for group in own) >= LEAST_LOCAL_ROWS else [])
 
     def predict_rows(self, features: np.ndarray) -> Prediction:
         return self.local.predict_rows(features) if self.local.is_fitted else self.shared.predict_rows(features)
@@ -281,7 +285,7 @@ class TransferCost(_RowCost):
         return model.importance() if isinstance(model, _RowCost) else ()
 
 
-def cross_validate(make: Any, groups: Sequence[Measured], folds: int = 5) -> CostReport:
+def cross_validate(make: Callable[[], Any], groups: Sequence[Measured], folds: int = 5) -> CostReport:
     """The report of models from `make()`, each fitted to some of the tasks, on the tasks that it has not seen."""
     folds = max(2, min(folds, len(groups)))
     predictions: list[Prediction] = [(np.zeros(0), np.zeros(0))] * len(groups)
@@ -302,16 +306,16 @@ def _is_telling(group: Measured) -> bool:
 
 def _capped(logs: np.ndarray) -> np.ndarray:
     """log2 of seconds over those of the fastest; what is far behind is not told apart."""
-    return np.minimum(logs - logs.min(), MOST_LOG2)
+    return np.asarray(np.minimum(logs - logs.min(), MOST_LOG2))
 
 
 def _centered(values: np.ndarray) -> np.ndarray:
-    return values - values.mean()
+    return np.asarray(values - values.mean())
 
 
 def _centered_by(values: np.ndarray, task: np.ndarray) -> np.ndarray:
     sizes = np.maximum(np.bincount(task), 1)
-    return values - (np.bincount(task, weights=values) / sizes)[task]
+    return np.asarray(values - (np.bincount(task, weights=values) / sizes)[task])
 
 
 def _spread_of(errors: np.ndarray) -> float:
@@ -334,4 +338,4 @@ def _outputs(booster: Any, features: np.ndarray, margin: np.ndarray) -> np.ndarr
     if not len(features):
         return np.zeros(0)
     data = xgboost.DMatrix(features, base_margin=margin, nthread=1)
-    return booster.predict(data, output_margin=True).astype(np.float64)
+    return np.asarray(booster.predict(data, output_margin=True), np.float64)

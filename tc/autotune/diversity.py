@@ -1,6 +1,7 @@
 """How candidates differ: a batch that is good and also diverse, and how far a candidate is from all that was measured.
 
-Source of the first: "Learning to Optimize Tensor Programs" (Chen et al., 2018), section 3.3. Of the best candidates by the model the batch S maximizes
+Source of the first: "Learning to Optimize Tensor Programs" (Chen et al., 2018), section 3.3. Of the best candidates by the model the
+batch S maximizes
 
     L(S) = sum of quality(s) over s in S  +  weight * number of distinct (knob, value) pairs in S / number of knobs
 

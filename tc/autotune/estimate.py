@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tc.autotune.nest import KINDS, Access, Guard, Loop, Nest, Region, Statement
 from tc.ir.loop import LoopKind
 from tc.target import Target
 
-PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 8.0, 0.5, 0.75, 10.0, 12.0, 0.5), strict=True))
+PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 6.0, 0.5, 0.75, 8.0, 9.0, 0.5), strict=True))
 """Cycles of one vector operation of each kind, on two ports. A function is a polynomial of some twenty operations."""
 
 _PORT_CYCLES = tuple(PORT_CYCLES.values())
 LOADS_PER_CYCLE = 2.0
-OPERATIONS_PER_CYCLE = 4.0
+OPERATIONS_PER_CYCLE = 5.0
 LATENCY = 4.0
 """Cycles from one addition to the next that needs its result."""
 
-LINE_CYCLES = (2.5, 9.0, 16.0)
+OPERATIONS_IN_FLIGHT = 136.0
+"""How far ahead a processor looks for operations whose operands are there."""
+
+LINE_CYCLES = (1.5, 5.5, 11.0)
 """Cycles for one cache line from the second level, from the third, and from memory."""
 
-LAUNCH_CYCLES = 6000.0
+STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.3, 10.0
+"""Cycles to go on to the next iteration of a loop, and to that of the innermost of several loops run in parallel, numbered as one."""
+
+LAUNCH_CYCLES = 3000.0
 """Cycles to hand work to other threads and wait for them."""
 
 SHARES_PER_THREAD = 4
@@ -37,30 +44,70 @@ SHARES_PER_THREAD = 4
 SET_BYTES = 4096
 """Addresses at a multiple of this distance share one set of the first-level cache."""
 
+STRIDED = 1.2
+"""How much longer a cache line takes that does not lie beside those before."""
+
+GATHER_CYCLES, SPILL_CYCLES = 0.7, 1.0
+"""Cycles of one lane of a gather, and of one register too many in one run of a tile."""
+
 USABLE = 0.8
 """The part of a cache that holds what is used again."""
 
-HIDDEN = 0.7
+HIDDEN = 0.88
 """The part of the shorter of computing and moving data that the longer one hides."""
 
 
-class Cost:
-    """One statement's cost. Everything but the tile's own counts is in cycles, for all iterations on one thread.
+@dataclass(eq=False, slots=True)
+class StatementCost:
+    """What one statement costs. Parts are in cycles of one thread, for all iterations.
 
-    In one run of the tile: `operations` (vector operations), `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load
-    per lane), `stores`, `scatters`; `accumulators` and `live` registers; `chain`: how many additions wait for each other.
-    `lanes`: elements of one vector operation; `fill`: the part of the vector register used. `span`: the part of the work that the
-    busiest thread does.
+    tile: the loops from number `first` on; `runs`: how often it runs; `tail_share`: the part of the runs that are cut short.
+    vector: the vectorized loop, which takes `vectors` operations of `lanes` elements each; fill: the part of a register used.
+    In one run of the tile: `operations` on vectors, `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load per
+    lane), `stores`, `scatters`, `moves` (registers that get a value), `accumulators` and `live` registers, and loads that are
+    `unaligned`. `conflicts`: lines in use at once that fall into one set of the first-level cache. `chain`: how many additions wait for
+    each other in one run, and in `linked` runs after each other.
+    line_counts: cache lines from beyond each of `footprints(target)`. span: the part of the work that the busiest thread does.
     """
 
-    __slots__ = (
-        "accumulators", "arithmetic", "broadcasts", "chain", "compute", "conflicts", "fill", "first", "gathers", "is_carried",
-        "lanes", "latency", "line_counts", "live", "loading", "memory", "operations", "overhead", "runs", "scatters", "span",
-        "spilling", "statement", "stores", "storing", "tail_share", "tile", "total", "unaligned", "vector", "vector_loads", "vectors",
-    )  # fmt: skip
+    statement: Statement
+    first: int = 0
+    tile: Sequence[Loop] = ()
+    vector: Loop | None = None
+    runs: float = 0.0
+    tail_share: float = 0.0
+    lanes: float = 1.0
+    vectors: float = 1.0
+    fill: float = 0.0
+    operations: float = 0.0
+    vector_loads: float = 0.0
+    broadcasts: float = 0.0
+    gathers: float = 0.0
+    stores: float = 0.0
+    scatters: float = 0.0
+    moves: float = 0.0
+    accumulators: float = 0.0
+    live: float = 0.0
+    unaligned: float = 0.0
+    conflicts: float = 1.0
+    chain: float = 1.0
+    linked: float = 1.0
+    line_counts: list[float] = field(default_factory=list)
+    span: float = 1.0
+    arithmetic: float = 0.0
+    loading: float = 0.0
+    storing: float = 0.0
+    latency: float = 0.0
+    spilling: float = 0.0
+    overhead: float = 0.0
+    compute: float = 0.0
+    memory: float = 0.0
+    total: float = 0.0
 
-    def __init__(self, statement: Statement) -> None:
-        self.statement = statement
+    @property
+    def copies(self) -> float:
+        """How often unrolled loops repeat the statement in straight code."""
+        return math.prod(loop.extent for loop in self.tile if loop is not self.vector)
 
 
 class Estimate:
@@ -76,6 +123,7 @@ class Estimate:
         self.bodies = {id(loop): sum(loop.body_lines.values()) * self.line_bytes for loop in nest.loops}
         self.working_set = sum(nest.root.body_lines.values()) * self.line_bytes
         self._levels: dict[tuple[int, float], tuple[int, float]] = {}
+        self._held: list[dict[tuple[int, Region], float]] = [{} for _ in self.footprints]
         self.launches: dict[int, Launch] = {}
         self.costs = [self._cost(statement) for statement in nest.statements]
         self.compute = sum(cost.compute * cost.span for cost in self.costs)
@@ -83,8 +131,8 @@ class Estimate:
         self.launching = sum(launch.cycles for launch in self.launches.values())
         self.total = sum(cost.total * cost.span for cost in self.costs) + self.launching
 
-    def _cost(self, statement: Statement) -> Cost:
-        cost = Cost(statement)
+    def _cost(self, statement: Statement) -> StatementCost:
+        cost = StatementCost(statement)
         _describe_tile(cost, self.target)
         _add_up(cost, self.target)
         self._move_data(cost)
@@ -93,22 +141,35 @@ class Estimate:
         cost.span = self._span(statement)
         return cost
 
-    def _move_data(self, cost: Cost) -> None:
-        """Count the lines that each cache does not hold, and the cycles that they take."""
+    def _move_data(self, cost: StatementCost) -> None:
+        """Count the lines that each cache does not hold, and the cycles that they take. Statements inside a loop whose iterations fit the
+        cache find there what others of them have brought."""
         statement = cost.statement
+        loops, depth = statement.loops, len(statement.loops)
         cost.line_counts = counts = []
-        for size in self.footprints:
-            found: dict[Region, float] = {}
-            for access in statement.accesses:
+        weights = [STRIDED if _is_strided(access, cost, self.line_bytes) else 1.0 for access in statement.accesses]
+        weighted: dict[float, float] = {}
+        for size, held in zip(self.footprints, self._held, strict=True):
+            level, _ = self._level(loops, size)
+            place = -1 if self.working_set <= size else id(loops[level]) if level < depth else id(statement)
+            total = slow = 0.0
+            for access, weight in zip(statement.accesses, weights, strict=True):
                 lines = self.lines_of(access, statement, size)
-                if lines > found.get(access.region, 0.0):
-                    found[access.region] = lines
-            counts.append(sum(found.values()))
+                if lines:
+                    key = (place, access.region)
+                    known = held.get(key, 0.0)
+                    if lines > known:
+                        held[key] = lines
+                        total += lines - known
+                        slow += (lines - known) * weight
+            counts.append(total)
+            weighted[size] = slow
         sizes = (self.target.l1_bytes, self.target.l2_bytes, self.target.l3_bytes or self.target.l2_bytes)
-        cost.memory = 0.0
-        for size, cycles in zip(sizes, LINE_CYCLES, strict=True):
-            if self.working_set > USABLE * size:
-                cost.memory += cycles * counts[self.footprints.index(USABLE * size)]
+        cost.memory = sum(
+            cycles * weighted[USABLE * size]
+            for size, cycles in zip(sizes, LINE_CYCLES, strict=True)
+            if self.working_set > USABLE * size
+        )
 
     def lines_of(self, access: Access, statement: Statement, size: float) -> float:
         """Cache lines that come from beyond a cache of `size` bytes, or go there, while all loops run: what one iteration of a loop
@@ -119,7 +180,9 @@ class Estimate:
         level, outside = self._level(statement.loops, size)
         if not region.is_param and (level < region.common or self.working_set <= size):
             return 0.0  # written and read again while it is in the cache
-        lines = max(access.lines[0], access.lines[level] * outside * statement.share) if level else access.lines[0]
+        lines = access.lines[0]
+        if level:
+            lines = max(lines, access.lines[level] * outside * statement.share * access.share)
         return 2 * lines if access.is_store else lines
 
     def _level(self, loops: Sequence[Loop], size: float) -> tuple[int, float]:
@@ -174,7 +237,7 @@ def footprints(target: Target) -> tuple[float, ...]:
     return (l1 / 8, l1 / 4, l1 / 2, USABLE * l1, 2 * l1, l2 / 8, l2 / 4, l2 / 2, USABLE * l2, 2 * l2, USABLE * l3)
 
 
-def _describe_tile(cost: Cost, target: Target) -> None:
+def _describe_tile(cost: StatementCost, target: Target) -> None:
     """What one run of the tile consists of."""
     statement = cost.statement
     loops = statement.loops
@@ -189,11 +252,8 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     element = statement.target.region.element_bytes if statement.target is not None else 4.0
     bits = 8.0 * max(element, 1.0)
     lanes = max(1.0, min(width, target.vector_bits / bits))
-    times = 1.0
-    for loop in tile:
-        if loop is not vector:
-            times *= loop.extent
     cost.first, cost.tile, cost.vector, cost.lanes = first, tile, vector, lanes
+    times = cost.copies
     cost.vectors = max(1.0, math.ceil(width / lanes))
     cost.fill = width / (cost.vectors * (target.vector_bits / bits)) if vector is not None else bits / target.vector_bits
     per_run = sum(count * cycles for count, cycles in zip(statement.operations, _PORT_CYCLES, strict=True))
@@ -202,11 +262,14 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     if vector is not None and vector.is_tree:  # halves of the vectors, down to one number
         cost.arithmetic += 2 * math.log2(max(lanes, 2))
     _count_accesses(cost, target)
-    step = loops[first - 1] if first else None
     stored = statement.target
     summed = [loop for loop in tile if loop is not vector and stored is not None and not stored.moves_with(loop)]
     cost.chain = math.prod(loop.extent for loop in summed) if statement.is_reduction else 1.0
-    cost.is_carried = statement.is_reduction and (step is None or stored is None or not stored.moves_with(step))
+    if statement.is_reduction and stored is not None:
+        for loop in reversed(loops[:first]):
+            if stored.moves_with(loop):
+                break
+            cost.linked *= max(loop.extent, 1.0)
     outer = 1.0
     for loop in loops[:first]:
         outer *= loop.extent
@@ -215,11 +278,8 @@ def _describe_tile(cost: Cost, target: Target) -> None:
     cost.runs = outer * _free_share(statement, tile)
 
 
-def _count_accesses(cost: Cost, target: Target) -> None:
+def _count_accesses(cost: StatementCost, target: Target) -> None:
     first, vector = cost.first, cost.vector
-    cost.vector_loads = cost.broadcasts = cost.gathers = cost.stores = cost.scatters = 0.0
-    cost.accumulators = cost.unaligned = 0.0
-    cost.conflicts = 1.0
     summed = 1.0  # copies of the statement along the unrolled loops of a sum
     stored = cost.statement.target
     if stored is not None and cost.statement.is_reduction:
@@ -251,10 +311,12 @@ def _count_accesses(cost: Cost, target: Target) -> None:
         else:
             cost.broadcasts += count
         cost.conflicts = max(cost.conflicts, _conflicts(access, first))
+    fills = stored is not None and stored.region.is_register and not cost.statement.is_reduction
+    cost.moves = cost.accumulators if fills else 0.0  # registers that get a value
     cost.live = cost.accumulators + streams + (1.0 if cost.broadcasts else 0.0)
 
 
-def access_count(cost: Cost, access: Access) -> tuple[str, float]:
+def access_count(cost: StatementCost, access: Access) -> tuple[str, float]:
     """How the lanes find their elements ("vector": side by side, "broadcast": one for all, "gather": apart), and how many loads
     (or stores) one run of the tile needs if nothing is loaded twice."""
     vector = cost.vector
@@ -275,7 +337,7 @@ def access_count(cost: Cost, access: Access) -> tuple[str, float]:
     return "vector", count * cost.vectors
 
 
-def _transposed(cost: Cost, access: Access, touched: float) -> tuple[str, float]:
+def _transposed(cost: StatementCost, access: Access, touched: float) -> tuple[str, float]:
     """Elements apart; squares that are exchanged in registers are loaded as vectors."""
     for loop in cost.tile:
         if loop.is_transposed and access.steps.get(loop.number) == access.region.element_bytes:
@@ -283,11 +345,20 @@ def _transposed(cost: Cost, access: Access, touched: float) -> tuple[str, float]
     return "gather", touched
 
 
-def _is_unaligned(access: Access, cost: Cost, line_bytes: int) -> bool:
+def _is_unaligned(access: Access, cost: StatementCost, line_bytes: int) -> bool:
     """Whether vectors of the access lie across cache lines."""
     if cost.lanes * access.region.element_bytes < line_bytes / 2:
         return False
     return any(access.steps.get(loop.number, 0.0) % line_bytes for loop in access.loops if loop is not cost.vector)
+
+
+def _is_strided(access: Access, cost: StatementCost, line_bytes: float) -> bool:
+    """Whether the innermost loop that moves the access leaves out lines between what one run of the tile touches and the next."""
+    for loop in reversed(access.loops[: cost.first]):
+        step = abs(access.steps.get(loop.number, 0.0))
+        if step:
+            return step > line_bytes * max(1.0, access.lines[cost.first])
+    return False
 
 
 def _conflicts(access: Access, first: int) -> float:
@@ -340,7 +411,7 @@ class _Cut:
         self.kept = min(1.0, math.ceil(left / width) * width / covered) if left else 1.0
 
 
-def _add_up(cost: Cost, target: Target) -> None:
+def _add_up(cost: StatementCost, target: Target) -> None:
     """Cycles of all runs of the tile, whole ones and those at the end of a range."""
     statement = cost.statement
     numbers = {loop.number for loop in cost.tile}
@@ -360,7 +431,6 @@ def _add_up(cost: Cost, target: Target) -> None:
         versions = split
     running = sum(share for share, _ in versions)
     cost.tail_share = 1 - whole / running if running else 0.0
-    cost.loading = cost.storing = cost.latency = cost.spilling = cost.overhead = cost.compute = 0.0
     arithmetic = 0.0
     for share, kept in versions:
         runs = cost.runs * share
@@ -369,7 +439,11 @@ def _add_up(cost: Cost, target: Target) -> None:
     cost.arithmetic = arithmetic
 
 
-def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -> float:
+def _overhead(loop: Loop) -> float:
+    return PARALLEL_STEP_CYCLES if loop.kind is LoopKind.PARALLEL else STEP_CYCLES
+
+
+def _run_tile(cost: StatementCost, runs: float, kept: dict[int, float], target: Target) -> float:
     """Add the cycles of `runs` runs of a tile of which along some loops only a part is kept; returns those of arithmetic."""
     part = math.prod(kept.values())
     loads, stores, gathers, scatters = cost.vector_loads + cost.broadcasts, cost.stores, cost.gathers, cost.scatters
@@ -387,17 +461,18 @@ def _run_tile(cost: Cost, runs: float, kept: dict[int, float], target: Target) -
             else:
                 loads, gathers = (loads, gathers + count) if kind == "gather" else (loads + count, gathers)
     arithmetic = cost.arithmetic * part
-    loading = (loads + cost.unaligned * part + gathers) / LOADS_PER_CYCLE + gathers / 2
+    loading = (loads + cost.unaligned * part) / LOADS_PER_CYCLE + gathers * GATHER_CYCLES
     storing = stores + 1.5 * scatters
-    latency = LATENCY * cost.chain if cost.is_carried else 0.0
-    issuing = (cost.operations * part + loads + stores) / OPERATIONS_PER_CYCLE
+    issued = cost.operations * part + loads + stores + cost.moves * part
+    issuing = issued / OPERATIONS_PER_CYCLE
+    latency = LATENCY * cost.chain / max(1.0, OPERATIONS_IN_FLIGHT / max(issued * cost.linked, 1.0))  # chains run side by side
     spilled = max(0.0, cost.live * part - target.num_vector_registers)
-    overhead = 1.0 if cost.first else 0.0
-    cycles = max(arithmetic, loading, storing, latency, issuing) + 2 * spilled + overhead
+    overhead = _overhead(cost.statement.loops[cost.first - 1]) if cost.first else 0.0
+    cycles = max(arithmetic, loading, storing, latency, issuing) + SPILL_CYCLES * spilled + overhead
     cost.loading += runs * loading
     cost.storing += runs * storing
     cost.latency += runs * latency
-    cost.spilling += runs * 2 * spilled
+    cost.spilling += runs * SPILL_CYCLES * spilled
     cost.overhead += runs * overhead
     cost.compute += runs * cycles
     return runs * arithmetic

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tc.autotune.estimate import LINE_CYCLES, PORT_CYCLES, Cost, Estimate, access_count
+from tc.autotune.estimate import LAUNCH_CYCLES, LINE_CYCLES, PORT_CYCLES, Estimate, StatementCost, access_count
 from tc.autotune.nest import KINDS, Access, Nest
 from tc.ir.loop import LoopKind, PrimFunc
 from tc.target import Target
@@ -36,6 +36,7 @@ _PROGRAM = (
     "log tasks", "threads / cores", "log imbalance", "log cycles per task", "log launches", "share on one thread",
     "log scratch / L1", "log scratch / L2", "registers wanted / registers", "log straight code", "log longest straight code",
     "log statements", "log loops", "share in cut tiles", "share under checks", "log repetition",
+    "log selections of loads in straight code",
 )  # fmt: skip
 
 _ACCESS = (
@@ -51,7 +52,7 @@ _STATEMENT = (
     *(f"{kind} / operation" for kind in KINDS),
     "log operations per tile", "vector loads / operation", "broadcasts / operation", "gathers / operation", "stores / operation",
     "scatters / operation", "log loading / arithmetic", "log waiting / arithmetic", "log computing / arithmetic",
-    "log moving data / arithmetic", "log set conflicts", "unaligned loads / loads", "prefetched", "cycles per tile",
+    "log moving data / arithmetic", "log set conflicts", "unaligned loads / loads", "log prefetched bytes", "log cycles per tile",
     *(f"{role}: {column}" for role in _ROLES for column in _ACCESS),
 )  # fmt: skip
 
@@ -86,7 +87,8 @@ def extract(func: PrimFunc, target: Target, dims: Mapping[str, int]) -> np.ndarr
     row += _group([cost for cost in rest if cost.statement.target.region.is_result], estimate, least)  # type: ignore[union-attr]
     row += _group([cost for cost in rest if _fills(cost)], estimate, least)
     assert len(row) == len(FEATURE_NAMES), "a value for every column"
-    return np.clip(np.nan_to_num(np.array(row)), -1e6, 1e6).astype(np.float32)
+    found: np.ndarray = np.clip(np.nan_to_num(np.array(row)), -1e6, 1e6).astype(np.float32)
+    return found
 
 
 def _log(value: float) -> float:
@@ -103,22 +105,22 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _work(cost: Cost) -> float:
+def _work(cost: StatementCost) -> float:
     """Cycles of arithmetic that the statement's block asks for, whatever the schedule."""
     statement = cost.statement
     return statement.useful * sum(n * cycles for n, cycles in zip(statement.operations, _PORT_CYCLES, strict=True))
 
 
-def _by_work(cost: Cost) -> tuple[float, float, int]:
+def _by_work(cost: StatementCost) -> tuple[float, float, int]:
     return -_work(cost), -cost.statement.useful, cost.statement.order
 
 
-def _fills(cost: Cost) -> bool:
+def _fills(cost: StatementCost) -> bool:
     region = cost.statement.target.region  # type: ignore[union-attr]
     return not (region.is_param or region.is_register)
 
 
-def _least_cycles(estimate: Estimate, costs: Sequence[Cost]) -> float:
+def _least_cycles(estimate: Estimate, costs: Sequence[StatementCost]) -> float:
     """A roofline for all cores: the arithmetic of the main statement in full vectors, or every parameter moved once."""
     target = estimate.target
     computing = 0.0
@@ -137,7 +139,7 @@ def _program(estimate: Estimate, least: float) -> list[float]:
     nest, target, costs = estimate.nest, estimate.target, estimate.costs
 
     def spent(part: str) -> float:
-        return sum(getattr(cost, part) * cost.span for cost in costs)
+        return sum(float(getattr(cost, part)) * cost.span for cost in costs)
 
     parts = ("arithmetic", "loading", "storing", "latency", "spilling", "overhead")
     row = [_log(estimate.total), _log(least), math.log2(max(estimate.total, _SMALL) / least)]
@@ -157,13 +159,23 @@ def _program(estimate: Estimate, least: float) -> list[float]:
     checked = sum(cost.total for cost in costs if any(not guard.is_partitioned for guard in cost.statement.guards))
     row += [_log(len(costs)), _log(len(nest.loops)), _ratio(sum(cost.total * cost.tail_share for cost in costs), total)]
     row += [_ratio(checked, total), _ratio(sum(cost.total * _repetition(cost) for cost in costs), total)]
+    row.append(_log(max((cost.statement.checks * cost.copies for cost in costs), default=0.0)))
     return row
 
 
-def _repetition(cost: Cost) -> float:
+def _repetition(cost: StatementCost) -> float:
     """log2 of how often the statement runs over how often it has to."""
     useful = cost.statement.useful
     return _log(cost.statement.iterations / useful) if useful else 0.0
+
+
+def _prefetch_bytes(cost: StatementCost) -> float:
+    """How far ahead of its use something is prefetched; 0 where nothing is."""
+    for loop in cost.statement.loops:
+        distance = loop.prefetch.rpartition(":")[2]
+        if distance.isdigit():
+            return float(distance)
+    return 0.0
 
 
 def _parallel(estimate: Estimate) -> list[float]:
@@ -178,17 +190,16 @@ def _parallel(estimate: Estimate) -> list[float]:
         threads / estimate.target.cores,
         _log(_ratio(busiest * estimate.target.cores, whole)),
         _log(whole / max(tasks, 1.0)),
-        _log(1 + estimate.launching / 6000.0),
+        _log(1 + estimate.launching / LAUNCH_CYCLES),
         _ratio(alone, whole),
     ]
 
 
-def _statement(cost: Cost, estimate: Estimate) -> list[float]:
+def _statement(cost: StatementCost, estimate: Estimate) -> list[float]:
     statement, target = cost.statement, estimate.target
     loops, registers = statement.loops, target.num_vector_registers
     stored = statement.target
     operations = max(cost.operations, 1.0)
-    unrolled = math.prod(loop.extent for loop in cost.tile if loop is not cost.vector)
     serial = loops[cost.first - 1].extent if cost.first else 1.0
     inside = math.prod(loop.extent for loop in loops[: cost.first] if loop.kind is not LoopKind.PARALLEL)
     summed = [loop for loop in loops if stored is None or not stored.moves_with(loop)]
@@ -199,7 +210,7 @@ def _statement(cost: Cost, estimate: Estimate) -> list[float]:
         cost.tail_share,
         _log(cost.lanes),
         cost.fill,
-        _log(unrolled),
+        _log(cost.copies),
         _log(cost.runs),
         _log(serial),
         _log(inside),
@@ -216,12 +227,12 @@ def _statement(cost: Cost, estimate: Estimate) -> list[float]:
     row += [_log(cost.operations), *(min(count / operations, 64.0) for count in counts)]
     row += [_log_ratio(part, cost.arithmetic) for part in (cost.loading, cost.latency, cost.compute, cost.memory)]
     loads = cost.vector_loads + cost.broadcasts + cost.gathers
-    row += [_log(cost.conflicts), _ratio(cost.unaligned, loads), float(any(loop.is_prefetched for loop in loops))]
+    row += [_log(cost.conflicts), _ratio(cost.unaligned, loads), _log(_prefetch_bytes(cost))]
     row.append(_log(_ratio(cost.compute, cost.runs)))
     return row + _accesses(cost, estimate)
 
 
-def _accesses(cost: Cost, estimate: Estimate) -> list[float]:
+def _accesses(cost: StatementCost, estimate: Estimate) -> list[float]:
     """For each role, the access with that role that touches most."""
     statement = cost.statement
     by_role: dict[str, Access] = {}
@@ -242,7 +253,7 @@ def _accesses(cost: Cost, estimate: Estimate) -> list[float]:
     return row
 
 
-def _access(access: Access, cost: Cost, estimate: Estimate) -> list[float]:
+def _access(access: Access, cost: StatementCost, estimate: Estimate) -> list[float]:
     statement, target, line_bytes = cost.statement, estimate.target, estimate.line_bytes
     step = access.steps.get(statement.loops[cost.first - 1].number, 0.0) if cost.first else 0.0
     total = max(cost.operations * cost.runs, 1.0)
@@ -256,7 +267,7 @@ def _access(access: Access, cost: Cost, estimate: Estimate) -> list[float]:
     ]
 
 
-def _group(costs: Iterable[Cost], estimate: Estimate, least: float) -> list[float]:
+def _group(costs: Iterable[StatementCost], estimate: Estimate, least: float) -> list[float]:
     """Sums over some statements, and means weighted by their cycles."""
     chosen = [cost for cost in costs if cost.total]
     weight = sum(cost.total for cost in chosen)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,12 +18,25 @@ KEPT_FEATURES = 4096
 
 
 class Shared:
-    """A cost model of all tasks. It learns when it is asked to, from what was measured of any of them."""
+    """What all tasks teach each other. Its models learn when they are asked to, from what was measured of any task.
 
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
+    A task gets a model that has not learned from the task itself: on top of one that has, its own measurements would seem to
+    leave nothing to learn. Tasks are dealt to `FOLDS` hands, and for each hand there is a model of the others.
+    """
+
+    FOLDS = 3
+
+    def __init__(self, make: Callable[[], Cost]) -> None:
         self.groups: dict[str, Measured] = {}
-        self._fitted_rows = 0
+        self._costs = [make() for _ in range(self.FOLDS)]
+        self._fitted_rows = [0] * self.FOLDS
+
+    def cost_for(self, key: str) -> Cost:
+        """The model for the task called `key`. It goes on learning."""
+        return self._costs[self._hand(key)]
+
+    def _hand(self, key: str) -> int:
+        return zlib.crc32(key.encode()) % self.FOLDS
 
     def add(self, key: str, features: np.ndarray, seconds: np.ndarray) -> None:
         """More measurements of a task."""
@@ -32,12 +46,20 @@ class Shared:
             seconds = np.concatenate([known.seconds, seconds])
         self.groups[key] = Measured(key, features, seconds)
 
-    def refit(self, grown: float = 1.3) -> None:
-        """Learn anew, if there is so much more than last time."""
-        rows = sum(len(group.seconds) for group in self.groups.values())
-        if rows > max(grown * self._fitted_rows, 8):
-            self.cost.fit(list(self.groups.values()))
-            self._fitted_rows = rows
+    def refit(self, key: str, grown: float = 1.3) -> None:
+        """Let the model for `key` learn anew, if there is so much more than last time."""
+        hand = self._hand(key)
+        others = [group for group in self.groups.values() if self._hand(group.key) != hand]
+        rows = sum(len(group.seconds) for group in others)
+        if rows > max(grown * self._fitted_rows[hand], 8):
+            self._costs[hand].fit(others)
+            self._fitted_rows[hand] = rows
+
+    @property
+    def importance(self) -> tuple[tuple[str, float], ...]:
+        """Feature names and their part of what was gained from features, of the model that has learned most."""
+        most = int(np.argmax(self._fitted_rows))
+        return tuple(getattr(self._costs[most], "importance", tuple)())
 
 
 class TaskModel:
@@ -45,7 +67,7 @@ class TaskModel:
 
     def __init__(self, key: str, target: Target, dims: Mapping[str, int], shared: Shared, seed: int) -> None:
         self._key, self._target, self._dims, self._shared = key, target, dims, shared
-        self._cost = TransferCost(key, shared.cost, seed)
+        self._cost = TransferCost(key, shared.cost_for(key), seed)
         self._features: OrderedDict[str, np.ndarray] = OrderedDict()
         self._rows: list[np.ndarray] = []
         self._seconds: list[float] = []
@@ -71,7 +93,7 @@ class TaskModel:
         self._rows.extend(rows)
         self._seconds.extend(map(float, seconds))
         self._shared.add(self._key, rows, seconds)
-        self._cost.local.fit([Measured(self._key, np.stack(self._rows), np.array(self._seconds))])
+        self._cost.fit([Measured(self._key, np.stack(self._rows), np.array(self._seconds))])
 
     def features(self, candidate: Candidate) -> np.ndarray:
         """float32[n_features]"""

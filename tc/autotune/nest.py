@@ -10,7 +10,7 @@ are made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tc.autotune.forms import NOTHING, UNKNOWN_SIZE, Form, Forms, conjuncts, positive_share
 from tc.ir.expr import (
@@ -63,17 +63,17 @@ _CHEAP_CALLS = frozenset("fma floor ceil round trunc abs sign isnan isinf bit_no
 class Loop:
     """A loop of at least two iterations (or of none). `depth` counts the loops around it.
 
-    `body_lines`: cache lines of each region that one iteration touches.
+    `body_lines`: cache lines of each region that one iteration touches. `prefetch`: what the loop is annotated with, if it is.
     """
 
-    __slots__ = ("body_lines", "depth", "extent", "grain", "is_partitioned", "is_prefetched", "is_transposed", "is_tree", "kind", "number")
+    __slots__ = ("body_lines", "depth", "extent", "grain", "is_partitioned", "is_transposed", "is_tree", "kind", "number", "prefetch")
 
     def __init__(self, number: int, extent: float, depth: int, kind: LoopKind, source: For | None = None) -> None:
         self.number, self.extent, self.depth, self.kind = number, extent, depth, kind
         self.body_lines: dict[Region, float] = {}
         notes = dict(source.annotations) if source is not None and source.annotations else {}
         self.grain = max(1, int(notes.get("grain", 1) or 1))
-        self.is_partitioned, self.is_prefetched = bool(notes.get("partition")), "prefetch" in notes
+        self.is_partitioned, self.prefetch = bool(notes.get("partition")), str(notes.get("prefetch", ""))
         self.is_tree, self.is_transposed = bool(notes.get("tree")), bool(notes.get("transpose"))
 
 
@@ -102,14 +102,15 @@ class Access:
     """A load or a store inside `loops`.
 
     elements[k], lines[k]: what is touched while loops k, k + 1, ... run, for k up to len(loops), where nothing runs.
-    steps: bytes by which the address moves, by the number of the loop.
+    steps: bytes by which the address moves, by the number of the loop. share: the part of iterations that perform it.
     ranges: the difference between the largest and the smallest index of each dimension.
     """
 
-    __slots__ = ("elements", "is_irregular", "is_store", "lines", "loops", "moves", "ranges", "region", "steps")
+    __slots__ = ("elements", "is_irregular", "is_store", "lines", "loops", "moves", "ranges", "region", "share", "steps")
 
     def __init__(self, region: Region, is_store: bool, loops: Sequence[Loop], indices: Sequence[Form]) -> None:
         self.region, self.is_store, self.loops = region, is_store, loops
+        self.share = 1.0
         self.is_irregular = any(form.irregular for form in indices)
         self.moves: dict[int, list[tuple[int, float]]] = {}
         for dim, form in enumerate(indices):
@@ -143,14 +144,15 @@ class Statement:
     """One store and the loops around it.
 
     share: the part of all iterations in which it runs. domain: how many iterations its block asks for, waste and repetition
-    left out. operations: how many of each of KINDS one iteration does.
+    left out. operations: how many of each of KINDS one iteration does. checks: selections of loads that must not all be done.
     """
 
-    __slots__ = ("accesses", "domain", "guards", "is_float", "is_reduction", "loops", "operations", "order", "share", "target")
+    __slots__ = ("accesses", "checks", "domain", "guards", "is_float", "is_reduction", "loops", "operations", "order", "share", "target")
 
     def __init__(self, loops: Sequence[Loop], order: int) -> None:
         self.loops, self.order = loops, order
         self.share = self.domain = 1.0
+        self.checks = 0
         self.operations = [0.0] * len(KINDS)
         self.accesses: list[Access] = []
         self.target: Access | None = None
@@ -232,28 +234,28 @@ class _Builder:
         return region
 
     def visit(self, stmt: Stmt) -> None:
-        kind = type(stmt)
-        if kind is For:
+        """Walk a statement."""
+        if isinstance(stmt, For):
             self._for(stmt)
-        elif kind is Block:
+        elif isinstance(stmt, Block):
             self._block(stmt)
-        elif kind is Seq:
+        elif isinstance(stmt, Seq):
             for inner in stmt.stmts:
                 self.visit(inner)
-        elif kind is Store:
+        elif isinstance(stmt, Store):
             self._store(stmt)
-        elif kind is Alloc:
+        elif isinstance(stmt, Alloc):
             self._region(stmt.buffer)
             self.visit(stmt.body)
-        elif kind is If:
+        elif isinstance(stmt, If):
             self._if(stmt)
-        elif kind is Let:
+        elif isinstance(stmt, Let):
             self._value(stmt.value)
             self.forms.bind(stmt.var, self.forms.of(stmt.value))
             self.visit(stmt.body)
-        elif kind is While:
+        elif isinstance(stmt, While):
             self._loop(Var("while"), UNKNOWN_SIZE, LoopKind.SERIAL, stmt.body, None)
-        elif kind is IntrinsicCall:
+        elif isinstance(stmt, IntrinsicCall):
             self._intrinsic(stmt)
 
     def _for(self, stmt: For) -> None:
@@ -293,7 +295,7 @@ class _Builder:
             return
         guards = []
         for part in conjuncts(condition):
-            if type(part) in (Lt, Le):
+            if isinstance(part, (Lt, Le)):
                 slack = self.forms.slack(part)
                 if slack.low > 0:
                     continue
@@ -371,41 +373,105 @@ class _Builder:
         return Form(steps, 0.0, max(size - 1, 0.0), irregular=True)
 
     def _count(self, value: Expr, statement: Statement) -> None:
-        """Operations and loads of a value, parts that occur twice counted once."""
+        """Operations and loads of a value. Parts that occur twice count once, and parts that do not change from one iteration to the
+        next count as often as they change."""
+        _Operations(self, statement).visit(value)
         operations = statement.operations
-        seen: set[Expr] = set()
-        stack = [value]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            kind = type(node)
-            if kind is Load:
-                self._load(node, statement)
-                stack += [index for index in node.indices if self.forms.of(index).irregular]
-            elif isinstance(node, BinaryExpr):
-                operations[_KIND_OF[kind] if node.dtype.is_float else 9] += 1
-                stack += (node.lhs, node.rhs)
-            elif isinstance(node, CompareExpr):
-                operations[5] += 1
-                stack += (node.lhs, node.rhs)
-            elif kind is MathCall:
-                operations[_call_kind(node.name)] += 1
-                stack += node.args
-            elif kind is not Const and kind is not Var:
-                operations[_KIND_OF.get(kind, 9)] += 1
-                stack += [child for child in children(node) if isinstance(child, Expr)]
         fused = min(operations[1], operations[2])
         operations[0] += fused
         operations[1] -= fused
         operations[2] -= fused
 
-    def _load(self, load: Load, statement: Statement) -> None:
+    def load(self, load: Load, statement: Statement) -> Access:
+        """Note a load of the statement."""
         access = self._access(load.buffer, load.indices, statement, is_store=False)
         target = statement.target
         if target is not None and access.region is target.region and access.moves == target.moves:
             statement.is_reduction = True
+        return access
+
+
+class _Operations:
+    """Counts the operations of one value. Sets of loops are bits by depth."""
+
+    __slots__ = ("all_bits", "bits", "builder", "parts", "seen", "share", "statement")
+
+    def __init__(self, builder: _Builder, statement: Statement) -> None:
+        self.builder, self.statement = builder, statement
+        self.seen: dict[Expr, int] = {}
+        self.bits = {loop.number: 1 << loop.depth for loop in statement.loops}
+        self.all_bits = (1 << len(statement.loops)) - 1
+        self.parts: dict[int, float] = {}
+        self.share = 1.0
+
+    def visit(self, node: Expr) -> int:
+        """Count what is in `node` and was not met before; the loops that its value depends on."""
+        found = self.seen.get(node)
+        if found is None:
+            found = self.seen[node] = self._visit(node)
+        return found
+
+    def _visit(self, node: Expr) -> int:
+        if isinstance(node, Load):
+            return self._load(node)
+        if isinstance(node, (Const, Var)):
+            return self._loops(self.builder.forms.of(node).steps)
+        if isinstance(node, BinaryExpr):
+            bits, place = self.visit(node.lhs) | self.visit(node.rhs), _KIND_OF[type(node)] if node.dtype.is_float else 9
+        elif isinstance(node, CompareExpr):
+            bits, place = self.visit(node.lhs) | self.visit(node.rhs), 5
+        elif isinstance(node, Select):
+            bits, place = self._select(node), 5
+        else:
+            bits, place = 0, _call_kind(node.name) if isinstance(node, MathCall) else _KIND_OF.get(type(node), 9)
+            for child in children(node):
+                if isinstance(child, Expr):
+                    bits |= self.visit(child)
+        self.statement.operations[place] += self._part(bits)
+        return bits
+
+    def _select(self, node: Select) -> int:
+        self.statement.checks += isinstance(node.true_value, Load) or isinstance(node.false_value, Load)
+        bits, outer = self.visit(node.condition), self.share
+        share = self.builder.forms.share(node.condition)
+        for value, part in ((node.true_value, share), (node.false_value, 1 - share)):
+            self.share = outer * part
+            bits |= self.visit(value)
+        self.share = outer
+        return bits
+
+    def _load(self, node: Load) -> int:
+        access = self.builder.load(node, self.statement)
+        access.share = self.share
+        target = self.statement.target
+        if target is not None and access.region is target.region:
+            return self.all_bits  # what was stored before
+        bits = self._loops(access.moves)
+        if access.is_irregular:
+            for index in node.indices:
+                bits |= self.visit(index)
+        return bits
+
+    def _loops(self, numbers: Iterable[int]) -> int:
+        bits = 0
+        for number in numbers:
+            bits |= self.bits.get(number, 0)
+        return bits
+
+    def _part(self, bits: int) -> float:
+        """How often per iteration something is computed that depends on these loops: not anew in the loops inside of the innermost
+        of them, nor in other copies of an unrolled loop. Lanes of a vector count as if they differed."""
+        if bits == self.all_bits:
+            return 1.0
+        part = self.parts.get(bits)
+        if part is None:
+            part = 1.0
+            for loop in self.statement.loops:
+                bit = 1 << loop.depth
+                if not bits & bit and loop.kind is not LoopKind.VECTORIZED and (bit > bits or loop.kind is LoopKind.UNROLLED):
+                    part /= max(loop.extent, 1.0)
+            self.parts[bits] = part
+        return part
 
 
 def _call_kind(name: str) -> int:
@@ -476,6 +542,8 @@ def measure(access: Access, line_bytes: int) -> None:
                 count, span = counts[dim], spans[dim]
                 reach = min(span + step * (extent - 1), ranges[dim])
                 grid = _common_step(grids[dim], step)
+                if reach < span + step * (extent - 1):  # a remainder, or cut short: values fall between those before
+                    grid = min(grid, 1.0)
                 found = max(min(count * extent, (reach + 1e-6) // max(grid, 1.0) + 1.0), count)
                 product *= found / count
                 flat += (reach - span) * strides[dim]

@@ -1,30 +1,35 @@
 """Which task gets the next batch, and what more time would bring.
 
-The best ratio of a task to its default, after n batches, is taken to fall like c + a * n**-FADING. The amplitude a is fitted to what
-was seen, together with a guess that counts like one batch, so a task that was hardly tried is believed to have something left.
-From it come both the gain of the next batch, which decides where time goes, and the gain of as many batches again.
-Source: the task schedulers of TVM's auto-scheduler (Zheng et al., 2020), with a curve in the place of differences.
+Each time that the number of batches of a task doubles, its speed grows by some factor, and the logarithm of that factor is taken to
+halve from one doubling to the next. How large it is at first is learned from all tasks of the run; what a task itself gained in
+its last doubling counts the more, the more batches it had. A task that was hardly tried is thus believed to have something left, one
+that has stood still for long is not.
+Source: the task schedulers of TVM's auto-scheduler (Zheng et al., 2020), with this law in the place of differences: a task that gained much
+in its first batches has less left, not more, so a slope alone misleads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+FADING = 0.5
+"""The gain of a doubling (log2 of speed) over that of the one before."""
 
-FADING = 0.7
-"""How fast the gain of batches fades."""
+FIRST_GAIN = 0.2
+"""What the first batch gains if nothing is known: log2 of speed."""
 
-GUESSED_AMPLITUDE = 0.12
-"""What a task gains from many batches if nothing is known: the part of its default time."""
+FIRST_GAIN_WEIGHT = 2.0
+"""How many first batches of tasks it takes to outweigh FIRST_GAIN."""
 
-GUESS_WEIGHT = 1.0
+OWN_WEIGHT = 0.25
+"""How much each batch of a task makes its own last doubling count, beside the law, which counts 1."""
 
 
 @dataclass
 class Curve:
-    """The tuning of one task. `weight_ms`: what all its calls take per run of the model, untuned. `cost_seconds`: of a batch."""
+    """The tuning of one task. `weight_ms`: what all its calls take per run of the model, untuned. `seconds`: of all batches."""
 
     weight_ms: float
     ratios: list[float] = field(default_factory=list)
@@ -40,31 +45,62 @@ class Curve:
     def batches(self) -> int:
         return len(self.ratios)
 
-    def amplitude(self) -> float:
-        """a of c + a * n**-FADING, not negative."""
-        ratios = np.array([1.0, *self.ratios])
-        places = np.arange(1, len(ratios) + 1, dtype=np.float64) ** -FADING
-        x, y = places - places.mean(), ratios - ratios.mean()
-        explained = float(x @ y) + GUESS_WEIGHT * GUESSED_AMPLITUDE
-        return max(explained / (float(x @ x) + GUESS_WEIGHT), 0.0)
+    @property
+    def batch_seconds(self) -> float:
+        """What a batch takes; a second before the first."""
+        return max(self.seconds / self.batches, 1e-3) if self.batches else 1.0
 
-    def gain_ms(self, more: float) -> float:
-        """What `more` batches are expected to save per run of the model."""
-        done = self.batches + 1.0
-        return self.weight_ms * self.amplitude() * (done**-FADING - (done + more) ** -FADING)
+    def doublings(self) -> Iterator[tuple[int, float]]:
+        """(batches, gain of the doubling that ended there), for 1, 2, 4, ... batches; log2 of speed."""
+        count = 1
+        while count <= self.batches:
+            yield count, self._gained(count)
+            count *= 2
 
-    def gain_per_second(self) -> float:
-        """Of the next batch: ms per run, per second of tuning."""
-        seconds = self.seconds / self.batches if self.batches else 1.0
-        return self.gain_ms(1.0) / max(seconds, 1e-3)
+    def _gained(self, count: int) -> float:
+        """What was gained from half of `count` batches to all of them."""
+        before = self.ratios[count // 2 - 1] if count > 1 else 1.0
+        return float(math.log2(before / self.ratios[count - 1]))
+
+    def gain_ms(self, more: int, first_gain: float) -> float:
+        """What `more` batches are expected to save per run of the model; `first_gain` as the function of this name finds it."""
+        now = self.ratios[-1] if self.ratios else 1.0
+        return self.weight_ms * now * (1 - 2 ** -self._gain(more, first_gain))
+
+    def _gain(self, more: int, first_gain: float) -> float:
+        """The same in log2 of speed."""
+        count = self.batches
+        if not count:
+            return first_gain * (1 + FADING * _part(more - 1, 1))
+        own = OWN_WEIGHT * count
+        last = (own * self._gained(count) + first_gain * FADING ** math.log2(count)) / (own + 1.0)
+        return FADING * last * _part(more, count)
+
+
+def _part(more: int, count: int) -> float:
+    """The gain of `more` batches after `count` over that of `count` more."""
+    power = -math.log2(FADING)
+    return float((1 - (1 + more / count) ** -power) / (1 - FADING))
+
+
+def first_gain(curves: Sequence[Curve]) -> float:
+    """What the first batch of a task gains, as far as all that was done tells: log2 of speed."""
+    gained, weight = FIRST_GAIN * FIRST_GAIN_WEIGHT, FIRST_GAIN_WEIGHT
+    for curve in curves:
+        for count, gain in curve.doublings():
+            gained += gain
+            weight += FADING ** math.log2(count)
+    return gained / weight
 
 
 def next_task(curves: Sequence[Curve]) -> int | None:
     """The task whose next batch is worth most per second; None when all are closed."""
+    first = first_gain(curves)
     open_ones = [k for k, curve in enumerate(curves) if curve.is_open]
-    return max(open_ones, key=lambda k: (curves[k].gain_per_second(), -k), default=None)
+    return max(open_ones, key=lambda k: (curves[k].gain_ms(1, first) / curves[k].batch_seconds, -k), default=None)
 
 
 def remaining_ms(curves: Sequence[Curve]) -> float:
     """What as many batches again, on the tasks that are open, are expected to save per run."""
-    return sum(curve.gain_ms(max(curve.batches, 1)) for curve in curves if curve.is_open)
+    first = first_gain(curves)
+    return sum(curve.gain_ms(max(curve.batches, 1), first) for curve in curves if curve.is_open)

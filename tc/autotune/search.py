@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -72,6 +73,9 @@ class SearchPolicy(Protocol[C]):
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         """What was measured: float64[n] seconds, inf for failures. Candidates need not have been proposed here (a resumed search)."""
 
+    def correct(self, candidate: C, seconds: float) -> None:
+        """An observed candidate was measured again, and longer; inf if it turned out to be wrong."""
+
 
 Limits = Callable[[C], "str | None"]
 """Why a candidate must not be measured (it needs too much memory, say), or None."""
@@ -106,6 +110,12 @@ class _Explored(Generic[C]):
             return None
         return candidate
 
+    def at(self, point: Mapping[str, Value]) -> C | None:
+        return self.make(partial(self.space.at, point))
+
+    def sample(self, rng: np.random.Generator) -> C | None:
+        return self.make(partial(self.space.sample, rng))
+
     def is_new(self, candidate: C) -> bool:
         return candidate.key not in self.taken
 
@@ -122,6 +132,10 @@ class _Explored(Generic[C]):
         self.taken.update(candidate.key for candidate in candidates)
         measured = [(float(s), c) for s, c in zip(seconds, candidates, strict=True) if math.isfinite(s)]
         self.elite = sorted(self.elite + measured, key=lambda pair: pair[0])[:ELITE]
+
+    def correct(self, candidate: C, seconds: float) -> None:
+        self.elite = [pair for pair in self.elite if pair[1].key != candidate.key]
+        self.observe([candidate], np.array([seconds]))
 
     def parents(self) -> list[C]:
         """The best measured candidates, the best first."""
@@ -145,7 +159,7 @@ class _Explored(Generic[C]):
     def draw_new(self, rng: np.random.Generator) -> C | None:
         """A random new candidate; None after `TRIES` that were not."""
         for _ in range(TRIES):
-            candidate = self.make(lambda: self.space.sample(rng))
+            candidate = self.sample(rng)
             if candidate is not None and self.is_new(candidate):
                 return candidate
         return None
@@ -165,7 +179,7 @@ class _Explored(Generic[C]):
     def near(self, candidate: C) -> Iterator[C]:
         """The legal neighbours."""
         for point in self.space.neighbours(candidate):
-            made = self.make(lambda point=point: self.space.at(point))
+            made = self.at(point)
             if made is not None:
                 yield made
 
@@ -186,6 +200,9 @@ class RandomSearch(Generic[C]):
 
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
+
+    def correct(self, candidate: C, seconds: float) -> None:
+        self._explored.correct(candidate, seconds)
 
 
 CROSSED = 0.3
@@ -208,7 +225,7 @@ class EvolutionarySearch(Generic[C]):
 
     def propose(self, count: int) -> list[C]:
         explored, rng = self._explored, self._rng
-        batch = _Batch(explored.taken, count)
+        batch: _Batch[C] = _Batch(explored.taken, count)
         batch.add([explored.default])
         parents = explored.parents()
         for _ in range(TRIES * count if parents else 0):
@@ -221,6 +238,9 @@ class EvolutionarySearch(Generic[C]):
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
 
+    def correct(self, candidate: C, seconds: float) -> None:
+        self._explored.correct(candidate, seconds)
+
 
 def _child(explored: _Explored[C], parents: Sequence[C], rng: np.random.Generator) -> C | None:
     """Of one parent by mutation or of two by crossover."""
@@ -228,14 +248,14 @@ def _child(explored: _Explored[C], parents: Sequence[C], rng: np.random.Generato
     pick = rng.choice(len(parents), size=2, p=weights / weights.sum())
     first, second = parents[pick[0]], parents[pick[1]]
     if first is not second and rng.random() < CROSSED:
-        return explored.make(lambda: explored.space.crossover(first, second, rng))
-    return explored.make(lambda: explored.space.mutate(first, rng))
+        return explored.make(partial(explored.space.crossover, first, second, rng))
+    return explored.make(partial(explored.space.mutate, first, rng))
 
 
-CHAINS = 16
+CHAINS = 12
 """Chains of annealing side by side, scored together."""
 
-STEPS = 5
+STEPS = 7
 """Moves of every chain in each of the two walks of a batch."""
 
 OPTIMISM = (0.0, 2.0)
@@ -295,9 +315,12 @@ class ModelSearch(Generic[C]):
         self._novelty.add([c.point for c in candidates])
         self._model.observe(candidates, seconds)
 
+    def correct(self, candidate: C, seconds: float) -> None:
+        self._explored.correct(candidate, seconds)
+
     def propose(self, count: int) -> list[C]:
         explored, views = self._explored, _Views(self._model, self._novelty)
-        batch = _Batch(explored.taken, count)
+        batch: _Batch[C] = _Batch(explored.taken, count)
         batch.add([explored.default])
         batch.add(self._planted(math.ceil(SEED_SHARE * count)))
         near = self._neighbours(3 * count)
@@ -310,7 +333,7 @@ class ModelSearch(Generic[C]):
             batch.add(self._diverse(wild, np.zeros(len(wild)), count // 4))
         met = [*near, *self._kept]
         for places, optimism in zip((batch.left // 2, count), OPTIMISM, strict=True):
-            met += anneal(self._starts(), lambda chains, o=optimism: views.cost(chains, o), self._moved, STEPS, self._rng)
+            met += anneal(self._starts(), partial(views.cost, optimism=optimism), self._moved, STEPS, self._rng)
             choice = views.ranked([c for c in met if batch.wants(c)], optimism)[: CHOICE * places]
             batch.add(self._diverse(choice, views.cost(choice, optimism), places))
         self._kept = views.ranked([c for c in met if batch.wants(c)], OPTIMISM[0])[:KEPT]
@@ -321,7 +344,7 @@ class ModelSearch(Generic[C]):
         planted: list[C] = []
         while self._seeds and len(planted) < count:
             point = self._seeds.pop(0)
-            candidate = self._explored.make(lambda point=point: self._explored.space.at(point))
+            candidate = self._explored.at(point)
             if candidate is not None and self._explored.is_new(candidate):
                 planted.append(candidate)
         return planted
@@ -334,8 +357,8 @@ class ModelSearch(Generic[C]):
     def _moved(self, candidate: C, other: C) -> C | None:
         explored, rng = self._explored, self._rng
         if candidate.key != other.key and rng.random() < CROSSED:
-            return explored.make(lambda: explored.space.crossover(candidate, other, rng))
-        return explored.make(lambda: explored.space.mutate(candidate, rng))
+            return explored.make(partial(explored.space.crossover, candidate, other, rng))
+        return explored.make(partial(explored.space.mutate, candidate, rng))
 
     def _neighbours(self, count: int) -> list[C]:
         """Up to `count` legal new candidates one step from the two best ones, or from the default; of all knobs alike."""
@@ -346,14 +369,14 @@ class ModelSearch(Generic[C]):
         for i in self._rng.permutation(len(points)):
             if len(found) == count:
                 break
-            candidate = explored.make(lambda i=i: explored.space.at(points[i]))
+            candidate = explored.at(points[i])
             if candidate is not None and explored.is_new(candidate):
                 found.append(candidate)
         return found
 
     def _random(self, count: int) -> list[C]:
         """What `count` draws find."""
-        draws = (self._explored.make(lambda: self._explored.space.sample(self._rng)) for _ in range(count))
+        draws = (self._explored.sample(self._rng) for _ in range(count))
         return [candidate for candidate in draws if candidate is not None]
 
     def _diverse(self, candidates: Sequence[C], cost: np.ndarray, count: int) -> list[C]:
@@ -376,7 +399,7 @@ class _Views(Generic[C]):
             doubt = spread * self._novelty.of([c.point for c in unknown])
             self._known.update(zip((c.key for c in unknown), zip(mean.tolist(), doubt.tolist())))
         means, doubts = np.array([self._known[c.key] for c in candidates], np.float64).reshape(-1, 2).T
-        return means - optimism * doubts
+        return np.asarray(means - optimism * doubts)
 
     def ranked(self, candidates: Sequence[C], optimism: float) -> list[C]:
         """The best first, each program once."""

@@ -92,14 +92,14 @@ class Space:
         point = dict(candidate.point)
         return [{**point, knob.name: value} for knob in candidate.knobs for value in _steps(knob, point[knob.name])]
 
-    def size(self, rng: np.random.Generator | None = None) -> float:
-        """About how many points there are.
+    def size(self, samples: int = SIZE_SAMPLES) -> float:
+        """About how many points there are, from so many ways through the rules.
 
         The mean, over random ways through the rules, of the product of the numbers of options met.
         Source: Knuth (1975), estimating the size of a search tree.
         """
-        rng = rng or np.random.default_rng(0)
-        return float(np.mean([self._product_of_options(rng) for _ in range(SIZE_SAMPLES)]))
+        rng = np.random.default_rng(0)
+        return float(np.mean([self._product_of_options(rng) for _ in range(samples)]))
 
     def _product_of_options(self, rng: np.random.Generator) -> float:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from tc.autotune.runner import Workload
 from tc.autotune.space import Space
@@ -20,7 +22,7 @@ class Variant:
 
     `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in
     numpy, `sizes`: what its symbolic dims are measured with.
-    `constants`: which of its operands are literals of the model: in a run they were last read a whole run ago.
+    `literals`: operands, by place, that are literals of the model: in a run they were last read a whole run ago.
     `question`, `answer`: what a graph pass must be told to lower the node this way; None for the way it takes untold.
     """
 
@@ -28,7 +30,7 @@ class Variant:
     func: PrimFunc
     reference: IRModule
     sizes: Mapping[Var, int]
-    constants: tuple[int, ...] = ()
+    literals: Mapping[int, np.ndarray] = field(default_factory=dict)
     question: Question | None = None
     answer: int | str | bool | None = None
 
@@ -59,7 +61,7 @@ class Task:
         """What is measured of a variant."""
         found = self.variants[variant]
         return Workload.of(
-            found.key, found.func, self.dims, self.target, constants=found.constants, apart_bytes=self.apart_bytes
+            found.key, found.func, self.dims, self.target, constants=tuple(found.literals), apart_bytes=self.apart_bytes
         )
 
     def space(self) -> Space:

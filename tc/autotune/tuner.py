@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -25,12 +27,12 @@ from tc.autotune.learned import Shared, TaskModel
 from tc.autotune.limits import refuse_large
 from tc.autotune.record import WRONG, Choice, Record, target_key
 from tc.autotune.runner import Job, Measurement, Runner
-from tc.autotune.scheduler import Curve, next_task, remaining_ms
+from tc.autotune.scheduler import Curve, first_gain, next_task, remaining_ms
 from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
-from tc.autotune.space import Candidate, Space
+from tc.autotune.space import VARIANT, Candidate, Space
 from tc.autotune.task import Task
 from tc.autotune.workloads import WorkloadStore
-from tc.errors import ScheduleError, TcError, UserError
+from tc.errors import MeasureError, ScheduleError, TcError, UserError
 from tc.interp.graph import run_function
 from tc.schedule.knobs import Value
 from tc.schedule.step import Trace
@@ -48,6 +50,12 @@ LEAST_GAIN = 0.99
 WORTH_CHECKING = 0.98
 """A trial must look better than the best verified one by this factor before it is measured again."""
 
+CHECK_SECONDS = 0.5
+"""About what a check takes."""
+
+TRIAL_SECONDS = 0.3
+"""About what a trial takes, before any was made."""
+
 CHECK_EVERY = 2
 """Batches of a task between two checks of its best."""
 
@@ -59,6 +67,9 @@ TRANSFERRED_ROWS = 600
 
 SEEDS = 8
 """Points that were good for other tasks of the same rule and are tried early."""
+
+SIZE_SAMPLES = 6
+"""Ways through the rules from which the size of a space is estimated for those who watch."""
 
 THRESHOLD = 0.005
 """Stop when all batches done once more are expected to save less than this part of the model's time."""
@@ -116,6 +127,7 @@ class _State:
     best: Candidate | None = None
     best_verified: float = 1.0
     verified: dict[str, float] = field(default_factory=dict)  # best verified ratio by variant
+    scale: dict[str, float] = field(default_factory=dict)  # what the default takes, in seconds of the verified records of a variant
     rejected: set[str] = field(default_factory=set)
     best_ratio: float = 1.0
     failures: Counter[str] = field(default_factory=Counter)
@@ -124,6 +136,8 @@ class _State:
     history: list[tuple[int, float]] = field(default_factory=list)
     since_check: int = 0
     reference: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(default_factory=dict)
+    past: list[tuple[Record, dict[str, Value]]] = field(default_factory=list)  # of earlier runs, with the points
+    is_begun: bool = False
     reason: str = ""
 
 
@@ -154,31 +168,42 @@ class Tuner:
             raise UserError("nothing to tune: there are no tasks")
         if budget_seconds is None and trials_per_task is None:
             raise UserError("tuning needs a bound: a budget of time, or a number of trials")
+        if budget_seconds is not None and budget_seconds <= 0:
+            raise UserError(f"a budget of {budget_seconds:g} seconds leaves no time to measure anything")
+        if trials_per_task is not None and trials_per_task < 1:
+            raise UserError(f"trials per task is {trials_per_task}, must be at least 1")
         if cost not in COSTS or policy not in POLICIES:
             raise UserError(f"cost is one of {', '.join(COSTS)}, policy one of {', '.join(POLICIES)}; found {cost!r} and {policy!r}")
         self._runner, self._database, self._clock = runner, database, clock
         self._budget, self._trials, self._seed = budget_seconds, trials_per_task, seed
         self._emit = on_event or (lambda event: None)
         self._threshold, self._transfer, self._policy = threshold, transfer, policy
-        self._shared = Shared(COSTS[cost](seed))
+        self._shared = Shared(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
         self._tasks = list(tasks)
         self._states: list[_State] = []
         self._start = 0.0
+        self._spent, self._measured = 0.0, 0  # seconds of all batches, and their candidates
 
     # -- the loop
 
     def run(self) -> TuningResult:
-        """Tune until the budget is over, every task has had its trials, or little is left to gain. Ctrl-C ends it with what was found."""
+        """Tune until the budget is over, every task has had its trials, or little is left to gain.
+
+        Ctrl-C ends it with what was found, and so does a runner that can measure no more. MeasureError when it never could.
+        """
         self._start = self._clock()
         self._emit(TuningStarted(tuple(task.name for task in self._tasks), self._budget))
-        reason = "interrupted"
         try:
             self._prepare()
             reason = self._loop()
             self._check_all()
         except KeyboardInterrupt:
             reason = "interrupted"
+        except MeasureError as error:
+            if not self._states:
+                raise
+            reason = f"nothing can be measured any more: {error}"
         self._decide_variants()
         return self._finish(reason)
 
@@ -197,7 +222,16 @@ class Tuner:
             self._step(self._states[chosen])
 
     def _is_over(self) -> bool:
-        return self._budget is not None and self._now() >= self._budget
+        return self._room() < 1
+
+    def _room(self) -> int:
+        """How many candidates there is time for, with a last look at what seems best; at most a batch."""
+        if self._budget is None:
+            return BATCH
+        waiting = sum(state.since_check > 0 for state in self._states)
+        left = self._budget - self._now() - waiting * CHECK_SECONDS
+        trial_seconds = self._spent / self._measured if self._measured else TRIAL_SECONDS
+        return min(BATCH, int(left / trial_seconds))
 
     def _now(self) -> float:
         return self._clock() - self._start
@@ -208,20 +242,31 @@ class Tuner:
         known = self._known_records()
         if self._transfer:
             self._learn_from_others(known)
-        defaults = [task.space().default() for task in self._tasks]
-        jobs = [self._job(task, default, default, 1.0) for task, default in zip(self._tasks, defaults, strict=True)]
-        for number, (task, default, found) in enumerate(zip(self._tasks, defaults, self._runner.measure(jobs), strict=True)):
-            state = self._make_state(task, default, np.random.default_rng(rng.integers(1 << 62)), known, number)
-            self._states.append(state)
-            if found.error is not None:
-                self._stop(state, f"its default cannot be measured: {found.error}: {found.detail}")
-                continue
-            state.default_seconds = found.reference_seconds
-            state.curve.weight_ms = 1e3 * task.calls * found.reference_seconds
-            for variant in task.variants.values():
-                self._store.put(variant.key, variant.func)
-            self._resume(state, known)
-            self._emit(TaskStarted(task.name, self._now(), state.default_seconds, state.space.size(), state.resumed))
+        streams = [np.random.default_rng(rng.integers(1 << 62)) for _ in self._tasks]
+        for start in range(0, len(self._tasks), BATCH):
+            tasks = self._tasks[start : start + BATCH]
+            defaults = [task.space().default() for task in tasks]
+            jobs = [self._job(task, default, default, 1.0) for task, default in zip(tasks, defaults, strict=True)]
+            in_time = self._budget is None or self._now() < self._budget / 2
+            found = self._runner.measure(jobs) if in_time else [None] * len(jobs)
+            for number, (task, default, measurement) in enumerate(zip(tasks, defaults, found, strict=True), start):
+                state = self._make_state(task, default, streams[number], known, number)
+                self._states.append(state)
+                self._start_task(state, measurement, known)
+
+    def _start_task(self, state: _State, found: Measurement | None, known: dict[str, list[Record]]) -> None:
+        """Begin with what measuring its default has given; None if there was no time to."""
+        if found is None:
+            self._stop(state, "there was no time to measure it")
+            return
+        if found.error is not None:
+            self._stop(state, f"its default cannot be measured: {found.error}: {found.detail}")
+            return
+        state.default_seconds = found.reference_seconds
+        state.curve.weight_ms = 1e3 * state.task.calls * found.reference_seconds
+        for variant in state.task.variants.values():
+            self._store.put(variant.key, variant.func)
+        self._resume(state, known)
 
     def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, known: dict[str, list[Record]], number: int) -> _State:
         space = task.space()
@@ -238,29 +283,56 @@ class Tuner:
     def _step(self, state: _State) -> None:
         """One batch of a task."""
         before = self._now()
+        if self._trials is not None and state.trials >= self._trials:
+            self._stop(state, f"{state.trials} trials are done")
+            return
+        if not state.is_begun:
+            self._begin(state)
         if state.model is not None:
-            self._shared.refit()
-        left = BATCH if self._trials is None else min(BATCH, self._trials - state.trials)
-        batch = state.policy.propose(left)
+            self._shared.refit(state.task.key)
+        most = self._room()
+        batch = state.policy.propose(most if self._trials is None else min(most, self._trials - state.trials))
         if not batch:
-            self._stop(state, "there are no more schedules" if state.trials else "it has one schedule")
+            self._stop(state, "there are no more schedules" if state.trials > 1 else "it has one schedule")
             return
         found = self._runner.measure([self._job(state.task, candidate, state.default, 1.0) for candidate in batch])
         self._take(state, batch, found)
         state.since_check += 1
         if state.since_check >= CHECK_EVERY:
             self._check(state)
-        state.curve.add(min(state.best_verified, state.best_ratio), self._now() - before)
+        seconds = self._now() - before
+        self._spent, self._measured = self._spent + seconds, self._measured + len(batch)
+        state.curve.add(min(state.best_verified, state.best_ratio), seconds)
         ratios = tuple(m.ratio for m in found)
         errors = Counter(m.error for m in found if m.error is not None)
         accuracy = state.model.accuracy if state.model is not None else math.nan
-        gain = state.curve.gain_ms(max(state.curve.batches, 1))
+        gain = state.curve.gain_ms(state.curve.batches, first_gain([each.curve for each in self._states]))
         name, now, kinds = state.task.name, self._now(), tuple(errors.items())
         self._emit(BatchMeasured(name, now, state.trials, ratios, kinds, state.best_ratio, accuracy, gain))
-        if state.trials == len(batch) and all(m.error is not None for m in found):
-            self._stop(state, f"nothing of it can be measured: {found[0].error}: {found[0].detail}")
+        failed = next((m for m in found if m.error is not None), None)
+        if failed is not None and state.failures.total() >= max(state.trials - 1, MOST_REJECTED):  # all but the default
+            self._stop(state, f"no candidate of {state.trials} can be measured: {failed.error}: {failed.detail}")
         elif self._trials is not None and state.trials >= self._trials:
             self._stop(state, f"{state.trials} trials are done")
+
+    def _begin(self, state: _State) -> None:
+        """What takes long, and only for tasks that get time: their size, and the candidates of earlier runs."""
+        state.is_begun = True
+        self._emit(TaskStarted(state.task.name, self._now(), state.default_seconds, state.space.size(SIZE_SAMPLES), state.resumed))
+        known: dict[str, tuple[Candidate, float]] = {}
+        for record, point in state.past:
+            try:
+                candidate = state.space.at(point)
+            except ScheduleError:
+                continue
+            if candidate.trace.to_json() == record.trace:
+                known[candidate.key] = candidate, record.ratio
+        for candidate, ratio in known.values():
+            state.candidates[candidate.key] = candidate
+            state.measured[candidate.key] = ratio
+        if known:
+            ratios = np.array([ratio for _, ratio in known.values()])
+            state.policy.observe([candidate for candidate, _ in known.values()], ratios * state.default_seconds)
 
     def _take(self, state: _State, batch: Sequence[Candidate], found: Sequence[Measurement]) -> None:
         """Write down and learn what was measured."""
@@ -285,11 +357,13 @@ class Tuner:
 
     def _check_all(self) -> None:
         for state in self._states:
-            if math.isfinite(state.default_seconds):
+            if math.isfinite(state.default_seconds) and state.since_check:
                 self._check(state)
 
     def _check(self, state: _State) -> None:
         """Measure the most promising candidates again beside the verified best; keep the first that is better and right."""
+        if not state.is_begun:
+            self._begin(state)
         state.since_check = 0
         for _ in range(MOST_REJECTED):
             key = min((k for k in state.measured if k not in state.rejected), key=state.measured.__getitem__, default=None)
@@ -306,19 +380,25 @@ class Tuner:
         problem = None if found.error is None else f"{found.error}: {found.detail}"
         if problem is None:
             state.measured[candidate.key] = found.ratio
+            state.policy.correct(candidate, found.ratio * state.default_seconds)
             if found.ratio > LEAST_GAIN * state.best_verified:
                 state.rejected.add(candidate.key)
+                self._database.append([self._record(state, candidate, found, state.trials)])
                 return False
             wrong = self._differs(state, candidate)
             if wrong is not None:
                 problem = f"wrong: {wrong}"
                 found = Measurement.failed(WRONG, wrong, found.build_seconds)
         point, now = candidate.point, self._now()
-        self._emit(WinnerChecked(state.task.name, now, found.ratio, found.low, found.high, problem, candidate.variant, point))
+        low, high = (x / found.reference_seconds if problem is None else math.inf for x in (found.low, found.high))
+        self._emit(WinnerChecked(state.task.name, now, found.ratio, low, high, problem, candidate.variant, point))
+        if problem is None:  # records of several runs compare by seconds, and the machine may be slower today
+            found = found.with_reference(state.scale.setdefault(candidate.variant, found.reference_seconds))
         self._database.append([self._record(state, candidate, found, state.trials, verified=problem is None)])
         if problem is not None:
             state.rejected.add(candidate.key)
-            state.failures[found.error or "wrong"] += 1
+            state.policy.correct(candidate, math.inf)
+            state.failures[found.error or WRONG] += 1
             return False
         state.best, state.best_verified = candidate, found.ratio
         state.verified[candidate.variant] = min(found.ratio, state.verified.get(candidate.variant, math.inf))
@@ -330,7 +410,8 @@ class Tuner:
         if candidate.variant not in state.reference:
             main = variant.reference.main
             rng = np.random.default_rng(0)
-            inputs = list(sized_inputs(main, variant.sizes, rng).values())
+            drawn = sized_inputs(main, variant.sizes, rng)
+            inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
             try:
                 expected = run_function(variant.reference, main.name, inputs)
             except TcError as error:
@@ -398,38 +479,32 @@ class Tuner:
         return known
 
     def _resume(self, state: _State, known: dict[str, list[Record]]) -> None:
-        """Take in what earlier runs have measured of a task."""
-        candidates: list[Candidate] = []
-        ratios: list[float] = []
+        """Go on where earlier runs have stopped: the curve, and the verified best."""
+        best = math.inf
+        ratios: dict[str, float] = {}
         for name, variant in state.task.variants.items():
             for record in known.get(variant.key, ()):
-                try:
-                    candidate = state.space.at({**dict(record.point), **({"variant": name} if len(state.task.variants) > 1 else {})})
-                except ScheduleError:
-                    continue
-                if candidate.trace.to_json() != record.trace:
-                    continue
-                if record.error == WRONG:
-                    state.rejected.add(candidate.key)
+                point = {**dict(record.point), **({VARIANT: name} if len(state.task.variants) > 1 else {})}
+                state.past.append((record, point))
+                ratios[record.schedule_key] = record.ratio  # the last word on a schedule: checks take longer than trials
                 if record.verified and record.ratio < state.verified.get(name, math.inf):
                     state.verified[name] = record.ratio
-                    if record.ratio < state.best_verified:
-                        state.best, state.best_verified = candidate, record.ratio
-                if candidate.key not in state.measured:
-                    candidates.append(candidate)
-                    ratios.append(record.ratio)
-                state.measured[candidate.key] = record.ratio
-                state.candidates[candidate.key] = candidate
-        if not candidates:
+                    state.scale[name] = record.seconds / record.ratio
+                if record.verified and record.ratio < min(best, state.best_verified):
+                    with contextlib.suppress(ScheduleError):
+                        candidate = state.space.at(point)
+                        if candidate.trace.to_json() == record.trace:
+                            state.best, best = candidate, record.ratio
+        if not ratios:
             return
-        state.trials = state.resumed = len(candidates)
-        finite = [ratio for key, ratio in state.measured.items() if key not in state.rejected]
-        state.best_ratio = min([1.0, *finite])
-        for start in range(0, len(candidates), BATCH):
-            state.curve.add(min([1.0, *ratios[: start + BATCH]]), 0.0)
-        state.curve.seconds = float(state.curve.batches)
+        state.best_verified = min(state.best_verified, best)
+        state.trials = state.resumed = len(ratios)
+        state.best_ratio = min(1.0, *ratios.values())
+        reached = np.minimum.accumulate([1.0, *ratios.values()])[BATCH - 1 :: BATCH]
+        for ratio in reached:
+            state.curve.add(max(float(ratio), state.best_verified), TRIAL_SECONDS * BATCH)
         state.history.append((state.trials, state.best_ratio))
-        state.policy.observe(candidates, np.array(ratios) * state.default_seconds)
+        state.since_check = int(state.best_ratio <= WORTH_CHECKING * state.best_verified)
 
     def _learn_from_others(self, known: dict[str, list[Record]]) -> None:
         """Teach the shared model what was measured of other workloads."""
@@ -450,7 +525,6 @@ class Tuner:
                 seconds.append(record.ratio)
             if len(rows) > 1:
                 self._shared.add(key, np.stack(rows), np.array(seconds))
-        self._shared.refit()
 
     def _seeds(self, task: Task, default: Candidate, known: dict[str, list[Record]]) -> list[dict[str, Value]]:
         """Points that were best for other workloads of the same rule, the largest gains first."""
@@ -483,6 +557,5 @@ class Tuner:
         left = remaining_ms([state.curve for state in measured])
         seconds = self._now()
         self._emit(TuningFinished(seconds, reason, default_ms, tuned_ms, left))
-        importance: tuple[tuple[str, float], ...] = getattr(self._shared.cost, "importance", tuple)()
-        return TuningResult(tuple(results), default_ms, tuned_ms, left, reason, seconds, importance)
+        return TuningResult(tuple(results), default_ms, tuned_ms, left, reason, seconds, self._shared.importance)
 

@@ -26,7 +26,7 @@ from tc.autotune.events import (
     WinnerChecked,
 )
 from tc.autotune.record import target_key
-
+from tc.autotune.report import write_report
 from tc.cli.options import parse_dims
 from tc.cli.outcome import Outcome, format_seconds, make_table, write_file
 from tc.errors import UserError
@@ -264,14 +264,17 @@ def _as_data(args: argparse.Namespace, found: Tuned, events: list[Event]) -> dic
 
 def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: list[Event]) -> None:
     result = found.result
+    tried = [task for task in result.tasks if task.trials]
     rows = []
-    for task in sorted(result.tasks, key=lambda t: -(t.default_seconds - t.best_seconds) * t.calls):
+    for task in sorted(tried, key=lambda t: -(t.default_seconds - t.best_seconds) * t.calls):
         saved = (task.default_seconds - task.best_seconds) * task.calls * 1e3
+        name = task.name if task.variant in ("", "default") else f"{task.name}, {task.variant}"
         times = (format_seconds(task.default_seconds), format_seconds(task.best_seconds), _gain(task.ratio))
-        failed = sum(task.failures.values())
-        rows.append((task.name, f"x{task.calls}", *times, f"{saved:.3f} ms", task.trials, failed, task.variant))
-    columns = ("task", "calls ", "default ", "tuned ", "gain ", "saves ", "trials ", "failed ", "variant")
-    console.print(make_table("", columns, rows))
+        failed = sum(count for _, count in task.failures)
+        rows.append((name, task.calls, *times, f"{saved:.3f} ms", task.trials, failed or ""))
+    console.print(make_table("", ("task", "calls ", "untuned ", "tuned ", "gain ", "saves ", "trials ", "failed "), rows))
+    if len(tried) < len(result.tasks):
+        console.print(f"{len(result.tasks) - len(tried)} more kernels were not worth a trial", highlight=False, markup=False)
     say = _printer(console)
     say(f"kernels: {result.default_ms:.3f} ms a run untuned, {result.tuned_ms:.3f} ms tuned ({result.reason})")
     if found.ratio is not None:

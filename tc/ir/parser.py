@@ -102,11 +102,11 @@ def parse_module(text: str, constants: Constants | None = None, filename: str = 
 
 
 def parse_prim_func(text: str, filename: str = "<text>") -> PrimFunc:
-    """The one loop-level function of a text."""
-    (func,) = parse_module(text, None, filename).functions
-    if not isinstance(func, PrimFunc):
-        raise ParseError(f"{filename}: expected a function marked @loops")
-    return func
+    """The one loop-level function of a text; ParseError when there is another number of functions, or one of a graph."""
+    functions = parse_module(text, None, filename).functions
+    if len(functions) != 1 or not isinstance(functions[0], PrimFunc):
+        raise ParseError(f"{filename}: expected one function marked @loops, found {len(functions)} functions")
+    return functions[0]
 
 
 class _Source:

@@ -1,0 +1,239 @@
+"""How well tuning works: what it gains, how fast it gets there, and whether its model knows what it says.
+
+    python -m benchmarks.tuning kernels --trials 200 --seeds 3     kernels of several models: gain, search against search, transfer
+    python -m benchmarks.tuning models --budget 10m --threads 2    whole models: tuned, untuned, and the peers, in turns
+
+writes TUNING.json, with every curve, and TUNING.md beside this file; parts that are not measured again stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tc
+from benchmarks import tuning_report, zoo
+from benchmarks.report import describe_machine
+from benchmarks.runtimes import LOADERS
+from tc.autotune.accuracy import Measured
+from tc.autotune.cost_model import AnalyticCost, Program, RankCost, RegressionCost, cross_validate
+from tc.autotune.database import Database
+from tc.autotune.events import BatchMeasured, Event
+from tc.autotune.measure import LocalRunner
+from tc.autotune.task import Task
+from tc.autotune.tuner import Tuner
+from tc.measure.compare import SUBJECT, compare_runtimes
+from tc.measure.harness import Plan
+from tc.measure.runtimes import Runtime, as_runtime, reference_outputs
+from tc.roofline import machine_limits
+from tc.schedule.step import Trace
+from tc.target import Target, native_target
+from tc.tasks import extract_tasks
+from tc.tuning import parse_budget, tune
+
+FOLDER = Path(__file__).parent
+MODELS = ("resnet50", "mobilenet_v2", "minilm", "ppocr_det", "shufflenet")
+MATMULS = {"minilm": 4, "llama_prefill": 1, "matmul_1024": 1}
+OTHERS = ("depthwise3x3_64_112", "softmax_12x128x128", "layernorm_128x768")
+PEERS = ("onnxruntime", "openvino")
+POLICIES = ("model", "evolutionary", "random")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One search: the ratio of every trial to the default, in order (inf for failures), and what it ended with.
+
+    `expected`: before each batch, what the scheduler thought that as many batches again would save, as a part of the default.
+    """
+
+    task: str
+    policy: str
+    seed: int
+    transfer: bool
+    ratios: tuple[float, ...]
+    verified: float
+    variant: str
+    batches: tuple[int, ...]
+    expected: tuple[float, ...]
+    seconds: float
+
+
+def kernel_tasks(target: Target) -> list[Task]:
+    """The distinct convolutions of ResNet-50, six matrix products, and a few others."""
+    tasks = [_named(task, "resnet50") for task in _tasks("resnet50", target) if task.name.startswith("conv")]
+    for model, count in MATMULS.items():
+        products = sorted((t for t in _tasks(model, target) if "matmul" in t.name), key=lambda t: -t.calls)
+        tasks += [_named(task, model) for task in products[:count]]
+    return tasks + [_named(_tasks(model, target)[0], model) for model in OTHERS]
+
+
+def _tasks(model: str, target: Target) -> list[Task]:
+    return list(extract_tasks(str(zoo.path(model)), target).tasks)
+
+
+def _named(task: Task, model: str) -> Task:
+    return dataclasses.replace(task, name=f"{model}/{task.name}")
+
+
+def search(task: Task, runner: LocalRunner, path: Path, policy: str, seed: int, trials: int, *, transfer: bool = False) -> Run:
+    """Tune one task alone. With `transfer`, what the database at `path` holds of others is used."""
+    events: list[Event] = []
+    tuner = Tuner(
+        [task],
+        runner,
+        Database(path),
+        trials_per_task=trials,
+        seed=seed,
+        policy=policy,
+        threshold=0.0,
+        transfer=transfer,
+        on_event=events.append,
+    )
+    result = tuner.run()
+    batches = [event for event in events if isinstance(event, BatchMeasured)]
+    weight = max(result.default_ms, 1e-9)
+    found = result.tasks[0]
+    return Run(
+        task.name,
+        policy,
+        seed,
+        transfer,
+        tuple(ratio for event in batches for ratio in event.ratios),
+        found.ratio,
+        found.variant,
+        tuple(len(event.ratios) for event in batches),
+        tuple(event.predicted_gain_ms / weight for event in batches),
+        result.seconds,
+    )
+
+
+def measure_kernels(args: argparse.Namespace, target: Target) -> dict[str, Any]:
+    """All searches, policy beside policy; then the same with what the others have left."""
+    tasks = kernel_tasks(target)[:: args.every]
+    runs: list[Run] = []
+    groups: list[Measured] = []
+    with tempfile.TemporaryDirectory() as folder, LocalRunner() as runner:
+        for seed in range(args.seeds):
+            for task in tasks:
+                for policy in args.policies:
+                    path = Path(folder) / f"{policy}-{seed}-{task.key}.db"
+                    runs.append(search(task, runner, path, policy, seed, args.trials))
+                    print(f"{task.name} {policy} {seed}: {1 / runs[-1].verified:.2f}x, {runs[-1].seconds:.0f} s", flush=True)
+                if seed == 0:
+                    groups += _measured(task, [Path(folder) / f"{policy}-0-{task.key}.db" for policy in args.policies])
+        if args.transfer:
+            for task in tasks:
+                path = Path(folder) / f"transfer-{task.key}.db"
+                others = [Path(folder) / f"model-0-{other.key}.db" for other in tasks if other is not task]
+                Database(path).merge(others)
+                for store in (other.with_name(f"{other.name}.workloads") for other in others):
+                    _link_workloads(store, path)
+                runs.append(search(task, runner, path, "model", 0, args.trials, transfer=True))
+                print(f"{task.name} with transfer: {1 / runs[-1].verified:.2f}x", flush=True)
+    models = {"rank": RankCost, "regression": RegressionCost, "analytic": AnalyticCost}
+    accuracy = {name: dataclasses.asdict(cross_validate(make, groups)) for name, make in models.items()}
+    return {"trials": args.trials, "runs": [dataclasses.asdict(run) for run in runs], "accuracy": accuracy}
+
+
+def _link_workloads(store: Path, path: Path) -> None:
+    folder = path.with_name(f"{path.name}.workloads")
+    folder.mkdir(exist_ok=True)
+    for file in store.glob("*.tc"):
+        if not (folder / file.name).exists():
+            (folder / file.name).write_bytes(file.read_bytes())
+
+
+def _measured(task: Task, paths: Sequence[Path]) -> Iterator[Measured]:
+    """What was measured of a task, as rows of features."""
+    known: dict[str, tuple[np.ndarray, float]] = {}
+    by_key = {variant.key: variant.func for variant in task.variants.values()}
+    for path in paths:
+        for record in Database(path).records():
+            if record.trace not in known and record.workload in by_key:
+                func = Trace.from_json(record.trace).apply(by_key[record.workload])
+                known[record.workload + record.trace] = (Program(func, task.target, task.dims).features, record.ratio)
+    if known:
+        rows, ratios = zip(*known.values(), strict=True)
+        yield Measured(task.key, np.stack(rows), np.array(ratios))
+
+
+def measure_model(name: str, budget: str, threads: int, database: Path) -> dict[str, Any]:
+    """Tune a model, then time it tuned and untuned and the peers in turns."""
+    found = tune(str(zoo.path(name)), budget, threads=threads, database=database)
+    model = zoo.path(name)
+    arrays = zoo.random_inputs(name, np.random.default_rng(0), {})
+    expected = reference_outputs(model, arrays)
+    loaders = {peer: LOADERS[peer] for peer in (SUBJECT, *PEERS)}
+    loaders["tuned"] = partial(load_tuned, database=database)
+    target = dataclasses.replace(native_target(), cores=threads)
+    compared = compare_runtimes(loaders, model, threads, arrays, expected, Plan(budget_seconds=30), machine_limits(target))
+    assert compared.timings is not None, "all runtimes ran"
+    timings = compared.timings
+    best = min(PEERS, key=timings.median)
+    return {
+        "model": name,
+        "threads": threads,
+        "budget_seconds": parse_budget(budget),
+        "default_over_tuned": dataclasses.asdict(timings.ratio(SUBJECT, "tuned")),
+        "peer_over_tuned": dataclasses.asdict(timings.ratio(best, "tuned")),
+        "peer": best,
+        "kernels_ms": [found.result.default_ms, found.result.tuned_ms, found.result.remaining_ms],
+        "trials": sum(task.trials for task in found.result.tasks),
+        "failures": sum(count for task in found.result.tasks for _, count in task.failures),
+        "reason": found.result.reason,
+        "dropped": list(found.dropped),
+    }
+
+
+def load_tuned(model: Path, threads: int, *, database: Path) -> Runtime:
+    """A model with the schedules of a database."""
+    start = time.perf_counter()
+    compiled = tc.compile(model, threads=threads, tune=database)
+    return as_runtime(compiled, time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsers = parser.add_subparsers(dest="part", required=True)
+    kernels = parsers.add_parser("kernels")
+    kernels.add_argument("--trials", type=int, default=200)
+    kernels.add_argument("--seeds", type=int, default=3)
+    kernels.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
+    kernels.add_argument("--every", type=int, default=1, help="only every so many-th task")
+    kernels.add_argument("--no-transfer", dest="transfer", action="store_false")
+    models = parsers.add_parser("models")
+    models.add_argument("--models", nargs="+", default=MODELS)
+    models.add_argument("--budget", default="10m")
+    models.add_argument("--database", type=Path, help="where records go; a temporary file by default")
+    for each in (kernels, models):
+        each.add_argument("--threads", type=int, default=1 if each is kernels else 2)
+        each.add_argument("--output", type=Path, default=FOLDER)
+    args = parser.parse_args()
+    path = args.output / "TUNING.json"
+    data = json.loads(path.read_text()) if path.is_file() else {}
+    if args.part == "kernels":
+        target = dataclasses.replace(native_target(), cores=args.threads)
+        data["kernels"] = {**measure_kernels(args, target), **describe_machine()}
+        tuning_report.write(path, data)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.models:
+            row = measure_model(name, args.budget, args.threads, args.database or Path(folder) / f"{name}.db")
+            print(json.dumps(row), flush=True)
+            rows = [each for each in data.get("models", []) if (each["model"], each["threads"]) != (name, args.threads)]
+            data["models"] = [*rows, {**row, **describe_machine()}]
+            tuning_report.write(path, data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,436 @@
+"""What a tuning run did, as one HTML page that needs nothing else: no scripts, no other files, no network.
+
+Whatever comes from models and databases is text here and never markup: every piece of it goes through `words`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from tc.autotune.events import Event
+from tc.autotune.record import Record, clean_text
+from tc.autotune.report_facts import RunFacts, TaskFacts, gather_facts
+from tc.autotune.report_plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
+from tc.autotune.report_schedules import compare
+from tc.autotune.report_style import STYLE
+from tc.autotune.task import Task
+from tc.errors import TcError, UserError
+from tc.schedule.knobs import Value
+from tc.target import Target
+from tc.version import __version__
+
+CURVES_SHOWN = 12
+SCHEDULES_SHOWN = 8
+FEATURES_SHOWN = 20
+NODES_SHOWN = 6
+LINES_SHOWN = 400
+EXAMPLES_SHOWN = 3
+NOT_KNOWN = "–"
+
+CAUSES = {
+    "illegal": "a step of the schedule was not legal",
+    "build": "no machine code could be made",
+    "timeout": "building or running took too long",
+    "crash": "the process died",
+    "memory": "it wanted more memory than it may have",
+    "wrong": "its results were not those of the reference",
+}
+
+_TEXT_LIMIT = 400
+_LOOP_WORDS = re.compile(r"\b(parallel|vectorized|unrolled|bound)(?=\()")
+
+
+def write_report(
+    path: str | Path,
+    *,
+    model: str,
+    events: Sequence[Event],
+    tasks: Sequence[Task],
+    records: Sequence[Record],
+    importance: Sequence[tuple[str, float]] = (),
+) -> None:
+    """Write the report of a tuning run to `path`, which changes only when the whole page is there.
+
+    Any of `events`, `tasks` and `records` may be empty: the page says what it can. `importance`: features of the cost model with
+    their parts of its gain. UserError when matplotlib is missing or the file cannot be written.
+    """
+    require_matplotlib()
+    page = make_page(gather_facts(model, events, tasks, records), importance)
+    file = Path(path)
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        unfinished.replace(file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = ()) -> str:
+    """The whole page."""
+    sections = (
+        _headline(facts),
+        _tasks(facts),
+        _over_time(facts),
+        _curves(facts),
+        _schedules(facts),
+        _importance(importance),
+        _failures(facts),
+        element("footer", words(f"Made by tc {__version__}.")),
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{words('Tuning of ' + facts.model)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(section for section in sections if section)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+# The sections.
+
+
+def _headline(facts: RunFacts) -> str:
+    times = (
+        f"{format_ms(facts.default_ms)} → {format_ms(facts.tuned_ms)}"
+        if facts.default_ms > 0
+        else NOT_KNOWN
+    )
+    saved_ms = facts.default_ms - facts.tuned_ms
+    failures = sum(task.num_failures for task in facts.tasks)
+    budget = "" if facts.budget_seconds is None else f"of {format_duration(facts.budget_seconds)} allowed"
+    cards = [
+        ("A run of the model", times, f"{format_ms(saved_ms)} less" if saved_ms > 0 else "default, then tuned"),
+        ("Gain", format_gain(facts.gain), "default time over tuned time"),
+        ("Time spent", format_duration(facts.seconds), budget),
+        ("Trials", f"{facts.trials:,}", f"{failures:,} of them failed" if failures else "none failed" if facts.trials else ""),
+        ("As much time again", *_remaining(facts)),
+    ]
+    left_out = (
+        f"{count(facts.left_out, 'record')} for other machines, threads or schedule languages left out." if facts.left_out else ""
+    )
+    return element(
+        "header",
+        element("h1", words(f"Tuning of {facts.model}")),
+        element("p", words(_place(facts)), class_="where"),
+        element("div", *(_card(*card) for card in cards), class_="cards"),
+        element("p", element("b", "Why it stopped: "), words(facts.reason), class_="reason"),
+        element("p", words(left_out), class_="note") if left_out else "",
+    )
+
+
+def _place(facts: RunFacts) -> str:
+    """The target's CPU and vectors, its full text where that is not readable, and the threads."""
+    if not facts.target:
+        return "target not known"
+    try:
+        target = Target.parse(facts.target)
+        name = f"{target.cpu}, {target.vector_bits}-bit vectors" if facts.target.startswith("cpu:") else facts.target
+    except TcError:
+        name = facts.target
+    return f"{name} · {count(facts.threads, 'thread')}" + (f" · {count(len(facts.tasks), 'task')}")
+
+
+def _remaining(facts: RunFacts) -> tuple[str, str]:
+    if not math.isfinite(facts.remaining_ms):
+        return NOT_KNOWN, "what more would bring is not known"
+    if facts.remaining_ms <= 0:
+        return "nothing", "no more gain is expected"
+    part = facts.remaining_ms / facts.tuned_ms if facts.tuned_ms > 0 else math.nan
+    return f"−{format_ms(facts.remaining_ms)}", f"expected per run, {part:.1%} of it" if part == part else "expected per run"
+
+
+def _card(title: str, value: str, note: str) -> str:
+    return element(
+        "div",
+        element("span", words(title), class_="title"),
+        element("span", words(value), class_="value"),
+        element("span", words(note), class_="note"),
+        class_="card",
+    )
+
+
+def _tasks(facts: RunFacts) -> str:
+    if not facts.tasks:
+        return _section("Tasks", element("p", "There was nothing to tune: the model has no task."))
+    columns = (
+        ("task", ""), ("calls", "n"), ("share of time", "n"), ("trials", "n"), ("failed", "n"), ("default", "n"),
+        ("best verified", "n"), ("gain", "n"), ("saved per run", "n"), ("variant", ""), ("why no more", ""),
+    )  # fmt: skip
+    head = element("tr", *(element("th", words(name), class_=kind, scope="col") for name, kind in columns))
+    rows = (_task_row(facts, task) for task in facts.tasks)
+    table = element("table", element("thead", head), element("tbody", *rows))
+    note = (
+        "Times are those of one call. The gain is the default schedule's time over that of the best verified one, measured in turns, "
+        "with quartiles; a schedule is verified when it was measured again and its results were those of the reference."
+    )
+    return _section("Tasks", element("p", words(note), class_="note"), element("div", table, class_="wide"))
+
+
+def _task_row(facts: RunFacts, task: TaskFacts) -> str:
+    share, winner = facts.share(task), task.winner
+    earlier = f"{task.resumed_trials:,} earlier" if task.resumed_trials else ""
+    spread = f"{format_gain(1 / winner.high)} to {format_gain(1 / winner.low)}" if winner and 0 < winner.low <= winner.high else ""
+    bar = element("span", "", class_="bar", style=f"width:{100 * share:.1f}%") if share == share else ""
+    cells = (
+        (_cell(task.calls), "n"),
+        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + element("span", bar, class_="track"), "n"),
+        (_cell(f"{task.trials:,}", earlier), "n"),
+        (_cell(f"{task.num_failures:,}" if task.num_failures else ""), "n"),
+        (_cell(format_seconds(task.default_seconds)), "n"),
+        (_cell(format_seconds(task.best_seconds)), "n"),
+        (_cell(format_gain(winner.gain) if winner else NOT_KNOWN, spread), "n strong" if winner and winner.gain >= 1.01 else "n"),
+        (_cell(format_ms(task.saved_ms) if winner else NOT_KNOWN), "n"),
+        (_cell(winner.variant if winner else ""), ""),
+        (_cell(task.reason), "reason"),
+    )
+    nodes = [shorten(node, 80) for node in task.nodes[:NODES_SHOWN]]
+    more = f" and {len(task.nodes) - NODES_SHOWN:,} more" if len(task.nodes) > NODES_SHOWN else ""
+    return element(
+        "tr",
+        element("th", _cell(task.name, ", ".join(nodes) + more), scope="row"),
+        *(element("td", content, class_=kind) for content, kind in cells),
+    )
+
+
+def _cell(value: object, below: str = "") -> str:
+    return words(value) + (element("small", words(below)) if below else "")
+
+
+def _over_time(facts: RunFacts) -> str:
+    figures = []
+    if facts.steps:
+        key = _key(("first", "verified schedules"), ("second", "fastest measured so far, not checked yet"))
+        text = "Sum over the tasks of calls × time, kernels that are not tuned included."
+        figures.append(_figure("The whole model", plot_model_time(facts.steps, 1), key, text))
+    if facts.accuracies:
+        key = _key(("second", "one batch"), ("first", "mean of nine batches"), ("muted", "guessing"))
+        text = "How many pairs of a batch the model had in the right order before they were measured."
+        figures.append(_figure("Accuracy of the cost model", plot_accuracy(facts.accuracies, 2), key, text))
+    elif facts.steps:
+        figures.append(_figure("Accuracy of the cost model", "", "", "The cost model was not trained in this run, so there is none."))
+    return _section("Over time", element("div", *figures, class_="large")) if figures else ""
+
+
+def _curves(facts: RunFacts) -> str:
+    shown = [task for task in facts.important if task.ratios][:CURVES_SHOWN]
+    if not shown:
+        return ""
+    key = _key(
+        ("second", "one trial"), ("first", "fastest so far"), ("good", "verified"), ("bad", "failed trial"), ("muted", "default"),
+    )  # fmt: skip
+    figures = (_figure(task.name, plot_curve(task, 10 + place), "", _curve_text(task)) for place, task in enumerate(shown))
+    tried = sum(1 for task in facts.tasks if task.ratios)
+    which = f"The {len(shown)} of {tried} tasks that saved most. " if tried > len(shown) else ""
+    text = which + "Height is the gain: the default schedule's time over the trial's."
+    return _section("Tuning curves", element("p", words(text), class_="note"), key, element("div", *figures, class_="small"))
+
+
+def _curve_text(task: TaskFacts) -> str:
+    parts = [f"{format_gain(task.winner.gain)} verified" if task.winner else "nothing verified"]
+    if task.num_failures:
+        parts.append(f"{task.num_failures:,} failed")
+    if math.isfinite(task.space_size):
+        parts.append(f"about {format_count(task.space_size)} schedules possible")
+    return ", ".join(parts)
+
+
+def _schedules(facts: RunFacts) -> str:
+    shown = [task for task in facts.important if task.winner][:SCHEDULES_SHOWN]
+    if not shown:
+        return _section("Schedules", element("p", "No task has a verified schedule of its own: all keep the default."))
+    folds = (_schedule(task, is_open=place == 0) for place, task in enumerate(shown))
+    note = "Loops before the passes that make code of them. The kinds of loops that are not plain are marked."
+    return _section("Schedules", element("p", note, class_="note"), *folds)
+
+
+def _schedule(task: TaskFacts, *, is_open: bool) -> str:
+    winner = task.winner
+    assert winner is not None, "shown for tasks with a winner"
+    found = compare(task)
+    times = f"{format_seconds(task.default_seconds)} → {format_seconds(task.best_seconds)}"
+    title = element("b", words(task.name)) + words(f"  {times}, {format_gain(winner.gain)}")
+    if winner.variant:
+        title += words(f", variant {winner.variant}")
+    parts = [element("p", words(found.problem), class_="problem")] if found.problem else []
+    if found.knobs:
+        parts.append(_knobs(found.knobs, has_default=found.default is not None))
+    elif found.best is not None:
+        parts.append(element("p", "All knobs have the default's values.", class_="note"))
+    nests = [(name, text) for name, text in (("Default", found.default), ("Best", found.best)) if text is not None]
+    if nests:
+        parts.append(element("div", *(_nest(name, text) for name, text in nests), class_="pair"))
+    if found.steps:
+        listing = element("pre", "\n".join(words(step) for step in found.steps), tabindex="0")
+        fold = element("summary", words(f"{count(len(found.steps), 'step')} of the best schedule")) + listing
+        parts.append(element("details", fold, class_="inner"))
+    return element("details", element("summary", title), *parts, **({"open": ""} if is_open else {}))
+
+
+def _knobs(knobs: Sequence[tuple[str, Value | None, Value | None]], *, has_default: bool) -> str:
+    names = ("knob", "default", "best") if has_default else ("knob", "best")
+    rows = (
+        element("tr", *(element("td", words(text)) for text in (name, *([format_value(old)] if has_default else []), format_value(new))))
+        for name, old, new in knobs
+    )
+    head = element("tr", *(element("th", name, scope="col") for name in names))
+    return element("div", element("table", element("thead", head), element("tbody", *rows), class_="knobs"), class_="wide")
+
+
+def _nest(name: str, text: str) -> str:
+    lines = text.rstrip().splitlines()
+    rest = f"\n… {len(lines) - LINES_SHOWN:,} more lines" if len(lines) > LINES_SHOWN else ""
+    code = _LOOP_WORDS.sub(r"<mark>\1</mark>", escape("\n".join(lines[:LINES_SHOWN]) + rest))
+    return element("div", element("h4", words(name)), element("pre", element("code", code), tabindex="0"), class_="nest")
+
+
+def _importance(importance: Sequence[tuple[str, float]]) -> str:
+    known = sorted(((name, part) for name, part in importance if part > 0 and math.isfinite(part)), key=lambda item: -item[1])
+    if not known:
+        return ""
+    total, most = sum(part for _, part in known), known[0][1]
+    rows = (
+        element("span", words(name), class_="name")
+        + element("span", element("span", "", class_="bar", style=f"width:{100 * part / most:.1f}%"), class_="track")
+        + element("span", words(f"{part / total:.1%}"), class_="part")
+        for name, part in known[:FEATURES_SHOWN]
+    )
+    which = f"The first {FEATURES_SHOWN} of {len(known)} features. " if len(known) > FEATURES_SHOWN else ""
+    note = which + "The part of the cost model's gain that comes from splits on each feature of the loops."
+    return _section("What the cost model looks at", element("p", words(note), class_="note"), element("div", *rows, class_="bars"))
+
+
+def _failures(facts: RunFacts) -> str:
+    causes = sum((task.failures for task in facts.tasks), Counter[str]())
+    refused = [(task, problem) for task in facts.tasks for problem in task.problems]
+    if not causes and not refused:
+        return _section("Failures", element("p", "No trial failed.")) if facts.trials else ""
+    parts = []
+    if causes:
+        names = ("cause", "trials", "tasks", "examples")
+        head = element("tr", *(element("th", name, scope="col", class_="n" if name in ("trials", "tasks") else "") for name in names))
+        rows = (_failure_row(facts, cause, number) for cause, number in causes.most_common())
+        parts.append(element("div", element("table", element("thead", head), element("tbody", *rows), class_="failures"), class_="wide"))
+    if refused:
+        items = (element("li", element("b", words(task.name)), words(f": {shorten(problem)}")) for task, problem in refused)
+        parts += [element("h3", "Winners that were not kept"), element("ul", *items)]
+    return _section("Failures", *parts)
+
+
+def _failure_row(facts: RunFacts, cause: str, number: int) -> str:
+    failed = [(task, r) for task in facts.tasks for r in task.records if r.error == cause and r.detail.strip()]
+    texts = {first_line(record.detail): task.name for task, record in failed}
+    examples = "".join(
+        element("div", element("b", words(name)), words(f": {shorten(text)}")) for text, name in list(texts.items())[:EXAMPLES_SHOWN]
+    )
+    tasks = sum(1 for task in facts.tasks if task.failures[cause])
+    return element(
+        "tr",
+        element("th", _cell(cause, CAUSES.get(cause, "")), scope="row"),
+        element("td", words(f"{number:,}"), class_="n"),
+        element("td", words(tasks), class_="n"),
+        element("td", examples or words(NOT_KNOWN)),
+    )
+
+
+# Markup.
+
+
+def words(value: object) -> str:
+    """Anything as text of the page."""
+    return escape(clean_text(str(value), 1 << 16))
+
+
+def element(name: str, *children: str, **attributes: str) -> str:
+    """An HTML element. `children` are HTML already; attributes are not, and those that are empty are left out, but for `open`."""
+    given = "".join(
+        f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items() if value or key == "open"
+    )
+    return f"<{name}{given}>{''.join(children)}</{name}>"
+
+
+def _section(title: str, *children: str) -> str:
+    return element("section", element("h2", words(title)), *children)
+
+
+def _figure(title: str, svg: str, key: str, text: str) -> str:
+    return element("figure", element("h3", words(title)), svg, key, element("figcaption", words(text)))
+
+
+def _key(*entries: tuple[str, str]) -> str:
+    """What the colours of a plot mean."""
+    items: Iterable[str] = (
+        element("span", element("i", "", style=f"background:var(--{colour})"), words(text)) for colour, text in entries
+    )
+    return element("p", *items, class_="key")
+
+
+# Numbers and text.
+
+
+def format_seconds(seconds: float) -> str:
+    """A short time with a unit that leaves one to three digits before the point."""
+    if not math.isfinite(seconds):
+        return NOT_KNOWN
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def format_ms(milliseconds: float) -> str:
+    """A time per run of the model."""
+    if not math.isfinite(milliseconds):
+        return NOT_KNOWN
+    size = abs(milliseconds)
+    return f"{milliseconds:.3f} ms" if size < 10 else f"{milliseconds:.2f} ms" if size < 100 else f"{milliseconds:,.1f} ms"
+
+
+def format_duration(seconds: float) -> str:
+    """How long somebody has waited."""
+    if not math.isfinite(seconds):
+        return NOT_KNOWN
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_gain(gain: float) -> str:
+    return f"{gain:.2f}×" if math.isfinite(gain) else NOT_KNOWN
+
+
+def format_count(number: float) -> str:
+    """About how many: `1,200`, `3.4 million`, `10^12`."""
+    if number < 1e6:
+        return f"{number:,.0f}"
+    return f"{number / 1e6:,.1f} million" if number < 1e9 else f"10^{math.log10(number):.0f}"
+
+
+def format_value(value: Value | None) -> str:
+    """The answer of a knob."""
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(format_value, value)) + ")"
+    return NOT_KNOWN if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def count(number: int, what: str) -> str:
+    """`1 task`, `1,234 tasks`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def shorten(text: str, limit: int = _TEXT_LIMIT) -> str:
+    return clean_text(" ".join(text.split()), limit)

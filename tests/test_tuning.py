@@ -1,0 +1,168 @@
+"""Tuning a model from end to end: tasks, budgets, a database that compilation uses, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tc
+from tc.autotune.database import Database
+from tc.autotune.events import BatchMeasured, Event, TuningFinished
+from tc.autotune.record import Record, target_key
+from tc.demo import MODEL_PATH
+from tc.errors import UserError
+from tc.ir.parser import parse_module
+from tc.kernels import workload_key
+from tc.schedule.canonical import canonical_names
+from tc.target import native_target
+from tc.tasks import extract_tasks
+from tc.tuning import is_budget, parse_budget, tune
+
+TARGET = dataclasses.replace(native_target(), cores=1)
+
+PRODUCTS = """
+@graph
+def main(x: f32[40, 64], w: f32[64, 96], v: f32[96, 32]):
+    a: f32[40, 96] = matmul(x, w)
+    b: f32[40, 96] = relu(a)
+    c: f32[40, 32] = matmul(b, v)
+    return c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10m", 600), ("90s", 90), ("1h30m", 5400), ("45", 45), (30, 30), ("0.5m", 30), ("1h", 3600)]
+)
+def test_budgets_are_read(text: str | float, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10x", "-5s", "0", 0, -1.0, float("nan"), float("inf"), "0m"])
+def test_what_is_no_budget_is_refused(text: str | float) -> None:
+    with pytest.raises(UserError, match="budget"):
+        parse_budget(text)
+
+
+def test_paths_are_no_budgets() -> None:
+    assert is_budget("10m") and is_budget("90")
+    assert not is_budget("tuned.db") and not is_budget(None) and not is_budget(Path("10m"))
+
+
+def test_tasks_are_the_distinct_kernels_with_their_literals() -> None:
+    found = extract_tasks(str(MODEL_PATH), TARGET, sizes={"batch": 8})
+
+    keys = [variant.key for task in found.tasks for variant in task.variants.values()]
+    assert len(keys) == len(set(keys))
+    for task in found.tasks:
+        variant = task.variants["default"]
+        assert task.key == workload_key(variant.func) == workload_key(canonical_names(variant.func))
+        assert all(variant.func.inputs[place].shape is not None for place in variant.literals)
+        for place, value in variant.literals.items():
+            assert [int(dim.value) for dim in variant.func.inputs[place].shape] == list(value.shape)  # type: ignore[attr-defined]
+    assert any(task.dims for task in found.tasks) and all(size == 8 for task in found.tasks for size in task.dims.values())
+
+
+def test_equal_kernels_of_a_model_are_one_task() -> None:
+    text = """
+@graph
+def main(x: f32[64, 64], w: f32[64, 64]):
+    a: f32[64, 64] = matmul(x, w)
+    b: f32[64, 64] = relu(a)
+    c: f32[64, 64] = matmul(b, w)
+    d: f32[64, 64] = relu(c)
+    return d
+"""
+    found = extract_tasks(parse_module(text), TARGET)
+
+    assert 2 in [task.calls for task in found.tasks if "relu" in task.name]
+
+
+def test_a_tuned_model_computes_the_same_and_uses_its_records(tmp_path: Path) -> None:
+    database = tmp_path / "t.db"
+    events: list[Event] = []
+    model = parse_module(PRODUCTS)
+
+    found = tune(model, "20s", threads=1, database=database, trials=12, callback=events.append)
+    tuned = tc.compile(model, tune=database, threads=1)
+    untuned = tc.compile(model, threads=1)
+
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in ((40, 64), (64, 96), (96, 32))]
+    np.testing.assert_allclose(tuned(*inputs), untuned(*inputs), rtol=0, atol=1e-4 * np.abs(untuned(*inputs)).max())
+    verified = {record.workload for record in Database(database).records() if record.verified}
+    assert {kernel.tuned for kernel in tuned.report().kernels} == ({True, False} if 0 < len(verified) < 2 else {bool(verified)})
+    assert not tuned.report().notes
+    assert isinstance(events[-1], TuningFinished) and any(isinstance(event, BatchMeasured) for event in events)
+    assert all(task.trials <= 12 and task.ratio <= 1.0 for task in found.result.tasks)
+    assert found.result.tuned_ms <= found.result.default_ms
+
+
+def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path) -> None:
+    database = tmp_path / "t.db"
+    model = parse_module(PRODUCTS)
+    tune(model, "20s", threads=1, database=database, trials=8, tasks=["matmul*"])
+    first = [(r.workload, r.variant, r.trace) for r in Database(database).records() if not r.verified]
+
+    tune(model, "20s", threads=1, database=database, trials=16, tasks=["matmul*"], seed=1)
+
+    later = [(r.workload, r.variant, r.trace) for r in Database(database).records() if not r.verified]
+    assert later[: len(first)] == first
+    assert len(set(later)) == len(later)
+
+
+def test_records_for_other_threads_are_left_alone(tmp_path: Path) -> None:
+    database = tmp_path / "t.db"
+    model = parse_module(PRODUCTS)
+    tune(model, "15s", threads=1, database=database, trials=8)
+
+    other = tc.compile(model, tune=database, threads=2)
+
+    assert not any(kernel.tuned for kernel in other.report().kernels)
+
+
+def test_records_that_do_not_replay_leave_a_note_and_the_default(tmp_path: Path) -> None:
+    database = tmp_path / "t.db"
+    model = parse_module(PRODUCTS)
+    task = extract_tasks(model, TARGET).tasks[0]
+    Database(database).append([broken_record(task.key)])
+
+    module = tc.compile(model, tune=database, threads=1)
+
+    assert any("does not replay" in note for note in module.report().notes)
+    assert not any(kernel.tuned for kernel in module.report().kernels)
+
+
+def broken_record(workload: str) -> Record:
+    trace = json.dumps({"version": 1, "steps": [["parallel", "no_such_loop"]]})
+    times = {"seconds": 1e-9, "low": 1e-9, "high": 1e-9, "ratio": 0.1}
+    return Record(workload=workload, target=target_key(TARGET), threads=1, trace=trace, **times, verified=True)
+
+
+def test_nothing_to_tune_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing fits conv"):
+        tune(parse_module(PRODUCTS), "5s", database=tmp_path / "t.db", tasks=["conv*"])
+    with pytest.raises(UserError, match="budget"):
+        tune(parse_module(PRODUCTS), 0, database=tmp_path / "t.db")
+    with pytest.raises(UserError, match="trials"):
+        tune(parse_module(PRODUCTS), "5s", database=tmp_path / "t.db", trials=0)
+    assert not (tmp_path / "t.db").exists()
+
+
+def test_a_database_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no tuning database"):
+        tc.compile(parse_module(PRODUCTS), tune=tmp_path / "none.db")
+
+
+def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n")
+
+    with pytest.raises(UserError):
+        tune(parse_module(PRODUCTS), "5s", database=path, threads=1)
+    with pytest.raises(UserError):
+        tc.compile(parse_module(PRODUCTS), tune=path)
+    assert path.read_text() == "hello\n"
