@@ -86,6 +86,7 @@ mark { background: var(--mark); color: inherit; border-radius: 3px; padding: 0 2
   .failures td { min-width: 16em; }
   td.n, th.n { padding-right: 12px; }
   .card .value { font-size: 21px; }
+  .large svg text { font-size: 12.5px !important; }
   details { padding: 10px 12px; }
 }
 @media print { pre { max-height: none; } figure, details { break-inside: avoid; } }
