@@ -292,7 +292,8 @@ def _knobs(knobs: Sequence[Difference], *, has_default: bool) -> str:
 
 
 def _nest(name: str, text: str) -> str:
-    lines = text.rstrip().splitlines()
+    narrow = re.sub(r"^ +", lambda indent: indent[0][::2], text.rstrip(), flags=re.MULTILINE)  # nests are deep
+    lines = narrow.splitlines()
     rest = f"\n… {len(lines) - LINES_SHOWN:,} more lines" if len(lines) > LINES_SHOWN else ""
     shown = clean_text("\n".join(lines[:LINES_SHOWN]) + rest, 1 << 18, multiline=True)
     code = _LOOP_WORDS.sub(r"<mark>\1</mark>", escape(shown))
