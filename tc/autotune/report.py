@@ -99,16 +99,17 @@ def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = ()) -> 
 
 
 def _headline(facts: RunFacts) -> str:
-    is_known = facts.default_ms > 0
+    is_known = 0 < facts.default_ms < math.inf
+    what = "A run of the model" if facts.is_whole_model else "A call of each task"
     times = f"{format_ms(facts.default_ms)} → {format_ms(facts.tuned_ms)}" if is_known else NOT_KNOWN
     saved_ms = facts.default_ms - facts.tuned_ms
     failures = sum(task.num_failures for task in facts.tasks)
     budget = "" if facts.budget_seconds is None else f"of {format_duration(facts.budget_seconds)} allowed"
     cards = [
-        ("A run of the model", times, f"{format_ms(saved_ms)} less" if saved_ms > 0 else "default, then tuned"),
+        (what, times, f"{format_ms(saved_ms)} less" if saved_ms > 0 else "default, then tuned"),
         ("Gain", format_gain(facts.gain), "default time over tuned time"),
         ("Time spent", format_duration(facts.seconds), budget),
-        ("Trials", f"{facts.trials:,}", f"{failures:,} of them failed" if failures else "none failed" if facts.trials else ""),
+        ("Trials", f"{facts.trials:,}", f"{failures:,} of them failed" if failures else "none of them failed"),
         ("As much time again", *_remaining(facts)),
     ]
     others = "for other machines, threads or schedule languages"
@@ -158,8 +159,9 @@ def _tasks(facts: RunFacts) -> str:
     if not facts.tasks:
         return _section("Tasks", element("p", "There was nothing to tune: the model has no task."))
     columns = (
-        ("task", ""), ("calls", "n"), ("share of time", "n"), ("trials", "n"), ("failed", "n"), ("default", "n"),
-        ("best verified", "n"), ("gain", "n"), ("saved per run", "n"), ("variant", ""), ("why no more", ""),
+        ("task", ""), ("saved per run" if facts.is_whole_model else "saved", "n"), ("gain", "n"), ("default", "n"),
+        ("best verified", "n"), ("share of time", "n"), ("calls", "n"), ("trials", "n"), ("failed", "n"), ("variant", ""),
+        *((("why no more", ""),) if any(task.reason for task in facts.tasks) else ()),
     )  # fmt: skip
     head = element("tr", *(element("th", words(name), class_=kind, scope="col") for name, kind in columns))
     rows = (_task_row(facts, task) for task in facts.tasks)
@@ -179,16 +181,16 @@ def _task_row(facts: RunFacts, task: TaskFacts) -> str:
     gained = "n strong" if winner and winner.gain >= 1.01 else "n"
     bar = _bar(share) if share == share else ""
     cells = (
-        (_cell(task.calls), "n"),
-        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + bar, "n"),
-        (_cell(f"{task.trials:,}", earlier), "n"),
-        (_cell(f"{task.num_failures:,}" if task.num_failures else ""), "n"),
+        (_cell(format_ms(task.saved_ms) if winner else NOT_KNOWN), "n"),
+        (_cell(format_gain(winner.gain) if winner else NOT_KNOWN, spread), gained),
         (_cell(format_seconds(task.default_seconds)), "n"),
         (_cell(format_seconds(task.best_seconds)), "n"),
-        (_cell(format_gain(winner.gain) if winner else NOT_KNOWN, spread), gained),
-        (_cell(format_ms(task.saved_ms) if winner else NOT_KNOWN), "n"),
+        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + bar, "n"),
+        (_cell(task.calls if task.task else NOT_KNOWN), "n"),
+        (_cell(f"{task.trials:,}", earlier), "n"),
+        (_cell(f"{task.num_failures:,}" if task.num_failures else ""), "n"),
         (_cell(winner.variant if winner else ""), ""),
-        (_cell(task.reason), "reason"),
+        *(((_cell(task.reason), "reason"),) if any(each.reason for each in facts.tasks) else ()),
     )
     nodes = [shorten(node, 80) for node in task.nodes[:NODES_SHOWN]]
     more = f" and {len(task.nodes) - NODES_SHOWN:,} more" if len(task.nodes) > NODES_SHOWN else ""
@@ -224,7 +226,8 @@ def _curves(facts: RunFacts) -> str:
     if not shown:
         return ""
     key = _key(
-        ("second", "one trial"), ("first", "fastest so far"), ("good", "verified"), ("bad", "failed trial"), ("muted", "default"),
+        ("second", "one trial"), ("first", "fastest so far"), ("good", "verified"), ("bad", "failed trial"),
+        ("muted", "default"),
     )  # fmt: skip
     figures = (
         _figure(task.name, plot_curve(task, 10 + place), "", _curve_text(task)) for place, task in enumerate(shown)
@@ -289,9 +292,11 @@ def _knobs(knobs: Sequence[Difference], *, has_default: bool) -> str:
 
 
 def _nest(name: str, text: str) -> str:
-    lines = text.rstrip().splitlines()
+    narrow = re.sub(r"^ +", lambda indent: indent[0][::2], text.rstrip(), flags=re.MULTILINE)  # nests are deep
+    lines = narrow.splitlines()
     rest = f"\n… {len(lines) - LINES_SHOWN:,} more lines" if len(lines) > LINES_SHOWN else ""
-    code = _LOOP_WORDS.sub(r"<mark>\1</mark>", escape("\n".join(lines[:LINES_SHOWN]) + rest))
+    shown = clean_text("\n".join(lines[:LINES_SHOWN]) + rest, 1 << 18, multiline=True)
+    code = _LOOP_WORDS.sub(r"<mark>\1</mark>", escape(shown))
     listing = element("pre", element("code", code), tabindex="0")
     return element("div", element("h4", words(name)), listing, class_="nest")
 
@@ -360,7 +365,7 @@ def words(value: object) -> str:
 
 def breakable(name: str) -> str:
     """The same as `words`, and a long name may go on in the next line after `_` and `/`."""
-    return re.sub(r"(?<=[_/])(?=\w)", "<wbr>", words(name))
+    return re.sub(r"(?<=\w[_/])(?=\w)", "<wbr>", words(name))
 
 
 def _bar(part: float) -> str:
@@ -407,7 +412,8 @@ def format_ms(milliseconds: float) -> str:
     if not math.isfinite(milliseconds):
         return NOT_KNOWN
     size = abs(milliseconds)
-    return f"{milliseconds:.3f} ms" if size < 10 else f"{milliseconds:.2f} ms" if size < 100 else f"{milliseconds:,.1f} ms"
+    digits = 3 if size < 10 else 2 if size < 100 else 1
+    return f"{milliseconds:,.{digits}f} ms"
 
 
 def format_duration(seconds: float) -> str:

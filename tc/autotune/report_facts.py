@@ -135,6 +135,11 @@ class RunFacts:
     def trials(self) -> int:
         return sum(task.trials for task in self.tasks)
 
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether it is known how often a run of the model calls each task; otherwise every task counts once."""
+        return all(task.task is not None for task in self.tasks)
+
     @cached_property
     def tasks_ms(self) -> float:
         """The default time of all tasks."""
@@ -246,12 +251,12 @@ def _follow(found: Mapping[str, TaskFacts], events: Iterable[Event]) -> None:
                 task.trials = event.trials
                 task.failures.update(dict(event.errors))
                 task.best_ratio, task.predicted_gain_ms = event.best_ratio, event.predicted_gain_ms
-            case WinnerChecked(problem=None):
+            case WinnerChecked(problem=None) if 0 < event.ratio < math.inf:
                 task = found[event.task]
                 record = _record_of(task, event)
                 task.winner = Winner(event.ratio, event.low, event.high, event.variant, event.point, record)
             case WinnerChecked():
-                found[event.task].problems.append(event.problem or "")
+                found[event.task].problems.append(event.problem or "no time was measured")
             case TaskStopped():
                 found[event.task].reason = event.reason
 
@@ -296,8 +301,8 @@ def _accuracies(events: Iterable[Event]) -> list[Accuracy]:
     return [Accuracy(batch.seconds, batch.model_accuracy) for batch in batches if math.isfinite(batch.model_accuracy)]
 
 
-def _steps(facts: RunFacts, events: Iterable[Event]) -> list[Step]:
-    """The model's time after each event, what is not tuned included."""
+def _steps(facts: RunFacts, events: Sequence[Event]) -> list[Step]:
+    """The model's time after each event, what is not tuned included; empty when nothing was measured."""
     default_ms = {task.name: task.default_ms for task in facts.tasks}
     measured = dict(default_ms)
     verified = dict(default_ms)
@@ -308,16 +313,18 @@ def _steps(facts: RunFacts, events: Iterable[Event]) -> list[Step]:
             case BatchMeasured():
                 if event.best_ratio < 1:
                     measured[event.task] = default_ms[event.task] * event.best_ratio
-            case WinnerChecked(problem=None):
+            case WinnerChecked(problem=None) if 0 < event.ratio < math.inf:
                 verified[event.task] = default_ms[event.task] * event.ratio
-            case TuningFinished():  # schedules of earlier runs count, too
+            case TuningFinished() if math.isfinite(facts.tuned_ms):  # schedules of earlier runs count, too
                 last_ms = min(rest_ms + sum(measured.values()), facts.tuned_ms)
                 steps.append(Step(event.seconds, last_ms, facts.tuned_ms))
                 continue
             case _:
                 continue
-        steps.append(Step(event.seconds, rest_ms + sum(measured.values()), rest_ms + sum(verified.values())))
-    return steps if len(steps) > 1 and facts.default_ms > 0 else []
+        best_ms, kept_ms = sum(measured.values()), sum(verified.values())
+        steps.append(Step(event.seconds, rest_ms + best_ms, rest_ms + kept_ms))
+    is_known = 0 < facts.default_ms < math.inf and steps[-1].seconds > 0
+    return steps if is_known and any(isinstance(event, BatchMeasured) for event in events) else []
 
 
 def _finite_sum(values: Iterable[float]) -> float:

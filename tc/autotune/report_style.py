@@ -86,7 +86,9 @@ mark { background: var(--mark); color: inherit; border-radius: 3px; padding: 0 2
   .failures td { min-width: 16em; }
   td.n, th.n { padding-right: 12px; }
   .card .value { font-size: 21px; }
+  .large svg text { font-size: 11.5px !important; }
   details { padding: 10px 12px; }
+  pre { font-size: 11px; max-height: 60vh; }
 }
 @media print { pre { max-height: none; } figure, details { break-inside: avoid; } }
 """
