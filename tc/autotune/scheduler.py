@@ -58,9 +58,9 @@ class Curve:
             count *= 2
 
     def _gained(self, count: int) -> float:
-        """What was gained from half of `count` batches to all of them."""
+        """What was gained from half of `count` batches to all of them; not negative, though a best that was luck is taken back."""
         before = self.ratios[count // 2 - 1] if count > 1 else 1.0
-        return float(math.log2(before / self.ratios[count - 1]))
+        return max(math.log2(before / self.ratios[count - 1]), 0.0)
 
     def gain_ms(self, more: int, first_gain: float) -> float:
         """What `more` batches are expected to save per run of the model; `first_gain` as the function of this name finds it."""

@@ -96,3 +96,11 @@ def test_the_gain_of_doubling_is_foreseen_within_a_factor_of_two_on_average(firs
     expected = remaining_ms(known)
 
     assert 0.5 <= expected / sum(later) <= 2.0
+
+
+def test_a_best_that_was_luck_leaves_no_negative_expectation() -> None:
+    curve = Curve(10.0)
+    for ratio in (0.5, 0.5, 0.9, 0.9):
+        curve.add(ratio, 1.0)
+
+    assert remaining_ms([curve]) >= 0.0
