@@ -14,6 +14,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+UNIT = 8
+"""Trials that are counted as a batch, however many are measured together."""
+
 FADING = 0.5
 """The gain of a doubling (log2 of speed) over that of the one before."""
 
@@ -29,17 +32,29 @@ OWN_WEIGHT = 0.25
 
 @dataclass
 class Curve:
-    """The tuning of one task. `weight_ms`: what all its calls take per run of the model, untuned. `seconds`: of all batches."""
+    """The tuning of one task.
+
+    `weight_ms`: what all its calls take per run of the model, untuned. `ratios`: the best after each batch; `best`: now.
+    `seconds`: of all its `trials`.
+    """
 
     weight_ms: float
     ratios: list[float] = field(default_factory=list)
+    best: float = 1.0
+    trials: int = 0
     seconds: float = 0.0
     is_open: bool = True
 
-    def add(self, best_ratio: float, seconds: float) -> None:
-        """A batch took so long, and after it the best schedule takes `best_ratio` of the default's time."""
-        self.ratios.append(best_ratio)
+    def add(self, best_ratio: float, seconds: float, trials: int = UNIT) -> None:
+        """So many trials took so long, and after them the best schedule takes `best_ratio` of the default's time.
+
+        A ratio above an earlier one says that the earlier one was an error of measurement.
+        """
+        self.trials += trials
         self.seconds += seconds
+        self.best = best_ratio
+        self.ratios = [max(ratio, best_ratio) for ratio in self.ratios]
+        self.ratios += [best_ratio] * (self.trials // UNIT - len(self.ratios))
 
     @property
     def batches(self) -> int:
@@ -48,7 +63,7 @@ class Curve:
     @property
     def batch_seconds(self) -> float:
         """What a batch takes; a second before the first."""
-        return max(self.seconds / self.batches, 1e-3) if self.batches else 1.0
+        return max(self.seconds * UNIT / self.trials, 1e-3) if self.trials else 1.0
 
     def doublings(self) -> Iterator[tuple[int, float]]:
         """(batches, gain of the doubling that ended there), for 1, 2, 4, ... batches; log2 of speed."""
@@ -64,8 +79,7 @@ class Curve:
 
     def gain_ms(self, more: int, first_gain: float) -> float:
         """What `more` batches are expected to save per run of the model; `first_gain` as the function of this name finds it."""
-        now = self.ratios[-1] if self.ratios else 1.0
-        return self.weight_ms * now * (1 - 2 ** -self._gain(more, first_gain))
+        return self.weight_ms * self.best * (1 - 2 ** -self._gain(more, first_gain))
 
     def _gain(self, more: int, first_gain: float) -> float:
         """The same in log2 of speed."""

@@ -264,6 +264,9 @@ OPTIMISM = (0.0, 2.0)
 SEED_SHARE = 0.25
 """Of a batch, as long as there are any: points that were good elsewhere."""
 
+BLIND_SHARE = 0.125
+"""Of a first batch: steps from the default, and again random candidates, both as different as can be, about which no model is asked."""
+
 NEAR_SHARE = 0.15
 """Of a batch: the best by the model of those one step from the best measured ones, whatever the model thinks of others."""
 
@@ -286,8 +289,7 @@ class ModelSearch(Generic[C]):
     For every batch annealed chains move over the space by mutation and crossover, from the best measured candidates, from what
     the model liked before, and from random places: one walk seeks what the model finds best, another what may be best for all it
     knows. Of all they meet, of the steps of one knob from the best measured candidates and of what was kept, good and diverse
-    ones are taken, half by each view; some 200 are scored. The first batch trusts the model less. `seeds`, points that
-    were good elsewhere, come first.
+    ones are taken, half by each view; some 200 are scored. What was suggested comes first.
     Source: "Learning to Optimize Tensor Programs" (Chen et al., 2018), section 3.3, and the evolutionary search of "Ansor" (Zheng et
     al., 2020). What we changed: few candidates are scored, so chains are short, start at good places, and are a population
     (`annealing`); what is uncertain is preferred as in bandits, and trees do not know where they know nothing, so a prediction is
@@ -299,14 +301,12 @@ class ModelSearch(Generic[C]):
         space: SearchSpace[C],
         model: Model[C],
         rng: np.random.Generator,
-        *,
-        seeds: Sequence[Mapping[str, Value]] = (),
         limits: Limits[C] | None = None,
     ) -> None:
         self._explored = _Explored(space, limits)
         self._model = model
         self._rng = rng
-        self._seeds = list(seeds)
+        self._seeds: list[Mapping[str, Value]] = []
         self._kept: list[C] = []
         self._novelty = Novelty()
 
@@ -318,6 +318,10 @@ class ModelSearch(Generic[C]):
     def correct(self, candidate: C, seconds: float) -> None:
         self._explored.correct(candidate, seconds)
 
+    def suggest(self, points: Iterable[Mapping[str, Value]]) -> None:
+        """Points that were good elsewhere, the most promising first: they go before those suggested earlier."""
+        self._seeds = [*points, *self._seeds]
+
     def propose(self, count: int) -> list[C]:
         explored, views = self._explored, _Views(self._model, self._novelty)
         batch: _Batch[C] = _Batch(explored.taken, count)
@@ -328,9 +332,8 @@ class ModelSearch(Generic[C]):
             batch.add(views.ranked(near, OPTIMISM[0])[: max(1, round(NEAR_SHARE * count))])
             batch.add(self._random(int(self._rng.binomial(count, RANDOM_SHARE))))
         else:
-            batch.add(self._diverse(near, np.zeros(len(near)), count // 4))
-            wild = self._random(2 * count)
-            batch.add(self._diverse(wild, np.zeros(len(wild)), count // 4))
+            for group in (near, self._random(2 * count)):
+                batch.add(self._diverse(group, np.zeros(len(group)), round(BLIND_SHARE * count)))
         met = [*near, *self._kept]
         for places, optimism in zip((batch.left // 2, count), OPTIMISM, strict=True):
             met += anneal(self._starts(), partial(views.cost, optimism=optimism), self._moved, STEPS, self._rng)

@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from tc.autotune.cost_model import AnalyticCost, Cost, Program, RandomCost, RankCost, RegressionCost
+from tc.autotune.cost_model import AnalyticCost, Cost, RandomCost, RankCost, RegressionCost
 from tc.autotune.database import Database
+from tc.autotune.diversity import Point
 from tc.autotune.events import (
     BatchMeasured,
     Event,
@@ -31,15 +32,21 @@ from tc.autotune.scheduler import Curve, first_gain, next_task, remaining_ms
 from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
 from tc.autotune.space import VARIANT, Candidate, Space
 from tc.autotune.task import Task
+from tc.autotune.transfer import Precedent, precedents_of, suggestions, teach
 from tc.autotune.workloads import WorkloadStore
 from tc.errors import MeasureError, ScheduleError, TcError, UserError
 from tc.interp.graph import run_function
 from tc.schedule.knobs import Value
-from tc.schedule.step import Trace
 from tc.verification import sized_inputs
 
 BATCH = 16
 """Candidates that are measured together."""
+
+SMALL_BATCH = 8
+"""The same while every batch teaches much."""
+
+SMALL_BATCHES_UNTIL = 32
+"""Trials of a task with small batches."""
 
 CHECK_EFFORT = 6.0
 """How much longer than a trial a winner is measured again."""
@@ -62,14 +69,11 @@ CHECK_EVERY = 2
 MOST_REJECTED = 3
 """Candidates of one check that may fail before the search goes on."""
 
-TRANSFERRED_ROWS = 600
-"""Measurements of other models that teach the shared model at the start, at most."""
-
-SEEDS = 8
-"""Points that were good for other tasks of the same rule and are tried early."""
-
 SIZE_SAMPLES = 6
-"""Ways through the rules from which the size of a space is estimated for those who watch."""
+"""Ways through the rules from which the number of points is guessed: for people to read, so it may be rough."""
+
+LEARNING_SHARE = 0.03
+"""The part of the budget that may go to learning from records of other models."""
 
 THRESHOLD = 0.005
 """Stop when all batches done once more are expected to save less than this part of the model's time."""
@@ -137,6 +141,7 @@ class _State:
     since_check: int = 0
     reference: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(default_factory=dict)
     past: list[tuple[Record, dict[str, Value]]] = field(default_factory=list)  # of earlier runs, with the points
+    suggested: set[Point] = field(default_factory=set)
     is_begun: bool = False
     reason: str = ""
 
@@ -180,6 +185,7 @@ class Tuner:
         self._threshold, self._transfer, self._policy = threshold, transfer, policy
         self._shared = Shared(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
+        self._precedents: list[Precedent] = []  # of other models
         self._tasks = list(tasks)
         self._states: list[_State] = []
         self._start = 0.0
@@ -217,7 +223,7 @@ class Tuner:
                 return "every task is done"
             total = sum(state.best_verified * state.curve.weight_ms for state in self._states)
             expected = remaining_ms(curves)
-            if all(curve.batches for curve in curves if curve.is_open) and expected < self._threshold * total:
+            if all(curve.trials for curve in curves if curve.is_open) and expected < self._threshold * total:
                 return f"as many batches again are expected to save {expected:.3f} ms of {total:.2f} ms, less than {self._threshold:.1%}"
             self._step(self._states[chosen])
 
@@ -239,20 +245,29 @@ class Tuner:
     def _prepare(self) -> None:
         """Time the defaults, read what the database knows, and teach the shared model."""
         rng = np.random.default_rng(self._seed)
-        known = self._known_records()
-        if self._transfer:
-            self._learn_from_others(known)
         streams = [np.random.default_rng(rng.integers(1 << 62)) for _ in self._tasks]
+        known = self._known_records()
+        all_defaults = [task.space().default() for task in self._tasks]
+        if self._transfer:
+            self._learn_from_others(known, {default.rule for default in all_defaults})
         for start in range(0, len(self._tasks), BATCH):
-            tasks = self._tasks[start : start + BATCH]
-            defaults = [task.space().default() for task in tasks]
+            tasks, defaults = self._tasks[start : start + BATCH], all_defaults[start : start + BATCH]
             jobs = [self._job(task, default, default, 1.0) for task, default in zip(tasks, defaults, strict=True)]
             in_time = self._budget is None or self._now() < self._budget / 2
             found = self._runner.measure(jobs) if in_time else [None] * len(jobs)
             for number, (task, default, measurement) in enumerate(zip(tasks, defaults, found, strict=True), start):
-                state = self._make_state(task, default, streams[number], known, number)
+                state = self._make_state(task, default, streams[number], number)
                 self._states.append(state)
                 self._start_task(state, measurement, known)
+
+    def _learn_from_others(self, known: dict[str, list[Record]], rules: set[str]) -> None:
+        """What the database knows of other workloads: points to begin with, and a shared model that has seen them."""
+        own = {variant.key for task in self._tasks for variant in task.variants.values()}
+        others = {key: records for key, records in known.items() if key not in own}
+        self._precedents = precedents_of(others)
+        if self._policy == "model":
+            latest = math.inf if self._budget is None else self._now() + LEARNING_SHARE * self._budget
+            teach(self._shared, others, self._store, self._tasks[0].target, rules, lambda: self._now() > latest)
 
     def _start_task(self, state: _State, found: Measurement | None, known: dict[str, list[Record]]) -> None:
         """Begin with what measuring its default has given; None if there was no time to."""
@@ -268,7 +283,7 @@ class Tuner:
             self._store.put(variant.key, variant.func)
         self._resume(state, known)
 
-    def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, known: dict[str, list[Record]], number: int) -> _State:
+    def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, number: int) -> _State:
         space = task.space()
         model = TaskModel(task.key, task.target, task.dims, self._shared, self._seed + number)
         policy: SearchPolicy[Candidate]
@@ -277,7 +292,7 @@ class Tuner:
         elif self._policy == "evolutionary":
             policy = EvolutionarySearch(space, rng, refuse_large)
         else:
-            policy = ModelSearch(space, model, rng, seeds=self._seeds(task, default, known), limits=refuse_large)
+            policy = ModelSearch(space, model, rng, limits=refuse_large)
         return _State(task, space, default, policy, model if self._policy == "model" else None, Curve(0.0))
 
     def _step(self, state: _State) -> None:
@@ -288,9 +303,10 @@ class Tuner:
             return
         if not state.is_begun:
             self._begin(state)
-        if state.model is not None:
+        if isinstance(state.policy, ModelSearch) and self._transfer:
             self._shared.refit(state.task.key)
-        most = self._room()
+            state.policy.suggest(dict(point) for point in self._suggestions(state))
+        most = min(self._room(), SMALL_BATCH if state.trials < SMALL_BATCHES_UNTIL else BATCH)
         batch = state.policy.propose(most if self._trials is None else min(most, self._trials - state.trials))
         if not batch:
             self._stop(state, "there are no more schedules" if state.trials > 1 else "it has one schedule")
@@ -302,11 +318,11 @@ class Tuner:
             self._check(state)
         seconds = self._now() - before
         self._spent, self._measured = self._spent + seconds, self._measured + len(batch)
-        state.curve.add(min(state.best_verified, state.best_ratio), seconds)
+        state.curve.add(min(state.best_verified, state.best_ratio), seconds, len(batch))
         ratios = tuple(m.ratio for m in found)
         errors = Counter(m.error for m in found if m.error is not None)
         accuracy = state.model.accuracy if state.model is not None else math.nan
-        gain = state.curve.gain_ms(state.curve.batches, first_gain([each.curve for each in self._states]))
+        gain = state.curve.gain_ms(max(state.curve.batches, 1), first_gain([each.curve for each in self._states]))
         name, now, kinds = state.task.name, self._now(), tuple(errors.items())
         self._emit(BatchMeasured(name, now, state.trials, ratios, kinds, state.best_ratio, accuracy, gain))
         failed = next((m for m in found if m.error is not None), None)
@@ -314,6 +330,18 @@ class Tuner:
             self._stop(state, f"no candidate of {state.trials} can be measured: {failed.error}: {failed.detail}")
         elif self._trials is not None and state.trials >= self._trials:
             self._stop(state, f"{state.trials} trials are done")
+
+    def _suggestions(self, state: _State) -> list[Point]:
+        """What was found for similar tasks since the task had its last batch."""
+        mates = [
+            Precedent(other.best.rule, other.default.point, other.best.point, other.best_verified)
+            for other in self._states
+            if other is not state and other.best is not None
+        ]
+        found = suggestions(state.default.rule, state.default.point, [*mates, *self._precedents])
+        fresh = [point for point in found if point not in state.suggested]
+        state.suggested.update(fresh)
+        return fresh
 
     def _begin(self, state: _State) -> None:
         """What takes long, and only for tasks that get time: their size, and the candidates of earlier runs."""
@@ -500,44 +528,10 @@ class Tuner:
         state.best_verified = min(state.best_verified, best)
         state.trials = state.resumed = len(ratios)
         state.best_ratio = min(1.0, *ratios.values())
-        reached = np.minimum.accumulate([1.0, *ratios.values()])[BATCH - 1 :: BATCH]
-        for ratio in reached:
-            state.curve.add(max(float(ratio), state.best_verified), TRIAL_SECONDS * BATCH)
+        for ratio in np.minimum.accumulate([1.0, *ratios.values()])[1:]:
+            state.curve.add(max(float(ratio), state.best_verified), TRIAL_SECONDS, 1)
         state.history.append((state.trials, state.best_ratio))
         state.since_check = int(state.best_ratio <= WORTH_CHECKING * state.best_verified)
-
-    def _learn_from_others(self, known: dict[str, list[Record]]) -> None:
-        """Teach the shared model what was measured of other workloads."""
-        own = {variant.key for task in self._tasks for variant in task.variants.values()}
-        others = [key for key in known if key not in own]
-        each = max(16, TRANSFERRED_ROWS // max(len(others), 1))
-        for key in others[-TRANSFERRED_ROWS // 16 :]:
-            func = self._store.get(key)
-            if func is None or func.dims:  # the sizes that symbolic programs were measured with are not in the record
-                continue
-            rows, seconds = [], []
-            for record in known[key][:each]:
-                try:
-                    scheduled = Trace.from_json(record.trace).apply(func)
-                except TcError:
-                    continue
-                rows.append(Program(scheduled, self._tasks[0].target, {}).features)
-                seconds.append(record.ratio)
-            if len(rows) > 1:
-                self._shared.add(key, np.stack(rows), np.array(seconds))
-
-    def _seeds(self, task: Task, default: Candidate, known: dict[str, list[Record]]) -> list[dict[str, Value]]:
-        """Points that were best for other workloads of the same rule, the largest gains first."""
-        if not self._transfer:
-            return []
-        own = {variant.key for variant in task.variants.values()}
-        best: list[Record] = []
-        for key, records in known.items():
-            fitting = [r for r in records if r.rule == default.rule and r.error is None]
-            if key not in own and fitting:
-                best.append(min(fitting, key=lambda record: record.ratio))
-        best.sort(key=lambda record: record.ratio)
-        return [dict(record.point) for record in best[:SEEDS]]
 
     # -- the end
 

@@ -66,6 +66,23 @@ def test_standing_still_lowers_what_is_expected() -> None:
     assert curve([0.8] * 32).gain_ms(32, 0.2) < 0.2 * curve([0.8] * 8).gain_ms(8, 0.2)
 
 
+def test_a_best_that_was_none_is_taken_back() -> None:
+    corrected, still = curve([0.5, 0.8]), curve([0.8, 0.8])
+
+    assert corrected.ratios == [0.8, 0.8]
+    assert corrected.gain_ms(2, 0.2) == still.gain_ms(2, 0.2) > 0
+
+
+def test_batches_count_by_their_trials() -> None:
+    made = Curve(1.0)
+    for trials, ratio in ((3, 0.95), (5, 0.9), (16, 0.8), (4, 0.7)):
+        made.add(ratio, 0.25 * trials, trials)
+
+    assert made.ratios == [0.9, 0.8, 0.8]
+    assert made.best == 0.7
+    assert made.batch_seconds == pytest.approx(2.0)
+
+
 def test_more_batches_are_expected_to_gain_more_but_each_less() -> None:
     made = curve(fading(4, 0.3))
     gains = [made.gain_ms(more, 0.3) for more in (1, 2, 4, 8)]

@@ -255,7 +255,8 @@ def test_seeds_are_tried_in_the_first_batches() -> None:
     space = TileSpace()
     legal = [space.at(seeds[0]).key, space.at(seeds[2]).key]  # 24 x 4 accumulators are not
 
-    policy = ModelSearch(space, NoisyModel(Product(), 0.3, 0), np.random.default_rng(0), seeds=seeds)
+    policy = ModelSearch(space, NoisyModel(Product(), 0.3, 0), np.random.default_rng(0))
+    policy.suggest(seeds)
 
     assert [candidate.key for candidate in policy.propose(8)][1:3] == legal
 

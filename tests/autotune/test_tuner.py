@@ -12,7 +12,7 @@ from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event, TaskStopped, TuningFinished, TuningStarted, WinnerChecked
 from tc.autotune.record import Record
 from tc.autotune.task import Task
-from tc.autotune.tuner import BATCH, Tuner, TuningResult
+from tc.autotune.tuner import BATCH, SMALL_BATCH, Tuner, TuningResult
 from tc.errors import MeasureError, UserError
 from tests.autotune.fake_runner import TARGET, FakeClock, FakeRunner, made_up_task, point_of, true_ratio
 
@@ -82,7 +82,7 @@ def test_equal_seeds_propose_the_same(tmp_path: Path, policy: str) -> None:
     def trials(name: str, seed: int) -> list[tuple[str, str]]:
         (tmp_path / name).mkdir()
         tasks = made_up_task(4), made_up_task(6, calls=3)
-        run = Run(tmp_path / name, *tasks, policy=policy, seed=seed, trials_per_task=40)
+        run = Run(tmp_path / name, *tasks, policy=policy, seed=seed, trials_per_task=40, threshold=0.0)
         run.run()
         return run.runner.trials
 
@@ -108,19 +108,19 @@ def test_every_trial_is_written_down_at_once(tmp_path: Path) -> None:
     assert sorted({record.trial for record in run.records()}) == list(range(1, 65))
     assert len({record.schedule_key for record in run.records()}) == 64
     batches = [count for count in seen if count]
-    assert batches[0] >= BATCH - 1
+    assert batches[0] == SMALL_BATCH
     assert len(run.records()) > batches[-1]
 
 
 def test_a_killed_tuner_loses_at_most_a_batch_and_measures_nothing_again(tmp_path: Path) -> None:
     clock = FakeClock()
-    killed = Run(tmp_path, runner=FakeRunner(clock, stop_at=4, stop=Killed()))
+    killed = Run(tmp_path, runner=FakeRunner(clock, stop_at=6, stop=Killed()))
     with pytest.raises(Killed):
         killed.run()
     measured = killed.runner.trials
     kept = {record.trace for record in killed.records()}
     assert len(measured) - len(kept) <= BATCH
-    assert len(kept) >= 32
+    assert len(kept) >= 24
 
     resumed = Run(tmp_path, runner=FakeRunner(clock))
     result = resumed.run()
@@ -135,12 +135,12 @@ def test_a_killed_tuner_loses_at_most_a_batch_and_measures_nothing_again(tmp_pat
 def test_what_a_killed_tuner_had_not_checked_is_checked_when_resumed(tmp_path: Path) -> None:
     clock = FakeClock()
     with pytest.raises(Killed):
-        Run(tmp_path, runner=FakeRunner(clock, stop_at=3, stop=Killed()), trials_per_task=32).run()
+        Run(tmp_path, runner=FakeRunner(clock, stop_at=3, stop=Killed()), trials_per_task=16).run()
 
-    resumed = Run(tmp_path, runner=FakeRunner(clock), trials_per_task=32)
+    resumed = Run(tmp_path, runner=FakeRunner(clock), trials_per_task=16)
     result = resumed.run()
 
-    assert result.tasks[0].trials == 32
+    assert result.tasks[0].trials == 16
     assert result.tasks[0].ratio < 0.95
     assert resumed.verified()
 
@@ -372,6 +372,31 @@ def test_time_goes_where_most_is_saved(tmp_path: Path) -> None:
     assert heavy.trials >= 2 * good.trials
 
 
+def test_what_was_found_for_one_task_is_tried_early_for_another(tmp_path: Path) -> None:
+    run = Run(tmp_path, made_up_task(4, calls=100), made_up_task(6), policy="model", budget_seconds=90.0, trials_per_task=None)
+
+    run.run()
+
+    heavy, light = (task.key for task in run.tasks)
+    best = run.database.best(heavy, TARGET, TARGET.cores)
+    tried = [job.trace for batch in run.runner.batches for job in batch if job.workload.key == light]
+    assert best is not None
+    early = [point_of(trace) for trace in tried[1 : 1 + 2 * SMALL_BATCH]]
+    assert any(point == point_of(record.trace) for record in run.verified() if record.workload == heavy for point in early)
+
+
+def test_what_other_models_have_found_is_tried_early(tmp_path: Path) -> None:
+    Run(tmp_path, made_up_task(4), policy="model").run()
+    next_model = Run(tmp_path, made_up_task(6), policy="model", trials_per_task=8)
+    known = next_model.database.best(made_up_task(4).key, TARGET, TARGET.cores)
+
+    result = next_model.run()
+
+    assert known is not None
+    assert known.trace in {job.trace for batch in next_model.runner.batches for job in batch}
+    assert result.tasks[0].ratio == pytest.approx(known.ratio, rel=0.1)
+
+
 def test_it_stops_when_little_is_left_to_gain_and_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path, budget_seconds=1e6, trials_per_task=None)
 
@@ -408,7 +433,7 @@ def test_events_tell_the_whole_story(tmp_path: Path) -> None:
     run.run()
 
     batches = run.said(BatchMeasured)
-    assert [event.trials for event in batches if event.task == "task_4"] == [16, 32]
-    assert all(event.seconds > 0 and len(event.ratios) == 16 for event in batches)
+    assert [event.trials for event in batches if event.task == "task_4"] == [8, 16, 24, 32]
+    assert all(event.seconds > 0 and len(event.ratios) == 8 for event in batches)
     assert all(event.predicted_gain_ms >= 0 for event in batches)
     assert {event.task for event in run.said(TaskStopped)} == {"task_4", "task_6"}
