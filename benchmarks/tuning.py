@@ -13,7 +13,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from tc.autotune.events import BatchMeasured, Event
 from tc.autotune.measure import LocalRunner
 from tc.autotune.task import Task
 from tc.autotune.tuner import Tuner
+from tc.compiler import import_model
+from tc.ir.expr import Var
 from tc.measure.compare import SUBJECT, compare_runtimes
 from tc.measure.harness import Plan
 from tc.measure.runtimes import Runtime, as_runtime, reference_outputs
@@ -169,9 +171,9 @@ def _measured(task: Task, paths: Sequence[Path]) -> Iterator[Measured]:
 
 def measure_model(name: str, budget: str, threads: int, database: Path) -> dict[str, Any]:
     """Tune a model, then time it tuned and untuned and the peers in turns."""
-    found = tune(str(zoo.path(name)), budget, threads=threads, database=database)
     model = zoo.path(name)
     arrays = zoo.random_inputs(name, np.random.default_rng(0), {})
+    found = tune(str(model), budget, threads=threads, database=database, sizes=sizes_of(model, arrays))
     expected = reference_outputs(model, arrays)
     loaders = {peer: LOADERS[peer] for peer in (SUBJECT, *PEERS)}
     loaders["tuned"] = partial(load_tuned, database=database)
@@ -193,6 +195,13 @@ def measure_model(name: str, budget: str, threads: int, database: Path) -> dict[
         "reason": found.result.reason,
         "dropped": list(found.dropped),
     }
+
+
+def sizes_of(model: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The symbolic dims of a model by name, as these inputs have them."""
+    main = import_model(str(model), None, "fallback").module.main
+    pairs = ((dim, size) for param in main.params for dim, size in zip(param.type.shape, arrays[param.name].shape, strict=True))
+    return {dim.name: size for dim, size in pairs if isinstance(dim, Var)}
 
 
 def load_tuned(model: Path, threads: int, *, database: Path) -> Runtime:

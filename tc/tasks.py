@@ -48,22 +48,22 @@ class Extraction:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a kernel in the model."""
+    """One call of a kernel in the model. `values`: of the PrimFunc's dims; None when they come from data."""
 
     func: PrimFunc
     reference: IRModule
     literals: Mapping[int, np.ndarray]
-    sizes: Mapping[Var, int] | None
+    sizes: Mapping[Var, int]
+    values: tuple[int, ...] | None
     nodes: tuple[str, ...]
 
     @property
     def dims(self) -> dict[str, int]:
         """The sizes by the names that the PrimFunc has for them."""
-        assert self.sizes is not None, "calls whose sizes come from data are left out"
-        return dict(zip((dim.name for dim in self.func.dims), self.sizes.values(), strict=True))
+        assert self.values is not None, "calls whose sizes come from data are left out"
+        return dict(zip((dim.name for dim in self.func.dims), self.values, strict=True))
 
     def variant(self, question: Question | None = None, answer: Option | None = None) -> Variant:
-        assert self.sizes is not None, "calls whose sizes come from data are left out"
         return Variant(workload_key(self.func), self.func, self.reference, self.sizes, self.literals, question, answer)
 
 
@@ -87,7 +87,7 @@ def extract_tasks(
     skipped: list[tuple[str, str]] = []
     for calls in groups.values():
         first = calls[0]
-        if first.sizes is None:
+        if first.values is None:
             skipped.append((first.func.name, "its sizes come from data"))
             continue
         variants = {"default": first.variant()}
@@ -99,7 +99,7 @@ def extract_tasks(
 
 
 def _literal_bytes(call: _Call) -> int:
-    sizes = dict(zip(call.func.dims, (call.sizes or {}).values(), strict=False))
+    sizes = dict(zip(call.func.dims, call.values or (), strict=False))
     return sum(
         math.prod(int(evaluate(dim, sizes)) for dim in buffer.shape) * buffer.dtype.size_bytes
         for place, buffer in enumerate(call.func.inputs)
@@ -142,7 +142,7 @@ def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, V
         return
     call, question, value = ways[base.nodes]
     key = workload_key(call.func)
-    if key not in known and call.sizes is not None:
+    if key not in known and call.values is not None:
         yield f"{question.pass_name}={value}", call.variant(question, value)
 
 
@@ -157,12 +157,11 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
         func = canonical_names(lowered)
         nodes = tuple(dict.fromkeys(str(b.span) for b in primitive.bindings if b.span is not None))
         try:
-            values = [int(evaluate(dim, env)) for dim in call.dims]
-            known: dict[Var, int] | None = dict(zip(lowered.dims, values, strict=True))
+            values: tuple[int, ...] | None = tuple(int(evaluate(dim, env)) for dim in call.dims)
         except TcError:
-            known = None
+            values = None
         literals = {place: arg.value for place, arg in enumerate(call.args) if isinstance(arg, TensorConst)}
-        yield _Call(func, IRModule((primitive,), primitive.name), literals, known, nodes)
+        yield _Call(func, IRModule((primitive,), primitive.name), literals, env, values, nodes)
 
 
 def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:

@@ -101,6 +101,28 @@ def test_a_tuned_model_computes_the_same_and_uses_its_records(tmp_path: Path) ->
     assert found.result.tuned_ms <= found.result.default_ms
 
 
+def test_kernels_over_symbolic_dims_are_tuned_at_a_size_and_right_at_all(tmp_path: Path) -> None:
+    text = """
+@graph
+def main(x: f32[n, 48], w: f32[48, 40]):
+    a: f32[n, 40] = matmul(x, w)
+    b: f32[n, 40] = softmax(a, axis=1)
+    return b
+"""
+    model, database = parse_module(text), tmp_path / "t.db"
+
+    found = tune(model, "20s", threads=1, database=database, trials=12, sizes={"n": 30})
+    tuned, untuned = tc.compile(model, tune=database, threads=1), tc.compile(model, threads=1)
+
+    assert not any("reference" in record.detail for record in Database(database).records())
+    assert all(set(task.dims.values()) == {30} for task in found.tasks)
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((48, 40), dtype=np.float32)
+    for rows in (1, 2, 13, 30, 57):
+        x = rng.standard_normal((rows, 48), dtype=np.float32)
+        np.testing.assert_allclose(tuned(x, w), untuned(x, w), rtol=0, atol=1e-4)
+
+
 def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path) -> None:
     database = tmp_path / "t.db"
     model = parse_module(PRODUCTS)

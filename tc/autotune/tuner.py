@@ -438,9 +438,9 @@ class Tuner:
         if candidate.variant not in state.reference:
             main = variant.reference.main
             rng = np.random.default_rng(0)
-            drawn = sized_inputs(main, variant.sizes, rng)
-            inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
             try:
+                drawn = sized_inputs(main, variant.sizes, rng)
+                inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
                 expected = run_function(variant.reference, main.name, inputs)
             except TcError as error:
                 return f"its reference cannot be run: {error}"
