@@ -6,6 +6,9 @@ are claimed from an atomic counter, so a slow core does not hold up the others. 
 after a job, then sleep on a futex; an idle process uses no CPU. A call from inside a job, or while another thread has the pool,
 runs on the calling thread alone.
 
+A worker that ran on the processor where the caller now is gets moved off it before the next job: the system may wake a worker beside
+its waker and leave both there for milliseconds. Workers keep all other processors that the process had when the pool was made.
+
 One 32-bit word says which job runs and how many workers take part (low 8 bits): a worker that wakes late can then never
 mistake the next job for the one it belongs to. A job is closed when its last chunk has been claimed, and only workers that
 entered before that are waited for: one that the system does not let run holds up nobody.
@@ -22,11 +25,14 @@ import time
 from llvmlite import binding as llvm
 
 from tc.runtime.jit import Library, compile_object, link
-from tc.target import available_cpus
+from tc.target import affinity_cpus, available_cpus
 
 MAX_WORKERS = 255
 _SPIN = 4000  # pauses before a worker sleeps, about 50 us
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+_SYSTEM_CALLS = {
+    "x86_64": {"futex": 202, "set_affinity": 203, "get_id": 186},
+    "aarch64": {"futex": 98, "set_affinity": 122, "get_id": 178},
+}
 
 _IR = """
 @job_fn = internal global ptr null
@@ -40,9 +46,75 @@ _IR = """
 @sleepers = internal global i32 0, align 64
 @busy = internal global i32 0, align 64
 @tc_workers = global i64 0
+@tc_allowed = global [16 x i64] zeroinitializer
+@ids = internal global [256 x i32] zeroinitializer
+@places = internal global [256 x i32] zeroinitializer, align 64
 
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
+declare i32 @sched_getcpu()
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+define internal void @keep_away(i32 %cpu) nounwind noinline {{
+entry:
+  %mask = alloca [16 x i64]
+  call void @llvm.memcpy.p0.p0.i64(ptr %mask, ptr @tc_allowed, i64 128, i1 false)
+  %known = icmp ult i32 %cpu, 1024
+  br i1 %known, label %clear, label %leave
+clear:
+  %wide = zext i32 %cpu to i64
+  %word = lshr i64 %wide, 6
+  %bit = and i64 %wide, 63
+  %one = shl i64 1, %bit
+  %kept = xor i64 %one, -1
+  %p = getelementptr i64, ptr %mask, i64 %word
+  %old = load i64, ptr %p
+  %new = and i64 %old, %kept
+  store i64 %new, ptr %p
+  %workers = load i64, ptr @tc_workers
+  br label %each
+each:
+  %k = phi i64 [ 0, %clear ], [ %k1, %next ]
+  %more = icmp ult i64 %k, %workers
+  br i1 %more, label %check, label %leave
+check:
+  %place = getelementptr i32, ptr @places, i64 %k
+  %where = load atomic i32, ptr %place monotonic, align 4
+  %here = icmp eq i32 %where, %cpu
+  br i1 %here, label %move, label %next
+move:
+  %idp = getelementptr i32, ptr @ids, i64 %k
+  %id = load atomic i32, ptr %idp monotonic, align 4
+  %r = call i64 (i64, ...) @syscall(i64 {set_affinity}, i32 %id, i64 128, ptr %mask)
+  store atomic i32 -1, ptr %place monotonic, align 4
+  br label %next
+next:
+  %k1 = add i64 %k, 1
+  br label %each
+leave:
+  ret void
+}}
+
+define internal void @spread(i64 %helpers) nounwind {{
+entry:
+  %cpu = call i32 @sched_getcpu()
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k1, %check ]
+  %more = icmp ult i64 %k, %helpers
+  br i1 %more, label %check, label %leave
+check:
+  %place = getelementptr i32, ptr @places, i64 %k
+  %where = load atomic i32, ptr %place monotonic, align 4
+  %here = icmp eq i32 %where, %cpu
+  %k1 = add i64 %k, 1
+  br i1 %here, label %move, label %each
+move:
+  call void @keep_away(i32 %cpu)
+  ret void
+leave:
+  ret void
+}}
 
 define internal void @run_chunks(i64 %thread) nounwind {{
 entry:
@@ -68,6 +140,12 @@ done:
 define ptr @tc_worker(ptr %argument) nounwind {{
 entry:
   %index = ptrtoint ptr %argument to i64
+  %id = call i64 (i64, ...) @syscall(i64 {get_id})
+  %id32 = trunc i64 %id to i32
+  %idp = getelementptr i32, ptr @ids, i64 %index
+  store atomic i32 %id32, ptr %idp monotonic, align 4
+  %place = getelementptr i32, ptr @places, i64 %index
+  store atomic i32 -1, ptr %place monotonic, align 4
   %now = load atomic i32, ptr @generation acquire, align 4
   br label %await
 await:
@@ -103,6 +181,8 @@ take:
   %in_time = icmp eq i32 %now_open, %current
   br i1 %in_time, label %run, label %leave
 run:
+  %cpu = call i32 @sched_getcpu()
+  store atomic i32 %cpu, ptr %place monotonic, align 4
   call void @run_chunks(i64 %thread)
   br label %leave
 leave:
@@ -149,6 +229,7 @@ start:
   %c1 = sub i64 %c0, 1
   %c2 = sdiv i64 %c1, %shares
   %chunk = call i64 @llvm.smax.i64(i64 %c2, i64 %g)
+  call void @spread(i64 %helpers)
   store ptr %fn, ptr @job_fn
   store ptr %ctx, ptr @job_ctx
   store i64 %n, ptr @job_n
@@ -219,16 +300,21 @@ class ThreadPool:
 
     def __init__(self) -> None:
         machine = os.uname().machine if hasattr(os, "uname") else ""
-        self._native = sys.platform.startswith("linux") and machine in _SYS_FUTEX
+        self._native = sys.platform.startswith("linux") and machine in _SYSTEM_CALLS
         self._lock = threading.Lock()
         self._threads: list[ctypes.c_ulong] = []
         if self._native:
             pause = 'call void asm sideeffect "pause", ""()' if machine == "x86_64" else ""
-            text = _IR.format(pause=pause, spin=_SPIN, futex=_SYS_FUTEX[machine], shares=_SHARES_PER_THREAD)
+            text = _IR.format(pause=pause, spin=_SPIN, shares=_SHARES_PER_THREAD, **_SYSTEM_CALLS[machine])
         else:
             text = _SERIAL_IR
         self._library: Library = link([compile_object(text)])
         self._workers = ctypes.c_int64.from_address(self._library.address("tc_workers"))
+        if self._native:
+            allowed = (ctypes.c_uint64 * 16).from_address(self._library.address("tc_allowed"))
+            for cpu in affinity_cpus():
+                if cpu < 1024:
+                    allowed[cpu // 64] |= 1 << cpu % 64
 
     @property
     def num_workers(self) -> int:

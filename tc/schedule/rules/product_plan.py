@@ -35,6 +35,9 @@ LEAST_SHARED_COLUMNS = 256
 MOST_ORDERED = 4
 """Reduction loops of which every order may be tried."""
 
+LEAST_BAND_ROWS = 3
+"""Bands are not made lower only to have enough of them: each pads a few rows of its own."""
+
 BAND_BYTES_OF_L2 = 0.4
 """How much of the second-level cache the padded input of one band of rows may take."""
 
@@ -148,7 +151,7 @@ class ProductPlan:
             bands = self._packed_bands()
         band_rows = [loop for loop in self.bands if loop not in bands] if before else []
         tiles = self.row_tiles
-        if self._columns_outermost(others, bands):
+        if self._columns_outermost(others, bands, bool(before)):
             shared = [loop for loop in others if loop in self.batch]
             others = [loop for loop in others if loop not in shared]
             columns, together = self._cut_columns("sum/columns_together", smallest=True)
@@ -261,7 +264,10 @@ class ProductPlan:
         most = max(1, int(self.target.l2_bytes * BAND_BYTES_OF_L2) // max(1, self._lhs_bytes() // rows))
         heights = divisors(rows)
         fitting = [height for height in heights if rows // height >= -(-rows // most)]
-        return self._band(loop, self.s.choose("sum/band_rows", heights, fitting[-1] if fitting else 1))
+        height = fitting[-1] if fitting else 1
+        if rows // height < self.target.cores and not self._rhs_is_larger():  # bands are what runs in parallel
+            height = max((h for h in heights if rows // h >= self.target.cores and h >= LEAST_BAND_ROWS), default=height)
+        return self._band(loop, self.s.choose("sum/band_rows", heights, height))
 
     def _band(self, loop: str, height: int) -> list[str]:
         band, inside = self.s.split(loop, height)
@@ -271,22 +277,25 @@ class ProductPlan:
     def _lhs_bytes(self) -> int:
         return _bytes(self.contraction.lhs.buffer)
 
-    def _columns_outermost(self, others: list[str], bands: list[str]) -> bool:
-        default = "columns" if self._prefers_columns(others, bands) else "rows"
+    def _columns_outermost(self, others: list[str], bands: list[str], is_padded: bool) -> bool:
+        default = "columns" if self._prefers_columns(others, bands, is_padded) else "rows"
         return self.s.choose("sum/outermost", ("rows", "columns"), default, ordered=False) == "columns"
 
-    def _prefers_columns(self, others: list[str], bands: list[str]) -> bool:
+    def _prefers_columns(self, others: list[str], bands: list[str], is_padded: bool) -> bool:
         """Whether the outermost loop runs over column tiles: the rhs is the larger operand, and there are tasks enough.
 
         Where the result's rows run across column tiles, a small rhs, which stays in the cache anyway, does not break them up.
         """
         column_tasks = extent_value(self.s, self.column_tiles) or 8
-        row_tasks = known_product(self.s, [*others, *bands, *self.row_tiles])
+        row_tasks = known_product(self.s, [*others, *bands, *([] if is_padded else self.row_tiles)])
         cores = self.target.cores
         if column_tasks < cores <= row_tasks:
             return False
         if row_tasks < cores <= column_tasks:
             return True
+        return self._rhs_is_larger()
+
+    def _rhs_is_larger(self) -> bool:
         rhs = _bytes(self.contraction.rhs.buffer)
         return rhs > self._lhs_bytes() and (self.roles.blocks is not None or rhs > self.target.l2_bytes // 8)
 
