@@ -29,7 +29,7 @@ class Variant:
     key: str
     func: PrimFunc
     reference: IRModule
-    sizes: Mapping[Var, int]
+    sizes: Mapping[Var, int] = field(default_factory=dict)
     literals: Mapping[int, np.ndarray] = field(default_factory=dict)
     question: Question | None = None
     answer: int | str | bool | None = None

@@ -307,6 +307,15 @@ def test_a_timer_killed_from_outside_costs_nothing(runner: FaultyRunner) -> None
     assert [m.error for m in found] == [None] * 5
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the process was started in the background, with that signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_what_children_do_and_the_runner_goes_on(runner: FaultyRunner) -> None:
     before = set(runner.pids)
     interrupted = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -334,9 +343,11 @@ def test_closing_ends_the_children() -> None:
 
 
 PARENT = """
-import sys, threading
+import signal, sys, threading
 from tests.autotune.faulty_worker import FaultyRunner
 from tests.autotune.test_measure import scale_job
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what was started in the background
 
 def main():
     runner = FaultyRunner(builders=2, build_timeout=100.0, run_timeout=100.0)
