@@ -23,7 +23,7 @@ from tc.frontend.dims import Dim
 from tc.frontend.onnx import Imported, load_model
 from tc.ir.arith import Facts, evaluate
 from tc.ir.expr import Expr, Var
-from tc.ir.graph import Attrs, AttrValue, Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar
+from tc.ir.graph import Attrs, AttrValue, Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar, all_bindings
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.plan import CallOut, ExecutionPlan
@@ -75,7 +75,7 @@ class Stages:
     def sources(self) -> dict[TensorVar, tuple[str, ...]]:
         """For each result of a primitive function, the model's nodes inside the function that made it."""
         found: dict[TensorVar, tuple[str, ...]] = {}
-        for binding in _all_bindings(self.graph.main):
+        for binding in all_bindings(self.graph.main):
             if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
                 inner = self.graph[binding.value.callee.name]
                 assert isinstance(inner, Function)
@@ -368,20 +368,11 @@ def _literal(value: AttrValue, env: Mapping[Var, int]) -> AttrValue:
     return int(evaluate(value, env)) if isinstance(value, Expr) else value
 
 
-def _all_bindings(func: Function) -> Iterator[Binding]:
-    for binding in func.bindings:
-        yield binding
-        for name in ("then_branch", "else_branch", "body"):
-            body = getattr(binding.value, name, None)
-            if isinstance(body, Function):
-                yield from _all_bindings(body)
-
-
 def _report(stages: Stages, compiled: set[str], constants: list[np.ndarray], seconds: dict[str, float]) -> Report:
     sources = stages.sources()
     groups: dict[str, list[tuple[str, ...]]] = {}
     fallbacks: list[str] = []
-    for binding in _all_bindings(stages.lowered.main):
+    for binding in all_bindings(stages.lowered.main):
         value = binding.value
         if isinstance(value, CallTir):
             groups.setdefault(value.callee, []).append(_nodes_of(sources, binding))
@@ -419,7 +410,7 @@ def _explanations(stages: Stages) -> dict[str, str]:
     """For every node of the model, in which kernel it runs, with what, and how that kernel is scheduled."""
     sources = stages.sources()
     texts: dict[str, str] = {}
-    for binding in _all_bindings(stages.lowered.main):
+    for binding in all_bindings(stages.lowered.main):
         if isinstance(binding.value, CallTir):
             kernel = stages.kernels[binding.value.callee]
             nodes = _nodes_of(sources, binding)

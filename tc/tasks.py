@@ -14,7 +14,7 @@ from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.graph import Binding, CallFunction, CallTir, Function, GlobalRef, TensorConst, TensorVar, bodies_of
+from tc.ir.graph import CallFunction, Function, GlobalRef, TensorConst, TensorVar, all_bindings, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -150,7 +150,7 @@ def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
     """Every call of a PrimFunc in the model, with its sizes if they do not come from data."""
     env = measured_sizes(found.lowered.main, sizes)
     primitives = dict(_primitive_calls(found.fused.main))
-    for target, call in _tir_calls(found.lowered.main):
+    for target, call in tir_calls(found.lowered.main):
         lowered = found.lowered[call.callee]
         primitive = found.fused[primitives[target]]
         assert isinstance(lowered, PrimFunc) and isinstance(primitive, Function)
@@ -178,20 +178,7 @@ def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:
     return env
 
 
-def _tir_calls(func: Function) -> Iterator[tuple[TensorVar, CallTir]]:
-    return ((binding.targets[0], binding.value) for binding in _bindings(func) if isinstance(binding.value, CallTir))
-
-
 def _primitive_calls(func: Function) -> Iterator[tuple[TensorVar, str]]:
-    for binding in _bindings(func):
+    for binding in all_bindings(func):
         if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
             yield binding.targets[0], binding.value.callee.name
-
-
-def _bindings(func: Function) -> Iterator[Binding]:
-    for binding in func.bindings:
-        yield binding
-        for body in bodies_of(binding.value):
-            yield from _bindings(body)
-
-

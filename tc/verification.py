@@ -8,7 +8,7 @@ no kernel's error hides behind another's. Kernels that this input does not reach
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from tc.interp.graph import Observation, run_function
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType
 from tc.ir.expr import Var
-from tc.ir.graph import Binding, CallTir, Function, TensorVar, bodies_of
+from tc.ir.graph import Binding, Function, TensorVar, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -55,7 +55,7 @@ def verify_kernels(
     `graph` holds primitive functions, `lowered` calls of PrimFuncs in their place, with the same targets. VerifyError naming the
     model's node and the kernel when a result differs; UserError when no size that was tried suits the model.
     """
-    calls = dict(_tir_calls(lowered.main))
+    calls = dict(tir_calls(lowered.main))
     compared: set[str] = set()
 
     def observe(seen: Observation) -> None:
@@ -79,15 +79,6 @@ def verify_kernels(
             continue
         return len(compared)
     raise UserError(f"verify: the conditions of {func.name} hold for none of the sizes tried ({', '.join(map(str, SIZES))})")
-
-
-def _tir_calls(func: Function) -> Iterator[tuple[TensorVar, CallTir]]:
-    """The calls of PrimFuncs in a function and those nested in it, each with its first target."""
-    for binding in func.bindings:
-        if isinstance(binding.value, CallTir):
-            yield binding.targets[0], binding.value
-        for body in bodies_of(binding.value):
-            yield from _tir_calls(body)
 
 
 def random_inputs(func: Function, size: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -11,7 +11,6 @@ Both kernels work on the same memory where their signatures agree, so that neith
 from __future__ import annotations
 
 import ctypes
-import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from tc.autotune.build import SYMBOL, Built
 from tc.autotune.inputs import ArraySpec, fill
 from tc.runtime.jit import Library, compile_object, link
+from tc.runtime.memory import ALIGNMENT, Arena
 from tc.runtime.pool import get_pool
 from tc.target import native_target
 from tc.verification import difference
@@ -31,8 +31,6 @@ try:
 except ImportError:  # a system that does not count what it does
     resource = None  # type: ignore[assignment]
 
-ALIGNMENT = 64
-_HUGE_PAGE = 2 << 20
 _GROUP_SECONDS = 20e-6
 _MAX_GROUPS = 512
 _COMPARED_ELEMENTS = 1 << 15
@@ -217,12 +215,7 @@ class Memory:
             offsets.append(end)
             end += -(-spec.size_bytes // ALIGNMENT) * ALIGNMENT + guard_bytes
         self.size_bytes = end
-        room = mmap.mmap(-1, end + _HUGE_PAGE)
-        if end >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            room.madvise(mmap.MADV_HUGEPAGE)
-        whole = np.frombuffer(room, np.uint8)
-        start = -whole.ctypes.data % (_HUGE_PAGE if end >= _HUGE_PAGE else ALIGNMENT)
-        self._bytes = whole[start : start + end]
+        self._bytes = Arena(end).bytes()
         self._bytes[...] = _GUARD if guard_bytes else 0  # every page is there before anything is timed
         parts = [self._bytes[offset : offset + spec.size_bytes] for offset, spec in zip(offsets, specs, strict=True)]
         self.arrays = [part.view(s.dtype.numpy).reshape(s.shape) for part, s in zip(parts, specs, strict=True)]

@@ -238,6 +238,19 @@ def bodies_of(value: Operation) -> tuple[Function, ...]:
     return ()
 
 
+def all_bindings(func: Function) -> Iterator[Binding]:
+    """The bindings of a function and of those nested in it, each before what is nested in it."""
+    for binding in func.bindings:
+        yield binding
+        for body in bodies_of(binding.value):
+            yield from all_bindings(body)
+
+
+def tir_calls(func: Function) -> Iterator[tuple[TensorVar, CallTir]]:
+    """The calls of PrimFuncs in a function and those nested in it, each with its first target."""
+    return ((binding.targets[0], binding.value) for binding in all_bindings(func) if isinstance(binding.value, CallTir))
+
+
 def free_vars(func: Function) -> list[TensorVar]:
     """Variables that `func` uses and does not bind, in order of first use (captured from enclosing functions)."""
     bound: set[TensorVar] = set(func.params)

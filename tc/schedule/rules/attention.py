@@ -17,6 +17,7 @@ from tc.ir.loop import annotation
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers, producer
 from tc.schedule.rules.common import extent_value, known_product, set_parallel
+from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.reduction import reduce_along
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.step import Schedule
@@ -125,7 +126,7 @@ def _is_product(info: BlockInfo) -> bool:
 
 def _is_worth(schedule: Schedule, chain: Chain) -> bool:
     """Whether there is more than one key, and keys and values have more than one element."""
-    weighted, scores = _info(schedule, chain.weighted), _info(schedule, chain.scores)
+    weighted, scores = block_info(schedule, chain.weighted), block_info(schedule, chain.scores)
     needed = [(weighted, weighted.spatial_axes[-1]), *((i, axis) for i in (weighted, scores) for axis in i.reduction_axes)]
     return all(_loop_of(info, axis) is not None for info, axis in needed)
 
@@ -160,10 +161,6 @@ def infos_named(infos: list[BlockInfo], name: str) -> BlockInfo:
     return next(info for info in infos if info.name == name)
 
 
-def _info(schedule: Schedule, name: str) -> BlockInfo:
-    return infos_named(block_infos(schedule.func), name)
-
-
 def _loop_of(info: BlockInfo, axis: Var) -> str | None:
     value = next(each.value for each in info.block.axes if each.var is axis)
     return value.name if isinstance(value, Var) else None
@@ -171,8 +168,8 @@ def _loop_of(info: BlockInfo, axis: Var) -> str | None:
 
 def _output_loops(schedule: Schedule, chain: Chain) -> tuple[str | None, str, list[str]]:
     """The loops of the final block that choose the row, the column of the values, and the rest in order."""
-    info = _info(schedule, chain.final)
-    (weighted,) = _info(schedule, chain.weighted).written_buffers
+    info = block_info(schedule, chain.final)
+    (weighted,) = block_info(schedule, chain.weighted).written_buffers
     load = info.reads_of(weighted)[0]
     row, column = (_loop_of(info, i) if isinstance(i, Var) else None for i in load.indices[-2:])
     assert column is not None, "there is more than one column"
@@ -266,7 +263,7 @@ def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -
     The last of them are padded, and scores of the padding computed: cheaper than not computing them.
     """
     padded = _pad_keys(schedule, chain, columns)
-    info = _info(schedule, chain.scores)
+    info = block_info(schedule, chain.scores)
     key = _key_load(info)
     axis = info.spatial_axes[-1]
     place = next(d for d, index in enumerate(key.indices) if index is axis)
@@ -299,7 +296,7 @@ def _exchange_axes(schedule: Schedule, row: str, column: str, lanes: int) -> Non
 
 def _pad_keys(schedule: Schedule, chain: Chain, columns: int) -> list[str]:
     """Round the number of keys up for the first product; returns the blocks that pad its operand and cut its result."""
-    info = _info(schedule, chain.scores)
+    info = block_info(schedule, chain.scores)
     multiples = [columns if axis.var is info.spatial_axes[-1] else 1 for axis in info.block.axes]
     before = {each.name for each in block_infos(schedule.func)}
     try:
@@ -328,7 +325,7 @@ def _tile_scores(schedule: Schedule, chain: Chain, tile_loop: str, lanes: int) -
 
 def _interleave_rows(schedule: Schedule, name: str, lanes: int) -> None:
     """Let a vector of one row lie beside those of other rows: rows a power of two apart would share few lines of the cache."""
-    (buffer,) = _info(schedule, name).written_buffers
+    (buffer,) = block_info(schedule, name).written_buffers
     names = [f"a{d}" for d in range(len(buffer.shape))]
     *lead, row, column = names
     parts = [*lead, f"{column} // {lanes}", row, f"{column} % {lanes}"]
@@ -343,7 +340,7 @@ def _inside(schedule: Schedule, name: str, anchor: str) -> list[str]:
 
 def _register_tile(schedule: Schedule, name: str, anchor: str, lanes: int) -> None:
     """Rows by vectors of sums in registers, the reduction around them."""
-    info = _info(schedule, name)
+    info = block_info(schedule, name)
     inside = _inside(schedule, name, anchor)
     deep = {n.name for a in info.block.axes if a.var in info.reduction_axes for n in walk(a.value) if isinstance(n, Var)}
     depth = [loop for loop in inside if loop in deep]

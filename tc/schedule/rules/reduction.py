@@ -7,6 +7,7 @@ from tc.ir.expr import Buffer, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -36,7 +37,7 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
         final_name = f"{final.name}_copy"
     else:
         final_name = final.name
-    final = _info(schedule, final_name)
+    final = block_info(schedule, final_name)
     rows = _row_loops(schedule, final)
     loops = schedule.loops_of(final_name)
     if rows == len(loops) and rows > 0:
@@ -48,10 +49,6 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
         return "reduction, stage by stage"
     _schedule_rows(schedule, final_name, rows, target)
     return "row reduction"
-
-
-def _info(schedule: Schedule, name: str) -> BlockInfo:
-    return next(info for info in block_infos(schedule.func) if info.name == name)
 
 
 def _row_loops(schedule: Schedule, final: BlockInfo) -> int:
@@ -91,7 +88,7 @@ def _schedule_rows(schedule: Schedule, final: str, rows: int, target: Target) ->
 
 def _vectorize_inside(schedule: Schedule, name: str, row: str, target: Target) -> None:
     """Vectorize one stage of a row."""
-    info = _info(schedule, name)
+    info = block_info(schedule, name)
     loops = list(schedule.loops_of(name))
     inside = [loop for loop in loops[loops.index(row) + 1 :] if extent_value(schedule, loop) != 1]
     if not inside:
@@ -126,20 +123,9 @@ def _unroll_few(schedule: Schedule, loop: str) -> None:
         schedule.unroll(loop)
 
 
-def _reduction_loops(info: BlockInfo, loops: list[str]) -> list[str]:
-    driving = {
-        node.name
-        for axis in info.block.axes
-        if axis.var in info.reduction_axes
-        for node in walk(axis.value)
-        if isinstance(node, Var)
-    }
-    return [loop for loop in loops if loop in driving]
-
-
 def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target, accumulators: int = ACCUMULATORS) -> None:
     """Reduce along the lanes of at most `accumulators` vectors, for a block inside the loop `anchor`."""
-    info = _info(schedule, name)
+    info = block_info(schedule, name)
     loops = list(schedule.loops_of(name))
     inside = [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
     _reduce_along_lanes(schedule, info, inside, target, accumulators)
@@ -149,7 +135,7 @@ def _reduce_along_lanes(
     schedule: Schedule, info: BlockInfo, inside: list[str], target: Target, most: int = ACCUMULATORS
 ) -> None:
     """Partial results in the lanes of a few vectors; at the end these are combined as a tree."""
-    depth = _reduction_loops(info, inside)
+    depth = driving_loops(info, inside, info.reduction_axes)
     if not depth:
         return
     lanes = lanes_for(info, target)
@@ -180,7 +166,7 @@ def _reduce_along_lanes(
     schedule.decompose_reduction(info.name, final_loop)
     schedule.unroll(final_loop)
     schedule.annotate_loop(final_loop, "tree", 1)
-    for buffer in _info(schedule, partial).written_buffers:
+    for buffer in block_info(schedule, partial).written_buffers:
         if any(loop not in depth for loop in inside):  # several rows: all partial results, then all trees, side by side
             _lanes_last(schedule, buffer)
         else:
@@ -217,7 +203,7 @@ def _nested(schedule: Schedule, loops: list[str], block: str) -> bool:
 
 def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | None:
     """The last axis of the result is not reduced: a vector of results is reduced at once."""
-    info = _info(schedule, final)
+    info = block_info(schedule, final)
     lanes = lanes_for(info, target)
     loops = list(schedule.loops_of(final))
     producers = [i.name for i in reversed(block_infos(schedule.func)) if i.name != final]
@@ -275,7 +261,7 @@ def _reduces_contiguously(schedule: Schedule, final: str) -> bool:
 def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, width: int, lanes: int) -> None:
     loops = list(schedule.loops_of(info.name))
     inside = loops[loops.index(anchor) + 1 :]
-    depth = _reduction_loops(info, inside)
+    depth = driving_loops(info, inside, info.reduction_axes)
     spatial = [loop for loop in inside if loop not in depth]
     wide = [loop for loop in spatial if extent_value(schedule, loop) != 1]
     if not wide:
@@ -298,9 +284,9 @@ def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, widt
 
 def _schedule_one(schedule: Schedule, name: str, target: Target) -> None:
     """A stage that stands alone: parallel over its spatial loops, its reduction decomposed."""
-    info = _info(schedule, name)
+    info = block_info(schedule, name)
     loops = list(schedule.loops_of(name))
-    depth = _reduction_loops(info, loops)
+    depth = driving_loops(info, loops, info.reduction_axes)
     spatial = [loop for loop in loops if loop not in depth]
     if depth:
         if spatial and loops[: len(spatial)] != spatial:
