@@ -130,16 +130,25 @@ class LoweredModel:
     lowered: IRModule
 
 
-def lower_model(
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model up to the first graph pass that leaves something open; nothing before it depends on an answer."""
+
+    imported: Imported
+    graph: IRModule
+    target: Target
+    numerics: str
+
+
+def prepare_model(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None = None,
     on_unsupported: str = "fallback",
     numerics: str = "default",
-    answer: Answer = own_answer,
     watch: _Stopwatch | None = None,
-) -> LoweredModel:
-    """Everything before schedules; `answer` decides what graph passes leave open."""
+) -> PreparedModel:
+    """Import, the passes of `optimize_graph`, and layouts."""
     watch = watch or _Stopwatch()
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported)
@@ -147,12 +156,19 @@ def lower_model(
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
         graph = convert_layout(graph, block=target.lanes(32))
-        graph = use_winograd(graph, enable=numerics == "default", answer=answer)
-        graph = remove_dead_code(pack_matmul(graph, lanes=target.lanes(32), answer=answer))
+    return PreparedModel(imported, graph, target, numerics)
+
+
+def lower_model(model: PreparedModel, answer: Answer = own_answer, watch: _Stopwatch | None = None) -> LoweredModel:
+    """Everything else before schedules; `answer` decides what graph passes leave open."""
+    watch = watch or _Stopwatch()
+    with watch.time("graph passes"):
+        graph = use_winograd(model.graph, enable=model.numerics == "default", answer=answer)
+        graph = remove_dead_code(pack_matmul(graph, lanes=model.target.lanes(32), answer=answer))
         fused = fuse_ops(graph)
     with watch.time("lower"):
-        lowered = mark_numerics(lower_primitives(fused), numerics)
-    return LoweredModel(imported, fused, lowered)
+        lowered = mark_numerics(lower_primitives(fused), model.numerics)
+    return LoweredModel(model.imported, fused, lowered)
 
 
 def run_stages(
@@ -166,7 +182,7 @@ def run_stages(
     """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best."""
     watch = _Stopwatch()
     answer = own_answer if tuned is None else tuned.answer
-    found = lower_model(model, target, dims, on_unsupported, numerics, answer, watch)
+    found = lower_model(prepare_model(model, target, dims, on_unsupported, numerics, watch), answer, watch)
     with watch.time("schedule"):
         module, kernels = schedule_module(found.lowered, target, tuned)
     with watch.time("plan"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tc.autotune.task import Task, Variant
-from tc.compiler import LoweredModel, Model, lower_model
+from tc.compiler import LoweredModel, Model, PreparedModel, lower_model, prepare_model
 from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.ir.arith import evaluate
@@ -77,8 +77,9 @@ def extract_tasks(
 
     sizes: what symbolic dims are measured with, by name.
     """
-    base = list(_calls(lower_model(model, target, dims), sizes or {}))
-    others = [_lowered_otherwise(model, target, dims, sizes or {}, wanted) for wanted in OTHER_WAYS]
+    prepared = prepare_model(model, target, dims)
+    base = list(_calls(lower_model(prepared), sizes or {}))
+    others = [_lowered_otherwise(prepared, sizes or {}, wanted) for wanted in OTHER_WAYS]
     apart_bytes = min(sum(_literal_bytes(call) for call in base), MOST_APART_BYTES)
     groups: dict[str, list[_Call]] = {}
     for call in base:
@@ -111,13 +112,7 @@ Ways = Mapping[tuple[str, ...], tuple[_Call, Question, Option]]
 """Kernels by the nodes inside, each with a question about one of them and the answer that led to it."""
 
 
-def _lowered_otherwise(
-    model: Model,
-    target: Target,
-    dims: Mapping[str, Dim | int] | None,
-    sizes: Mapping[str, int],
-    wanted: Mapping[str, Option],
-) -> Ways:
+def _lowered_otherwise(prepared: PreparedModel, sizes: Mapping[str, int], wanted: Mapping[str, Option]) -> Ways:
     """The kernels that other answers to the questions of graph passes lead to."""
     asked: dict[str, tuple[Question, Option]] = {}
 
@@ -130,7 +125,7 @@ def _lowered_otherwise(
         return value
 
     found: dict[tuple[str, ...], tuple[_Call, Question, Option]] = {}
-    for call in _calls(lower_model(model, target, dims, answer=answer), sizes):
+    for call in _calls(lower_model(prepared, answer), sizes):
         questions = [asked[node] for node in call.nodes if node in asked]
         if len(questions) == 1:
             found[call.nodes] = (call, *questions[0])
