@@ -14,7 +14,7 @@ from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import extent_value, lanes_for
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, is_single
-from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block
+from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block, loop_of_axis
 from tc.schedule.rules.tiling import Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -46,12 +46,12 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
 
 def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int) -> Roles:
     loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
-    axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
-    if len(axes) != len(loops):
-        loops = loops or list(schedule.loops_of(final))
-        return Roles([], None, 0, loops[-1], loops[:-1])
-    loop_of = dict(zip(axes, loops, strict=True))
+    loops = loops or list(schedule.loops_of(final))
     lane = loops[-1]
+    loop_of = loop_of_axis(schedule, contraction, final)
+    if not loop_of:
+        return Roles([], None, 0, lane, loops[:-1])
+    axes = list(loop_of)
     rows = [loop_of[axis] for axis in axes if axis in contraction.rows and loop_of[axis] != lane]
     blocks, divide = None, 0
     if extent_value(schedule, lane) == lanes:

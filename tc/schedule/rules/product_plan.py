@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, takewhile
 from typing import Any
 
 from tc.errors import ScheduleError
@@ -57,13 +57,11 @@ class Roles:
     others: list[str]
 
 
-def _batch_loops(schedule: Schedule, contraction: Contraction, final: str) -> set[str]:
-    """The loops over axes that choose parts of both operands: each iteration is a product of its own."""
+def loop_of_axis(schedule: Schedule, contraction: Contraction, final: str) -> dict[Var, str]:
+    """The loop of the block `final` over each spatial axis of the sum; empty where they do not run alike."""
     loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
     axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
-    if len(loops) != len(axes):
-        return set()
-    return {loop for loop, axis in zip(loops, axes, strict=True) if axis in contraction.batch}
+    return dict(zip(axes, loops, strict=True)) if len(axes) == len(loops) else {}
 
 
 class ProductPlan:
@@ -83,7 +81,9 @@ class ProductPlan:
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = []
-        self.batch = _batch_loops(schedule, contraction, final)
+        loops = loop_of_axis(schedule, contraction, final)
+        self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
+        self.samples = loops.get(contraction.lhs.indices[0]) if len(contraction.lhs.indices) > 2 else None
         self.guarded: list[str] = []
         self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
         self.row_tiles: list[str] = []
@@ -286,35 +286,36 @@ class ProductPlan:
 
         Where the result's rows run across column tiles, a small rhs, which stays in the cache anyway, does not break them up.
         """
-        column_tasks = extent_value(self.s, self.column_tiles) or 8
-        row_tasks = known_product(self.s, [*others, *bands, *([] if is_padded else self.row_tiles)])
         cores = self.target.cores
+        column_tasks = self._num_tasks([*(loop for loop in others if loop in self.batch), self.column_tiles])
+        row_tasks = self._num_tasks([*others, *bands, *([] if is_padded else self.row_tiles)])
         if column_tasks < cores <= row_tasks:
             return False
         if row_tasks < cores <= column_tasks:
             return True
         return self._rhs_is_larger()
 
+    def _num_tasks(self, loops: list[str]) -> int:
+        """How many tasks `_set_parallel` can make of these loops; a symbolic number of samples may be 1."""
+        free = self._fusible(loops)
+        samples = [loop for loop in free if loop == self.samples]
+        return known_product(self.s, samples, 1) * known_product(self.s, [loop for loop in free if loop not in samples], 8)
+
     def _rhs_is_larger(self) -> bool:
         rhs = _bytes(self.contraction.rhs.buffer)
         return rhs > self._lhs_bytes() and (self.roles.blocks is not None or rhs > self.target.l2_bytes // 8)
 
     def _set_parallel(self, parallel: list[str], outer: list[str]) -> None:
-        """Run the leading loops in parallel, fused as far as none is to be peeled."""
+        """Run the leading loops in parallel, fused as far as possible."""
         s = self.s
         work = self.tile.all_rows * self.tile.columns * min(known_product(s, self._depth_loops(), 64), 4096) // 4
-        free: list[str] = []
-        for loop in parallel:
-            if loop in self.guarded:
-                break
-            free.append(loop)
+        free = self._fusible(parallel)
         inside = [loop for loop in outer if loop not in free]
-        if not free:
-            if not parallel:
-                return
-            free, inside = parallel[:1], outer[1:]
-        total_inside = work * known_product(s, inside, 8)
-        set_parallel(s, free, total_inside)
+        set_parallel(s, free, work * known_product(s, inside, 8))
+
+    def _fusible(self, loops: list[str]) -> list[str]:
+        """The leading loops that can run as one parallel loop: up to one that is to be peeled, or that one alone."""
+        return list(takewhile(lambda loop: loop not in self.guarded, loops)) or loops[:1]
 
     def _depth_loops(self) -> list[str]:
         info = block_info(self.s, self.name)
