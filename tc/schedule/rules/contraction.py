@@ -138,11 +138,13 @@ def _choose(
     sizes = [extent_value(schedule, loop) for loop in rows]
     row_count = sizes[-1] if rows else 1
     outer_rows = (sizes[-2] or 1) if len(rows) > 1 else 1
-    panel = max(1, (depth_block(contraction.rhs, contraction.columns) or lanes) // lanes) if roles.blocks is None else 1
+    panel_columns = depth_block(contraction.rhs, contraction.columns)
+    panel = max(1, (panel_columns or lanes) // lanes) if roles.blocks is None else 1
+    is_row_major = roles.blocks is None and panel_columns is None
     divided = bool(rows) and _is_part(schedule, final, rows[-1])
     blocks = _num_blocks(schedule, roles, lanes)
     registers = target.num_vector_registers
-    space = TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided)
+    space = TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major)
     vectors = schedule.choose("sum/vectors", space.vectors(), space.best().vectors)
     height = schedule.choose("sum/rows", space.heights(vectors), space.best(vectors).rows)
     best = space.best(vectors, height)

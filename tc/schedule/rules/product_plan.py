@@ -7,7 +7,7 @@ from itertools import permutations, takewhile
 from typing import Any
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, FloorDiv, Load, Var
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, set_parallel
@@ -21,7 +21,10 @@ DEPTH_UNROLL = 2
 """Steps of the sum per iteration of the innermost loop."""
 
 PREFETCH_BYTES = 2048
-"""How far ahead the rhs is prefetched: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
+"""How far ahead the rhs is prefetched at least: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
+
+PREFETCH_STEPS = 8
+"""How many steps of the sum ahead it is prefetched at least: where a step is a row of a matrix, the bytes after it are no help."""
 
 TYPICAL_SYMBOLIC = 256
 """What the product of an operand's symbolic dims is taken to be."""
@@ -40,6 +43,9 @@ LEAST_BAND_ROWS = 3
 
 BAND_BYTES_OF_L2 = 0.4
 """How much of the second-level cache the padded input of one band of rows may take."""
+
+PACKED_BYTES_OF_L2 = 0.25
+"""The same for rows that are packed: they are read once for each tile of columns, which comes from behind that cache."""
 
 
 @dataclass(frozen=True)
@@ -239,12 +245,11 @@ class ProductPlan:
         guarded = loop in self.guarded
         count = max(1, count - guarded)  # whole tiles: the last one, if cut short, is peeled and becomes a band of its own
         tile_bytes = self.tile.rows * max(1, self._lhs_bytes() // max(1, count * self.tile.rows))
-        most = max(1, int(self.target.l2_bytes * BAND_BYTES_OF_L2) // tile_bytes)
-        sizes = divisors(count)
-        size = max(d for d in sizes if d == 1 or (d <= most and count // d >= self.target.cores))
-        size = self.s.choose("sum/band_tiles", sizes, size)
+        most = max(1, min(int(self.target.l2_bytes * PACKED_BYTES_OF_L2) // tile_bytes, count // self.target.cores))
+        sizes = sorted({-(-count // bands) for bands in range(1, count + 1)})
+        size = self.s.choose("sum/band_tiles", sizes, max(size for size in sizes if size <= most))
         band, inside = self.s.split(loop, size)
-        if guarded:
+        if guarded or count % size:
             self.guarded.append(band)
             self._guard(inside)
             self.s.annotate_loop(band, "partition", 1)
@@ -364,10 +369,18 @@ class ProductPlan:
         s, rhs = self.s, self.contraction.rhs.buffer
         if rhs not in s.func.inputs:
             return
-        default = PREFETCH_BYTES if _bytes(rhs) > self.target.l2_bytes // 8 else 0
-        ahead = s.choose("sum/prefetch_bytes", (0, PREFETCH_BYTES // 4, PREFETCH_BYTES // 2, PREFETCH_BYTES, 2 * PREFETCH_BYTES), default)
+        ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * self._step_bytes())
+        default = ahead if _bytes(rhs) > self.target.l2_bytes // 8 else 0
+        ahead = s.choose("sum/prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
         if ahead:
             s.annotate_loop(loop, "prefetch", f"{s.func.buffers.index(rhs)}:{ahead}")
+
+    def _step_bytes(self) -> int:
+        """The distance in the rhs of two steps of the sum next to each other; 0 where it is symbolic."""
+        rhs = self.contraction.rhs
+        place = max(k for k, index in enumerate(rhs.indices) if any(node in self.contraction.depth for node in walk(index)))
+        dims = rhs.buffer.shape[place + 1 :]
+        return _bytes(rhs.buffer, dims) if all(isinstance(dim, Const) for dim in dims) else 0
 
     def _arranged(self, depth: list[str]) -> list[str]:
         """The reduction loops in the order of the knob; loops that are unrolled stay innermost."""
@@ -478,10 +491,11 @@ def depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
     return None
 
 
-def _bytes(buffer: Buffer) -> int:
-    """The size of a buffer; symbolic dims together are taken to be TYPICAL_SYMBOLIC."""
+def _bytes(buffer: Buffer, dims: tuple[Expr, ...] | None = None) -> int:
+    """The size of a buffer, or of a part with these dims; symbolic ones together are taken to be TYPICAL_SYMBOLIC."""
+    dims = buffer.shape if dims is None else dims
     total = buffer.dtype.size_bytes
-    for dim in buffer.shape:
+    for dim in dims:
         total *= int(dim.value) if isinstance(dim, Const) else 1
-    return total if all(isinstance(dim, Const) for dim in buffer.shape) else total * TYPICAL_SYMBOLIC
+    return total if all(isinstance(dim, Const) for dim in dims) else total * TYPICAL_SYMBOLIC
 

@@ -58,7 +58,8 @@ class TileSpace:
     Accumulators, the vectors of the rhs and one broadcast must fit the registers. Leftover rows and vectors run as smaller
     tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
     divides it. `panel` vectors of the rhs lie side by side; a tile takes a panel, or a part of one.
-    `exact`: only tiles that leave no rows over.
+    `exact`: only tiles that leave no rows over. `is_row_major`: a step of the sum reads its vectors side by side from a row of
+    the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones.
     """
 
     rows: int | None
@@ -69,6 +70,7 @@ class TileSpace:
     vectors_divide: int = 0
     panel: int = 1
     exact: bool = False
+    is_row_major: bool = False
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -115,9 +117,14 @@ def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Til
     ]
     return min(
         tiles,
-        key=lambda tile: (space.cycles(tile), abs(tile.vectors - PREFERRED_VECTORS), -tile.all_rows),
+        key=lambda tile: (space.cycles(tile), _distance(space, tile), -tile.all_rows),
         default=Tile(1, 1, space.lanes),
     )
+
+
+def _distance(space: TileSpace, tile: Tile) -> int:
+    """How far the vectors of a tile are from the preferred number."""
+    return -tile.vectors if space.is_row_major else abs(tile.vectors - PREFERRED_VECTORS)
 
 
 def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: int, vectors: int) -> float:
