@@ -38,7 +38,7 @@ from tc.runtime.entry import (
     FrameLayout,
 )
 from tc.runtime.jit import Library, link
-from tc.runtime.memory import ALIGNMENT, Arena, place_constants
+from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
@@ -98,7 +98,7 @@ class CompiledModule:
         self._report = report or Report(())
         self._explanations = dict(explanations or {})
         self._constants = list(constants)
-        self._table = (ctypes.c_void_p * max(len(constants), 1))(*(c.ctypes.data for c in constants))
+        self._table = (ctypes.c_void_p * max(len(constants), 1))(*(data_address(c) for c in constants))
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
         self._prepare = kind(library.address(f"{symbol}_prepare"))
         self._run = kind(library.address(f"{symbol}_run"))
@@ -184,7 +184,7 @@ class CompiledModule:
     def _run_frame(self, frame: _Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
         words, layout = frame.words, self._entry.layout
         for word, array in zip(layout.inputs, arrays, strict=True):
-            words[word] = array.__array_interface__["data"][0]
+            words[word] = data_address(array)
             if not self._is_static:
                 for axis, size in enumerate(array.shape):
                     words[word + 1 + axis] = size
@@ -223,7 +223,7 @@ class CompiledModule:
             dtype, rank = self._out_types[k]
             shape = self._static_out[k] or tuple(words[word + 1 : word + 1 + rank])
             array = np.empty(shape, dtype) if given is None else _checked_out(given[k], shape, dtype, self.outputs[k].name)
-            words[word] = array.__array_interface__["data"][0]
+            words[word] = data_address(array)
             results.append(array)
         return results
 
@@ -278,7 +278,7 @@ class CompiledModule:
                 shape = tuple(words[word + 1 : word + 1 + rank])
                 results[k] = np.empty(shape, dtype)
                 if results[k].nbytes:
-                    ctypes.memmove(results[k].ctypes.data, words[word], results[k].nbytes)
+                    ctypes.memmove(data_address(results[k]), words[word], results[k].nbytes)
         self._free_dynamic(frame)
         return results
 
@@ -333,7 +333,7 @@ class CompiledModule:
         if result.shape != expected:
             raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
         if result.nbytes:
-            ctypes.memmove(address, result.ctypes.data, result.nbytes)
+            ctypes.memmove(address, data_address(result), result.nbytes)
 
     # -- facts
 

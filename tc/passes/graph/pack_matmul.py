@@ -20,7 +20,7 @@ from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
-LEAST_SHARED_ROWS = 48
+LEAST_SHARED_ROWS = 192
 """From so many rows on, packing an operand that is not a literal pays."""
 
 PANEL_VECTORS = 2
@@ -87,7 +87,7 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
             op("matmul", any_("x"), any_("w"), name="matmul"),
             pack_value,
             when=lambda m: _can_pack(m, 1) and _has_many_rows(m),
-            example=lambda b: b.call("matmul", _x(b, 64, 20), b.param("w", tensor_type((20, 10), f32))),
+            example=lambda b: b.call("matmul", _x(b, 200, 20), b.param("w", tensor_type((20, 10), f32))),
             inexact=True,
         ),
     )
