@@ -12,6 +12,12 @@ from tc.target import Target
 TASK_ELEMENTS = 16384
 """Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
 
+SYMBOLIC_BANDS = (1, 2, 4, 6, 8, 12)
+"""How many rows of an image a band may have where their number is symbolic."""
+
+SYMBOLIC_BAND = 6
+"""How many it has: a window of five rows pads ten for six of the result, rather than five for each."""
+
 
 def inline_elementwise(schedule: Schedule) -> None:
     """Inline every elementwise block that is cheap to compute where it is read."""

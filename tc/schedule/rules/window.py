@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from tc.errors import ScheduleError
 from tc.ir.expr import Var
 from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos
-from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.common import (
+    SYMBOLIC_BAND,
+    SYMBOLIC_BANDS,
+    divisors,
+    extent_value,
+    known_product,
+    lanes_for,
+    set_parallel,
+)
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.step import Schedule
@@ -207,7 +215,9 @@ class _Plan:
         s = self.s
         rows = extent_value(s, self.bands)
         if rows is None:
-            return [self.bands], []
+            height = s.choose("window/band_rows", SYMBOLIC_BANDS, SYMBOLIC_BAND)
+            band, inside = s.split(self.bands, height)
+            return [band], [inside]
         info = next(each for each in block_infos(s.func) if each.name == self.before[-1])
         buffer = info.writes[0].buffer
         row_bytes = self.tile.lanes * buffer.dtype.size_bytes * (extent_value(s, s.loops_of(info.name)[-2]) or 64)
