@@ -8,7 +8,7 @@ own that the thread pool calls on ranges of iterations. The same program gives t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -266,10 +266,49 @@ class _Emitter(ExpressionEmitter):
         self._counted(loop, int_value(0), extent)
         self.prefetched, self.prefetch_places = outer, places
 
-    def _counted(self, loop: For, first: Value, end: Value, nested: Sequence[tuple[For, Value]] = ()) -> None:
-        """for var in [first, end): body. Tested at the bottom; skipped when there is nothing to do.
+    def _counted(self, loop: For, first: Value, end: Value) -> None:
+        """for var in [first, end): body."""
 
-        With `nested` loops and their extents, the counter numbers the iterations of the whole nest.
+        def iterate(number: Value) -> Value:
+            self.state.values[loop.var] = number
+            self.statement(loop.body)
+            return self.b.emit(f"add nuw nsw {number}, 1", "i64")
+
+        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
+        self._upwards(first, end, iterate)
+        self.facts = outer
+
+    def _numbered(self, nest: Sequence[For], extents: Sequence[Value], first: Value, end: Value) -> None:
+        """Iterations [first, end) of a nest, numbered as those of one loop; each run of the innermost loop is a loop of its own.
+
+        So the division of a number into loop variables is paid once a run, and what does not change along it is loaded once.
+        """
+        if len(nest) == 1:
+            self._counted(nest[0], first, end)
+            return
+
+        def run(number: Value) -> Value:
+            b = self.b
+            begin, rest = b.binary("urem", number, extents[-1]), b.binary("udiv", number, extents[-1])
+            for loop, extent in zip(reversed(nest[1:-1]), reversed(extents[1:-1]), strict=True):
+                self.state.values[loop.var] = b.binary("urem", rest, extent)
+                rest = b.binary("udiv", rest, extent)
+            self.state.values[nest[0].var] = rest
+            last = b.add(begin, b.binary("sub nuw nsw", end, number))
+            last = b.select(b.compare("icmp slt", last, extents[-1]), last, extents[-1])
+            self._counted(nest[-1], begin, last)
+            return b.add(number, b.binary("sub nuw nsw", last, begin))
+
+        outer = self.facts
+        for loop in nest[:-1]:
+            self.facts = self.facts.with_range(loop.var, loop.extent)
+        self._upwards(first, end, run)
+        self.facts = outer
+
+    def _upwards(self, first: Value, end: Value, iterate: Callable[[Value], Value]) -> None:
+        """A loop from `first` while below `end`; `iterate` emits its body and returns the next number.
+
+        Tested at the bottom; skipped when there is nothing to do.
         """
         b = self.b
         start, body, done = b.label("loop"), b.label("body"), b.label("done")
@@ -283,23 +322,13 @@ class _Emitter(ExpressionEmitter):
         b.start_block(start)
         b.branch(body)
         b.start_block(body)
-        counter, following = b.name("i"), b.name("n")
+        counter = b.name("i")
         phi_at = len(b.lines)
         b.lines.append("")
-        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
         with self.region():
-            number = Value(counter, "i64")
-            for inner, extent in reversed(nested):
-                self.facts = self.facts.with_range(inner.var, inner.extent)
-                self.state.values[inner.var] = b.binary("urem", number, extent)
-                number = b.binary("udiv", number, extent)
-            self.state.values[loop.var] = number
-            self.statement(nested[-1][0].body if nested else loop.body)
-        self.facts = outer
-        latch = b.block
-        b.lines[phi_at] = f"  {counter} = phi i64 [ {first.text}, %{start} ], [ {following}, %{latch} ]"
-        b.emit_void(f"{following} = add nuw nsw i64 {counter}, 1")
-        again = b.compare("icmp slt", Value(following, "i64"), end)
+            following = iterate(Value(counter, "i64"))
+            again = b.compare("icmp slt", following, end)
+        b.lines[phi_at] = f"  {counter} = phi i64 [ {first.text}, %{start} ], [ {following.text}, %{b.block} ]"
         b.emit_void(f"br i1 {again.text}, label %{body}, label %{done}, !llvm.loop {self._loop_metadata()}")
         b.start_block(done)
 
@@ -417,8 +446,8 @@ class _Emitter(ExpressionEmitter):
             else:
                 self.state.values[item] = loaded
         self.in_parallel = True
-        inner = [self.state.values[size] if isinstance(size, Var) else size for size in sizes[1:]]
-        self._counted(nest[0], Value("%begin", "i64"), Value("%end", "i64"), list(zip(nest[1:], inner, strict=True)))
+        extents = [self.state.values[size] if isinstance(size, Var) else size for size in sizes]
+        self._numbered(nest, extents, Value("%begin", "i64"), Value("%end", "i64"))
         self.in_parallel = False
         header = f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread) nounwind"
         self._finish(header)
