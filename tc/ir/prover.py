@@ -34,10 +34,22 @@ def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[
     steps[0] -= 1
     if depth >= _MAX_DEPTH or steps[0] < 0:
         return False
-    if depth == 0:
-        for known in facts.nonnegative:
-            if _search_nonnegative(poly.minus(known), facts, _MAX_DEPTH - 3, steps):
-                return True
+    known = facts.nonnegative if depth == 0 else ()
+    related = [each for each in known if not each.terms.keys().isdisjoint(poly.terms)]
+    others = [each for each in known if each not in related]
+    return (
+        _follows_from(related, poly, facts, steps)
+        or _search_by_bounds(poly, facts, depth, steps)
+        or _follows_from(others, poly, facts, steps)
+    )
+
+
+def _follows_from(known: Iterable[Polynomial], poly: Polynomial, facts: Facts, steps: list[int]) -> bool:
+    """Whether the polynomial is at least one of those that are known not to be negative."""
+    return any(_search_nonnegative(poly.minus(each), facts, _MAX_DEPTH - 3, steps) for each in known)
+
+
+def _search_by_bounds(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
     for atom in _elimination_order(poly, facts):
         cases = _cases(poly, atom, facts)
         if cases and all(_search_nonnegative(case, facts, depth, steps) for case in cases):

@@ -3,46 +3,77 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts, prove
-from tc.ir.expr import Buffer, Expr, Var, const
-from tc.ir.loop import Alloc, Block, For, If, PrimFunc
+from tc.ir.arith import prove
+from tc.ir.expr import Buffer, Expr, Var, ceildiv, const
+from tc.ir.loop import Alloc, Block, For, If, PrimFunc, Stmt
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import fresh_binders
 from tc.schedule.tree import (
+    Place,
+    facts_at,
     fresh_block_name,
     fresh_buffer_name,
     fresh_names,
+    replace_stmt,
     statements,
     variables,
 )
 
 
 def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:
-    """Two versions of the whole program, to be scheduled apart: one for a dim, or a loop, that is large enough, one for others.
+    """Two versions of the program, to be scheduled apart: one for a dim, or a loop, that is large enough, one for others.
 
         S          =>      if n >= 16: S
                            else: S'
 
-    Loops, blocks and scratch buffers of the second version get new names. Raises ScheduleError unless `dim` is a symbolic dim of
-    the function, or a loop whose extent dims decide, for which the question is open. Source: `specialize` of Halide.
+    Loops, blocks and scratch buffers of the second version get new names. Of a program that has versions already, the one around
+    the loop is made two. Raises ScheduleError unless `dim` is a symbolic dim of the function, or a loop whose extent dims decide,
+    for which the question is open. Source: `specialize` of Halide.
     """
-    found: Expr | None = next((var for var in func.dims if var.name == dim), None)
-    if found is None:
-        loops = (place.stmt for place in statements(func.body) if isinstance(place.stmt, For))
-        found = next((loop.extent for loop in loops if loop.var.name == dim and variables(loop.extent) <= set(func.dims)), None)
-    if found is None:
-        known = ", ".join(var.name for var in func.dims) or "none"
-        raise ScheduleError(f"specialize: {func.name} has no dim {dim}; there are: {known}")
-    condition = const(at_least) <= found
-    answer = prove(condition, Facts.of(func.facts))
+    place, extent = _find_extent(func, dim, "specialize")
+    return _with_versions(func, place, const(at_least) <= extent, f"{dim} is {{}} at least {at_least}")
+
+
+def specialize_tiles(func: PrimFunc, dim: str, tile: int, other: int) -> PrimFunc:
+    """As `specialize`: one version for a dim, or a loop, that tiles of `tile` iterations cover with no more left over than tiles of
+    `other`.
+
+        S          =>      if (n + 12) // 13 * 13 <= (n + 8) // 9 * 9: S
+                           else: S'
+    """
+    if min(tile, other) < 1:
+        raise ScheduleError(f"specialize: tiles of {tile} and {other} iterations; at least 1 is needed")
+    place, extent = _find_extent(func, dim, "specialize")
+    condition = ceildiv(extent, tile) * tile <= ceildiv(extent, other) * other
+    return _with_versions(func, place, condition, f"{dim} is {{}} covered by tiles of {tile} as well as by tiles of {other}")
+
+
+def _find_extent(func: PrimFunc, dim: str, what: str) -> tuple[Place, Expr]:
+    """The root, or the version around the loop called `dim`, and the extent."""
+    found = next((var for var in func.dims if var.name == dim), None)
+    if found is not None:
+        return Place(func.body, ()), found
+    for place in statements(func.body):
+        if isinstance(place.stmt, For) and place.stmt.var.name == dim and variables(place.stmt.extent) <= set(func.dims):
+            depth = max((k + 1 for k, stmt in enumerate(place.path) if isinstance(stmt, If)), default=0)
+            around = (*place.path, place.stmt)
+            if not any(isinstance(stmt, For) for stmt in place.path[:depth]):
+                return Place(around[depth], place.path[:depth]), place.stmt.extent
+    known = ", ".join(var.name for var in func.dims) or "none"
+    raise ScheduleError(f"{what}: {func.name} has no dim {dim}; there are: {known}")
+
+
+def _with_versions(func: PrimFunc, place: Place, condition: Expr, claim: str) -> PrimFunc:
+    """Make the statement at a place two; `claim` has a gap for "always" or "never"."""
+    answer = prove(condition, facts_at(func, place))
     if answer is not None:
-        raise ScheduleError(f"specialize: {dim} is {'always' if answer else 'never'} at least {at_least}")
-    return replace(func, body=If(condition, func.body, _renamed_copy(func)))
+        raise ScheduleError(f"specialize: {claim.format('always' if answer else 'never')}")
+    return replace_stmt(func, place, If(condition, place.stmt, _renamed_copy(func, place.stmt)))
 
 
-def _renamed_copy(func: PrimFunc) -> For | Alloc:
-    """The body again, with binders and names of its own."""
-    copy = fresh_binders(func.body)
+def _renamed_copy(func: PrimFunc, stmt: Stmt) -> Stmt:
+    """A statement again, with binders and names of its own."""
+    copy = fresh_binders(stmt)
     places = list(statements(copy))
     loops = [place.stmt.var for place in places if isinstance(place.stmt, For)]
     buffers = [place.stmt.buffer for place in places if isinstance(place.stmt, Alloc)]
@@ -56,4 +87,4 @@ def _renamed_copy(func: PrimFunc) -> For | Alloc:
     def rename(node: Node) -> Node | None:
         return replace(node, name=fresh_block_name(func, node.name)) if isinstance(node, Block) else None
 
-    return transform(substitute(copy, renamed), rename)  # type: ignore[return-value]
+    return transform(substitute(copy, renamed), rename)

@@ -36,6 +36,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "split": loops.split,
     "split_overlapped": loops.split_overlapped,
     "specialize": specialize.specialize,
+    "specialize_tiles": specialize.specialize_tiles,
     "fuse": loops.fuse,
     "reorder": loops.reorder,
     "parallel": _kind(LoopKind.PARALLEL),
@@ -246,6 +247,9 @@ class Schedule:
 
     def specialize(self, dim: str, at_least: int) -> None:
         self._do("specialize", dim, at_least)
+
+    def specialize_tiles(self, dim: str, tile: int, other: int) -> None:
+        self._do("specialize_tiles", dim, tile, other)
 
     def fuse(self, *names: str) -> str:
         """Join loops nested directly in each other; returns the name of the result."""

@@ -8,6 +8,10 @@ Source: the outer-product micro-kernel of Goto and van de Geijn (2008); for conv
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, FloorDiv, Var
 from tc.ir.node import children, walk
@@ -99,28 +103,46 @@ def schedule_product(schedule: Schedule, name: str, final: str, target: Target) 
 def _schedule_versions(
     schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
 ) -> None:
-    """One schedule, or two where the number of rows is symbolic: tiles that overlap at the end, and single rows for too few."""
+    """One schedule, or up to three where the number of rows is symbolic.
+
+    Those are tiles that overlap at the end, of the one of two heights that leaves less over, and single rows for too few.
+    """
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes)
-    tile = _choose(schedule, contraction, final, roles, lanes, target)
-    if not roles.rows or extent_value(schedule, roles.rows[-1]) is not None or tile.rows == 1:
+    space = _tile_space(schedule, contraction, final, roles, lanes, target)
+    tile = _choose(schedule, space)
+    row = roles.rows[-1] if roles.rows else None
+    if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
         ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
         return
-    blocks = [info.name for info in block_infos(schedule.func)]
-    try:
-        schedule.specialize(roles.rows[-1], tile.rows)
-    except ScheduleError:  # known to be enough, or not decided by dims
-        ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
-        return
-    copies = dict(zip(blocks, [info.name for info in block_infos(schedule.func)][len(blocks) :], strict=True))
-    ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
-    name, final, before = copies[name], copies[final], [copies[each] for each in before]
-    other = as_contraction(block_info(schedule, name))
-    assert other is not None
-    roles = _roles(schedule, other, final, lanes)
     count = _num_blocks(schedule, roles, lanes)
     panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
-    ProductPlan(schedule, other, name, final, roles, panel, target).run(before)
+    versions = [(_split_off(schedule, partial(schedule.specialize, row, tile.rows)), panel)]
+    heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
+    second = schedule.choose("sum/second_rows", heights, space.second_height(tile))
+    if second:
+        copies = _split_off(schedule, partial(schedule.specialize_tiles, row, tile.rows, second))
+        versions.append((copies, replace(tile, rows=second)))
+    ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
+    for copies, other in versions:
+        if copies:
+            copy = as_contraction(block_info(schedule, copies[name]))
+            assert copy is not None
+            roles = _roles(schedule, copy, copies[final], lanes)
+            plan = ProductPlan(schedule, copy, copies[name], copies[final], roles, other, target)
+            plan.run([copies[each] for each in before])
+
+
+def _split_off(schedule: Schedule, specialize: Callable[[], None]) -> dict[str, str]:
+    """The blocks of a second version, by the names of those that they are copies of; empty where dims leave no question."""
+    blocks = [info.name for info in block_infos(schedule.func)]
+    try:
+        specialize()
+    except ScheduleError:  # known to be so or so, or not decided by dims
+        return {}
+    copies = [info.name for info in block_infos(schedule.func) if info.name not in blocks]
+    originals = blocks[: len(copies)]
+    return dict(zip(originals, copies, strict=True))
 
 
 def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:
@@ -131,9 +153,9 @@ def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:
     return None if columns is None else -(-columns // lanes)
 
 
-def _choose(
+def _tile_space(
     schedule: Schedule, contraction: Contraction, final: str, roles: Roles, lanes: int, target: Target
-) -> Tile:
+) -> TileSpace:
     rows = roles.rows
     sizes = [extent_value(schedule, loop) for loop in rows]
     row_count = sizes[-1] if rows else 1
@@ -144,12 +166,15 @@ def _choose(
     divided = bool(rows) and _is_part(schedule, final, rows[-1])
     blocks = _num_blocks(schedule, roles, lanes)
     registers = target.num_vector_registers
-    space = TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major)
+    return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major)
+
+
+def _choose(schedule: Schedule, space: TileSpace) -> Tile:
     vectors = schedule.choose("sum/vectors", space.vectors(), space.best().vectors)
     height = schedule.choose("sum/rows", space.heights(vectors), space.best(vectors).rows)
     best = space.best(vectors, height)
     outer = schedule.choose("sum/outer_rows", space.outer_heights(vectors, height), best.outer_rows)
-    return Tile(height, vectors, lanes, outer)
+    return Tile(height, vectors, space.lanes, outer)
 
 
 def _is_part(schedule: Schedule, final: str, loop: str) -> bool:

@@ -17,8 +17,14 @@ PREFERRED_VECTORS = 2
 MOST_SYMBOLIC_ROWS = 14
 """Rows of a tile at most where their number is symbolic: with fewer rows than a tile's the kernel falls back to single ones."""
 
-TYPICAL_ROWS = (23, 39, 100, 197, 401, 803)
-"""What a symbolic number of rows is taken to be: the mean over these."""
+TILE_CYCLES = 1.4
+"""What a step costs beside its multiply-adds, measured on tiles of 7 to 13 rows by two vectors; it speaks for high tiles."""
+
+VARIOUS_ROWS = tuple(round(16 * 1.11**step) for step in range(40))
+"""Numbers of rows, from 16 to about a thousand, that stand for a symbolic one: the mean over these counts."""
+
+LEAST_GAIN_OF_SECOND = 0.02
+"""The part of the cycles that a second height must save to be worth its code."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,19 @@ class TileSpace:
         """The tile of the least estimated cycles, among those of so many vectors and rows where these are given."""
         return _best_tile(self, vectors, height)
 
+    def second_height(self, tile: Tile) -> int:
+        """Rows of a lower tile that leaves fewer rows over where `tile` leaves many, their number being symbolic; 0: none pays."""
+        heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
+        blocks = self.blocks or 16
+        cycles = {rows: _mean_cycles(blocks, (tile.rows, rows), tile.vectors) for rows in heights}
+        best = min(heights, key=cycles.__getitem__, default=0)
+        return best if best and cycles[best] < (1 - LEAST_GAIN_OF_SECOND) * self.cycles(tile) else 0
+
     def cycles(self, tile: Tile) -> float:
         """Cycles for one step of the sum over all rows and columns, or per row if their number is symbolic."""
         blocks = self.blocks or 16
         if self.rows is None:
-            return _mean_cycles(blocks, tile.rows, tile.vectors)
+            return _mean_cycles(blocks, (tile.rows,), tile.vectors)
         return _total_cycles(self.rows, self.outer_rows, blocks, tile.rows, tile.outer_rows, tile.vectors)
 
 
@@ -139,8 +153,15 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: i
     return outer_rows * (full * over_blocks(height) + over_blocks(rest))
 
 
-def _mean_cycles(blocks: int, height: int, vectors: int) -> float:
-    """Cycles per row and step with tiles of `height` rows, the last of which overlaps the one before."""
+@lru_cache(maxsize=8192)
+def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int) -> float:
+    """Cycles per row and step where tiles cover each number of rows, of the height that leaves least over; the last one overlaps."""
     full, rest = divmod(blocks, vectors)
-    over_blocks = full * cycles_per_step(height, vectors) + cycles_per_step(height, rest)
-    return sum(-(-rows // height) * over_blocks / rows for rows in TYPICAL_ROWS) / len(TYPICAL_ROWS)
+
+    def cycles(rows: int) -> float:
+        covered, height = min((-(-rows // height) * height, -height) for height in heights)
+        height = -height
+        over_blocks = full * cycles_per_step(height, vectors) + cycles_per_step(height, rest)
+        return covered // height * (over_blocks + TILE_CYCLES * -(-blocks // vectors)) / rows
+
+    return sum(map(cycles, VARIOUS_ROWS)) / len(VARIOUS_ROWS)
