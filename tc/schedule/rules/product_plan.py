@@ -376,10 +376,12 @@ class ProductPlan:
             s.annotate_loop(loop, "prefetch", f"{s.func.buffers.index(rhs)}:{ahead}")
 
     def _step_bytes(self) -> int:
-        """The distance in the rhs of two steps of the sum next to each other; 0 where it is symbolic."""
+        """The distance in the rhs of two steps of the sum next to each other; 0 where it is symbolic, or there is none."""
         rhs = self.contraction.rhs
-        place = max(k for k, index in enumerate(rhs.indices) if any(node in self.contraction.depth for node in walk(index)))
-        dims = rhs.buffer.shape[place + 1 :]
+        places = [k for k, index in enumerate(rhs.indices) if any(node in self.contraction.depth for node in walk(index))]
+        if not places:
+            return 0
+        dims = rhs.buffer.shape[places[-1] + 1 :]
         return _bytes(rhs.buffer, dims) if all(isinstance(dim, Const) for dim in dims) else 0
 
     def _arranged(self, depth: list[str]) -> list[str]:
