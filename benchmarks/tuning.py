@@ -9,11 +9,16 @@ writes TUNING.json, with every curve, and TUNING.md beside this file; parts that
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
+import functools
 import json
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,32 +124,92 @@ def search(task: Task, runner: LocalRunner, path: Path, policy: str, seed: int, 
     )
 
 
-def measure_kernels(args: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """All searches, policy beside policy; then the same with what the others have left."""
-    tasks = kernel_tasks(target)[:: args.every]
+@dataclass(frozen=True)
+class Search:
+    """Which search to run: the task by its place among `kernel_tasks`."""
+
+    place: int
+    policy: str
+    seed: int
+    trials: int
+    threads: int
+    folder: Path
+    transfer_from: tuple[int, ...] = ()
+
+    @property
+    def database(self) -> Path:
+        if self.transfer_from:
+            return self.folder / f"transfer-{self.place}.db"
+        return self.folder / f"{self.policy}-{self.seed}-{self.place}.db"
+
+
+def measure_kernels(args: argparse.Namespace, target: Target, keep: Callable[[dict[str, Any]], None]) -> None:
+    """All searches, policy beside policy; then the same with what the others have left. `keep` gets what there is so far.
+
+    With `--jobs 2` two searches run at a time, each with its measurements on a processor of its own.
+    """
+    tasks = kernel_tasks(target)
+    places = range(0, len(tasks), args.every)
+    context = multiprocessing.get_context("spawn")
+    processors: Any = context.Queue()
+    for number in sorted(os.sched_getaffinity(0))[: args.jobs] if args.jobs > 1 else ():
+        processors.put(number)
     runs: list[Run] = []
-    groups: list[Measured] = []
-    with tempfile.TemporaryDirectory() as folder, LocalRunner() as runner:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        ProcessPoolExecutor(args.jobs, context, _pin, (processors, args.jobs > 1)) as pool,
+    ):
+        known = (args.trials, args.threads, Path(name))
+        groups: list[Measured] = []
         for seed in range(args.seeds):
-            for task in tasks:
-                for policy in args.policies:
-                    path = Path(folder) / f"{policy}-{seed}-{task.key}.db"
-                    runs.append(search(task, runner, path, policy, seed, args.trials))
-                    print(f"{task.name} {policy} {seed}: {1 / runs[-1].verified:.2f}x, {runs[-1].seconds:.0f} s", flush=True)
-                if seed == 0:
-                    groups += _measured(task, [Path(folder) / f"{policy}-0-{task.key}.db" for policy in args.policies])
+            searches = [Search(place, policy, seed, *known) for place in places for policy in args.policies]
+            runs += _told(pool.map(run_search, searches))
+            if seed == 0:
+                for place in places:
+                    groups += _measured(tasks[place], [each.database for each in searches if each.place == place])
+            keep({"trials": args.trials, "runs": [dataclasses.asdict(run) for run in runs], "accuracy": _accuracy(groups)})
         if args.transfer:
-            for task in tasks:
-                path = Path(folder) / f"transfer-{task.key}.db"
-                others = [Path(folder) / f"model-0-{other.key}.db" for other in tasks if other is not task]
-                Database(path).merge(others)
-                for store in (other.with_name(f"{other.name}.workloads") for other in others):
-                    _link_workloads(store, path)
-                runs.append(search(task, runner, path, "model", 0, args.trials, transfer=True))
-                print(f"{task.name} with transfer: {1 / runs[-1].verified:.2f}x", flush=True)
+            searches = [Search(place, "model", 0, *known, tuple(set(places) - {place})) for place in places]
+            runs += _told(pool.map(run_search, searches))
+            keep({"trials": args.trials, "runs": [dataclasses.asdict(run) for run in runs], "accuracy": _accuracy(groups)})
+
+
+def _pin(processors: Any, wanted: bool) -> None:
+    if wanted:
+        os.sched_setaffinity(0, {processors.get()})
+
+
+def _told(runs: Iterator[Run]) -> Iterator[Run]:
+    for run in runs:
+        how = f"{run.policy} {run.seed}{' with transfer' if run.transfer else ''}"
+        print(f"{run.task} {how}: {1 / run.verified:.2f}x, {run.seconds:.0f} s", flush=True)
+        yield run
+
+
+def _accuracy(groups: Sequence[Measured]) -> dict[str, Any]:
     models = {"rank": RankCost, "regression": RegressionCost, "analytic": AnalyticCost}
-    accuracy = {name: dataclasses.asdict(cross_validate(make, groups)) for name, make in models.items()}
-    return {"trials": args.trials, "runs": [dataclasses.asdict(run) for run in runs], "accuracy": accuracy}
+    return {name: dataclasses.asdict(cross_validate(make, groups)) for name, make in models.items()}
+
+
+@functools.cache
+def _worker(threads: int) -> tuple[list[Task], LocalRunner]:
+    """What the searches of one process share."""
+    runner = LocalRunner()
+    atexit.register(runner.close)
+    return kernel_tasks(dataclasses.replace(native_target(), cores=threads)), runner
+
+
+def run_search(wanted: Search) -> Run:
+    """One search, in a process of the pool."""
+    tasks, runner = _worker(wanted.threads)
+    path = wanted.database
+    if wanted.transfer_from:
+        others = [dataclasses.replace(wanted, place=place, transfer_from=()).database for place in wanted.transfer_from]
+        Database(path).merge(others)
+        for store in (other.with_name(f"{other.name}.workloads") for other in others):
+            _link_workloads(store, path)
+    task, transfer = tasks[wanted.place], bool(wanted.transfer_from)
+    return search(task, runner, path, wanted.policy, wanted.seed, wanted.trials, transfer=transfer)
 
 
 def _link_workloads(store: Path, path: Path) -> None:
@@ -219,6 +284,7 @@ def main() -> None:
     kernels.add_argument("--seeds", type=int, default=3)
     kernels.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
     kernels.add_argument("--every", type=int, default=1, help="only every so many-th task")
+    kernels.add_argument("--jobs", type=int, default=1, help="searches at a time, each pinned to a processor if several")
     kernels.add_argument("--no-transfer", dest="transfer", action="store_false")
     models = parsers.add_parser("models")
     models.add_argument("--models", nargs="+", default=MODELS)
@@ -232,8 +298,12 @@ def main() -> None:
     data = json.loads(path.read_text()) if path.is_file() else {}
     if args.part == "kernels":
         target = dataclasses.replace(native_target(), cores=args.threads)
-        data["kernels"] = {**measure_kernels(args, target), **describe_machine()}
-        tuning_report.write(path, data)
+
+        def keep(found: dict[str, Any]) -> None:
+            data["kernels"] = {**found, **describe_machine()}
+            tuning_report.write(path, data)
+
+        measure_kernels(args, target, keep)
         return
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models:

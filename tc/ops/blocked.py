@@ -96,7 +96,7 @@ def reference_unblock(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.n
     assert x is not None
     axis, size = attrs.axis, int(attrs.size)
     x = np.moveaxis(x, -1, axis + 1)
-    x = x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+    x = x.reshape((*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]))
     return np.ascontiguousarray(x[(slice(None),) * axis + (slice(0, size),)])
 
 

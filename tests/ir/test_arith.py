@@ -26,6 +26,7 @@ from tc.ir.expr import (
     mul,
     sub,
 )
+from tc.ir.node import walk
 
 N, M, P, J = Var("n"), Var("m"), Var("i"), Var("j")
 VARIABLES = (N, M, P, J)
@@ -173,3 +174,18 @@ def test_linear_coefficients_are_found_or_declined() -> None:
     assert coefficients == {P: const(4), J: N} and rest is const(7)
     assert linear_coefficients(P * J, [P, J]) is None
     assert linear_coefficients(P // 2, [P]) is None
+
+
+def test_a_condition_that_does_not_help_hides_none_that_does() -> None:
+    rows, tile, inside = Var("b") * Var("s"), Var("i"), Var("j")
+    few_left = (rows + 12) // 13 * 13 <= (rows + 8) // 9 * 9
+    facts = positive(*(node for node in walk(rows) if isinstance(node, Var)))
+    index = minimum(tile * 13, rows - 13) + inside
+
+    for conditions in ([rows >= 13], [rows >= 13, few_left], [few_left, rows >= 13]):
+        known = facts
+        for condition in conditions:
+            known = known.assume(condition)
+        known = known.with_range(tile, (rows + 12) // 13).with_bounds(inside, 0, 12)
+        assert prove(index >= 0, known) is True and prove(index < rows, known) is True
+        assert prove(index >= 1, known) is not True

@@ -10,6 +10,7 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.step import Schedule
+from tc.schedule.tree import block_places
 from tests.schedule.outline import outline
 from tests.schedule.programs import assert_same, biased, chain, matmul, row_sum, shifted
 
@@ -564,3 +565,28 @@ def test_a_matmul_as_people_schedule_it(columns: int) -> None:
     s.set_scope("mm", "register")
     s.compute_at(pack, jo)
     assert_same(func, s)
+
+
+def test_specialize_for_tiles_chooses_by_what_is_left_over() -> None:
+    func = chain(Var("n"))
+    s = Schedule(func)
+
+    s.specialize("i", 4)
+    s.specialize_tiles("i", 5, 3)
+
+    blocks = [place.block.name for place in block_places(s.func)]
+    assert len(blocks) == len(set(blocks)) == 6
+    for size in range(31):
+        assert_same(func, s, (size,))
+
+
+def test_the_versions_for_tiles_are_scheduled_apart() -> None:
+    func = chain(Var("n"))
+    s = Schedule(func)
+    s.specialize_tiles("i", 5, 3)
+
+    s.split("i", 5)
+    s.split("i_2", 3)
+
+    for size in range(31):
+        assert_same(func, s, (size,))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tc.ir.arith import Facts
 from tc.ir.dtype import f32
-from tc.ir.expr import Expr, Var, maximum
-from tc.ir.loop import PrimFunc
-from tc.ir.types import DimFact
+from tc.ir.expr import Const, Expr, Var, maximum
+from tc.ir.loop import For, LoopKind, PrimFunc
+from tc.ir.node import walk
+from tc.ir.types import DimFact, tensor_type
 from tc.kernels import finish_loops
-from tc.ops.registry import OPS
+from tc.ops.registry import OPS, inference
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.rules import apply_rules
 from tc.target import Target, native_target
@@ -199,6 +202,65 @@ def test_depthwise_convolutions_of_every_width(width: int) -> None:
     attrs = conv_attrs(blocks * block, block, kernel, stride, dilation, 1, (max(kernel) - 1) * dilation // 2)
 
     run_op("conv_blocked", [x, w, normal(rng, blocks, block)], {**attrs, "depthwise": True}, "window reduction", 49)
+
+
+@pytest.mark.parametrize(("depthwise", "kernel"), [(True, 3), (True, 5), (False, 3)])
+def test_bands_of_a_symbolic_height(depthwise: bool, kernel: int) -> None:
+    """Bands of several padded rows, of which the last may be cut short, for every height and width around their size."""
+    rng = np.random.default_rng(kernel)
+    block = native_target().lanes(32)
+    n, height, width = Var("n"), Var("h"), Var("w")
+    op = OPS["conv_blocked"]
+    w = normal(rng, 2, 1, kernel, kernel, block) if depthwise else normal(rng, 2, 2, kernel, kernel, block, block)
+    bias = normal(rng, 2, block)
+    attrs = op.attrs(conv_attrs(2 * block, block, (kernel, kernel), 1, 1, 1, kernel // 2) | {"depthwise": depthwise})
+    types = [tensor_type((n, 2, height, width, block), f32), tensor_type(w.shape, f32), tensor_type(bias.shape, f32)]
+    facts = tuple(DimFact(dim, 0) for dim in (n, height, width))
+    with inference(Facts.of(facts)):
+        results = op.infer_types(types, attrs)
+        inputs = [placeholder(each.shape, each.dtype, f"x{k}") for k, each in enumerate(types)]
+        outputs = op.compute_tensors(inputs, attrs, results)
+    func = create_prim_func("conv", inputs, outputs, (n, height, width), facts=facts)
+    func = scheduled(func, "window reduction" if depthwise else "contraction")
+
+    for size in ((1, 1, 1), (1, 5, 7), (2, 6, 8), (1, 7, 9), (1, 12, 16), (1, 13, 3), (3, 2, 20), (0, 4, 4), (1, 0, 5)):
+        x = normal(rng, size[0], 2, *size[1:], block)
+        expected = op.run_reference([a.astype(np.float64) for a in (x, w, bias)], attrs)[0] if x.size else x
+        check(func, [x, w, bias], expected, 400 * kernel**2, size)
+
+
+def test_rows_that_are_packed_in_bands_need_not_be_whole_bands() -> None:
+    """157 tiles of rows and one cut short; the rhs is too large for its columns to stay in a cache."""
+    rng = np.random.default_rng(0)
+    rows, depth, columns = 13 * 37 + 5, 1024, 256
+    a, b = normal(rng, rows, depth), normal(rng, depth, columns)
+
+    made = apply_rules(simplify_loops(product_of(rows, columns, depth)), native_target())
+
+    assert any(choice.knob.name == "sum/band_tiles" for choice in made.choices)
+    check(finish_loops(made.func), [a, b], a.astype(float) @ b, 8 * depth)
+
+
+def test_tiles_of_columns_are_what_runs_in_parallel_where_rows_have_a_tail() -> None:
+    """A symbolic number of samples, which may be 1, around positions that leave some over."""
+    rng = np.random.default_rng(0)
+    block, n = native_target().lanes(32), Var("n")
+    op = OPS["conv_blocked"]
+    attrs = op.attrs(conv_attrs(2 * block, block, (5, 1), 1, 1, 1, 0))
+    x, w, bias = normal(rng, 1, 2, 107, 1, block), normal(rng, 8, 2, 5, 1, block, block), normal(rng, 8, block)
+    types = [tensor_type((n, *x.shape[1:]), f32), tensor_type(w.shape, f32), tensor_type(bias.shape, f32)]
+    with inference(Facts()):
+        results = op.infer_types(types, attrs)
+        inputs = [placeholder(each.shape, each.dtype, f"x{k}") for k, each in enumerate(types)]
+        outputs = op.compute_tensors(inputs, attrs, results)
+    func = create_prim_func("conv", inputs, outputs, (n,), facts=(DimFact(n, 0),))
+
+    made = apply_rules(simplify_loops(func), replace(native_target(), cores=2))
+
+    loops = [node for node in walk(made.func.body) if isinstance(node, For) and node.kind is LoopKind.PARALLEL]
+    assert any(isinstance(loop.extent, Const) and loop.extent.value >= 2 for loop in loops)
+    expected = op.run_reference([a.astype(np.float64) for a in (x, w, bias)], attrs)[0]
+    check(finish_loops(made.func), [x, w, bias], expected, 800, (1,))
 
 
 @pytest.mark.parametrize("kind", ["max_pool", "avg_pool"])

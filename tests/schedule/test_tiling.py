@@ -66,3 +66,21 @@ def test_the_estimate_counts_every_row_and_column_once() -> None:
     assert tiling._total_cycles(5, 1, 3, 2, 1, 3) == 2 * cycles_per_step(2, 3) + cycles_per_step(1, 3)
     assert tiling._total_cycles(2, 5, 1, 2, 2, 1) == 2 * cycles_per_step(4, 1) + cycles_per_step(2, 1)
     assert tiling._total_cycles(4, 3, 5, 4, 1, 2) == 3 * (2 * cycles_per_step(4, 2) + cycles_per_step(4, 1))
+
+
+def test_a_second_height_saves_cycles_where_rows_are_symbolic() -> None:
+    space = TileSpace(None, 1, 24, 16, 32, panel=2)
+    tile = space.best()
+    second = space.second_height(tile)
+
+    assert 1 < second < tile.rows
+    both = tiling._mean_cycles(24, (tile.rows, second), tile.vectors)
+    assert both < (1 - tiling.LEAST_GAIN_OF_SECOND) * space.cycles(tile)
+    assert both <= min(tiling._mean_cycles(24, (tile.rows, rows), tile.vectors) for rows in range(2, tile.rows))
+
+
+def test_rows_of_a_matrix_are_read_by_wide_tiles() -> None:
+    packed, row_major = TileSpace(5, 1, 86, 16, 32).best(), TileSpace(5, 1, 86, 16, 32, is_row_major=True).best()
+
+    assert (packed.rows, row_major.rows) == (5, 5)
+    assert row_major.vectors > packed.vectors == tiling.PREFERRED_VECTORS

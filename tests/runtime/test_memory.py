@@ -1,0 +1,50 @@
+"""Memory of literals and arrays: where it begins, and that what is in it stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants
+
+
+class Tagged(np.ndarray):
+    """A subclass with an attribute of its own."""
+
+    tag = "x"
+
+
+def arrays_of_all_kinds(folder: Path) -> list[np.ndarray]:
+    plain = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    frozen = plain.copy()
+    frozen.flags.writeable = False
+    mapped = np.memmap(folder / "values", np.int16, "w+", shape=(7, 3))
+    views = [plain[1:], plain[:, ::2], plain[::-1], plain.T, plain[1, 2, 3:], plain[3:], np.broadcast_to(plain[:1], (9, 4, 5))]
+    others = [np.zeros(()), np.zeros((0, 4)), np.frombuffer(b"abcdefgh", np.uint8), np.array(["text"]), np.asfortranarray(plain)]
+    return [plain, frozen, mapped, mapped[2:], *views, *others, plain.view(Tagged), np.zeros(3, [("a", "i4"), ("b", "f8")])]
+
+
+def test_an_address_is_what_the_array_says(tmp_path: Path) -> None:
+    for array in arrays_of_all_kinds(tmp_path):
+        assert data_address(array) == array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 70), (1 << 20, 5, 1 << 21)])
+def test_literals_begin_at_cache_lines_and_keep_their_values(sizes: tuple[int, ...]) -> None:
+    values = [np.arange(size, dtype=np.float32)[::-1] for size in sizes]
+
+    placed = place_constants(values)
+
+    for value, copy in zip(values, placed, strict=True):
+        assert data_address(copy) % ALIGNMENT == 0
+        np.testing.assert_array_equal(copy, value)
+
+
+def test_memory_of_an_arena_outlives_it() -> None:
+    values = Arena(4096).bytes().view(np.int64)
+    values[...] = 7
+
+    assert data_address(values) % ALIGNMENT == 0
+    assert (values == 7).all() and values.size == 512
