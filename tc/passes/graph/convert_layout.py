@@ -10,6 +10,7 @@ search is over block sizes by dynamic programming, ours over forms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,8 +33,11 @@ BYTES_PER_SECOND = 2e10
 COPIED_BYTES_PER_SECOND = 6e9
 """What copies between forms are taken to reach: they are transpositions."""
 
-FLOPS_PER_SECOND = {"blocked": 1e11, "plain": 4e10, "plain depthwise": 2e9}
-"""What convolutions are taken to reach."""
+FLOPS_PER_SECOND = {"blocked": 1e11, "plain pointwise": 8.6e10, "plain": 4e10, "plain depthwise": 2e9}
+"""What convolutions are taken to reach, padded channels and pixels included. Only the proportions to the above matter."""
+
+POINTWISE_TILE = 4
+"""Vectors of pixels that a tile of a plain pointwise convolution takes; the last tile may be mostly empty."""
 
 UNKNOWN_DIM = 32
 """What a symbolic dim is taken to be when costs are estimated."""
@@ -176,8 +180,20 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int) -> float:
     flops = 2.0 * _elements(result) * _elements(weights.type) / channels * waste
     if form is not None:
         return flops / FLOPS_PER_SECOND["blocked"]
-    kind = "plain depthwise" if is_const(weights.type.shape[1], 1) else "plain"
-    return flops / FLOPS_PER_SECOND[kind]
+    if is_const(weights.type.shape[1], 1):
+        return flops / FLOPS_PER_SECOND["plain depthwise"]
+    pixels, tile = math.prod(map(_value, result.shape[2:])), POINTWISE_TILE * block
+    is_static = all(isinstance(dim, Const) for dim in result.shape[2:])
+    if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
+        return flops * (-(-pixels // tile) * tile / pixels) / FLOPS_PER_SECOND["plain pointwise"]
+    return flops / FLOPS_PER_SECOND["plain"]
+
+
+def _is_pointwise(call: Call, weights: TensorType) -> bool:
+    """Whether a convolution is the product of a matrix and the image as it lies in memory."""
+    attrs = full_attrs(call)
+    taps_are_one = all(is_const(dim, 1) for dim in weights.shape[2:])
+    return taps_are_one and attrs.groups == 1 and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
 
 
 def _elements(type_: TensorType) -> int:
