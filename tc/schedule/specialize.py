@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
-from tc.ir.expr import Buffer, Expr, Var, ceildiv, const
+from tc.ir.expr import Buffer, Expr, Var, ceildiv, const, logical_and
 from tc.ir.loop import Alloc, Block, For, If, PrimFunc, Stmt
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import fresh_binders
@@ -34,18 +34,20 @@ def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:
     return _with_versions(func, place, const(at_least) <= extent, f"{dim} is {{}} at least {at_least}")
 
 
-def specialize_tiles(func: PrimFunc, dim: str, tile: int, other: int) -> PrimFunc:
-    """As `specialize`: one version for a dim, or a loop, that tiles of `tile` iterations cover with no more left over than tiles of
-    `other`.
+def specialize_tiles(func: PrimFunc, dim: str, tile: tuple[int, int], other: tuple[int, int]) -> PrimFunc:
+    """As `specialize`: one version for a dim, or a loop, that a tile fits and that such tiles cover no dearer than others do.
 
-        S          =>      if (n + 12) // 13 * 13 <= (n + 8) // 9 * 9: S
+        S          =>      if 13 <= n and (n + 12) // 13 * 29 <= (n + 8) // 9 * 21: S
                            else: S'
+
+    `tile`, `other`: iterations of a tile and what it costs, here (13, 29) and (9, 21), in any unit.
     """
-    if min(tile, other) < 1:
-        raise ScheduleError(f"specialize: tiles of {tile} and {other} iterations; at least 1 is needed")
+    if min(*tile, *other) < 1:
+        raise ScheduleError(f"specialize: tiles and costs {tile} and {other}; each is at least 1")
     place, extent = _find_extent(func, dim, "specialize")
-    condition = ceildiv(extent, tile) * tile <= ceildiv(extent, other) * other
-    return _with_versions(func, place, condition, f"{dim} is {{}} covered by tiles of {tile} as well as by tiles of {other}")
+    is_cheaper = ceildiv(extent, tile[0]) * tile[1] <= ceildiv(extent, other[0]) * other[1]
+    condition = logical_and(const(tile[0]) <= extent, is_cheaper)
+    return _with_versions(func, place, condition, f"{dim} is {{}} covered by tiles of {tile[0]} as well as by tiles of {other[0]}")
 
 
 def _find_extent(func: PrimFunc, dim: str, what: str) -> tuple[Place, Expr]:

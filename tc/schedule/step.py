@@ -248,7 +248,7 @@ class Schedule:
     def specialize(self, dim: str, at_least: int) -> None:
         self._do("specialize", dim, at_least)
 
-    def specialize_tiles(self, dim: str, tile: int, other: int) -> None:
+    def specialize_tiles(self, dim: str, tile: tuple[int, int], other: tuple[int, int]) -> None:
         self._do("specialize_tiles", dim, tile, other)
 
     def fuse(self, *names: str) -> str:

@@ -19,7 +19,7 @@ from tc.schedule.analysis import Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import extent_value, lanes_for
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, is_single
 from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block, loop_of_axis
-from tc.schedule.rules.tiling import Tile, TileSpace
+from tc.schedule.rules.tiling import FEW_ROWS, Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -95,17 +95,16 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
 
 def schedule_product(schedule: Schedule, name: str, final: str, target: Target) -> None:
     """Tile one contraction among other blocks; the spatial block `final` stores its result."""
-    contraction = as_contraction(block_info(schedule, name))
-    assert contraction is not None, f"{name} is a contraction"
-    _schedule_versions(schedule, contraction, name, final, [], target)
+    _schedule_versions(schedule, _contraction(schedule, name), name, final, [], target)
 
 
 def _schedule_versions(
     schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
 ) -> None:
-    """One schedule, or up to three where the number of rows is symbolic.
+    """One schedule, or up to four where the number of rows is symbolic.
 
-    Those are tiles that overlap at the end, of the one of two heights that leaves less over, and single rows for too few.
+    Those are tiles that overlap at the end, of the one of two heights that leaves less over, low tiles for fewer rows, and single
+    rows for fewer still.
     """
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes)
@@ -115,34 +114,47 @@ def _schedule_versions(
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
         ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
         return
-    count = _num_blocks(schedule, roles, lanes)
-    panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
-    versions = [(_split_off(schedule, partial(schedule.specialize, row, tile.rows)), panel)]
+    blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
     second = schedule.choose("sum/second_rows", heights, space.second_height(tile))
+    versions = [(dict(zip(blocks, blocks, strict=True)), tile)]
+    least = second or tile.rows
+    few = _split_off(schedule, blocks, partial(schedule.specialize, row, least))
+    if few and least > FEW_ROWS:
+        versions.append((few, replace(tile, rows=FEW_ROWS)))
+        few_row = _roles(schedule, _contraction(schedule, few[name]), few[final], lanes).rows[-1]
+        fewer = _split_off(schedule, list(few.values()), partial(schedule.specialize, few_row, FEW_ROWS))
+        few = {block: fewer[copy] for block, copy in few.items()}
+    if few:
+        count = _num_blocks(schedule, roles, lanes)
+        panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
+        versions.append((few, panel))
     if second:
-        copies = _split_off(schedule, partial(schedule.specialize_tiles, row, tile.rows, second))
-        versions.append((copies, replace(tile, rows=second)))
-    ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
-    for copies, other in versions:
-        if copies:
-            copy = as_contraction(block_info(schedule, copies[name]))
-            assert copy is not None
-            roles = _roles(schedule, copy, copies[final], lanes)
-            plan = ProductPlan(schedule, copy, copies[name], copies[final], roles, other, target)
-            plan.run([copies[each] for each in before])
+        costs = [(rows, space.tile_cost(rows, tile.vectors)) for rows in (tile.rows, second)]
+        copies = _split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
+        versions += [(copies, replace(tile, rows=second))] if copies else []
+    for names, each in versions:
+        copy = _contraction(schedule, names[name])
+        roles = _roles(schedule, copy, names[final], lanes)
+        ProductPlan(schedule, copy, names[name], names[final], roles, each, target).run([names[block] for block in before])
 
 
-def _split_off(schedule: Schedule, specialize: Callable[[], None]) -> dict[str, str]:
-    """The blocks of a second version, by the names of those that they are copies of; empty where dims leave no question."""
-    blocks = [info.name for info in block_infos(schedule.func)]
+def _contraction(schedule: Schedule, name: str) -> Contraction:
+    """What the block called `name` computes, known to be a contraction."""
+    contraction = as_contraction(block_info(schedule, name))
+    assert contraction is not None, f"{name} is a contraction"
+    return contraction
+
+
+def _split_off(schedule: Schedule, names: list[str], specialize: Callable[[], None]) -> dict[str, str]:
+    """The blocks of a second version of those called `names`, by these; empty where dims leave no question."""
+    before = {info.name for info in block_infos(schedule.func)}
     try:
         specialize()
     except ScheduleError:  # known to be so or so, or not decided by dims
         return {}
-    copies = [info.name for info in block_infos(schedule.func) if info.name not in blocks]
-    originals = blocks[: len(copies)]
-    return dict(zip(originals, copies, strict=True))
+    copies = [info.name for info in block_infos(schedule.func) if info.name not in before]
+    return dict(zip(names, copies, strict=True))
 
 
 def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:

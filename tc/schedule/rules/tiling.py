@@ -20,8 +20,14 @@ MOST_SYMBOLIC_ROWS = 14
 TILE_CYCLES = 1.4
 """What a step costs beside its multiply-adds, measured on tiles of 7 to 13 rows by two vectors; it speaks for high tiles."""
 
-VARIOUS_ROWS = tuple(round(16 * 1.11**step) for step in range(40))
-"""Numbers of rows, from 16 to about a thousand, that stand for a symbolic one: the mean over these counts."""
+VARIOUS_ROWS = (*(round(8 * 1.11**step) for step in range(46)), *(8, 16, 24, 32, 48, 64, 96, 128, 256, 512))
+"""Numbers of rows that stand for a symbolic one, the mean over these counts: all sizes up to a thousand, round ones more than others."""
+
+FEW_ROWS = 4
+"""Rows of the tiles for a symbolic number of rows that is below the height of the others."""
+
+NEAR_LEAST = 0.01
+"""For a symbolic number of rows, the highest tile is taken that is this near to the least cycles."""
 
 LEAST_GAIN_OF_SECOND = 0.02
 """The part of the cycles that a second height must save to be worth its code."""
@@ -105,19 +111,30 @@ class TileSpace:
         """The tile of the least estimated cycles, among those of so many vectors and rows where these are given."""
         return _best_tile(self, vectors, height)
 
+    def tile_cost(self, rows: int, vectors: int) -> int:
+        """What a tile of so many rows costs, in a hundredth of a cycle for each step of the sum."""
+        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors))
+
     def second_height(self, tile: Tile) -> int:
         """Rows of a lower tile that leaves fewer rows over where `tile` leaves many, their number being symbolic; 0: none pays."""
-        heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
+        cycles = self._cycles_by_second(tile)
+        best = min(cycles, key=cycles.__getitem__)
+        return best if cycles[best] < (1 - LEAST_GAIN_OF_SECOND) * cycles[0] else 0
+
+    def _cycles_by_second(self, tile: Tile) -> dict[int, float]:
+        """Cycles per row and step with each second height; 0: with none."""
         blocks = self.blocks or 16
-        cycles = {rows: _mean_cycles(blocks, (tile.rows, rows), tile.vectors) for rows in heights}
-        best = min(heights, key=cycles.__getitem__, default=0)
-        return best if best and cycles[best] < (1 - LEAST_GAIN_OF_SECOND) * self.cycles(tile) else 0
+        heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
+        pairs = {rows: (tile.rows, rows) for rows in heights}
+        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors)} | {
+            rows: _mean_cycles(blocks, pair, tile.vectors) for rows, pair in pairs.items()
+        }
 
     def cycles(self, tile: Tile) -> float:
         """Cycles for one step of the sum over all rows and columns, or per row if their number is symbolic."""
         blocks = self.blocks or 16
         if self.rows is None:
-            return _mean_cycles(blocks, (tile.rows,), tile.vectors)
+            return min(self._cycles_by_second(tile).values())
         return _total_cycles(self.rows, self.outer_rows, blocks, tile.rows, tile.outer_rows, tile.vectors)
 
 
@@ -129,9 +146,11 @@ def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Til
         for rows in (space.heights(count) if height is None else [height])
         for outer in space.outer_heights(count, rows)
     ]
+    least = min(map(space.cycles, tiles), default=0.0)
+    most = least if space.rows is not None else (1 + NEAR_LEAST) * least
     return min(
-        tiles,
-        key=lambda tile: (space.cycles(tile), _distance(space, tile), -tile.all_rows),
+        (tile for tile in tiles if space.cycles(tile) <= most),
+        key=lambda tile: (_distance(space, tile), -tile.all_rows),
         default=Tile(1, 1, space.lanes),
     )
 
@@ -155,13 +174,16 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: i
 
 @lru_cache(maxsize=8192)
 def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int) -> float:
-    """Cycles per row and step where tiles cover each number of rows, of the height that leaves least over; the last one overlaps."""
-    full, rest = divmod(blocks, vectors)
+    """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
 
     def cycles(rows: int) -> float:
-        covered, height = min((-(-rows // height) * height, -height) for height in heights)
-        height = -height
-        over_blocks = full * cycles_per_step(height, vectors) + cycles_per_step(height, rest)
-        return covered // height * (over_blocks + TILE_CYCLES * -(-blocks // vectors)) / rows
+        whole = [height for height in heights if height <= rows] or [min(FEW_ROWS, *heights)]
+        return min(-(-rows // height) * _tile_cycles(blocks, height, vectors) for height in whole) / rows
 
     return sum(map(cycles, VARIOUS_ROWS)) / len(VARIOUS_ROWS)
+
+
+def _tile_cycles(blocks: int, height: int, vectors: int) -> float:
+    """Cycles of one step of the sum for a tile of rows over all columns, with what it costs beside its multiply-adds."""
+    full, rest = divmod(blocks, vectors)
+    return full * cycles_per_step(height, vectors) + cycles_per_step(height, rest) + TILE_CYCLES * -(-blocks // vectors)
