@@ -34,20 +34,20 @@ def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:
     return _with_versions(func, place, const(at_least) <= extent, f"{dim} is {{}} at least {at_least}")
 
 
-def specialize_tiles(func: PrimFunc, dim: str, tile: tuple[int, int], other: tuple[int, int]) -> PrimFunc:
+def specialize_tiles(func: PrimFunc, dim: str, tile: int, tile_cost: int, other: int, other_cost: int) -> PrimFunc:
     """As `specialize`: one version for a dim, or a loop, that a tile fits and that such tiles cover no dearer than others do.
 
         S          =>      if 13 <= n and (n + 12) // 13 * 29 <= (n + 8) // 9 * 21: S
                            else: S'
 
-    `tile`, `other`: iterations of a tile and what it costs, here (13, 29) and (9, 21), in any unit.
+    `tile`, `other`: iterations of a tile; the costs, here 29 and 21, are in any unit.
     """
-    if min(*tile, *other) < 1:
-        raise ScheduleError(f"specialize: tiles and costs {tile} and {other}; each is at least 1")
+    if min(tile, tile_cost, other, other_cost) < 1:
+        raise ScheduleError(f"specialize: tiles of {tile} and {other} that cost {tile_cost} and {other_cost}; each is at least 1")
     place, extent = _find_extent(func, dim, "specialize")
-    is_cheaper = ceildiv(extent, tile[0]) * tile[1] <= ceildiv(extent, other[0]) * other[1]
-    condition = logical_and(const(tile[0]) <= extent, is_cheaper)
-    return _with_versions(func, place, condition, f"{dim} is {{}} covered by tiles of {tile[0]} as well as by tiles of {other[0]}")
+    is_cheaper = ceildiv(extent, tile) * tile_cost <= ceildiv(extent, other) * other_cost
+    condition = logical_and(const(tile) <= extent, is_cheaper)
+    return _with_versions(func, place, condition, f"{dim} is {{}} covered by tiles of {tile} as well as by tiles of {other}")
 
 
 def _find_extent(func: PrimFunc, dim: str, what: str) -> tuple[Place, Expr]:

@@ -248,8 +248,8 @@ class Schedule:
     def specialize(self, dim: str, at_least: int) -> None:
         self._do("specialize", dim, at_least)
 
-    def specialize_tiles(self, dim: str, tile: tuple[int, int], other: tuple[int, int]) -> None:
-        self._do("specialize_tiles", dim, tile, other)
+    def specialize_tiles(self, dim: str, tile: int, tile_cost: int, other: int, other_cost: int) -> None:
+        self._do("specialize_tiles", dim, tile, tile_cost, other, other_cost)
 
     def fuse(self, *names: str) -> str:
         """Join loops nested directly in each other; returns the name of the result."""

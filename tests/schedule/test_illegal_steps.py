@@ -43,12 +43,12 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
     (chain(), lambda s: s.specialize("n", 4), r"specialize: chain has no dim n; there are: none"),
     (
         chain(Var("n")),
-        lambda s: s.specialize_tiles("n", (0, 1), (3, 3)),
-        r"specialize: tiles and costs \(0, 1\) and \(3, 3\); each is at least 1",
+        lambda s: s.specialize_tiles("n", 0, 1, 3, 3),
+        r"specialize: tiles of 0 and 3 that cost 1 and 3; each is at least 1",
     ),
     (
         chain(Var("n")),
-        _then(lambda s: s.specialize("i", 4), lambda s: s.specialize_tiles("i", (1, 1), (3, 3))),
+        _then(lambda s: s.specialize("i", 4), lambda s: s.specialize_tiles("i", 1, 1, 3, 3)),
         r"i is always covered by tiles of 1 as well as by tiles of 3",
     ),
     (matmul(), lambda s: s.split_overlapped("i", 2), r"split_overlapped: loop i is around block \w+, a reduction"),

@@ -572,7 +572,7 @@ def test_specialize_for_tiles_chooses_by_what_is_left_over() -> None:
     s = Schedule(func)
 
     s.specialize("i", 4)
-    s.specialize_tiles("i", (5, 6), (3, 4))
+    s.specialize_tiles("i", 5, 6, 3, 4)
 
     blocks = [place.block.name for place in block_places(s.func)]
     assert len(blocks) == len(set(blocks)) == 6
@@ -583,7 +583,7 @@ def test_specialize_for_tiles_chooses_by_what_is_left_over() -> None:
 def test_the_versions_for_tiles_are_scheduled_apart() -> None:
     func = chain(Var("n"))
     s = Schedule(func)
-    s.specialize_tiles("i", (5, 6), (3, 4))
+    s.specialize_tiles("i", 5, 6, 3, 4)
 
     s.split("i", 5)
     s.split("i_2", 3)

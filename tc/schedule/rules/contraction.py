@@ -130,7 +130,7 @@ def _schedule_versions(
         panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
         versions.append((few, panel))
     if second:
-        costs = [(rows, space.tile_cost(rows, tile.vectors)) for rows in (tile.rows, second)]
+        costs = [number for rows in (tile.rows, second) for number in (rows, space.tile_cost(rows, tile.vectors))]
         copies = _split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
         versions += [(copies, replace(tile, rows=second))] if copies else []
     for names, each in versions:
