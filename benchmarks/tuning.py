@@ -1,9 +1,9 @@
 """How well tuning works: what it gains, how fast it gets there, and whether its model knows what it says.
 
-    python -m benchmarks.tuning kernels --trials 200 --seeds 3     kernels of several models: gain, search against search, transfer
+    python -m benchmarks.tuning kernels --trials 200 --jobs 2      kernels of several models: gain, search against search, transfer
     python -m benchmarks.tuning models --budget 10m --threads 2    whole models: tuned, untuned, and the peers, in turns
 
-writes TUNING.json, with every curve, and TUNING.md beside this file; parts that are not measured again stay.
+writes TUNING.json, with every curve, and TUNING.md beside this file, after every search; what is not measured again stays.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class Search:
         return self.folder / f"{self.policy}-{self.seed}-{self.place}.db"
 
 
-def measure_kernels(args: argparse.Namespace, target: Target, keep: Callable[[dict[str, Any]], None]) -> None:
-    """All searches, policy beside policy; then the same with what the others have left. `keep` gets what there is so far.
+def measure_kernels(args: argparse.Namespace, target: Target, folder: Path, data: dict[str, Any], keep: Callable[[], None]) -> None:
+    """All searches, policy beside policy; then the same with what the others have left. `data` is brought up to date after each.
 
     With `--jobs 2` two searches run at a time, each with its measurements on a processor of its own.
     """
@@ -154,24 +154,24 @@ def measure_kernels(args: argparse.Namespace, target: Target, keep: Callable[[di
     processors: Any = context.Queue()
     for number in sorted(os.sched_getaffinity(0))[: args.jobs] if args.jobs > 1 else ():
         processors.put(number)
-    runs: list[Run] = []
-    with (
-        tempfile.TemporaryDirectory() as name,
-        ProcessPoolExecutor(args.jobs, context, _pin, (processors, args.jobs > 1)) as pool,
-    ):
-        known = (args.trials, args.threads, Path(name))
-        groups: list[Measured] = []
-        for seed in range(args.seeds):
-            searches = [Search(place, policy, seed, *known) for place in places for policy in args.policies]
-            runs += _told(pool.map(run_search, searches))
-            if seed == 0:
-                for place in places:
-                    groups += _measured(tasks[place], [each.database for each in searches if each.place == place])
-            keep({"trials": args.trials, "runs": [dataclasses.asdict(run) for run in runs], "accuracy": _accuracy(groups)})
-        if args.transfer:
-            searches = [Search(place, "model", 0, *known, tuple(set(places) - {place})) for place in places]
-            runs += _told(pool.map(run_search, searches))
-            keep({"trials": args.trials, "runs": [dataclasses.asdict(run) for run in runs], "accuracy": _accuracy(groups)})
+    known = (args.trials, args.threads, folder)
+    searches = [Search(place, policy, seed, *known) for seed in args.seeds for place in places for policy in args.policies]
+    if args.transfer:
+        searches += [Search(place, "model", args.seeds[0], *known, tuple(set(places) - {place})) for place in places]
+    data.setdefault("runs", [])
+    with ProcessPoolExecutor(args.jobs, context, _pin, (processors, args.jobs > 1)) as pool:
+        for run in _told(pool.map(run_search, searches)):
+            data["runs"] = [old for old in data["runs"] if _which(old) != _which(dataclasses.asdict(run))]
+            data["runs"].append(dataclasses.asdict(run))
+            data.update(describe_machine(), trials=args.trials)
+            keep()
+    groups = [row for place in places for row in _measured(tasks[place], [s.database for s in searches if s.place == place])]
+    data["accuracy"] = _accuracy(groups)
+    keep()
+
+
+def _which(run: Mapping[str, Any]) -> tuple[object, ...]:
+    return run["task"], run["policy"], run["seed"], run["transfer"]
 
 
 def _pin(processors: Any, wanted: bool) -> None:
@@ -281,7 +281,7 @@ def main() -> None:
     parsers = parser.add_subparsers(dest="part", required=True)
     kernels = parsers.add_parser("kernels")
     kernels.add_argument("--trials", type=int, default=200)
-    kernels.add_argument("--seeds", type=int, default=3)
+    kernels.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     kernels.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
     kernels.add_argument("--every", type=int, default=1, help="only every so many-th task")
     kernels.add_argument("--jobs", type=int, default=1, help="searches at a time, each pinned to a processor if several")
@@ -289,29 +289,28 @@ def main() -> None:
     models = parsers.add_parser("models")
     models.add_argument("--models", nargs="+", default=MODELS)
     models.add_argument("--budget", default="10m")
-    models.add_argument("--database", type=Path, help="where records go; a temporary file by default")
     for each in (kernels, models):
+        each.add_argument("--records", type=Path, help="the folder where databases go; a temporary one by default")
         each.add_argument("--threads", type=int, default=1 if each is kernels else 2)
         each.add_argument("--output", type=Path, default=FOLDER)
     args = parser.parse_args()
     path = args.output / "TUNING.json"
     data = json.loads(path.read_text()) if path.is_file() else {}
-    if args.part == "kernels":
-        target = dataclasses.replace(native_target(), cores=args.threads)
-
-        def keep(found: dict[str, Any]) -> None:
-            data["kernels"] = {**found, **describe_machine()}
-            tuning_report.write(path, data)
-
-        measure_kernels(args, target, keep)
-        return
-    with tempfile.TemporaryDirectory() as folder:
+    keep = partial(tuning_report.write, path, data)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.records or Path(temporary)
+        for each in (folder, args.output):
+            each.mkdir(parents=True, exist_ok=True)
+        if args.part == "kernels":
+            target = dataclasses.replace(native_target(), cores=args.threads)
+            measure_kernels(args, target, folder, data.setdefault("kernels", {}), keep)
+            return
         for name in args.models:
-            row = measure_model(name, args.budget, args.threads, args.database or Path(folder) / f"{name}.db")
+            row = measure_model(name, args.budget, args.threads, folder / f"{name}.db")
             print(json.dumps(row), flush=True)
             rows = [each for each in data.get("models", []) if (each["model"], each["threads"]) != (name, args.threads)]
             data["models"] = [*rows, {**row, **describe_machine()}]
-            tuning_report.write(path, data)
+            keep()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _model_row(row: Mapping[str, Any]) -> tuple[object, ...]:
 def kernels_text(data: Mapping[str, Any]) -> str:
     """Kernels one by one, and what they say about search and model."""
     runs = [{**run, "ratios": [math.inf if ratio is None else ratio for ratio in run["ratios"]]} for run in data["runs"]]
-    names = list(dict.fromkeys(run["task"] for run in runs))
+    names = list(dict.fromkeys(run["task"] for run in runs if run["policy"] == "model"))
     gains, rows, ratios = [], [], {"random": [], "evolutionary": []}
     for name in names:
         own = [run for run in runs if run["task"] == name and not run["transfer"]]
@@ -80,9 +80,10 @@ def kernels_text(data: Mapping[str, Any]) -> str:
             lost = sum(not math.isfinite(a) for a, _ in pairs)
             share = f"median {np.median(shares):.2f} of {len(shares)} kernels ({lost} not reached)"
             lines.append(f"Trials of the model's search over those of {policy}: {share}.")
-    lines += ["", "Pairs of held-out candidates of unseen kernels in the right order:", ""]
-    accuracy = [(n, f"{a['rank_accuracy']:.3f}", f"{a['top_recall']:.2f}", a["pairs"]) for n, a in data["accuracy"].items()]
-    lines += _table(("model", "in order", "top-8 recall", "pairs"), accuracy)
+    accuracy = [(n, f"{a['rank_accuracy']:.3f}", f"{a['top_recall']:.2f}", a["pairs"]) for n, a in data.get("accuracy", {}).items()]
+    if accuracy:
+        lines += ["", "Pairs of held-out candidates of unseen kernels in the right order:", ""]
+        lines += _table(("model", "in order", "top-8 recall", "pairs"), accuracy)
     lines.append(expectation(runs))
     return "\n".join([*lines, ""])
 
