@@ -203,6 +203,7 @@ def run_search(wanted: Search) -> Run:
     """One search, in a process of the pool."""
     tasks, runner = _worker(wanted.threads)
     path = wanted.database
+    path.unlink(missing_ok=True)  # of a run before: a search would go on there
     if wanted.transfer_from:
         others = [dataclasses.replace(wanted, place=place, transfer_from=()).database for place in wanted.transfer_from]
         Database(path).merge(others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -63,8 +64,13 @@ class _Call:
         assert self.values is not None, "calls whose sizes come from data are left out"
         return dict(zip((dim.name for dim in self.func.dims), self.values, strict=True))
 
+    @cached_property
+    def key(self) -> str:
+        """What tuning records know the kernel by."""
+        return workload_key(self.func)
+
     def variant(self, question: Question | None = None, answer: Option | None = None) -> Variant:
-        return Variant(workload_key(self.func), self.func, self.reference, self.sizes, self.literals, question, answer)
+        return Variant(self.key, self.func, self.reference, self.sizes, self.literals, question, answer)
 
 
 def extract_tasks(
@@ -83,7 +89,7 @@ def extract_tasks(
     apart_bytes = min(sum(_literal_bytes(call) for call in base), MOST_APART_BYTES)
     groups: dict[str, list[_Call]] = {}
     for call in base:
-        groups.setdefault(workload_key(call.func), []).append(call)
+        groups.setdefault(call.key, []).append(call)
     tasks: list[Task] = []
     skipped: list[tuple[str, str]] = []
     for calls in groups.values():
@@ -136,8 +142,7 @@ def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, V
     if base.nodes not in ways:
         return
     call, question, value = ways[base.nodes]
-    key = workload_key(call.func)
-    if key not in known and call.values is not None:
+    if call.key not in known and call.values is not None:
         yield f"{question.pass_name}={value}", call.variant(question, value)
 
 

@@ -37,7 +37,7 @@ from tc.verification import difference, sized_inputs
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 LOOSE_TILE = 4
-"""Winograd tiles from this size on round worse than direct sums: they go when the whole model's results do not agree."""
+"""Winograd tiles from this size on change the rounding most: they go when the whole model's results do not agree."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _take_back(path: Path, tasks: Sequence[Task], target: Target, problem: str) 
             if question is None or question.pass_name != "use_winograd" or variant.answer != LOOSE_TILE:
                 continue
             choice = database.choice(question.pass_name, question.key, key, target.cores)
-            if choice is not None and choice.value == LOOSE_TILE:
+            if choice is not None and choice.value == LOOSE_TILE != question.default:
                 undone.append(dataclasses.replace(choice, value=question.default))
                 names.append(f"{task.name}: use_winograd={LOOSE_TILE} ({problem})")
     if undone:

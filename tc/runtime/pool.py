@@ -55,13 +55,24 @@ declare i32 @sched_yield()
 declare i32 @sched_getcpu()
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-define internal void @keep_away(i32 %cpu) nounwind noinline {{
+define internal void @spread(i64 %helpers) nounwind {{
 entry:
   %mask = alloca [16 x i64]
-  call void @llvm.memcpy.p0.p0.i64(ptr %mask, ptr @tc_allowed, i64 128, i1 false)
+  %cpu = call i32 @sched_getcpu()
+  br label %each
+each:
+  %k = phi i64 [ 0, %entry ], [ %k1, %next ]
+  %more = icmp ult i64 %k, %helpers
+  br i1 %more, label %check, label %leave
+check:
+  %place = getelementptr i32, ptr @places, i64 %k
+  %where = load atomic i32, ptr %place monotonic, align 4
+  %here = icmp eq i32 %where, %cpu
   %known = icmp ult i32 %cpu, 1024
-  br i1 %known, label %clear, label %leave
-clear:
+  %moves = and i1 %here, %known
+  br i1 %moves, label %move, label %next
+move:
+  call void @llvm.memcpy.p0.p0.i64(ptr %mask, ptr @tc_allowed, i64 128, i1 false)
   %wide = zext i32 %cpu to i64
   %word = lshr i64 %wide, 6
   %bit = and i64 %wide, 63
@@ -71,18 +82,6 @@ clear:
   %old = load i64, ptr %p
   %new = and i64 %old, %kept
   store i64 %new, ptr %p
-  %workers = load i64, ptr @tc_workers
-  br label %each
-each:
-  %k = phi i64 [ 0, %clear ], [ %k1, %next ]
-  %more = icmp ult i64 %k, %workers
-  br i1 %more, label %check, label %leave
-check:
-  %place = getelementptr i32, ptr @places, i64 %k
-  %where = load atomic i32, ptr %place monotonic, align 4
-  %here = icmp eq i32 %where, %cpu
-  br i1 %here, label %move, label %next
-move:
   %idp = getelementptr i32, ptr @ids, i64 %k
   %id = load atomic i32, ptr %idp monotonic, align 4
   %r = call i64 (i64, ...) @syscall(i64 {set_affinity}, i32 %id, i64 128, ptr %mask)
@@ -91,27 +90,6 @@ move:
 next:
   %k1 = add i64 %k, 1
   br label %each
-leave:
-  ret void
-}}
-
-define internal void @spread(i64 %helpers) nounwind {{
-entry:
-  %cpu = call i32 @sched_getcpu()
-  br label %each
-each:
-  %k = phi i64 [ 0, %entry ], [ %k1, %check ]
-  %more = icmp ult i64 %k, %helpers
-  br i1 %more, label %check, label %leave
-check:
-  %place = getelementptr i32, ptr @places, i64 %k
-  %where = load atomic i32, ptr %place monotonic, align 4
-  %here = icmp eq i32 %where, %cpu
-  %k1 = add i64 %k, 1
-  br i1 %here, label %move, label %each
-move:
-  call void @keep_away(i32 %cpu)
-  ret void
 leave:
   ret void
 }}

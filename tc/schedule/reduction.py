@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.arith import prove
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, Load, Var, logical_and
+from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, logical_and
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -209,7 +209,7 @@ def _partial_block(func: PrimFunc, place: Place, chosen: For, partial: dict[Buff
         for each in place.loops
         if each.var in own and each is not chosen
     ]
-    body = substitute(transform(block.body, redirect), values)
+    body = _with_simple_divisions(substitute(transform(block.body, redirect), values), func, axes)
     guards = [part for part in conjuncts(block.where) if _mentions_reduction(part, kinds)]
     kept = [part for part in conjuncts(block.where) if part not in guards]
     if guards:
@@ -222,6 +222,18 @@ def _partial_block(func: PrimFunc, place: Place, chosen: For, partial: dict[Buff
         init=transform(block.init, redirect),
         where=logical_and(*kept),
     )
+
+
+def _with_simple_divisions(body: Stmt, func: PrimFunc, axes: list[BlockAxis]) -> Stmt:
+    """`body` with divisions of indices made simpler: (ko * 64 + ki) // 16, say, is ko * 4 + ki // 16."""
+    facts = Facts.of(func.facts)
+    for axis in axes:
+        facts = facts.with_range(axis.var, axis.extent)
+
+    def rewrite(node: Node) -> Node | None:
+        return simplify(node, facts) if isinstance(node, (FloorDiv, FloorMod)) else None
+
+    return transform(body, rewrite)
 
 
 def _final_nest(

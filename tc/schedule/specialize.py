@@ -30,7 +30,7 @@ def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:
     the loop is made two. Raises ScheduleError unless `dim` is a symbolic dim of the function, or a loop whose extent dims decide,
     for which the question is open. Source: `specialize` of Halide.
     """
-    place, extent = _find_extent(func, dim, "specialize")
+    place, extent = _find_extent(func, dim)
     return _with_versions(func, place, const(at_least) <= extent, f"{dim} is {{}} at least {at_least}")
 
 
@@ -44,13 +44,13 @@ def specialize_tiles(func: PrimFunc, dim: str, tile: int, tile_cost: int, other:
     """
     if min(tile, tile_cost, other, other_cost) < 1:
         raise ScheduleError(f"specialize: tiles of {tile} and {other} that cost {tile_cost} and {other_cost}; each is at least 1")
-    place, extent = _find_extent(func, dim, "specialize")
+    place, extent = _find_extent(func, dim)
     is_cheaper = ceildiv(extent, tile) * tile_cost <= ceildiv(extent, other) * other_cost
     condition = logical_and(const(tile) <= extent, is_cheaper)
     return _with_versions(func, place, condition, f"{dim} is {{}} covered by tiles of {tile} as well as by tiles of {other}")
 
 
-def _find_extent(func: PrimFunc, dim: str, what: str) -> tuple[Place, Expr]:
+def _find_extent(func: PrimFunc, dim: str) -> tuple[Place, Expr]:
     """The root, or the version around the loop called `dim`, and the extent."""
     found = next((var for var in func.dims if var.name == dim), None)
     if found is not None:
@@ -62,7 +62,7 @@ def _find_extent(func: PrimFunc, dim: str, what: str) -> tuple[Place, Expr]:
             if not any(isinstance(stmt, For) for stmt in place.path[:depth]):
                 return Place(around[depth], place.path[:depth]), place.stmt.extent
     known = ", ".join(var.name for var in func.dims) or "none"
-    raise ScheduleError(f"{what}: {func.name} has no dim {dim}; there are: {known}")
+    raise ScheduleError(f"specialize: {func.name} has no dim {dim}; there are: {known}")
 
 
 def _with_versions(func: PrimFunc, place: Place, condition: Expr, claim: str) -> PrimFunc:

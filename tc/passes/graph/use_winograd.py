@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tc.ir.expr import Const
@@ -13,31 +15,37 @@ from tc.ops.build import full_attrs
 from tc.ops.winograd import POINTS, transform_weights
 from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.manager import graph_pass
+from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
 
-FLOPS_PER_SECOND = 2e11
-"""What matrix products and direct convolutions reach on a core."""
+FLOPS_PER_SECOND_PER_LANE = 1.25e10
+"""What full register tiles and direct convolutions reach on a core, for each lane of a vector."""
 
-WEIGHT_BYTES_PER_SECOND = 1.5e10
-"""Weights come from memory once per call."""
+WEIGHT_BYTES_PER_SECOND = 2.8e10
+"""Weights come from behind the second-level cache once per call."""
 
-NEAR_BYTES, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 16 << 20, 2.5e10, 1e10
-"""Transformed tiles: what fits near the core, and at which rates they are written and read back near and far."""
+NEAR_BYTES, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 16 << 20, 2e10, 9e9
+"""Transformed tiles: what fits near the core, and the rates, near and far, at which they are made, written and read back."""
 
-LEAST_GAIN = 1.1
+REGISTERS = {16: 32}
+"""Vector registers by the lanes of a vector; 16 where nothing else is said."""
+
+MOST_UNEVEN_CHANNELS = 64
+"""Input channels up to which tiles of 4 are chosen though blocks of channels are not full: such sums are not made in parts."""
+
+LEAST_GAIN = 1.15
 """How much faster the estimate must be."""
 
 
 @graph_pass
-def use_winograd(module: IRModule, *, enable: bool = True, largest_tile: int = 2, answer: Answer = own_answer) -> IRModule:
+def use_winograd(module: IRModule, *, enable: bool = True, answer: Answer = own_answer) -> IRModule:
     """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels, static sizes.
 
-    Tiles of 2 round like direct sums. Tiles of 4 need 1.8 times fewer products and err some three times more: in a chain of many
-    convolutions that is more than 1e-4 of the result, so they are for those who ask for them.
-    `answer` decides for each convolution; its own answer is the estimate's, up to `largest_tile`.
+    Tiles of 2 and of 4 round like direct sums; see `tc.ops.winograd` for the errors.
+    `answer` decides for each convolution; its own answer is the estimate's.
     """
     if not enable:
         return module
-    rewriter = _Rewriter(largest_tile, answer)
+    rewriter = _Rewriter(answer)
     functions = tuple(rewriter.function(func) if isinstance(func, Function) else func for func in module.functions)
     if all(new is old for new, old in zip(functions, module.functions, strict=True)):
         return module
@@ -47,8 +55,8 @@ def use_winograd(module: IRModule, *, enable: bool = True, largest_tile: int = 2
 class _Rewriter:
     """Replaces convolutions; remembers transformed weights, which several may share."""
 
-    def __init__(self, largest: int, answer: Answer) -> None:
-        self.largest, self.answer = largest, answer
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
         self.literals: dict[tuple[TensorConst, int], TensorConst] = {}
 
     def function(self, func: Function) -> Function:
@@ -70,7 +78,7 @@ class _Rewriter:
         tiles = legal_tiles(call, binding.targets[0].type)
         if not tiles:
             return binding
-        default = choose_tile(call, binding.targets[0].type, self.largest)
+        default = choose_tile(call, binding.targets[0].type)
         tile = self.answer(question_about(call, "use_winograd", (0, *tiles), default))
         return replace(binding, value=self._call(call, call.args[1], int(tile))) if tile else binding
 
@@ -104,27 +112,35 @@ def legal_tiles(call: Call, result: object) -> tuple[int, ...]:
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 
 
-def choose_tile(call: Call, result: object, largest: int) -> int:
-    """The tile size up to `largest` that is estimated to be fastest; 0 for direct sums."""
-    tiles = [tile for tile in legal_tiles(call, result) if tile <= largest]
+def choose_tile(call: Call, result: object) -> int:
+    """The tile size that is estimated to be fastest; 0 for direct sums."""
+    tiles = legal_tiles(call, result)
     if not tiles:
         return 0
     w = call.args[1]
     assert w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
     shape = w.type.static_shape
     assert shape is not None, "legal tiles have static weights"
-    n, outputs, height, width, block = (int(dim.value) for dim in result.shape if isinstance(dim, Const))
-    inputs = shape[1]
+    channels = full_attrs(call).in_channels
+    if channels % shape[-2] and channels > MOST_UNEVEN_CHANNELS:
+        tiles = tuple(tile for tile in tiles if tile == 2)
+    sizes = tuple(int(dim.value) for dim in result.shape if isinstance(dim, Const))
+    seconds = {tile: _seconds(tile, shape[1], sizes) for tile in tiles}
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < _seconds(0, shape[1], sizes) / LEAST_GAIN else 0
+
+
+def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:
+    """For a result [n, ob, h, w, b] of `inputs` blocks of channels, with tiles of this size, or by direct sums (0)."""
+    n, outputs, height, width, block = result
+    flops_per_second = FLOPS_PER_SECOND_PER_LANE * block
     channels = inputs * outputs * block * block
-    direct = 2.0 * 9 * channels * n * height * width / FLOPS_PER_SECOND + 36 * channels / WEIGHT_BYTES_PER_SECOND
-    best, chosen = direct / LEAST_GAIN, 0
-    for tile in tiles:
-        down, across, places = -(-height // tile), -(-width // tile), (tile + 2) ** 2
-        count = n * down * across
-        moved = 4.0 * places * count * (inputs + outputs) * block
-        rate = NEAR_BYTES_PER_SECOND if moved <= NEAR_BYTES else FAR_BYTES_PER_SECOND
-        seconds = 2.0 * places * channels * count / FLOPS_PER_SECOND
-        seconds += 2 * moved / rate + 4.0 * places * channels / WEIGHT_BYTES_PER_SECOND
-        if seconds < best:
-            best, chosen = seconds, tile
-    return chosen
+    if tile == 0:
+        return 2.0 * 9 * channels * n * height * width / flops_per_second + 36 * channels / WEIGHT_BYTES_PER_SECOND
+    count, places = -(-height // tile) * -(-width // tile), (tile + 2) ** 2
+    space = TileSpace(count, 1, outputs, block, REGISTERS.get(block, 16))
+    full = count * outputs / FMA_PER_CYCLE  # cycles, were all register tiles full
+    products = 2.0 * places * channels * n * count * space.cycles(space.best()) / full
+    moved = 4.0 * places * n * count * (inputs + outputs) * block
+    rate = NEAR_BYTES_PER_SECOND if moved <= NEAR_BYTES else FAR_BYTES_PER_SECOND
+    return products / flops_per_second + moved / rate + 4.0 * places * channels / WEIGHT_BYTES_PER_SECOND

@@ -93,13 +93,19 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
 # -- the schedule
 
 
-def schedule_product(schedule: Schedule, name: str, final: str, target: Target) -> None:
-    """Tile one contraction among other blocks; the spatial block `final` stores its result."""
-    _schedule_versions(schedule, _contraction(schedule, name), name, final, [], target)
+def schedule_product(schedule: Schedule, name: str, final: str, target: Target, longest_sum: int | None = None) -> None:
+    """Tile one contraction among other blocks; the spatial block `final` stores its result. See `ProductPlan` for `longest_sum`."""
+    _schedule_versions(schedule, _contraction(schedule, name), name, final, [], target, longest_sum)
 
 
 def _schedule_versions(
-    schedule: Schedule, contraction: Contraction, name: str, final: str, before: list[str], target: Target
+    schedule: Schedule,
+    contraction: Contraction,
+    name: str,
+    final: str,
+    before: list[str],
+    target: Target,
+    longest_sum: int | None = None,
 ) -> None:
     """One schedule, or up to four where the number of rows is symbolic.
 
@@ -112,7 +118,7 @@ def _schedule_versions(
     tile = _choose(schedule, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
-        ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
+        ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum).run(before)
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
@@ -136,7 +142,8 @@ def _schedule_versions(
     for names, each in versions:
         copy = _contraction(schedule, names[name])
         roles = _roles(schedule, copy, names[final], lanes)
-        ProductPlan(schedule, copy, names[name], names[final], roles, each, target).run([names[block] for block in before])
+        plan = ProductPlan(schedule, copy, names[name], names[final], roles, each, target, longest_sum)
+        plan.run([names[block] for block in before])
 
 
 def _contraction(schedule: Schedule, name: str) -> Contraction:

@@ -69,16 +69,19 @@ def block_info(schedule: Schedule, name: str) -> BlockInfo:
     return next(info for info in block_infos(schedule.func) if info.name == name)
 
 
-def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
+def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
+    """Run a loop in vectors, if that is worth it; the loop over them where all are whole."""
     extent = extent_value(schedule, loop)
     if extent is not None and extent <= lanes:
         if extent >= 4:
             schedule.vectorize(loop)
-        return
+        return None
     out, inner = schedule.split(loop, lanes)
     schedule.vectorize(inner)
     if extent is None or extent % lanes:
         schedule.annotate_loop(out, "partition", 1)
+        return None
+    return out
 
 
 def driving_loops(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:

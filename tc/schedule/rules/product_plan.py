@@ -9,7 +9,7 @@ from typing import Any
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
 from tc.ir.node import walk
-from tc.schedule.analysis import BlockInfo, Contraction
+from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
 from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, set_parallel
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
@@ -82,8 +82,11 @@ class ProductPlan:
         roles: Roles,
         tile: Tile,
         target: Target,
+        longest_sum: int | None = None,
     ) -> None:
+        """`longest_sum`: where it is given, no more terms are summed at once; see `_sum_in_parts`."""
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
+        self.longest_sum = longest_sum
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = []
@@ -343,6 +346,8 @@ class ProductPlan:
     def finish_sum(self) -> None:
         """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
         s, tile = self.s, self.tile
+        if self.longest_sum is not None:
+            self._sum_in_parts(self.longest_sum)
         info = block_info(s, self.name)
         loops = list(s.loops_of(self.name))
         inside = loops[loops.index(self.anchor) + 1 :]
@@ -363,6 +368,34 @@ class ProductPlan:
             s.decompose_reduction(self.name, depth[0])
         if is_static:
             s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _sum_in_parts(self, longest: int) -> None:
+        """Sum the tile over a part of the depth at a time, and then these sums: rounding errors grow with the terms of one sum.
+
+        The totals wait in the first-level cache while a part is summed in registers.
+        """
+        s = self.s
+        info = block_info(s, self.name)
+        loops = list(s.loops_of(self.name))
+        first = driving_loops(info, loops[loops.index(self.anchor) + 1 :], info.reduction_axes)[0]
+        part = part_of_sum(extent_value(s, first), self.tile.lanes, longest)
+        if part is None:
+            return
+        parts, _ = s.split(first, part)
+        total = self.name
+        s.set_scope(info.writes[0].buffer.name, "global")
+        self.name = s.rfactor(total, parts)
+        inside = list(s.loops_of(total))
+        *tiled, parts = inside[inside.index(self.anchor) + 1 :]
+        tiled = [loop for loop in tiled if extent_value(s, loop) != 1]
+        s.reorder(parts, *tiled)
+        self._vectorize_tile(self._ordered(block_info(s, total), tiled))
+        s.decompose_reduction(total, parts)
+        s.compute_at(self.name, parts)
+        self.anchor = parts
+        contraction = as_contraction(block_info(s, self.name))
+        assert contraction is not None, f"{self.name} is a part of a contraction"
+        self.contraction = contraction
 
     def _prefetch_rhs(self, loop: str) -> None:
         """Fetch the rhs ahead where it comes from memory rather than from a cache: an input as large as a part of the second-level one."""
@@ -482,6 +515,13 @@ class ProductPlan:
                 vectorize_loop(s, last, lanes_for(block_info(s, name), self.target))
             else:
                 schedule_block(s, name, self.target)
+
+
+def part_of_sum(depth: int | None, block: int, longest: int) -> int | None:
+    """How many terms to sum at once: at most `longest`, whole blocks, equally many each time; None where all are, or must be."""
+    if depth is None or depth <= longest or depth % block:
+        return None
+    return max(size * block for size in divisors(depth // block) if size * block <= max(longest, block))
 
 
 def depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:

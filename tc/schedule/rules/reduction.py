@@ -7,7 +7,7 @@ from tc.ir.expr import Buffer, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
-from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -97,21 +97,14 @@ def _vectorize_inside(schedule: Schedule, name: str, row: str, target: Target) -
         _reduce_along_lanes(schedule, info, inside, target)
         return
     last = inside[-1]
-    _vectorize_loop(schedule, last, lanes_for(info, target))
+    _vectorize_row(schedule, last, lanes_for(info, target))
 
 
-def _vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> None:
-    extent = extent_value(schedule, loop)
-    if extent is not None and extent < lanes:
-        if extent >= 4:
-            schedule.vectorize(loop)
-        return
-    out, inner = schedule.split(loop, lanes)
-    schedule.vectorize(inner)
-    if extent is None or extent % lanes:
-        schedule.annotate_loop(out, "partition", 1)
-    else:
-        _unroll_few(schedule, out)
+def _vectorize_row(schedule: Schedule, loop: str, lanes: int) -> None:
+    """Run a loop in vectors, all of them at once where they are few."""
+    vectors = vectorize_loop(schedule, loop, lanes)
+    if vectors is not None:
+        _unroll_few(schedule, vectors)
 
 
 def _unroll_few(schedule: Schedule, loop: str) -> None:
@@ -296,7 +289,7 @@ def _schedule_one(schedule: Schedule, name: str, target: Target) -> None:
         return
     if loops:
         *outer, last = loops
-        _vectorize_loop(schedule, last, lanes_for(info, target))
+        _vectorize_row(schedule, last, lanes_for(info, target))
         if outer:
             set_parallel(schedule, outer, 64)
 

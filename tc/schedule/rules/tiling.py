@@ -15,7 +15,7 @@ PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
 
 MOST_SYMBOLIC_ROWS = 14
-"""Rows of a tile at most where their number is symbolic: with fewer rows than a tile's the kernel falls back to single ones."""
+"""Rows of a tile at most where their number is symbolic: with fewer rows than a tile's the kernel takes lower tiles, or single rows."""
 
 TILE_CYCLES = 1.4
 """What a step costs beside its multiply-adds, measured on tiles of 7 to 13 rows by two vectors; it speaks for high tiles."""
