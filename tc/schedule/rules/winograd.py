@@ -15,7 +15,6 @@ from tc.schedule.rules.epilogue import block_info, driven_spatial
 from tc.schedule.step import Schedule
 from tc.target import Target
 
-
 LONGEST_SUM = 16
 """Channels summed at once. What a sum loses by rounding is multiplied by the transform back; with sums as short as these, tiles of 4
 err no more than direct sums do, at the price of a fiftieth of the time (`tc.ops.winograd` has the errors)."""
