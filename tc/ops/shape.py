@@ -142,6 +142,12 @@ def _compute_concat(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     return te.compute(types[0].shape, body, "concat")
 
 
+def _is_sequence(types: Types, attrs: Attrs) -> bool:
+    """Whether the parts lie one after the other: every dim before the axis is 1."""
+    first = operand(types, 0, "concat")
+    return all(is_const(dim, 1) for dim in first.shape[: normalize_axis(attrs.axis, first.rank, "concat")])
+
+
 def _blocked_concat(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
     """Along another axis than the channels, or where every part but the last fills its blocks."""
     axis = normalize_axis(attrs.axis, operand(types, 0, "concat").rank, "concat")
@@ -158,6 +164,7 @@ register(
         lambda arrays, attrs: np.concatenate([a for a in arrays if a is not None], axis=attrs.axis),
         _compute_concat,
         {"axis": REQUIRED},
+        joins=_is_sequence,
         blocked=_blocked_concat,
         samples=lambda rng: iter(
             [

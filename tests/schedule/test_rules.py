@@ -16,8 +16,11 @@ from tc.ir.node import walk
 from tc.ir.types import DimFact, tensor_type
 from tc.kernels import finish_loops
 from tc.ops.registry import OPS, inference
+from tc.ops.winograd import transform_weights
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule.knobs import follow
 from tc.schedule.rules import apply_rules
+from tc.schedule.rules.common import divisors
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.ops.kernels import make_prim_func, run
@@ -284,3 +287,28 @@ def test_sums_over_leading_axes_with_symbolic_length(columns: int) -> None:
     for rows in (0, 1, 2, 7, 16, 33):
         array = normal(np.random.default_rng(rows), rows, columns)
         check(func, [array], array.sum(0, dtype=float), rows, (rows,))
+
+
+@pytest.mark.parametrize(("tile", "size"), [(4, (22, 19)), (4, (24, 32)), (2, (11, 12))], ids=str)
+def test_bands_of_winograd_tiles_of_any_height_give_the_same_bits(tile: int, size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(tile)
+    x, w, bias = normal(rng, 2, 3, *size, 16), normal(rng, 32, 48, 3, 3), normal(rng, 2, 16)
+    blocked = w.reshape(2, 16, 3, 16, 3, 3).transpose(0, 2, 3, 1, 4, 5)
+    arrays = [x, transform_weights(blocked, tile), bias]
+    attrs = {"tile": tile, "pads": (1, 1, 1, 1), "in_channels": 48}
+    func = simplify_loops(make_prim_func(OPS["conv_winograd"], arrays, attrs))
+    rows = -(-size[0] // tile)
+    made = [
+        apply_rules(func, native_target(), follow({"tiles/band_rows": height})) for height in divisors(rows)
+    ]
+
+    found = [run(finish_loops(each.func, threads=2), arrays)[0] for each in made]
+
+    assert [dict((c.knob.name, c.value) for c in each.choices)["tiles/band_rows"] for each in made] == divisors(rows)
+    padded = np.pad(x.transpose(0, 1, 4, 2, 3).reshape(2, 48, *size).astype(np.float64), [(0, 0), (0, 0), (1, 1), (1, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    exact = np.einsum("nchwij,ocij->nohw", windows, w) + bias.reshape(32)[:, None, None]
+    expected = exact.reshape(2, 2, 16, *size).transpose(0, 1, 3, 4, 2)
+    for each in found:
+        np.testing.assert_array_equal(each, found[0])
+        np.testing.assert_allclose(each, expected, rtol=0, atol=3e-6 * np.abs(expected).max())

@@ -30,6 +30,7 @@ from tc.ir.node import replace
 from tc.ir.types import DimFact, FunctionType, TensorType
 from tc.ops.registry import get_op, inference
 from tc.passes.graph.fusion_kind import Access, FusionKind, LoopShape, infer_loop_shape
+from tc.passes.graph.joins import is_join, pays
 from tc.passes.manager import graph_pass
 
 
@@ -37,8 +38,8 @@ from tc.passes.manager import graph_pass
 def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True) -> IRModule:
     """Move each group of operators that fuse into a primitive function, and call it.
 
-    Every operator call with a loop definition ends up in exactly one primitive function, except a lone view, which needs no
-    kernel; with `enable` off each is alone. A kernel
+    Every operator call with a loop definition ends up in exactly one primitive function, except groups of views and joins, which need
+    no kernel; with `enable` off each is alone. A kernel
     takes its constants of more than one element as parameters. Groups hold at most `max_ops` operators.
     """
     made: list[Function] = []
@@ -92,7 +93,7 @@ def _fuse_function(
     bindings: list[Binding] = []
     for node in nodes:
         group = members[node.group]
-        if not _is_fusable(node) or (len(group) == 1 and _is_view(node)):
+        if not _is_fusable(node) or all(_needs_no_kernel(member, func) for member in group):
             bindings.append(node.binding)
         elif node is group[-1]:
             bindings.append(_outline(group, facts, made, names))
@@ -120,9 +121,12 @@ def _is_fusable(node: _Node) -> bool:
     return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).compute is not None
 
 
-def _is_view(node: _Node) -> bool:
-    """Whether the binding only renames memory; alone it needs no kernel."""
-    return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).view
+def _needs_no_kernel(node: _Node, func: Function) -> bool:
+    """Whether the binding only renames memory, or joins what can be made in its place; with others like it, it needs no kernel."""
+    value = node.binding.value
+    if isinstance(value, Call) and get_op(value.op).view:
+        return True
+    return is_join(value) and pays(node.binding, func)
 
 
 def _dataflow(func: Function, facts: tuple[DimFact, ...]) -> list[_Node]:

@@ -51,7 +51,12 @@ from tc.ir.plan import (
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
+from tc.passes.graph.joins import is_join, made_here, operands_of, parts_of, view_root
 from tc.passes.loop.mark_in_place import in_place_inputs
+
+
+NOT_YET = 1 << 60
+"""The time at which a storage begins that nothing was put into so far."""
 
 
 @dataclass(eq=False)
@@ -154,6 +159,7 @@ class _Planner:
         self._conditions: dict[Loop, TensorVar] = {}
         self._rows: dict[TensorVar, _View] = {}
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
+        self._parts: dict[tuple[TensorVar, Atom, Expr], _View] = {}
         for index, param in enumerate(func.params):
             self.views[param] = _View(_Storage(Place.INPUT, index, param.type))  # type: ignore[arg-type]
         self._want_outputs(func)
@@ -162,21 +168,31 @@ class _Planner:
 
     def _want_outputs(self, func: Function) -> None:
         """Let values that are results be made in the output buffers, where nothing speaks against it."""
-        made = _made_here(func)
+        made = made_here(func)
         for index, result in enumerate(func.results):
             if isinstance(result, TensorVar) and result in made and self._is_input_sized(result.type):
-                root = _view_root(result, made)
+                root = view_root(result, made)
                 if root is not None and root not in self.wanted:
                     self.wanted[root] = _View(_Storage(Place.OUTPUT, index, root.type))  # type: ignore[arg-type]
 
     def _is_input_sized(self, type_: object) -> bool:
         return all(v in self.bound_dims for v in walk(type_) if isinstance(v, Var))  # type: ignore[arg-type]
 
-    def _new_storage(self, type_: TensorType) -> _Storage:
+    def _want_parts(self, func: Function) -> None:
+        """Let operands of joins be made in their places in the results."""
+        for root, part in parts_of(func).items():
+            place = self.views.get(part.whole) or self.wanted.get(part.whole)
+            if place is None and self._is_input_sized(part.whole.type):
+                place = self.wanted[part.whole] = _View(self._new_storage(_tensor_type(part.whole), NOT_YET))
+            if place is not None and root not in self.wanted:
+                self.wanted[root] = _View(place.storage, place.offset + part.offset)
+
+    def _new_storage(self, type_: TensorType, start: int | None = None) -> _Storage:
+        start = self.time if start is None else start
         if self._is_input_sized(type_):
-            storage = _Storage(Place.ARENA, 0, type_, self.time, self.time)
+            storage = _Storage(Place.ARENA, 0, type_, start)
         else:
-            storage = _Storage(Place.DYNAMIC, self.num_dynamic, type_, self.time, self.time)
+            storage = _Storage(Place.DYNAMIC, self.num_dynamic, type_, start)
             self.num_dynamic += 1
         self.storages.append(storage)
         return storage
@@ -210,6 +226,7 @@ class _Planner:
 
     def _touch(self, view: _View) -> None:
         if self.measuring:
+            view.storage.start = min(view.storage.start, self.time)
             view.storage.end = max(view.storage.end, self.time)
 
     def _slot(self, atom: Atom, view: _View) -> Slot:
@@ -270,6 +287,8 @@ class _Planner:
 
     def _walk_bindings(self, func: Function) -> list[Step]:
         """The steps of a function's bindings, each check as soon as its dims are known."""
+        if self.measuring:
+            self._want_parts(func)
         steps = self._ready_checks()
         for binding in func.bindings:
             steps.extend(self._walk_binding(binding))
@@ -313,6 +332,8 @@ class _Planner:
                 source = self._use(args[0])  # type: ignore[arg-type]
                 self.views[targets[0]] = source
                 return []
+            case Call() if is_join(value):
+                return self._walk_join(binding)
             case Call(op=op, args=args, attrs=attrs):
                 arrays = tuple(None if arg is None else self._used_slot(arg) for arg in args)
                 made = tuple(map(self._defined_slot, targets))
@@ -328,6 +349,16 @@ class _Planner:
             case Loop():
                 return self._walk_loop(value, targets)
         raise LoweringError(f"no execution step for {type(value).__name__}")
+
+    def _walk_join(self, binding: Binding) -> list[Step]:
+        """Copies of the operands that were not made in their places."""
+        (target,) = binding.targets
+        place = self._define(target)
+        steps = self._allocations((self._slot(target, place),))
+        for operand, offset in operands_of(binding):
+            part = self._parts.setdefault((target, operand, offset), _View(place.storage, place.offset + offset))
+            steps.extend(self._copy(operand, operand, part))
+        return steps
 
     def _note_handover(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:
         kernel = self.module[callee]
@@ -355,9 +386,9 @@ class _Planner:
 
     def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...]) -> list[Step]:
         """The steps of a branch, its results made in, or copied to, the places of the `If`'s targets."""
-        made = _made_here(branch)
+        made = made_here(branch)
         for result, target in zip(branch.results, targets, strict=True):
-            root = _view_root(result, made) if isinstance(result, TensorVar) and result in made else None
+            root = view_root(result, made) if isinstance(result, TensorVar) and result in made else None
             if root is not None:
                 self.wanted.setdefault(root, self.views[target])
         steps = self._walk_nested(branch)
@@ -420,9 +451,9 @@ class _Planner:
 
     def _want_scanned(self, result: Atom, target: TensorVar, index: Var, body: Function) -> None:
         """Let a value that is stacked be made in its row of the stack."""
-        made = _made_here(body)
+        made = made_here(body)
         if isinstance(result, TensorVar) and result in made:
-            root = _view_root(result, made)
+            root = view_root(result, made)
             if root is not None:
                 self.wanted.setdefault(root, self._row(target, _tensor_type(result), index))
 
@@ -508,26 +539,3 @@ def _is_true(atom: Atom) -> bool:
 def _tensor_type(atom: Atom) -> TensorType:
     assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
     return atom.type
-
-
-def _made_here(func: Function) -> dict[TensorVar, Binding]:
-    """The bindings of a function by the variables they define."""
-    return {target: binding for binding in func.bindings for target in binding.targets}
-
-
-def _view_root(var: TensorVar, made: dict[TensorVar, Binding]) -> TensorVar | None:
-    """The variable whose memory `var` is, through views; None when that is not made by an operation of this function."""
-    while True:
-        binding = made.get(var)
-        if binding is None:
-            return None
-        value = binding.value
-        if isinstance(value, Call) and get_op(value.op).view:
-            source = atoms_of(value)[0]
-        elif isinstance(value, (TensorVar, TensorConst)):
-            source = value
-        else:
-            return var
-        if not isinstance(source, TensorVar):
-            return None
-        var = source

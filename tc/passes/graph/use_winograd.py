@@ -15,19 +15,13 @@ from tc.ops.build import full_attrs
 from tc.ops.winograd import POINTS, transform_weights
 from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.manager import graph_pass
-from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
-
-FLOPS_PER_SECOND_PER_LANE = 1.25e10
-"""What full register tiles and direct convolutions reach on a core, for each lane of a vector."""
-
-WEIGHT_BYTES_PER_SECOND = 2.8e10
-"""Weights come from behind the second-level cache once per call."""
-
-NEAR_BYTES, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 16 << 20, 2e10, 9e9
-"""Transformed tiles: what fits near the core, and the rates, near and far, at which they are made, written and read back."""
+from tc.schedule.rules.winograd_cost import FLOPS_PER_SECOND_PER_LANE, WEIGHT_BYTES_PER_SECOND, WinogradShape
 
 REGISTERS = {16: 32}
 """Vector registers by the lanes of a vector; 16 where nothing else is said."""
+
+L2_BYTES = 1 << 20
+"""A second-level cache."""
 
 MOST_UNEVEN_CHANNELS = 64
 """Input channels up to which tiles of 4 are chosen though blocks of channels are not full: such sums are not made in parts."""
@@ -131,16 +125,12 @@ def choose_tile(call: Call, result: object) -> int:
 
 
 def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:
-    """For a result [n, ob, h, w, b] of `inputs` blocks of channels, with tiles of this size, or by direct sums (0)."""
+    """On one core, for a result [n, ob, h, w, b] of `inputs` blocks of channels, with tiles of this size, or by direct sums (0)."""
     n, outputs, height, width, block = result
-    flops_per_second = FLOPS_PER_SECOND_PER_LANE * block
+    if tile:
+        shape = WinogradShape(tile, n, inputs, outputs, -(-height // tile), -(-width // tile), block)
+        registers = REGISTERS.get(block, 16)
+        return shape.seconds(shape.best_height(L2_BYTES, registers, 1), L2_BYTES, registers)
     channels = inputs * outputs * block * block
-    if tile == 0:
-        return 2.0 * 9 * channels * n * height * width / flops_per_second + 36 * channels / WEIGHT_BYTES_PER_SECOND
-    count, places = -(-height // tile) * -(-width // tile), (tile + 2) ** 2
-    space = TileSpace(count, 1, outputs, block, REGISTERS.get(block, 16))
-    full = count * outputs / FMA_PER_CYCLE  # cycles, were all register tiles full
-    products = 2.0 * places * channels * n * count * space.cycles(space.best()) / full
-    moved = 4.0 * places * n * count * (inputs + outputs) * block
-    rate = NEAR_BYTES_PER_SECOND if moved <= NEAR_BYTES else FAR_BYTES_PER_SECOND
-    return products / flops_per_second + moved / rate + 4.0 * places * channels / WEIGHT_BYTES_PER_SECOND
+    flops = 2.0 * 9 * channels * n * height * width
+    return flops / (FLOPS_PER_SECOND_PER_LANE * block) + 36 * channels / WEIGHT_BYTES_PER_SECOND

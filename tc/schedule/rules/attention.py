@@ -16,7 +16,7 @@ from tc.ir.expr import Load, Mul, Var
 from tc.ir.loop import annotation
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers, producer
-from tc.schedule.rules.common import extent_value, known_product, set_parallel
+from tc.schedule.rules.common import extent_value, known_product, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.reduction import reduce_along
 from tc.schedule.rules.spatial import schedule_block
@@ -314,7 +314,7 @@ def _key_load(info: BlockInfo) -> Load:
 
 def _tile_scores(schedule: Schedule, chain: Chain, tile_loop: str, lanes: int) -> None:
     """Register tiles of scores, brought to their final form before they are stored."""
-    row, column = _inside(schedule, chain.masked, tile_loop)
+    row, column = loops_inside(schedule, chain.masked, tile_loop)
     block, columns_inside = schedule.split(column, 2 * lanes)
     schedule.reorder(block, row, columns_inside)
     schedule.annotate_loop(block, "partition", 1)
@@ -332,16 +332,10 @@ def _interleave_rows(schedule: Schedule, name: str, lanes: int) -> None:
     schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(parts)}")
 
 
-def _inside(schedule: Schedule, name: str, anchor: str) -> list[str]:
-    """The loops of a block inside `anchor` that have more than one iteration."""
-    loops = list(schedule.loops_of(name))
-    return [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
-
-
 def _register_tile(schedule: Schedule, name: str, anchor: str, lanes: int) -> None:
     """Rows by vectors of sums in registers, the reduction around them."""
     info = block_info(schedule, name)
-    inside = _inside(schedule, name, anchor)
+    inside = loops_inside(schedule, name, anchor)
     deep = {n.name for a in info.block.axes if a.var in info.reduction_axes for n in walk(a.value) if isinstance(n, Var)}
     depth = [loop for loop in inside if loop in deep]
     tiled = [loop for loop in inside if loop not in deep]
@@ -397,7 +391,7 @@ def _schedule_few_rows(
     names = (chain.weighted, chain.inverse, chain.total, chain.powers, chain.top, chain.masked)
     for name in names:
         schedule.compute_at(name, anchor)
-    (key,) = _inside(schedule, chain.masked, anchor)[-1:]
+    (key,) = loops_inside(schedule, chain.masked, anchor)[-1:]
     schedule.compute_at(chain.scores, key)
     reduce_along(schedule, chain.scores, key, target, accumulators=1)
     for name in (chain.top, chain.total):

@@ -97,6 +97,13 @@ def extent_value(schedule: Schedule, loop: str) -> int | None:
     return int(extent.value) if isinstance(extent, Const) else None
 
 
+def loops_inside(schedule: Schedule, block: str, anchor: str | None) -> list[str]:
+    """The loops of a block inside of `anchor`, or all of them, that have more than one iteration."""
+    loops = list(schedule.loops_of(block))
+    inside = loops if anchor is None else loops[loops.index(anchor) + 1 :]
+    return [loop for loop in inside if extent_value(schedule, loop) != 1]
+
+
 def known_product(schedule: Schedule, loops: tuple[str, ...] | list[str], unknown: int = 32) -> int:
     """The product of the extents, symbolic ones taken as `unknown`."""
     total = 1

@@ -16,7 +16,7 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, FloorDiv, Var
 from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
-from tc.schedule.rules.common import extent_value, lanes_for
+from tc.schedule.rules.common import extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, is_single
 from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block, loop_of_axis
 from tc.schedule.rules.tiling import FEW_ROWS, Tile, TileSpace
@@ -48,11 +48,10 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
 # -- who does what
 
 
-def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int) -> Roles:
-    loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
-    loops = loops or list(schedule.loops_of(final))
+def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int, around: str | None = None) -> Roles:
+    loops = loops_inside(schedule, final, around) or list(schedule.loops_of(final))
     lane = loops[-1]
-    loop_of = loop_of_axis(schedule, contraction, final)
+    loop_of = loop_of_axis(schedule, contraction, final, around)
     if not loop_of:
         return Roles([], None, 0, lane, loops[:-1])
     axes = list(loop_of)
@@ -93,9 +92,14 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
 # -- the schedule
 
 
-def schedule_product(schedule: Schedule, name: str, final: str, target: Target, longest_sum: int | None = None) -> None:
-    """Tile one contraction among other blocks; the spatial block `final` stores its result. See `ProductPlan` for `longest_sum`."""
-    _schedule_versions(schedule, _contraction(schedule, name), name, final, [], target, longest_sum)
+def schedule_product(
+    schedule: Schedule, name: str, final: str, target: Target, longest_sum: int | None = None, around: str | None = None
+) -> None:
+    """Tile one contraction among other blocks; the spatial block `final`, which may be inside the loop `around`, stores its result.
+
+    See `ProductPlan` for `longest_sum`. Inside a loop sizes are numbers and no loops are parallel.
+    """
+    _schedule_versions(schedule, _contraction(schedule, name), name, final, [], target, longest_sum, around)
 
 
 def _schedule_versions(
@@ -106,6 +110,7 @@ def _schedule_versions(
     before: list[str],
     target: Target,
     longest_sum: int | None = None,
+    around: str | None = None,
 ) -> None:
     """One schedule, or up to four where the number of rows is symbolic.
 
@@ -113,12 +118,12 @@ def _schedule_versions(
     rows for fewer still.
     """
     lanes = lanes_for(block_info(schedule, final), target)
-    roles = _roles(schedule, contraction, final, lanes)
+    roles = _roles(schedule, contraction, final, lanes, around)
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     tile = _choose(schedule, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
-        ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum).run(before)
+        ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run(before)
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]

@@ -10,7 +10,7 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
-from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import Tile
@@ -63,10 +63,14 @@ class Roles:
     others: list[str]
 
 
-def loop_of_axis(schedule: Schedule, contraction: Contraction, final: str) -> dict[Var, str]:
-    """The loop of the block `final` over each spatial axis of the sum; empty where they do not run alike."""
-    loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
+def loop_of_axis(schedule: Schedule, contraction: Contraction, final: str, around: str | None = None) -> dict[Var, str]:
+    """The loop of the block `final` inside `around` over each spatial axis of the sum; empty where they do not run alike."""
+    loops = loops_inside(schedule, final, around)
     axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
+    if around is not None:  # `final` is a copy of the sum's result: axes that no loop inside drives have one index there
+        driven = [bool(driving_loops(block_info(schedule, final), loops, (axis.var,))) for axis in block_info(schedule, final).block.axes]
+        own = {axis for axis, is_driven in zip(contraction.info.spatial_axes, driven, strict=True) if is_driven}
+        axes = [axis for axis in axes if axis in own]
     return dict(zip(axes, loops, strict=True)) if len(axes) == len(loops) else {}
 
 
@@ -83,14 +87,15 @@ class ProductPlan:
         tile: Tile,
         target: Target,
         longest_sum: int | None = None,
+        around: str | None = None,
     ) -> None:
-        """`longest_sum`: where it is given, no more terms are summed at once; see `_sum_in_parts`."""
+        """`longest_sum`: where it is given, no more terms are summed at once; see `_sum_in_parts`. `around`: all is inside this loop."""
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
-        self.longest_sum = longest_sum
+        self.longest_sum, self.around = longest_sum, around
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = []
-        loops = loop_of_axis(schedule, contraction, final)
+        loops = loop_of_axis(schedule, contraction, final, around)
         self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
         self.samples = loops.get(contraction.lhs.indices[0]) if len(contraction.lhs.indices) > 2 else None
         self.guarded: list[str] = []
@@ -316,6 +321,8 @@ class ProductPlan:
     def _set_parallel(self, parallel: list[str], outer: list[str]) -> None:
         """Run the leading loops in parallel, fused as far as possible."""
         s = self.s
+        if self.around is not None:
+            return
         work = self.tile.all_rows * self.tile.columns * min(known_product(s, self._depth_loops(), 64), 4096) // 4
         free = self._fusible(parallel)
         inside = [loop for loop in outer if loop not in free]

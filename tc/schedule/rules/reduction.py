@@ -6,7 +6,7 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, set_parallel
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -89,8 +89,7 @@ def _schedule_rows(schedule: Schedule, final: str, rows: int, target: Target) ->
 def _vectorize_inside(schedule: Schedule, name: str, row: str, target: Target) -> None:
     """Vectorize one stage of a row."""
     info = block_info(schedule, name)
-    loops = list(schedule.loops_of(name))
-    inside = [loop for loop in loops[loops.index(row) + 1 :] if extent_value(schedule, loop) != 1]
+    inside = loops_inside(schedule, name, row)
     if not inside:
         return
     if info.reduction_axes:
@@ -119,8 +118,7 @@ def _unroll_few(schedule: Schedule, loop: str) -> None:
 def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target, accumulators: int = ACCUMULATORS) -> None:
     """Reduce along the lanes of at most `accumulators` vectors, for a block inside the loop `anchor`."""
     info = block_info(schedule, name)
-    loops = list(schedule.loops_of(name))
-    inside = [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
+    inside = loops_inside(schedule, name, anchor)
     _reduce_along_lanes(schedule, info, inside, target, accumulators)
 
 

@@ -1,6 +1,7 @@
 """Winograd convolution: transforms of rows inside transforms of columns, one matrix product for each place of a tile, and back.
 
-The three parts are parallel programs one after the other. What a transform makes of one row of tiles stays in the first cache.
+What a transform makes of one row of tiles stays in the first cache. Where it pays, bands of rows of tiles go through all stages one
+after the other, so that what is between the stages stays in a cache; else the stages are parallel programs one after the other.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
+from tc.ir.expr import Const
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers, producer
-from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel
+from tc.schedule.rules.common import divisors, extent_value, known_product, loops_inside, set_parallel
 from tc.schedule.rules.contraction import schedule_product
 from tc.schedule.rules.epilogue import block_info, driven_spatial
+from tc.schedule.rules.winograd_cost import WinogradShape
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -42,10 +45,15 @@ def schedule_winograd(schedule: Schedule, target: Target) -> str | None:
             schedule.compute_inline(name)
         except ScheduleError:
             return None
-    _schedule_tiles(schedule, chain)
     schedule.cache_write(chain.products, "register")
-    schedule_product(schedule, chain.products, f"{chain.products}_copy", target, LONGEST_SUM)
-    _schedule_back(schedule, chain)
+    copy = f"{chain.products}_copy"
+    band = _schedule_result(schedule, chain, target)
+    if band is not None:
+        schedule.compute_at(copy, band)
+    schedule_product(schedule, chain.products, copy, target, LONGEST_SUM, band)
+    if band is not None:
+        schedule.compute_at(chain.tiles, band)
+    _schedule_tiles(schedule, chain, band)
     return "winograd"
 
 
@@ -85,12 +93,12 @@ def _only(found: list[BlockInfo]) -> BlockInfo | None:
     return found[0] if len(found) == 1 else None
 
 
-def _schedule_tiles(schedule: Schedule, chain: Chain) -> None:
+def _schedule_tiles(schedule: Schedule, chain: Chain, band: str | None) -> None:
     """For each block of channels and row of tiles: pad and transform the rows, then the columns."""
     s = schedule
-    *lead, down, across, channels, tile, lane = s.loops_of(chain.tiles)
+    *lead, down, across, channels, tile, lane = loops_inside(s, chain.tiles, band)
     wide, tiles = _tiles_across(s, chain), extent_value(s, tile)
-    if wide > 1 and tiles is not None and wide != tiles:
+    if wide > 1 and tiles is not None and wide != tiles and band is None:
         wide = s.choose("tiles/together", [size for size in divisors(tiles) if size % wide == 0], wide)
     if wide > 1 and wide != tiles:
         row, tile = s.split(tile, wide)
@@ -101,19 +109,18 @@ def _schedule_tiles(schedule: Schedule, chain: Chain) -> None:
     s.unroll(down)
     s.unroll(across)
     s.vectorize(lane)
-    work = known_product(s, [tile, down, across, lane], 64) * 4
-    anchor = set_parallel(s, outer, work)
-    assert anchor is not None
+    anchor = outer[-1]
+    if band is None:
+        set_parallel(s, outer, known_product(s, [tile, down, across, lane], 64) * 4)
     s.compute_at(chain.rows, anchor)
-    inside = _inside(s, chain.rows, anchor)
-    *rest, lane = inside
+    *rest, lane = loops_inside(s, chain.rows, anchor)
     (transformed,) = [loop for loop in rest if extent_value(s, loop) == extent_value(s, down)][:1]
     others = [loop for loop in rest if loop != transformed]
     s.reorder(*others, transformed, lane)
     s.unroll(transformed)
     s.vectorize(lane)
     s.compute_at(chain.pad, anchor)
-    s.vectorize(_inside(s, chain.pad, anchor)[-1])
+    s.vectorize(loops_inside(s, chain.pad, anchor)[-1])
 
 
 def _tiles_across(schedule: Schedule, chain: Chain) -> int:
@@ -123,36 +130,49 @@ def _tiles_across(schedule: Schedule, chain: Chain) -> int:
     return max(1, (width - 2) // max(1, size - 2))
 
 
-def _inside(schedule: Schedule, block: str, anchor: str) -> list[str]:
-    """The loops of a block inside of `anchor`, without those of one iteration."""
-    loops = schedule.loops_of(block)
-    return [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) != 1]
-
-
-def _schedule_back(schedule: Schedule, chain: Chain) -> None:
-    """For each block of output channels and row of tiles: transform rows back, then columns, and store."""
+def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | None:
+    """For each block of output channels and row of tiles: transform rows back, then columns, and store. Returns the loop over bands,
+    if all stages are to be inside of one."""
     s = schedule
     final = chain.after[-1]
     size = len(block_info(s, chain.back).reads_of(_read_of(s, chain.back, chain.products))) - 2
     *lead, high, wide, lane = s.loops_of(final)
     row, p = s.split(high, size)
     column, q = s.split(wide, size)
-    for loop in (row, column):
-        s.annotate_loop(loop, "partition", 1)
-    s.reorder(*lead, row, column, p, q, lane)
+    s.annotate_loop(column, "partition", 1)
+    height = _choose_height(s, chain, target)
+    if height == extent_value(s, row):
+        s.annotate_loop(row, "partition", 1)
+        outer, inside = [*lead, row], [column, p, q, lane]
+    else:
+        band, row = s.split(row, height)
+        outer, inside = [*lead[:-1], band], [lead[-1], row, column, p, q, lane]
+    s.reorder(*outer, *inside)
     s.unroll(p)
     s.unroll(q)
     s.vectorize(lane)
-    work = known_product(s, [column, p, q, lane], 64) * 4
-    anchor = set_parallel(s, [*lead, row], work)
-    assert anchor is not None
-    s.compute_at(chain.back, anchor)
-    *rest, lane = _inside(s, chain.back, anchor)
+    set_parallel(s, outer, known_product(s, inside, 64) * 4)
+    s.compute_at(chain.back, row)
+    *rest, lane = loops_inside(s, chain.back, row)
     transformed = next(loop for loop in rest if extent_value(s, loop) == size)
     others = [loop for loop in rest if loop != transformed]
     s.reorder(*others, transformed, lane)
     s.unroll(transformed)
     s.vectorize(lane)
+    return None if row == outer[-1] else outer[-1]
+
+
+def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int:
+    """How many rows of tiles go through all stages at a time."""
+    s = schedule
+    shapes = [block_info(s, name).writes[0].buffer.shape for name in (chain.tiles, f"{chain.products}_copy")]
+    (samples, size, _, inputs, tiles, block), (*_, outputs, _, _) = (
+        [int(dim.value) if isinstance(dim, Const) else 1 for dim in shape] for shape in shapes
+    )
+    across = _tiles_across(s, chain)
+    shape = WinogradShape(size - 2, samples, inputs, outputs, tiles // across, across, block)
+    best = shape.best_height(target.l2_bytes, target.num_vector_registers, target.cores)
+    return s.choose("tiles/band_rows", divisors(shape.rows), best)
 
 
 def _read_of(schedule: Schedule, reader: str, writer: str) -> object:

@@ -1,0 +1,124 @@
+"""Concatenations without a kernel: where the operands lie one after the other in the result, they are made in their places there.
+
+Then what layers add to a growing tensor one by one, as in densely connected networks, is never copied. An operand that cannot be
+made in its place (an input of the model, a constant, one that is part of another concatenation) is copied there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tc.ir.expr import Const, Expr, const
+from tc.ir.graph import Atom, Binding, Call, CallTir, Function, TensorConst, TensorVar, atoms_of
+from tc.ir.types import TensorType
+from tc.ops.build import full_attrs
+from tc.ops.registry import get_op
+
+ALIGNMENT = 64
+"""Bytes at whose multiples values begin."""
+
+LEAST_SHARE = 0.5
+"""The part of the operands that must be made in place: kernels copy with all threads, plans with one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a value is made: `offset` bytes into the variable `whole`."""
+
+    whole: TensorVar
+    offset: Expr
+
+
+def is_join(value: object) -> bool:
+    """Whether the result of an operation is its operands, one after the other in memory."""
+    if not isinstance(value, Call):
+        return False
+    rule = get_op(value.op).joins
+    return rule is not None and rule([None if a is None else a.type for a in value.args], full_attrs(value))  # type: ignore[misc]
+
+
+def pays(binding: Binding, func: Function) -> bool:
+    """Whether enough of what a join takes can be made in its place."""
+    made = made_here(func)
+    sizes = {
+        operand: _typical_bytes(operand.type) for operand, _ in operands_of(binding) if isinstance(operand.type, TensorType)
+    }
+    placed = [operand for operand, _ in operands_of(binding) if _root(operand, made) is not None]
+    return sum(sizes[operand] for operand in placed) >= LEAST_SHARE * max(1, sum(sizes.values()))
+
+
+def parts_of(func: Function) -> Mapping[TensorVar, Part]:
+    """The values that are made as parts of others, by the joins among a function's bindings; later joins first."""
+    made = made_here(func)
+    found: dict[TensorVar, Part] = {}
+    for binding in reversed(func.bindings):
+        if is_join(binding.value):
+            for operand, offset in operands_of(binding):
+                root = _root(operand, made)
+                if root is not None and root not in found and _is_aligned(operands_of(binding), offset):
+                    found[root] = Part(binding.targets[0], offset)
+    return found
+
+
+def operands_of(binding: Binding) -> Iterator[tuple[Atom, Expr]]:
+    """The operands of a join with their offsets in bytes."""
+    offset: Expr = const(0)
+    for operand in atoms_of(binding.value):
+        yield operand, offset
+        assert isinstance(operand.type, TensorType)
+        offset = offset + operand.type.size_bytes
+
+
+def _is_aligned(operands: Iterator[tuple[Atom, Expr]], offset: Expr) -> bool:
+    """Whether all operands before the one at `offset` are multiples of ALIGNMENT long."""
+    for operand, start in operands:
+        if start is offset:
+            return True
+        if _known_bytes(operand.type) % ALIGNMENT:
+            return False
+    return False
+
+
+def _known_bytes(type_: object) -> int:
+    """The product of the size of an element and the dims that are numbers."""
+    assert isinstance(type_, TensorType)
+    return type_.dtype.size_bytes * math.prod(int(dim.value) for dim in type_.shape if isinstance(dim, Const))
+
+
+def _typical_bytes(type_: TensorType, unknown: int = 32) -> int:
+    return _known_bytes(type_) * unknown ** sum(not isinstance(dim, Const) for dim in type_.shape)
+
+
+def _root(operand: Atom, made: Mapping[TensorVar, Binding]) -> TensorVar | None:
+    """The variable whose memory an operand is, if a kernel or a join makes it."""
+    root = view_root(operand, made) if isinstance(operand, TensorVar) else None
+    if root is None:
+        return None
+    value = made[root].value
+    by_kernel = isinstance(value, CallTir) or (isinstance(value, Call) and get_op(value.op).compute is not None)
+    return root if by_kernel or is_join(value) else None
+
+
+def made_here(func: Function) -> dict[TensorVar, Binding]:
+    """The bindings of a function by the variables they define."""
+    return {target: binding for binding in func.bindings for target in binding.targets}
+
+
+def view_root(var: TensorVar, made: Mapping[TensorVar, Binding]) -> TensorVar | None:
+    """The variable whose memory `var` is, through views; None when that is not made by an operation of this function."""
+    while True:
+        binding = made.get(var)
+        if binding is None:
+            return None
+        value = binding.value
+        if isinstance(value, Call) and get_op(value.op).view:
+            source = atoms_of(value)[0]
+        elif isinstance(value, (TensorVar, TensorConst)):
+            source = value
+        else:
+            return var
+        if not isinstance(source, TensorVar):
+            return None
+        var = source

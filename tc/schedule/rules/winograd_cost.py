@@ -1,0 +1,74 @@
+"""What a Winograd convolution costs, by an estimate of seconds: for the pass that chooses it, and for the rule that schedules it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
+
+FLOPS_PER_SECOND_PER_LANE = 1.25e10
+"""What full register tiles and direct convolutions reach on a core, for each lane of a vector."""
+
+WEIGHT_BYTES_PER_SECOND = 2.8e10
+"""Weights come from behind the second-level cache."""
+
+L2_BYTES_PER_SECOND, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 4e10, 2e10, 9e9
+"""The rates at which transformed tiles are made, written and read back: in the second-level cache, near behind it, and far."""
+
+NEAR_BYTES = 16 << 20
+"""What is near."""
+
+TILES_OF_L2, WEIGHTS_OF_L2 = 0.5, 0.6
+"""The parts of the second-level cache that transformed tiles and transformed weights may take."""
+
+
+@dataclass(frozen=True)
+class WinogradShape:
+    """A convolution by tiles of `tile` x `tile` results: `samples` images of `rows` x `across` tiles; channels in blocks of `block`."""
+
+    tile: int
+    samples: int
+    inputs: int
+    outputs: int
+    rows: int
+    across: int
+    block: int
+
+    @property
+    def places(self) -> int:
+        return (self.tile + 2) ** 2
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Of one row of transformed tiles, before and after the products."""
+        return 4 * self.places * self.across * (self.inputs + self.outputs) * self.block
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        return 4 * self.places * self.inputs * self.outputs * self.block**2
+
+    def best_height(self, l2_bytes: int, registers: int, cores: int) -> int:
+        """How many rows of tiles to take through all stages at a time; `rows`: each stage does all of them before the next begins."""
+        heights = [height for height in range(1, self.rows + 1) if self.rows % height == 0]
+        return min(reversed(heights), key=lambda height: self.seconds(height, l2_bytes, registers, cores))
+
+    def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
+        """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
+        space = TileSpace(height * self.across, 1, self.outputs, self.block, registers)
+        full = height * self.across * self.outputs / FMA_PER_CYCLE  # cycles, were all register tiles full
+        flops = 2.0 * self.weight_bytes / 4 * self.samples * self.rows * self.across
+        products = flops * space.cycles(space.best()) / full / (FLOPS_PER_SECOND_PER_LANE * self.block)
+        bands = self.samples * (self.rows // height)
+        whole = height == self.rows
+        held = height * self.row_bytes * (self.samples if whole else 1)
+        rate = FAR_BYTES_PER_SECOND
+        if held <= NEAR_BYTES:
+            rate = NEAR_BYTES_PER_SECOND
+        if held <= TILES_OF_L2 * l2_bytes:
+            rate = L2_BYTES_PER_SECOND
+        moved = self.samples * self.rows * self.row_bytes / rate
+        stay = whole or self.weight_bytes <= WEIGHTS_OF_L2 * l2_bytes
+        weights = self.weight_bytes * (1 if stay else bands) / WEIGHT_BYTES_PER_SECOND
+        shares = cores if whole else bands / -(-bands // cores)  # cores at work
+        return (products + moved) * cores / shares + weights
