@@ -304,7 +304,7 @@ def test_bands_of_winograd_tiles_of_any_height_give_the_same_bits(tile: int, siz
 
     found = [run(finish_loops(each.func, threads=2), arrays)[0] for each in made]
 
-    assert [dict((c.knob.name, c.value) for c in each.choices)["tiles/band_rows"] for each in made] == divisors(rows)
+    assert [{c.knob.name: c.value for c in each.choices}["tiles/band_rows"] for each in made] == divisors(rows)
     padded = np.pad(x.transpose(0, 1, 4, 2, 3).reshape(2, 48, *size).astype(np.float64), [(0, 0), (0, 0), (1, 1), (1, 1)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     exact = np.einsum("nchwij,ocij->nohw", windows, w) + bias.reshape(32)[:, None, None]

@@ -28,7 +28,6 @@ from tc.ir.graph import (
     ReadDims,
     TensorConst,
     TensorVar,
-    atoms_of,
 )
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -53,7 +52,6 @@ from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
 from tc.passes.graph.joins import is_join, made_here, operands_of, parts_of, view_root
 from tc.passes.loop.mark_in_place import in_place_inputs
-
 
 NOT_YET = 1 << 60
 """The time at which a storage begins that nothing was put into so far."""

@@ -38,6 +38,9 @@ LEAST_SHARED_COLUMNS = 256
 MOST_ORDERED = 4
 """Reduction loops of which every order may be tried."""
 
+PARTS_OF_SUM = (64, 128, 256, 512)
+"""How many terms may be summed at once, where tuning may decide."""
+
 LEAST_BAND_ROWS = 3
 """Bands are not made lower only to have enough of them: each pads a few rows of its own."""
 
@@ -353,8 +356,7 @@ class ProductPlan:
     def finish_sum(self) -> None:
         """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
         s, tile = self.s, self.tile
-        if self.longest_sum is not None:
-            self._sum_in_parts(self.longest_sum)
+        self._sum_in_parts()
         info = block_info(s, self.name)
         loops = list(s.loops_of(self.name))
         inside = loops[loops.index(self.anchor) + 1 :]
@@ -368,7 +370,7 @@ class ProductPlan:
         if depth and spatial:
             s.reorder(*unit, *depth, *ordered)
         if ordered:
-            self._vectorize_tile(ordered)
+            self._order_tile(self._vectorize_tile(ordered))
         if depth:
             self._prefetch_rhs(depth[0])
         if depth:
@@ -376,7 +378,7 @@ class ProductPlan:
         if is_static:
             s.set_scope(info.writes[0].buffer.name, "register")
 
-    def _sum_in_parts(self, longest: int) -> None:
+    def _sum_in_parts(self) -> None:
         """Sum the tile over a part of the depth at a time, and then these sums: rounding errors grow with the terms of one sum.
 
         The totals wait in the first-level cache while a part is summed in registers.
@@ -384,11 +386,11 @@ class ProductPlan:
         s = self.s
         info = block_info(s, self.name)
         loops = list(s.loops_of(self.name))
-        first = driving_loops(info, loops[loops.index(self.anchor) + 1 :], info.reduction_axes)[0]
-        part = part_of_sum(extent_value(s, first), self.tile.lanes, longest)
-        if part is None:
+        depth = driving_loops(info, loops[loops.index(self.anchor) + 1 :], info.reduction_axes)
+        part = self._part_of_sum(extent_value(s, depth[0])) if depth else 0
+        if not part:
             return
-        parts, _ = s.split(first, part)
+        parts, _ = s.split(depth[0], part)
         total = self.name
         s.set_scope(info.writes[0].buffer.name, "global")
         self.name = s.rfactor(total, parts)
@@ -403,6 +405,13 @@ class ProductPlan:
         contraction = as_contraction(block_info(s, self.name))
         assert contraction is not None, f"{self.name} is a part of a contraction"
         self.contraction = contraction
+
+    def _part_of_sum(self, depth: int | None) -> int:
+        """How many terms of the outermost depth loop to sum at once; 0: all. Where rounding sets a limit, tuning has no say."""
+        if self.longest_sum is not None:
+            return part_of_sum(depth, self.tile.lanes, self.longest_sum) or 0
+        parts = [part_of_sum(depth, self.tile.lanes, longest) for longest in PARTS_OF_SUM]
+        return self.s.choose("sum/part", sorted({0, *(part for part in parts if part is not None)}), 0)
 
     def _prefetch_rhs(self, loop: str) -> None:
         """Fetch the rhs ahead where it comes from memory rather than from a cache: an input as large as a part of the second-level one."""
@@ -493,20 +502,31 @@ class ProductPlan:
         self.unrolled_depth.append(few)
         return [steps, few]
 
-    def _vectorize_tile(self, tiled: list[str]) -> None:
+    def _vectorize_tile(self, tiled: list[str]) -> list[str]:
+        """Vectorize the last of the loops and unroll the others; all loops of the tile."""
         s, tile = self.s, self.tile
-        column = tiled[-1]
+        *outer, column = tiled
         extent = extent_value(s, column)
         if extent is None or extent > tile.lanes:
-            blocks, lanes = s.split(column, tile.lanes)
-            s.vectorize(lanes)
+            blocks, column = s.split(column, tile.lanes)
             if extent is not None:
                 s.unroll(blocks)
-        else:
-            s.vectorize(column)
+            outer.append(blocks)
+        s.vectorize(column)
         for loop in tiled[:-1]:
             if (extent_value(s, loop) or 99) <= max(tile.all_rows, tile.vectors):
                 s.unroll(loop)
+        return [*outer, column]
+
+    def _order_tile(self, loops: list[str]) -> None:
+        """Rows around vectors, so that a broadcast serves all vectors at once, or vectors around rows."""
+        s = self.s
+        several = [loop for loop in loops if extent_value(s, loop) != 1]
+        if len(several) < 3 or any(extent_value(s, loop) is None for loop in several):
+            return
+        *rows, vectors, lanes = several
+        if s.choose("sum/tile_order", ("rows", "vectors"), "rows", ordered=False) == "vectors":
+            s.reorder(vectors, *rows, lanes)
 
     def finish_padding(self, before: list[str]) -> None:
         """Compute what precedes the sum once per band of rows, or on its own where there are no bands."""
