@@ -14,6 +14,10 @@ ROWS = (*range(1, 31), 49, 56, 100, 112, 128, 196, 197, 512, 1000, 3136)
 BLOCKS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 32, 63, None)
 
 
+def cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: int, vectors: int) -> float:
+    return TileSpace(rows, outer_rows, blocks, 16, 32).cycles(Tile(height, vectors, 16, outer))
+
+
 def registers_of(tile: Tile) -> int:
     """Accumulators, the vectors of one row of the rhs, one broadcast number."""
     return tile.all_rows * tile.vectors + tile.vectors + 1
@@ -43,13 +47,13 @@ def test_exact_tiles_leave_no_rows_over() -> None:
         assert rows % TileSpace(rows, 1, 8, 16, 32, exact=True).best().rows == 0
 
 
-def test_no_other_tile_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_tile_is_cheaper() -> None:
     for rows, blocks in product(range(1, 40), (1, 2, 3, 8, 11)):
         chosen = TileSpace(rows, 1, blocks, 16, 32).best()
-        cost = tiling._total_cycles(rows, 1, blocks, chosen.rows, 1, chosen.vectors)
+        cost = cycles(rows, 1, blocks, chosen.rows, 1, chosen.vectors)
         for height, vectors in product(range(1, rows + 1), range(1, min(8, blocks) + 1)):
             if (height + 1) * vectors + 1 <= 32:
-                assert cost <= tiling._total_cycles(rows, 1, blocks, height, 1, vectors) * (1 + 1e-9), (rows, blocks, height, vectors)
+                assert cost <= cycles(rows, 1, blocks, height, 1, vectors) * (1 + 1e-9), (rows, blocks, height, vectors)
 
 
 @pytest.mark.parametrize(("registers", "least"), [(16, 0.75), (32, 0.95)])
@@ -62,10 +66,10 @@ def test_large_products_keep_the_multipliers_busy(registers: int, least: float) 
 
 
 def test_the_estimate_counts_every_row_and_column_once() -> None:
-    assert tiling._total_cycles(5, 1, 3, 5, 1, 3) == cycles_per_step(5, 3)
-    assert tiling._total_cycles(5, 1, 3, 2, 1, 3) == 2 * cycles_per_step(2, 3) + cycles_per_step(1, 3)
-    assert tiling._total_cycles(2, 5, 1, 2, 2, 1) == 2 * cycles_per_step(4, 1) + cycles_per_step(2, 1)
-    assert tiling._total_cycles(4, 3, 5, 4, 1, 2) == 3 * (2 * cycles_per_step(4, 2) + cycles_per_step(4, 1))
+    assert cycles(5, 1, 3, 5, 1, 3) == cycles_per_step(5, 3)
+    assert cycles(5, 1, 3, 2, 1, 3) == 2 * cycles_per_step(2, 3) + cycles_per_step(1, 3)
+    assert cycles(2, 5, 1, 2, 2, 1) == 2 * cycles_per_step(4, 1) + cycles_per_step(2, 1)
+    assert cycles(4, 3, 5, 4, 1, 2) == 3 * (2 * cycles_per_step(4, 2) + cycles_per_step(4, 1))
 
 
 def test_a_second_height_saves_cycles_where_rows_are_symbolic() -> None:
@@ -85,3 +89,10 @@ def test_rows_of_a_matrix_are_read_by_wide_tiles() -> None:
 
     assert (packed.rows, row_major.rows) == (5, 5)
     assert row_major.vectors > packed.vectors == tiling.PREFERRED_VECTORS
+
+
+def test_tiles_are_wide_where_their_columns_stay_in_the_first_cache() -> None:
+    far, near = TileSpace(56, 56, 16, 16, 32).best(), TileSpace(56, 56, 16, 16, 32, near_rhs=True).best()
+
+    assert (far.rows, far.vectors) == (14, 2)
+    assert (near.rows, near.vectors) == (6, 4)

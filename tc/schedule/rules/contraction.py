@@ -18,8 +18,8 @@ from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, is_single
-from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block, loop_of_axis
-from tc.schedule.rules.tiling import FEW_ROWS, Tile, TileSpace
+from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block, loop_of_axis, rhs_stays_near
+from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -190,7 +190,8 @@ def _tile_space(
     divided = bool(rows) and _is_part(schedule, final, rows[-1])
     blocks = _num_blocks(schedule, roles, lanes)
     registers = target.num_vector_registers
-    return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major)
+    near = roles.blocks is not None and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
+    return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major, near)
 
 
 def _choose(schedule: Schedule, space: TileSpace) -> Tile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import permutations, takewhile
 from typing import Any
@@ -37,6 +38,9 @@ LEAST_SHARED_COLUMNS = 256
 
 MOST_ORDERED = 4
 """Reduction loops of which every order may be tried."""
+
+NEAR_RHS_OF_L1, NEAR_LHS_OF_L2 = 0.7, 0.5
+"""The parts of the caches that one tile of columns of the rhs, and all of the lhs, may take to stay there."""
 
 PARTS_OF_SUM = (64, 128, 256, 512)
 """How many terms may be summed at once, where tuning may decide."""
@@ -309,7 +313,8 @@ class ProductPlan:
             return False
         if row_tasks < cores <= column_tasks:
             return True
-        return self._rhs_is_larger()
+        near = self.roles.blocks is not None and not is_padded and rhs_stays_near(self.contraction, self.tile.columns, self.target)
+        return near or self._rhs_is_larger()
 
     def _num_tasks(self, loops: list[str]) -> int:
         """How many tasks `_set_parallel` can make of these loops; a symbolic number of samples may be 1."""
@@ -542,6 +547,16 @@ class ProductPlan:
                 vectorize_loop(s, last, lanes_for(block_info(s, name), self.target))
             else:
                 schedule_block(s, name, self.target)
+
+
+def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bool:
+    """Whether so many columns of the rhs stay in the first-level cache, and all of the lhs in the second, from rows to rows."""
+    depth = [axis.extent for axis in contraction.info.block.axes if axis.var in contraction.info.reduction_axes]
+    sizes = [*depth, *contraction.lhs.buffer.shape]
+    if contraction.batch or not all(isinstance(size, Const) for size in sizes):
+        return False
+    rhs = contraction.rhs.buffer.dtype.size_bytes * columns * math.prod(int(size.value) for size in depth if isinstance(size, Const))
+    return rhs <= NEAR_RHS_OF_L1 * target.l1_bytes and _bytes(contraction.lhs.buffer) <= NEAR_LHS_OF_L2 * target.l2_bytes
 
 
 def part_of_sum(depth: int | None, block: int, longest: int) -> int | None:

@@ -14,6 +14,9 @@ L2_CYCLES_PER_VECTOR = 3.0
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
 
+NEAR_VECTORS = 4
+"""The same where the rhs of a tile stays in the first-level cache: the lhs is read the less often, and in fewer streams."""
+
 MOST_SYMBOLIC_ROWS = 14
 """Rows of a tile at most where their number is symbolic: with fewer rows than a tile's the kernel takes lower tiles, or single rows."""
 
@@ -51,15 +54,15 @@ class Tile:
         return self.outer_rows * self.rows
 
 
-def cycles_per_step(rows: int, vectors: int) -> float:
-    """Cycles for one step of the sum: rows x vectors fused multiply-adds, their loads, and the rhs from the L2 cache."""
+def cycles_per_step(rows: int, vectors: int, near_rhs: bool = False) -> float:
+    """Cycles for one step of the sum: rows x vectors fused multiply-adds, their loads, and the rhs from the L2 cache, or the first."""
     if rows == 0 or vectors == 0:
         return 0.0
     return max(
         rows * vectors / FMA_PER_CYCLE,
         (rows + vectors) / LOADS_PER_CYCLE,
         FMA_LATENCY,
-        vectors * L2_CYCLES_PER_VECTOR,
+        0.0 if near_rhs else vectors * L2_CYCLES_PER_VECTOR,
     )
 
 
@@ -71,7 +74,8 @@ class TileSpace:
     tiles. Several whole rows of an image may make one tile when a row is short. With `vectors_divide`, the number of vectors
     divides it. `panel` vectors of the rhs lie side by side; a tile takes a panel, or a part of one.
     `exact`: only tiles that leave no rows over. `is_row_major`: a step of the sum reads its vectors side by side from a row of
-    the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones.
+    the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones. `near_rhs`: the rhs of a tile
+    stays in the first-level cache from one tile to the next.
     """
 
     rows: int | None
@@ -83,6 +87,7 @@ class TileSpace:
     panel: int = 1
     exact: bool = False
     is_row_major: bool = False
+    near_rhs: bool = False
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -135,7 +140,7 @@ class TileSpace:
         blocks = self.blocks or 16
         if self.rows is None:
             return min(self._cycles_by_second(tile).values())
-        return _total_cycles(self.rows, self.outer_rows, blocks, tile.rows, tile.outer_rows, tile.vectors)
+        return _total_cycles(self.rows, self.outer_rows, blocks, tile, self.near_rhs)
 
 
 @lru_cache(maxsize=8192)
@@ -157,19 +162,19 @@ def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Til
 
 def _distance(space: TileSpace, tile: Tile) -> int:
     """How far the vectors of a tile are from the preferred number."""
-    return -tile.vectors if space.is_row_major else abs(tile.vectors - PREFERRED_VECTORS)
+    return -tile.vectors if space.is_row_major else abs(tile.vectors - (NEAR_VECTORS if space.near_rhs else PREFERRED_VECTORS))
 
 
-def _total_cycles(rows: int, outer_rows: int, blocks: int, height: int, outer: int, vectors: int) -> float:
+def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs: bool) -> float:
     def over_blocks(tile_rows: int) -> float:
-        full, rest = divmod(blocks, vectors)
-        return full * cycles_per_step(tile_rows, vectors) + cycles_per_step(tile_rows, rest)
+        full, rest = divmod(blocks, tile.vectors)
+        return full * cycles_per_step(tile_rows, tile.vectors, near_rhs) + cycles_per_step(tile_rows, rest, near_rhs)
 
-    if height == rows:
-        full, rest = divmod(outer_rows, outer)
-        return full * over_blocks(height * outer) + (over_blocks(height * rest) if rest else 0.0)
-    full, rest = divmod(rows, height)
-    return outer_rows * (full * over_blocks(height) + over_blocks(rest))
+    if tile.rows == rows:
+        full, rest = divmod(outer_rows, tile.outer_rows)
+        return full * over_blocks(tile.all_rows) + (over_blocks(tile.rows * rest) if rest else 0.0)
+    full, rest = divmod(rows, tile.rows)
+    return outer_rows * (full * over_blocks(tile.rows) + over_blocks(rest))
 
 
 @lru_cache(maxsize=8192)
