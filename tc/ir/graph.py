@@ -9,15 +9,15 @@ Effects: everything is pure except `CallExtern` with `effect=True`, and those ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 import numpy as np
 
 from tc.ir import dtype as dtypes
 from tc.ir.expr import Expr, Var, const
-from tc.ir.node import Located, Node
+from tc.ir.node import Located, Node, replace
 from tc.ir.types import DimFact, FunctionType, TensorType, Type
 
 AttrValue = Union[None, bool, int, float, str, dtypes.DType, Expr, "tuple[AttrValue, ...]"]
@@ -176,6 +176,7 @@ class ReadDims(Located):
 
 
 Operation = Union[Call, CallFunction, CallTir, CallExtern, Tuple, GetItem, If, Loop, ReadDims, TensorVar, TensorConst, GlobalRef]
+OperationT = TypeVar("OperationT", bound=Operation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +237,16 @@ def bodies_of(value: Operation) -> tuple[Function, ...]:
         case Loop(body=body):
             return (body,)
     return ()
+
+
+def map_bodies(value: OperationT, visit: Callable[[Function], Function]) -> OperationT:
+    """An operation with its nested functions replaced by what `visit` makes of them; the same object when nothing changes."""
+    match value:
+        case If(then_branch=then_branch, else_branch=else_branch):
+            return replace(value, then_branch=visit(then_branch), else_branch=visit(else_branch))
+        case Loop(body=body):
+            return replace(value, body=visit(body))
+    return value
 
 
 def all_bindings(func: Function) -> Iterator[Binding]:

@@ -5,7 +5,7 @@ No tuples are made only to be taken apart, no binding only renames another value
 
 from __future__ import annotations
 
-from tc.ir.graph import Atom, AttrValue, Binding, Function, GetItem, If, TensorConst, TensorVar, Tuple, bodies_of
+from tc.ir.graph import Atom, AttrValue, Binding, Function, GetItem, If, TensorConst, TensorVar, Tuple, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.passes.manager import graph_pass
@@ -67,14 +67,7 @@ class _Canonical:
                 kept.append(binding)
 
     def _rewritten(self, binding: Binding) -> Binding:
-        value = binding.value
-        if bodies_of(value):
-            changes = {
-                name: self.function(body)
-                for name in ("then_branch", "else_branch", "body")
-                if isinstance(body := getattr(value, name, None), Function)
-            }
-            value = replace(value, **changes)
+        value = map_bodies(binding.value, self.function)
         if self.renamed:
             value = substitute(value, self.renamed)
         return replace(binding, value=value)

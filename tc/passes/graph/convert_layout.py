@@ -18,7 +18,18 @@ import numpy as np
 
 from tc.ir.arith import Facts
 from tc.ir.expr import Const, Expr, ceildiv, const, is_const
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, atoms_of, bodies_of, free_vars
+from tc.ir.graph import (
+    Atom,
+    Binding,
+    Call,
+    Function,
+    TensorConst,
+    TensorVar,
+    atoms_of,
+    bodies_of,
+    free_vars,
+    map_bodies,
+)
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
@@ -66,19 +77,12 @@ def _convert(func: Function, block: int) -> Function:
 
 
 def _convert_bodies(func: Function, block: int) -> Function:
-    changed = False
-    bindings = []
-    for binding in func.bindings:
-        bodies = {
-            name: _convert(body, block)
-            for name in ("then_branch", "else_branch", "body")
-            if isinstance(body := getattr(binding.value, name, None), Function)
-        }
-        if any(body is not getattr(binding.value, name) for name, body in bodies.items()):
-            binding = replace(binding, value=replace(binding.value, **bodies))
-            changed = True
-        bindings.append(binding)
-    return replace(func, bindings=tuple(bindings)) if changed else func
+    def inside(binding: Binding) -> Binding:
+        return replace(binding, value=map_bodies(binding.value, lambda body: _convert(body, block)))
+
+    bindings = tuple(map(inside, func.bindings))
+    changed = any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
+    return replace(func, bindings=bindings) if changed else func
 
 
 def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:

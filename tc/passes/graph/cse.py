@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, bodies_of
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ops.build import full_attrs
@@ -51,13 +51,7 @@ class _Sharing:
         return replace(func, bindings=tuple(kept), results=results)
 
     def _rename(self, binding: Binding, known: dict[Hashable, tuple[TensorVar, ...]]) -> Binding:
-        if bodies_of(binding.value):
-            changes = {
-                name: self.function(body, known)
-                for name in ("then_branch", "else_branch", "body")
-                if isinstance(body := getattr(binding.value, name, None), Function)
-            }
-            binding = replace(binding, value=replace(binding.value, **changes))
+        binding = replace(binding, value=map_bodies(binding.value, lambda body: self.function(body, known)))
         return replace(binding, value=substitute(binding.value, self.renamed)) if self.renamed else binding
 
 

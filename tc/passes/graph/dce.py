@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Var
-from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of
+from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, walk
 from tc.passes.manager import graph_pass
@@ -57,12 +57,7 @@ def _is_needed_inside(body: Function) -> bool:
 
 
 def _clean_bodies(binding: Binding, live: set[Node]) -> Binding:
-    changes = {
-        name: _clean(body, live)
-        for name in ("then_branch", "else_branch", "body")
-        if isinstance(body := getattr(binding.value, name, None), Function)
-    }
-    return replace(binding, value=replace(binding.value, **changes)) if changes else binding
+    return replace(binding, value=map_bodies(binding.value, lambda body: _clean(body, live)))
 
 
 def _dims_in(binding: Binding) -> set[Node]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tc.ir.arith import Facts
 from tc.ir.expr import Const, Expr
-from tc.ir.graph import Attrs, AttrValue, Binding, Call, Function, TensorConst, TensorVar
+from tc.ir.graph import Attrs, AttrValue, Binding, Call, Function, TensorConst, TensorVar, bodies_of, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ir.types import TensorType
@@ -75,17 +75,13 @@ def _fold_function(func: Function, budget: _Budget, known: dict[Node, Node]) -> 
 
 
 def _has_bodies(binding: Binding) -> bool:
-    return any(isinstance(getattr(binding.value, name, None), Function) for name in ("then_branch", "body"))
+    return bool(bodies_of(binding.value))
 
 
 def _fold_bodies(binding: Binding, budget: _Budget, known: dict[Node, Node]) -> Binding:
-    changes = {
-        name: _fold_function(body, budget, known)
-        for name in ("then_branch", "else_branch", "body")
-        if isinstance(body := getattr(binding.value, name, None), Function)
-    }
-    if not changes:
+    if not _has_bodies(binding):
         return binding
+    folded = map_bodies(binding.value, lambda body: _fold_function(body, budget, known))
     plain = {
         name: known[value]
         for name in ("condition",)
@@ -93,7 +89,7 @@ def _fold_bodies(binding: Binding, budget: _Budget, known: dict[Node, Node]) -> 
     }
     if hasattr(binding.value, "init"):
         plain["init"] = tuple(known.get(atom, atom) for atom in binding.value.init)  # type: ignore[assignment]
-    return replace(binding, value=replace(binding.value, **changes, **plain))
+    return replace(binding, value=replace(folded, **plain))
 
 
 def _evaluate(binding: Binding, budget: _Budget, func: Function) -> list[TensorConst] | None:

@@ -24,6 +24,7 @@ from tc.ir.graph import (
     atoms_of,
     bodies_of,
     free_vars,
+    map_bodies,
 )
 from tc.ir.module import IRModule
 from tc.ir.node import replace
@@ -106,13 +107,8 @@ def _fuse_bodies(
     """Fuse inside the bodies of If and Loop."""
 
     def inside(binding: Binding) -> Binding:
-        value = binding.value
-        changes = {
-            name: _fuse_function(body, facts, made, names, max_ops)
-            for name in ("then_branch", "else_branch", "body")
-            if isinstance(body := getattr(value, name, None), Function)
-        }
-        return replace(binding, value=replace(value, **changes)) if changes else binding
+        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, made, names, max_ops))
+        return replace(binding, value=value)
 
     return replace(func, bindings=tuple(map(inside, func.bindings)))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tc.ir.expr import Const
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
@@ -59,14 +59,8 @@ class _Rewriter:
         return replace(func, bindings=bindings) if changed else func
 
     def _binding(self, binding: Binding) -> Binding:
+        binding = replace(binding, value=map_bodies(binding.value, self.function))
         call = binding.value
-        bodies = {
-            name: self.function(body)
-            for name in ("then_branch", "else_branch", "body")
-            if isinstance(body := getattr(call, name, None), Function)
-        }
-        if any(body is not getattr(call, name) for name, body in bodies.items()):
-            return replace(binding, value=replace(call, **bodies))
         if not isinstance(call, Call) or call.op != "conv_blocked" or not isinstance(call.args[1], TensorConst):
             return binding
         tiles = legal_tiles(call, binding.targets[0].type)
