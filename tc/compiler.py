@@ -42,6 +42,7 @@ from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.questions import Answer, own_answer
 from tc.passes.graph.simplify_graph import simplify_graph
+from tc.passes.graph.simplify_splits import simplify_splits
 from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
 from tc.passes.lower import lower_primitives
@@ -155,7 +156,7 @@ def prepare_model(
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
-        graph = convert_layout(graph, block=target.lanes(32))
+        graph = convert_layout(simplify_splits(graph, block=target.lanes(32)), block=target.lanes(32))
     return PreparedModel(imported, graph, target, numerics)
 
 

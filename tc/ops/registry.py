@@ -62,6 +62,7 @@ class OpDef:
     defaults: attributes and their default values; every attribute of the operator is listed. REQUIRED marks one without default.
     cheap: recomputing the result in each consumer costs less than storing it (constants, index arithmetic).
     view: the one result is the memory of the first operand under another shape (reshape, squeeze, flatten).
+    part(types, attrs): where in the memory of the first operand the one result begins, in elements, if it is there as it is.
     joins(types, attrs): whether the one result is the memory of the operands, one after the other.
     blocked(types, attrs, block): the layout rule: how the operator runs on tensors [n, c, *space] whose channels are cut into
         blocks of `block`, [n, ceil(c / block), *space, block]; None when it cannot. Lanes past c are unspecified.
@@ -75,6 +76,7 @@ class OpDef:
     defaults: dict[str, AttrValue] = field(default_factory=dict)
     cheap: bool = False
     view: bool = False
+    part: Callable[[Sequence[TensorType | None], Attrs], Expr | None] | None = None
     joins: Callable[[Sequence[TensorType | None], Attrs], bool] | None = None
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] | None = None

@@ -12,6 +12,7 @@ from tc.errors import ShapeError
 from tc.ir.arith import simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import (
+    Const,
     Expr,
     Select,
     cast,
@@ -251,6 +252,36 @@ def _compute_slice(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) 
     return te.compute(types[0].shape, body, "slice")
 
 
+def _place_of_slice(types: Types, attrs: Attrs) -> Expr | None:
+    """Where a slice begins in what it is taken from, in elements, if it lies there in one piece."""
+    x = operand(types, 0, "slice")
+    offset, stride, is_cut = const(0), const(1), False
+    for start, size, step, dim in reversed(list(zip(exprs(attrs.starts), exprs(attrs.sizes), attrs.steps, x.shape, strict=True))):
+        if (is_cut and not is_const(size, 1)) or step != 1:
+            return None
+        is_cut = is_cut or not is_const(start, 0) or simplify(size) is not simplify(dim)
+        offset, stride = offset + start * stride, stride * dim
+    return offset
+
+
+def _blocked_slice(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """Where channels are cut between blocks."""
+    x = operand(types, 0, "slice")
+    starts, sizes = exprs(attrs.starts), exprs(attrs.sizes)
+    start, size, channels = starts[1], sizes[1], x.shape[1]
+    if not all(isinstance(value, Const) for value in (start, size, channels)) or attrs.steps[1] != 1:
+        return None
+    begin, count, total = (int(value.value) for value in (start, size, channels))  # type: ignore[attr-defined]
+    if begin % block or (count % block and begin + count != total) or count == 0:
+        return None
+    inside = {
+        "starts": (starts[0], const(begin // block), *starts[2:], const(0)),
+        "sizes": (sizes[0], const(-(-count // block)), *sizes[2:], const(block)),
+        "steps": (*attrs.steps, 1),
+    }
+    return BlockedForm("slice", tuple(inside.items()), (Form.CHANNELS,))
+
+
 register(
     OpDef(
         "slice",
@@ -258,6 +289,8 @@ register(
         _run_slice,
         _compute_slice,
         {"starts": REQUIRED, "sizes": REQUIRED, "steps": REQUIRED},
+        part=_place_of_slice,
+        blocked=_blocked_slice,
         samples=lambda rng: iter(
             [
                 ([_f32(rng, 5, 6)], {"starts": (1, 5), "sizes": (2, 3), "steps": (2, -2)}),

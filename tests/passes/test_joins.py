@@ -18,6 +18,7 @@ from tc.ir.plan import Copy, Launch
 from tc.ir.types import DimFact, tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.joins import is_join
+from tc.passes.graph.simplify_splits import simplify_splits
 from tc.target import native_target
 
 Values = list[TensorVar]
@@ -130,3 +131,81 @@ def test_a_join_of_inputs_stays_a_kernel() -> None:
     plan = run_stages(module, native_target()).plan
 
     assert [type(step) for step in plan.steps] == [Launch]
+
+
+def sliced(b: GraphBuilder, x: TensorVar, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]) -> TensorVar:
+    return b.call("slice", x, starts=starts, sizes=sizes, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("starts", "sizes", "steps", "is_part"),
+    [
+        ((1, 0, 0), (2, 5, 16), (1, 1, 1), True),
+        ((2, 3, 0), (1, 2, 16), (1, 1, 1), True),
+        ((0, 1, 0), (3, 4, 16), (1, 1, 1), False),
+        ((0, 0, 0), (4, 5, 16), (1, 1, 1), True),
+        ((0, 0, 0), (2, 5, 16), (2, 1, 1), False),
+        ((1, 2, 3), (1, 1, 4), (1, 1, 1), False),
+        ((3, 0, 0), (0, 5, 16), (1, 1, 1), True),
+    ],
+    ids=["rows", "inside-a-row", "pieces", "all", "steps", "between-cache-lines", "none"],
+)
+def test_slices_in_one_piece_are_parts_of_memory(
+    starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...], is_part: bool
+) -> None:
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((4, 5, 16), f32))
+    y = layer(b, x)
+    part = sliced(b, y, starts, sizes, steps)
+    last = layer(b, part)
+    module = IRModule((b.function("main", (last, layer(b, y), part)),))
+
+    plan = run_stages(module, native_target()).plan
+
+    kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+    assert any("slice" in kernel for kernel in kernels) != is_part
+    array = RNG.standard_normal((4, 5, 16)).astype(np.float32)
+    for found, expected in zip(tc.compile(module)(array), run_function(module, "main", [array]), strict=True):
+        np.testing.assert_allclose(found, np.asarray(expected), rtol=0, atol=1e-4)
+
+
+def convolution(b: GraphBuilder, x: TensorVar, outputs: int) -> TensorVar:
+    inputs = int(x.type.shape[1])  # type: ignore[union-attr]
+    weights = RNG.standard_normal((outputs, inputs, 3, 3)).astype(np.float32) / np.float32(3 * np.sqrt(inputs))
+    return b.call("relu", b.call("conv", x, b.const(weights), pads=(1, 1, 1, 1)))
+
+
+@pytest.mark.parametrize("rows", [20, None], ids=["static", "symbolic"])
+def test_convolutions_of_split_channels_work_in_place(rows: int | None) -> None:
+    """Half of the channels goes through more layers, and all are joined: nothing is copied, whatever the height of the image."""
+    height = rows or Var("h", i64)
+    b = GraphBuilder([DimFact(height, 1)] if isinstance(height, Var) else [])
+    x = b.param("x", tensor_type((1, 32, height, 17), f32))
+    first, second = b.call_many("split", convolution(b, x, 64), axis=1, sizes=(32, 32))
+    third = b.call("add", second, convolution(b, convolution(b, second, 32), 32))
+    module = IRModule((b.function("main", (convolution(b, join(b, first, second, third, axis=1), 32),)),))
+
+    plan = run_stages(module, native_target()).plan
+
+    kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+    assert not any(word in kernel for kernel in kernels for word in ("split", "slice", "concat"))
+    assert not any(isinstance(step, Copy) for step in plan.steps)
+    array = RNG.standard_normal((1, 32, rows or 9, 17)).astype(np.float32)
+    (expected,) = run_function(module, "main", [array])
+    np.testing.assert_allclose(tc.compile(module)(array), np.asarray(expected), rtol=0, atol=1e-4)
+
+
+def test_all_parts_joined_are_the_source() -> None:
+    b = GraphBuilder()
+    x, y = b.param("x", tensor_type((1, 48, 4, 4), f32)), b.param("y", tensor_type((1, 8, 4, 4), f32))
+    parts = b.call_many("split", x, axis=1, sizes=(16, 32))
+    values = (join(b, *parts, y, axis=1), join(b, *parts[::-1], y, axis=1), join(b, y, *parts, axis=-3))
+    module = simplify_splits(IRModule((b.function("main", values),)))
+
+    joined = [len(each.value.args) for each in module.main.bindings if getattr(each.value, "op", "") == "concat"]
+
+    assert joined == [2, 3, 2]
+    arrays = [RNG.standard_normal((1, channels, 4, 4)).astype(np.float32) for channels in (48, 8)]
+    expected = run_function(IRModule((b.function("main", values),)), "main", arrays)
+    for found, value in zip(run_function(module, "main", arrays), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(value))

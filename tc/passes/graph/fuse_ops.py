@@ -31,7 +31,7 @@ from tc.ir.node import replace
 from tc.ir.types import DimFact, FunctionType, TensorType
 from tc.ops.registry import get_op, inference
 from tc.passes.graph.fusion_kind import Access, FusionKind, LoopShape, infer_loop_shape
-from tc.passes.graph.joins import is_join, pays
+from tc.passes.graph.joins import is_join, part_offset, pays
 from tc.passes.manager import graph_pass
 
 
@@ -118,11 +118,11 @@ def _is_fusable(node: _Node) -> bool:
 
 
 def _needs_no_kernel(node: _Node, func: Function) -> bool:
-    """Whether the binding only renames memory, or joins what can be made in its place; with others like it, it needs no kernel."""
+    """Whether the binding renames memory or a part of it, or joins what can be made in its place: alone, or with others like it."""
     value = node.binding.value
     if isinstance(value, Call) and get_op(value.op).view:
         return True
-    return is_join(value) and pays(node.binding, func)
+    return part_offset(value) is not None or (is_join(value) and pays(node.binding, func))
 
 
 def _dataflow(func: Function, facts: tuple[DimFact, ...]) -> list[_Node]:

@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tc.ir.arith import polynomial
 from tc.ir.expr import Const, Expr, const
 from tc.ir.graph import Atom, Binding, Call, CallTir, Function, TensorConst, TensorVar, atoms_of
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
 from tc.ops.registry import get_op
-
-ALIGNMENT = 64
-"""Bytes at whose multiples values begin."""
+from tc.passes.graph.assign_storage import ALIGNMENT
 
 LEAST_SHARE = 0.5
 """The part of the operands that must be made in place: kernels copy with all threads, plans with one."""
@@ -39,6 +38,19 @@ def is_join(value: object) -> bool:
     return rule is not None and rule([None if a is None else a.type for a in value.args], full_attrs(value))  # type: ignore[misc]
 
 
+def part_offset(value: object) -> Expr | None:
+    """Where in the memory of its first operand an operation's result begins, in bytes; None when it is not there."""
+    if not isinstance(value, Call):
+        return None
+    rule = get_op(value.op).part
+    types = [None if a is None else a.type for a in value.args]
+    place = None if rule is None else rule(types, full_attrs(value))  # type: ignore[arg-type]
+    if place is None:
+        return None
+    offset = place * types[0].dtype.size_bytes  # type: ignore[union-attr]
+    return offset if _is_aligned(offset) else None
+
+
 def pays(binding: Binding, func: Function) -> bool:
     """Whether enough of what a join takes can be made in its place."""
     made = made_here(func)
@@ -57,7 +69,7 @@ def parts_of(func: Function) -> Mapping[TensorVar, Part]:
         if is_join(binding.value):
             for operand, offset in operands_of(binding):
                 root = _root(operand, made)
-                if root is not None and root not in found and _is_aligned(operands_of(binding), offset):
+                if root is not None and root not in found and _is_aligned(offset):
                     found[root] = Part(binding.targets[0], offset)
     return found
 
@@ -71,14 +83,10 @@ def operands_of(binding: Binding) -> Iterator[tuple[Atom, Expr]]:
         offset = offset + operand.type.size_bytes
 
 
-def _is_aligned(operands: Iterator[tuple[Atom, Expr]], offset: Expr) -> bool:
-    """Whether all operands before the one at `offset` are multiples of ALIGNMENT long."""
-    for operand, start in operands:
-        if start is offset:
-            return True
-        if _known_bytes(operand.type) % ALIGNMENT:
-            return False
-    return False
+def _is_aligned(offset: Expr) -> bool:
+    """Whether a number of bytes is a multiple of ALIGNMENT for all dims."""
+    known = polynomial(offset)
+    return all(count % ALIGNMENT == 0 for count in (*known.terms.values(), known.constant))
 
 
 def _known_bytes(type_: object) -> int:
@@ -97,6 +105,8 @@ def _root(operand: Atom, made: Mapping[TensorVar, Binding]) -> TensorVar | None:
     if root is None:
         return None
     value = made[root].value
+    if part_offset(value) is not None:
+        return None
     by_kernel = isinstance(value, CallTir) or (isinstance(value, Call) and get_op(value.op).compute is not None)
     return root if by_kernel or is_join(value) else None
 

@@ -50,7 +50,7 @@ from tc.ir.plan import (
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
-from tc.passes.graph.joins import is_join, made_here, operands_of, parts_of, view_root
+from tc.passes.graph.joins import is_join, made_here, operands_of, part_offset, parts_of, view_root
 from tc.passes.loop.mark_in_place import in_place_inputs
 
 NOT_YET = 1 << 60
@@ -329,6 +329,10 @@ class _Planner:
             case Call(op=op, args=args) if get_op(op).view:
                 source = self._use(args[0])  # type: ignore[arg-type]
                 self.views[targets[0]] = source
+                return []
+            case Call(args=args) if (offset := part_offset(value)) is not None:
+                source = self._use(args[0])  # type: ignore[arg-type]
+                self.views[targets[0]] = _View(source.storage, source.offset + offset)
                 return []
             case Call() if is_join(value):
                 return self._walk_join(binding)
