@@ -190,7 +190,8 @@ def _tile_space(
     divided = bool(rows) and _is_part(schedule, final, rows[-1])
     blocks = _num_blocks(schedule, roles, lanes)
     registers = target.num_vector_registers
-    near = roles.blocks is not None and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
+    is_even = roles.blocks is not None and blocks is not None and blocks % (NEAR_VECTORS * target.cores) == 0
+    near = is_even and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
     return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major, near)
 
 

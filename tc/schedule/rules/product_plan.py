@@ -14,7 +14,7 @@ from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
 from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tiling import Tile
+from tc.schedule.rules.tiling import NEAR_VECTORS, Tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -41,6 +41,9 @@ MOST_ORDERED = 4
 
 NEAR_RHS_OF_L1, NEAR_LHS_OF_L2 = 0.7, 0.5
 """The parts of the caches that one tile of columns of the rhs, and all of the lhs, may take to stay there."""
+
+LEAST_NEAR_DEPTH = 64
+"""Terms of a sum from which on this pays: with fewer, high tiles have less to store for what they read."""
 
 PARTS_OF_SUM = (64, 128, 256, 512)
 """How many terms may be summed at once, where tuning may decide."""
@@ -313,8 +316,8 @@ class ProductPlan:
             return False
         if row_tasks < cores <= column_tasks:
             return True
-        near = self.roles.blocks is not None and not is_padded and rhs_stays_near(self.contraction, self.tile.columns, self.target)
-        return near or self._rhs_is_larger()
+        is_wide = self.roles.blocks is not None and self.tile.vectors == NEAR_VECTORS and not is_padded
+        return (is_wide and rhs_stays_near(self.contraction, self.tile.columns, self.target)) or self._rhs_is_larger()
 
     def _num_tasks(self, loops: list[str]) -> int:
         """How many tasks `_set_parallel` can make of these loops; a symbolic number of samples may be 1."""
@@ -555,7 +558,10 @@ def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bo
     sizes = [*depth, *contraction.lhs.buffer.shape]
     if contraction.batch or not all(isinstance(size, Const) for size in sizes):
         return False
-    rhs = contraction.rhs.buffer.dtype.size_bytes * columns * math.prod(int(size.value) for size in depth if isinstance(size, Const))
+    terms = math.prod(int(size.value) for size in depth if isinstance(size, Const))
+    if terms < LEAST_NEAR_DEPTH:
+        return False
+    rhs = contraction.rhs.buffer.dtype.size_bytes * columns * terms
     return rhs <= NEAR_RHS_OF_L1 * target.l1_bytes and _bytes(contraction.lhs.buffer) <= NEAR_LHS_OF_L2 * target.l2_bytes
 
 
