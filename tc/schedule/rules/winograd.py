@@ -141,7 +141,7 @@ def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | 
     column, q = s.split(wide, size)
     s.annotate_loop(column, "partition", 1)
     height = _choose_height(s, chain, target)
-    if height == extent_value(s, row):
+    if height is None or height == extent_value(s, row):
         s.annotate_loop(row, "partition", 1)
         outer, inside = [*lead, row], [column, p, q, lane]
     else:
@@ -162,15 +162,17 @@ def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | 
     return None if row == outer[-1] else outer[-1]
 
 
-def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int:
-    """How many rows of tiles go through all stages at a time."""
+def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int | None:
+    """How many rows of tiles go through all stages at a time; None for all of a symbolic number."""
     s = schedule
-    shapes = [block_info(s, name).writes[0].buffer.shape for name in (chain.tiles, f"{chain.products}_copy")]
-    (samples, size, _, inputs, tiles, block), (*_, outputs, _, _) = (
-        [int(dim.value) if isinstance(dim, Const) else 1 for dim in shape] for shape in shapes
+    names = (chain.tiles, chain.rows, f"{chain.products}_copy")
+    dims = [block_info(s, name).writes[0].buffer.shape for name in names]
+    if not all(isinstance(dim, Const) for shape in dims for dim in shape):
+        return None
+    (samples, size, _, inputs, tiles, block), (*_, rows, _, _), (*_, outputs, _, _) = (
+        [int(dim.value) for dim in shape if isinstance(dim, Const)] for shape in dims
     )
-    across = _tiles_across(s, chain)
-    shape = WinogradShape(size - 2, samples, inputs, outputs, tiles // across, across, block)
+    shape = WinogradShape(size - 2, samples, inputs, outputs, rows, tiles // rows, block)
     best = shape.best_height(target.l2_bytes, target.num_vector_registers, target.cores)
     return s.choose("tiles/band_rows", divisors(shape.rows), best)
 
