@@ -10,8 +10,8 @@ from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
 FLOPS_PER_SECOND_PER_LANE = 1.25e10
 """What full register tiles and direct convolutions reach on a core, for each lane of a vector."""
 
-WEIGHT_BYTES_PER_SECOND = 2.8e10
-"""Weights come from behind the second-level cache."""
+WEIGHT_BYTES_PER_SECOND = 1.4e10
+"""Weights come from behind the second-level cache, from memory where a model has many; measured alone they come twice as fast."""
 
 L2_BYTES_PER_SECOND, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 4e10, 2e10, 9e9
 """The rates at which transformed tiles are made, written and read back: in the second-level cache, near behind it, and far."""
