@@ -161,8 +161,8 @@ def measure_kernels(args: argparse.Namespace, target: Target, folder: Path, data
     data.setdefault("runs", [])
     with ProcessPoolExecutor(args.jobs, context, _pin, (processors, args.jobs > 1)) as pool:
         for run in _told(pool.map(run_search, searches)):
-            data["runs"] = [old for old in data["runs"] if _which(old) != _which(dataclasses.asdict(run))]
-            data["runs"].append(dataclasses.asdict(run))
+            row = dataclasses.asdict(run)
+            data["runs"] = [*(old for old in data["runs"] if _which(old) != _which(row)), row]
             data.update(describe_machine(), trials=args.trials)
             keep()
     groups = [row for place in places for row in _measured(tasks[place], [s.database for s in searches if s.place == place])]

@@ -179,6 +179,11 @@ def _tensor_type(atom: Atom) -> TensorType:
     return atom.type
 
 
+def operand_types(call: Call) -> list[Type | None]:
+    """The types of a call's operands; None for an optional one that is absent."""
+    return [None if arg is None else arg.type for arg in call.args]
+
+
 def full_attrs(call: Call) -> Attrs:
     """The attributes of a call with the operator's defaults filled in."""
     return get_op(call.op).attrs(call.attrs)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tc.errors import ParseError, VerifyError
+from tc.ir.graph import Function
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 
@@ -79,7 +80,16 @@ class PassCall:
 
 def map_prim_funcs(module: IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> IRModule:
     """The module with every PrimFunc rewritten; the same object when none changed."""
-    functions = tuple(rewrite(func) if isinstance(func, PrimFunc) else func for func in module.functions)
+    return _map_functions(module, lambda func: rewrite(func) if isinstance(func, PrimFunc) else func)
+
+
+def map_graph_functions(module: IRModule, rewrite: Callable[[Function], Function]) -> IRModule:
+    """The module with every graph function rewritten; the same object when none changed."""
+    return _map_functions(module, lambda func: rewrite(func) if isinstance(func, Function) else func)
+
+
+def _map_functions(module: IRModule, rewrite: Callable[[Function | PrimFunc], Function | PrimFunc]) -> IRModule:
+    functions = tuple(map(rewrite, module.functions))
     if all(new is old for new, old in zip(functions, module.functions, strict=True)):
         return module
     return IRModule(functions, module.entry)

@@ -8,16 +8,13 @@ from __future__ import annotations
 from tc.ir.graph import Atom, AttrValue, Binding, Function, GetItem, If, TensorConst, TensorVar, Tuple, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 
 
 @graph_pass
 def canonicalize(module: IRModule) -> IRModule:
     """Remove aliases, tuples and branches on literals."""
-    functions = tuple(_Canonical().function(func) if isinstance(func, Function) else func for func in module.functions)
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, lambda func: _Canonical().function(func))
 
 
 class _Canonical:

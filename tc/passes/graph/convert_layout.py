@@ -33,10 +33,10 @@ from tc.ir.graph import (
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
-from tc.ops.build import GraphBuilder, full_attrs
+from tc.ops.build import GraphBuilder, full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.passes.graph.min_cut import minimum_cut
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 
 BYTES_PER_SECOND = 2e10
 """What operators that only move data are taken to reach."""
@@ -57,10 +57,7 @@ UNKNOWN_DIM = 32
 @graph_pass
 def convert_layout(module: IRModule, *, block: int = 16) -> IRModule:
     """Run convolutions, and what lies between them, on channels cut into blocks of `block`."""
-    functions = tuple(_convert(func, block) if isinstance(func, Function) else func for func in module.functions)
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, lambda func: _convert(func, block))
 
 
 def _convert(func: Function, block: int) -> Function:
@@ -94,7 +91,7 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
     result = binding.targets[0].type
     if rule is None or not isinstance(result, TensorType) or result.rank < 3 or result.dtype.bits != 32:
         return None
-    types = [None if arg is None else arg.type for arg in call.args]
+    types = operand_types(call)
     if any(isinstance(type_, TensorType) and type_.dtype.bits not in (8, 32) for type_ in types):
         return None
     form = rule(types, full_attrs(call), block)  # type: ignore[arg-type]

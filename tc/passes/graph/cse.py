@@ -8,7 +8,7 @@ from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, m
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ops.build import full_attrs
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 
 _SMALL_BYTES = 1024
 
@@ -19,10 +19,7 @@ def share_common_subexpressions(module: IRModule) -> IRModule:
 
     Literals of up to a kilobyte are equal when their bytes are; larger ones when they are one object.
     """
-    functions = tuple(_Sharing().function(func, {}) if isinstance(func, Function) else func for func in module.functions)
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, lambda func: _Sharing().function(func, {}))
 
 
 class _Sharing:

@@ -6,16 +6,13 @@ from tc.ir.expr import Var
 from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, walk
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 
 
 @graph_pass
 def remove_dead_code(module: IRModule) -> IRModule:
     """Drop bindings without effect whose results, or bound dims, are not used; also inside the bodies of If and Loop."""
-    functions = tuple(_clean(func, set()) if isinstance(func, Function) else func for func in module.functions)
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, lambda func: _clean(func, set()))
 
 
 def _clean(func: Function, live: set[Node]) -> Function:

@@ -14,7 +14,7 @@ from tc.ir.node import Node, replace, substitute
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
 from tc.ops.registry import get_op, inference
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 
 
 @graph_pass
@@ -25,12 +25,7 @@ def fold_constants(module: IRModule, *, max_bytes: int = 256 << 20, growth: int 
     evaluation starts after `max_seconds`. A call whose attributes are symbolic is kept.
     """
     budget = _Budget(max_bytes, growth, time.perf_counter() + max_seconds)
-    functions = tuple(
-        _fold_function(func, budget, {}) if isinstance(func, Function) else func for func in module.functions
-    )
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, lambda func: _fold_function(func, budget, {}))
 
 
 class _Budget:

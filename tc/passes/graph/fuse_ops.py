@@ -8,7 +8,7 @@ Source: the post-dominator fusion of TVM (Chen et al., 2018) and Relay; kinds ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tc.ir.arith import Facts, equal_shapes
@@ -29,9 +29,10 @@ from tc.ir.graph import (
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import DimFact, FunctionType, TensorType
+from tc.ops.build import operand_types
 from tc.ops.registry import get_op, inference
 from tc.passes.graph.fusion_kind import Access, FusionKind, LoopShape, infer_loop_shape
-from tc.passes.graph.joins import is_join, part_offset, pays
+from tc.passes.graph.joins import is_join, made_here, part_offset, pays
 from tc.passes.manager import graph_pass
 
 
@@ -91,10 +92,11 @@ def _fuse_function(
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(node.group, []).append(node)
+    made_by = made_here(func)
     bindings: list[Binding] = []
     for node in nodes:
         group = members[node.group]
-        if not _is_fusable(node) or all(_needs_no_kernel(member, func) for member in group):
+        if not _is_fusable(node) or all(_needs_no_kernel(member, made_by) for member in group):
             bindings.append(node.binding)
         elif node is group[-1]:
             bindings.append(_outline(group, facts, made, names))
@@ -117,12 +119,12 @@ def _is_fusable(node: _Node) -> bool:
     return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).compute is not None
 
 
-def _needs_no_kernel(node: _Node, func: Function) -> bool:
+def _needs_no_kernel(node: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
     """Whether the binding renames memory or a part of it, or joins what can be made in its place: alone, or with others like it."""
     value = node.binding.value
     if isinstance(value, Call) and get_op(value.op).view:
         return True
-    return part_offset(value) is not None or (is_join(value) and pays(node.binding, func))
+    return part_offset(value) is not None or (is_join(value) and pays(node.binding, made_by))
 
 
 def _dataflow(func: Function, facts: tuple[DimFact, ...]) -> list[_Node]:
@@ -154,7 +156,7 @@ def _loop_shape(binding: Binding) -> LoopShape:
     if not isinstance(call, Call):
         return LoopShape(FusionKind.OPAQUE, ())
     op = get_op(call.op)
-    types = [None if arg is None else arg.type for arg in call.args]
+    types = operand_types(call)
     results = [target.type for target in binding.targets]
     return infer_loop_shape(op, types, op.attrs(call.attrs), results)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from tc.ir.arith import polynomial
 from tc.ir.expr import Const, Expr, const
 from tc.ir.graph import Atom, Binding, Call, CallTir, Function, TensorConst, TensorVar, atoms_of
 from tc.ir.types import TensorType
-from tc.ops.build import full_attrs
+from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import get_op
 from tc.passes.graph.assign_storage import ALIGNMENT
 
@@ -35,7 +35,7 @@ def is_join(value: object) -> bool:
     if not isinstance(value, Call):
         return False
     rule = get_op(value.op).joins
-    return rule is not None and rule([None if a is None else a.type for a in value.args], full_attrs(value))  # type: ignore[misc]
+    return rule is not None and rule(operand_types(value), full_attrs(value))  # type: ignore[misc]
 
 
 def part_offset(value: object) -> Expr | None:
@@ -43,7 +43,7 @@ def part_offset(value: object) -> Expr | None:
     if not isinstance(value, Call):
         return None
     rule = get_op(value.op).part
-    types = [None if a is None else a.type for a in value.args]
+    types = operand_types(value)
     place = None if rule is None else rule(types, full_attrs(value))  # type: ignore[arg-type]
     if place is None:
         return None
@@ -51,9 +51,8 @@ def part_offset(value: object) -> Expr | None:
     return offset if _is_aligned(offset) else None
 
 
-def pays(binding: Binding, func: Function) -> bool:
-    """Whether enough of what a join takes can be made in its place."""
-    made = made_here(func)
+def pays(binding: Binding, made: Mapping[TensorVar, Binding]) -> bool:
+    """Whether enough of what a join takes can be made in its place; `made`: the bindings of the function it is in (`made_here`)."""
     sizes = {
         operand: _typical_bytes(operand.type) for operand, _ in operands_of(binding) if isinstance(operand.type, TensorType)
     }

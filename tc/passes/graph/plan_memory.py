@@ -157,7 +157,6 @@ class _Planner:
         self._conditions: dict[Loop, TensorVar] = {}
         self._rows: dict[TensorVar, _View] = {}
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
-        self._parts: dict[tuple[TensorVar, Atom, Expr], _View] = {}
         for index, param in enumerate(func.params):
             self.views[param] = _View(_Storage(Place.INPUT, index, param.type))  # type: ignore[arg-type]
         self._want_outputs(func)
@@ -358,8 +357,7 @@ class _Planner:
         place = self._define(target)
         steps = self._allocations((self._slot(target, place),))
         for operand, offset in operands_of(binding):
-            part = self._parts.setdefault((target, operand, offset), _View(place.storage, place.offset + offset))
-            steps.extend(self._copy(operand, operand, part))
+            steps.extend(self._copy(operand, operand, _View(place.storage, place.offset + offset)))
         return steps
 
     def _note_handover(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tc.ir.graph import Call
-from tc.ops.build import full_attrs
+from tc.ops.build import full_attrs, operand_types
 
 Option = int | str | bool
 
@@ -39,6 +39,6 @@ def question_about(call: Call, pass_name: str, options: tuple[Option, ...], defa
 
 def call_key(call: Call) -> str:
     """20 hex digits that tell calls apart by operator, attributes and types of operands."""
-    types = [None if arg is None else str(arg.type) for arg in call.args]
+    types = [None if type_ is None else str(type_) for type_ in operand_types(call)]
     attrs = sorted((name, str(value)) for name, value in full_attrs(call).items())
     return hashlib.sha256(repr((call.op, attrs, types)).encode()).hexdigest()[:20]

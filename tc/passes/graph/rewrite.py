@@ -31,6 +31,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ir.types import DimFact, TensorType
 from tc.ops.build import GraphBuilder, full_attrs
+from tc.passes.manager import map_graph_functions
 
 
 @dataclass(frozen=True)
@@ -164,13 +165,10 @@ def rewrite_module(module: IRModule, rules: Sequence[Rule], *, max_rounds: int =
         for name in rule.pattern.ops:
             by_op.setdefault(name, []).append(rule)
     for _ in range(max_rounds):
-        functions = tuple(
-            _Rewriter(func.facts, by_op).function(func) if isinstance(func, Function) else func
-            for func in module.functions
-        )
-        if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-            return module
-        module = IRModule(functions, module.entry)
+        rewritten = map_graph_functions(module, lambda func: _Rewriter(func.facts, by_op).function(func))
+        if rewritten is module:
+            break
+        module = rewritten
     return module
 
 

@@ -10,7 +10,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 
 CHANNELS = 1
 """The axis of channels."""
@@ -19,10 +19,7 @@ CHANNELS = 1
 @graph_pass
 def simplify_splits(module: IRModule, *, block: int = 16) -> IRModule:
     """Join sources instead of all their parts, and slice where tensors [n, c, *space] are cut between blocks of `block` channels."""
-    functions = tuple(_simplified(func, block) if isinstance(func, Function) else func for func in module.functions)
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, lambda func: _simplified(func, block))
 
 
 def _simplified(func: Function, block: int) -> Function:

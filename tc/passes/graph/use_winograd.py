@@ -14,7 +14,7 @@ from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
 from tc.ops.winograd import POINTS, transform_weights
 from tc.passes.graph.questions import Answer, own_answer, question_about
-from tc.passes.manager import graph_pass
+from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.rules.winograd_cost import FLOPS_PER_SECOND_PER_LANE, WEIGHT_BYTES_PER_SECOND, WinogradShape
 
 REGISTERS = {16: 32}
@@ -39,11 +39,7 @@ def use_winograd(module: IRModule, *, enable: bool = True, answer: Answer = own_
     """
     if not enable:
         return module
-    rewriter = _Rewriter(answer)
-    functions = tuple(rewriter.function(func) if isinstance(func, Function) else func for func in module.functions)
-    if all(new is old for new, old in zip(functions, module.functions, strict=True)):
-        return module
-    return IRModule(functions, module.entry)
+    return map_graph_functions(module, _Rewriter(answer).function)
 
 
 class _Rewriter:

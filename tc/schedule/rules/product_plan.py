@@ -78,7 +78,8 @@ def loop_of_axis(schedule: Schedule, contraction: Contraction, final: str, aroun
     loops = loops_inside(schedule, final, around)
     axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
     if around is not None:  # `final` is a copy of the sum's result: axes that no loop inside drives have one index there
-        driven = [bool(driving_loops(block_info(schedule, final), loops, (axis.var,))) for axis in block_info(schedule, final).block.axes]
+        info = block_info(schedule, final)
+        driven = [bool(driving_loops(info, loops, (axis.var,))) for axis in info.block.axes]
         own = {axis for axis, is_driven in zip(contraction.info.spatial_axes, driven, strict=True) if is_driven}
         axes = [axis for axis in axes if axis in own]
     return dict(zip(axes, loops, strict=True)) if len(axes) == len(loops) else {}

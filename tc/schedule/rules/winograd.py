@@ -113,14 +113,18 @@ def _schedule_tiles(schedule: Schedule, chain: Chain, band: str | None) -> None:
     if band is None:
         set_parallel(s, outer, known_product(s, [tile, down, across, lane], 64) * 4)
     s.compute_at(chain.rows, anchor)
-    *rest, lane = loops_inside(s, chain.rows, anchor)
-    (transformed,) = [loop for loop in rest if extent_value(s, loop) == extent_value(s, down)][:1]
-    others = [loop for loop in rest if loop != transformed]
-    s.reorder(*others, transformed, lane)
-    s.unroll(transformed)
-    s.vectorize(lane)
+    _unroll_transform(s, chain.rows, anchor, extent_value(s, down))
     s.compute_at(chain.pad, anchor)
     s.vectorize(loops_inside(s, chain.pad, anchor)[-1])
+
+
+def _unroll_transform(schedule: Schedule, name: str, anchor: str, size: int | None) -> None:
+    """Run a transform of rows in vectors, its loop of `size` iterations, each another sum, unrolled inside all others."""
+    *rest, lane = loops_inside(schedule, name, anchor)
+    transformed = next(loop for loop in rest if extent_value(schedule, loop) == size)
+    schedule.reorder(*(loop for loop in rest if loop != transformed), transformed, lane)
+    schedule.unroll(transformed)
+    schedule.vectorize(lane)
 
 
 def _tiles_across(schedule: Schedule, chain: Chain) -> int:
@@ -153,12 +157,7 @@ def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | 
     s.vectorize(lane)
     set_parallel(s, outer, known_product(s, inside, 64) * 4)
     s.compute_at(chain.back, row)
-    *rest, lane = loops_inside(s, chain.back, row)
-    transformed = next(loop for loop in rest if extent_value(s, loop) == size)
-    others = [loop for loop in rest if loop != transformed]
-    s.reorder(*others, transformed, lane)
-    s.unroll(transformed)
-    s.vectorize(lane)
+    _unroll_transform(s, chain.back, row, size)
     return None if row == outer[-1] else outer[-1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from tc.schedule.rules.common import divisors
 from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
 
 FLOPS_PER_SECOND_PER_LANE = 1.25e10
@@ -50,8 +51,7 @@ class WinogradShape:
 
     def best_height(self, l2_bytes: int, registers: int, cores: int) -> int:
         """How many rows of tiles to take through all stages at a time; `rows`: each stage does all of them before the next begins."""
-        heights = [height for height in range(1, self.rows + 1) if self.rows % height == 0]
-        return min(reversed(heights), key=lambda height: self.seconds(height, l2_bytes, registers, cores))
+        return min(reversed(divisors(self.rows)), key=lambda height: self.seconds(height, l2_bytes, registers, cores))
 
     def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
         """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
