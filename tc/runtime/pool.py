@@ -1,8 +1,10 @@
 """The thread pool of the process, shared by all compiled modules.
 
 `tc_parallel_for(fn, ctx, n, grain, max_threads)` runs fn(ctx, begin, end, thread) over [0, n) on the calling thread and the workers;
-`thread` is 0 for the caller and below `max_threads` for all. Chunks
-are claimed from an atomic counter, so a slow core does not hold up the others. Workers spin for some microseconds
+`thread` is 0 for the caller and below `max_threads` for all. Each
+thread has a part of the range of its own, the same one for loops of equal length, so that it finds in its cache what it wrote there
+in the loop before. It claims chunks of its part from an atomic counter, and then chunks of the others' parts: a slow core does not
+hold up the others. Workers spin for some microseconds
 after a job, then sleep on a futex; an idle process uses no CPU. A call from inside a job, or while another thread has the pool,
 runs on the calling thread alone.
 
@@ -37,9 +39,9 @@ _SYSTEM_CALLS = {
 _IR = """
 @job_fn = internal global ptr null
 @job_ctx = internal global ptr null
-@job_n = internal global i64 0
 @job_chunk = internal global i64 1
-@next = internal global i64 0, align 64
+@job_threads = internal global i64 1
+@parts = internal global [{most_threads} x [8 x i64]] zeroinitializer, align 64
 @inside = internal global i64 0, align 64
 @open = internal global i32 0, align 64
 @generation = internal global i32 0, align 64
@@ -98,19 +100,32 @@ define internal void @run_chunks(i64 %thread) nounwind {{
 entry:
   %fn = load ptr, ptr @job_fn
   %ctx = load ptr, ptr @job_ctx
-  %n = load i64, ptr @job_n
   %chunk = load i64, ptr @job_chunk
+  %threads = load i64, ptr @job_threads
+  br label %part
+part:
+  %visited = phi i64 [ 0, %entry ], [ %visited1, %exhausted ]
+  %owner = phi i64 [ %thread, %entry ], [ %following, %exhausted ]
+  %next = getelementptr [8 x i64], ptr @parts, i64 %owner
+  %stop = getelementptr i64, ptr %next, i64 1
+  %end = load i64, ptr %stop
   br label %claim
 claim:
-  %begin = atomicrmw add ptr @next, i64 %chunk monotonic
-  %left = icmp slt i64 %begin, %n
-  br i1 %left, label %work, label %done
+  %begin = atomicrmw add ptr %next, i64 %chunk monotonic
+  %left = icmp slt i64 %begin, %end
+  br i1 %left, label %work, label %exhausted
 work:
   %far = add i64 %begin, %chunk
-  %over = icmp sgt i64 %far, %n
-  %end = select i1 %over, i64 %n, i64 %far
-  call void %fn(ptr %ctx, i64 %begin, i64 %end, i64 %thread)
+  %near = call i64 @llvm.smin.i64(i64 %far, i64 %end)
+  call void %fn(ptr %ctx, i64 %begin, i64 %near, i64 %thread)
   br label %claim
+exhausted:
+  %owner1 = add i64 %owner, 1
+  %last = icmp eq i64 %owner1, %threads
+  %following = select i1 %last, i64 0, i64 %owner1
+  %visited1 = add i64 %visited, 1
+  %all = icmp eq i64 %visited1, %threads
+  br i1 %all, label %done, label %part
 done:
   ret void
 }}
@@ -210,9 +225,22 @@ start:
   call void @spread(i64 %helpers)
   store ptr %fn, ptr @job_fn
   store ptr %ctx, ptr @job_ctx
-  store i64 %n, ptr @job_n
+  store i64 %threads, ptr @job_threads
   store i64 %chunk, ptr @job_chunk
-  store atomic i64 0, ptr @next monotonic, align 8
+  br label %share
+share:
+  %t = phi i64 [ 0, %start ], [ %t1, %share ]
+  %from = phi i64 [ 0, %start ], [ %to, %share ]
+  %t1 = add i64 %t, 1
+  %before = mul i64 %n, %t1
+  %to = sdiv i64 %before, %threads
+  %p = getelementptr [8 x i64], ptr @parts, i64 %t
+  %q = getelementptr i64, ptr %p, i64 1
+  store i64 %from, ptr %p
+  store i64 %to, ptr %q
+  %shared = icmp eq i64 %t1, %threads
+  br i1 %shared, label %publish, label %share
+publish:
   %old = load atomic i32, ptr @generation monotonic, align 4
   %counter = lshr i32 %old, 8
   %counter1 = add i32 %counter, 1
@@ -283,7 +311,8 @@ class ThreadPool:
         self._threads: list[ctypes.c_ulong] = []
         if self._native:
             pause = 'call void asm sideeffect "pause", ""()' if machine == "x86_64" else ""
-            text = _IR.format(pause=pause, spin=_SPIN, shares=_SHARES_PER_THREAD, **_SYSTEM_CALLS[machine])
+            sizes = {"spin": _SPIN, "shares": _SHARES_PER_THREAD, "most_threads": MAX_WORKERS + 1}
+            text = _IR.format(pause=pause, **sizes, **_SYSTEM_CALLS[machine])
         else:
             text = _SERIAL_IR
         self._library: Library = link([compile_object(text)])

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tc.runtime.jit import compile_object, link
-from tc.runtime.pool import get_pool
+from tc.runtime.pool import ThreadPool, get_pool
+from tc.target import available_cpus
 
 # count(ctx, begin, end): add 1 to each of ctx[begin..end)
 COUNT = """
@@ -35,6 +36,26 @@ entry:
   call void @tc_parallel_for(ptr @count, ptr %ctx, i64 100, i64 1, i64 2)
   ret void
 }
+; meet(ctx = {started, thread of [0], thread of [1]}): say who runs each of two iterations once both have begun
+define void @meet(ptr %ctx, i64 %begin, i64 %end, i64 %thread) {
+entry:
+  %old = atomicrmw add ptr %ctx, i64 1 seq_cst
+  br label %wait
+wait:
+  %started = load atomic i64, ptr %ctx seq_cst, align 8
+  %both = icmp eq i64 %started, 2
+  br i1 %both, label %say, label %wait
+say:
+  %place = add i64 %begin, 1
+  %p = getelementptr i64, ptr %ctx, i64 %place
+  store i64 %thread, ptr %p
+  ret void
+}
+define void @run_meeting(ptr %ctx) {
+entry:
+  call void @tc_parallel_for(ptr @meet, ptr %ctx, i64 2, i64 1, i64 2)
+  ret void
+}
 define void @run(ptr %ctx, i64 %n, i64 %grain, i64 %threads) {
 entry:
   call void @tc_parallel_for(ptr @count, ptr %ctx, i64 %n, i64 %grain, i64 %threads)
@@ -48,11 +69,25 @@ entry:
 """
 
 
+LIVING: list[ThreadPool] = []
+
+
 @pytest.fixture(scope="module")
 def library() -> object:
     pool = get_pool()
     pool.start(2)
     return link([compile_object(COUNT)])
+
+
+@pytest.fixture(scope="session")
+def pool_of_five() -> ThreadPool:
+    """A pool of five threads whatever the number of processors; its threads never end, so it lives as long as the process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tc.runtime.pool.available_cpus", lambda: 5)
+        pool = ThreadPool()
+        pool.start(5)
+    LIVING.append(pool)
+    return pool
 
 
 def runner(library: object) -> object:
@@ -69,6 +104,32 @@ def test_every_iteration_runs_once(library: object, n: int, grain: int, threads:
     runner(library)(counts.ctypes.data, n, grain, threads)  # type: ignore[operator]
 
     assert (counts[:n] == 1).all()
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 17, 1000])
+def test_every_iteration_runs_once_on_more_threads_than_processors(
+    library: object, n: int, pool_of_five: ThreadPool
+) -> None:
+    arguments = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    parallel_for = ctypes.CFUNCTYPE(None, *arguments)(pool_of_five.address())
+    count = library.address("count")  # type: ignore[attr-defined]
+    counts = np.zeros(n, np.int64)
+
+    for _ in range(200):
+        parallel_for(count, counts.ctypes.data, n, 1, 5)
+
+    assert pool_of_five.num_workers == 4
+    assert (counts == 200).all()
+
+
+@pytest.mark.skipif(available_cpus() < 2, reason="needs two processors")
+def test_a_thread_begins_with_its_own_part(library: object) -> None:
+    meet = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("run_meeting"))  # type: ignore[attr-defined]
+
+    for _ in range(100):
+        state = np.zeros(3, np.int64)
+        meet(state.ctypes.data)
+        assert list(state) == [2, 0, 1]
 
 
 def test_nested_loops_run_without_deadlock(library: object) -> None:
