@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,6 @@ class _Frame:
     address: int
     arena: Arena | None = None
     error: BaseException | None = None
-    keep: list[Any] = field(default_factory=list)
 
 
 class CompiledModule:
@@ -114,6 +113,13 @@ class CompiledModule:
         self._is_static = self._is_static and self._static_arena is not None
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
         self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
+        # What the calls of a static module need, looked up here once.
+        words = entry.layout.inputs
+        self._wanted: list[Any] = list(zip(range(len(words)), words, self._dtypes, self._static_in, strict=True))
+        self._made: list[Any] = [
+            (word, dtype, shape)
+            for word, (dtype, _), shape in zip(entry.layout.outputs, self._out_types, self._static_out, strict=True)
+        ]
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
         if threads > 1:
             get_pool().start(threads)
@@ -126,6 +132,9 @@ class CompiledModule:
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""
+        if out is None and self._is_static and self._are_ready(args):
+            results = self._run_static(args)
+            return results[0] if len(results) == 1 else tuple(results)
         if len(args) == 1 and isinstance(args[0], Mapping):
             args = self._by_name(args[0])
         results = self._execute(args, out)
@@ -145,6 +154,35 @@ class CompiledModule:
             raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}')
         return tuple(inputs[info.name] for info in self.inputs)
 
+    def _are_ready(self, args: tuple[Any, ...]) -> bool:
+        """Whether these are arrays as the kernels take them, so that nothing needs to be converted, and no error to be explained."""
+        if len(args) != len(self._wanted):
+            return False
+        for k, _, dtype, shape in self._wanted:
+            array = args[k]
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+                return False
+        return True
+
+    def _run_static(self, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+        """Run where nothing but addresses changes from call to call: the words of a frame and its arena are what they were."""
+        frame = self._take_frame()
+        try:
+            words = frame.words
+            for k, word, _, _ in self._wanted:
+                words[word] = data_address(arrays[k])
+            results = []
+            for word, dtype, shape in self._made:
+                result = np.empty(shape, dtype)
+                words[word] = data_address(result)
+                results.append(result)
+            status = self._run(frame.address)
+            if status:
+                self._fail(status, frame)
+            return results
+        finally:
+            self._idle.append(frame)
+
     def _execute(self, args: Sequence[Any], out: Any) -> list[Any]:
         if len(args) != len(self.inputs):
             raise InputError(f"{len(args)} arrays given, but the model has {len(self.inputs)} inputs")
@@ -155,7 +193,7 @@ class CompiledModule:
         try:
             results = self._run_frame(frame, arrays, out)
         finally:
-            self._give_back(frame)
+            self._idle.append(frame)
         return [_like(first, result) for result in results] if foreign else results
 
     def _as_input(self, k: int, value: Any) -> np.ndarray:
@@ -188,18 +226,12 @@ class CompiledModule:
             if not self._is_static:
                 for axis, size in enumerate(array.shape):
                     words[word + 1 + axis] = size
-        if self._is_static:
-            needed: int = self._static_arena or 0
-        else:
+        if not self._is_static:
             status = self._prepare(frame.address)
             if status:
                 self._fail(status, frame)
-            needed = words[ARENA_BYTES]
-        if needed and (frame.arena is None or frame.arena.size_bytes < needed):
-            frame.arena = Arena(needed)
-            words[ARENA] = frame.arena.address
+            self._provide(frame, words[ARENA_BYTES])
         results = self._make_outputs(frame, out)
-        words[THREADS] = self.threads
         status = self._run(frame.address)
         if status:
             self._free_dynamic(frame)
@@ -207,6 +239,12 @@ class CompiledModule:
         if self.plan.num_dynamic:
             results = self._take_dynamic(frame, results)
         return results
+
+    def _provide(self, frame: _Frame, needed: int) -> None:
+        """Give a frame an arena of so many bytes at least."""
+        if needed and (frame.arena is None or frame.arena.size_bytes < needed):
+            frame.arena = Arena(needed)
+            frame.words[ARENA] = frame.arena.address
 
     def _make_outputs(self, frame: _Frame, out: Any) -> list[Any]:
         given = None if out is None else (list(out) if isinstance(out, (list, tuple)) else [out])
@@ -230,23 +268,24 @@ class CompiledModule:
     # -- frames
 
     def _take_frame(self) -> _Frame:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        try:
+            return self._idle.pop()
+        except IndexError:  # all are in use
+            return self._new_frame()
+
+    def _new_frame(self) -> _Frame:
         count = self._entry.layout.words + len(self._entry.timed)
         words = (ctypes.c_int64 * max(count, 1))()
         frame = _Frame(words, ctypes.addressof(words))
         words[CONSTANTS] = ctypes.addressof(self._table)
         if self._native_callback is not None:
             words[CALLBACK] = ctypes.cast(self._native_callback, ctypes.c_void_p).value or 0
+        words[THREADS] = self.threads
+        if self._is_static:
+            self._provide(frame, self._static_arena or 0)
         with self._lock:
             self._frames[frame.address] = frame
         return frame
-
-    def _give_back(self, frame: _Frame) -> None:
-        frame.keep.clear()
-        with self._lock:
-            self._idle.append(frame)
 
     def _fail(self, status: int, frame: _Frame) -> None:
         if status < 0 and frame.error is not None:
