@@ -8,7 +8,7 @@ and for the quotients and remainders that splitting an axis leaves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tc.ir.expr import (
@@ -254,15 +254,6 @@ def positive_share(slack: Form) -> float:
     if slack.low > 0:
         return 1.0
     return 0.0 if slack.high <= 0 else slack.high / (slack.high - slack.low + 1)
-
-
-def conjuncts(condition: Expr) -> Iterator[Expr]:
-    """The parts of a conjunction."""
-    if type(condition) is And:
-        yield from conjuncts(condition.lhs)
-        yield from conjuncts(condition.rhs)
-    else:
-        yield condition
 
 
 def _constant(value: float) -> Form:

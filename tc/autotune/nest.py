@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tc.autotune.forms import NOTHING, UNKNOWN_SIZE, Form, Forms, conjuncts, positive_share
+from tc.autotune.forms import NOTHING, UNKNOWN_SIZE, Form, Forms, positive_share
 from tc.ir.expr import (
     Add,
     BinaryExpr,
@@ -35,6 +35,7 @@ from tc.ir.expr import (
     Select,
     Sub,
     Var,
+    conjuncts,
 )
 from tc.ir.loop import (
     Alloc,

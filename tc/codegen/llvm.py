@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tc.codegen.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.expressions import ExpressionEmitter
+from tc.codegen.masks import has_spare_lanes
 from tc.codegen.memory import Lane, State, alias_scopes, memory_type
 from tc.codegen.scalars import emit_float_operation
 from tc.errors import CodegenError
@@ -110,7 +111,10 @@ class _Emitter(ExpressionEmitter):
                 self._if(stmt)
             case Alloc(buffer=buffer, body=body):
                 self._alloc(buffer)
+                if buffer.scope == "register" and has_spare_lanes(stmt):
+                    self.spare.add(buffer)
                 self.statement(body)
+                self.spare.discard(buffer)
             case While(condition=condition, body=body):
                 self._while(condition, body)
             case IntrinsicCall():

@@ -58,6 +58,7 @@ class MemoryEmitter:
         self.dependence: dict[Expr, bool] = {}
         self.vars_of: dict[Expr, frozenset[Var]] = {}
         self.aliasing = aliasing
+        self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()
         self.state = State(FunctionBuilder(module))
@@ -314,7 +315,8 @@ class MemoryEmitter:
         value = self.b.splat(value, lanes)
         if varying is None and lane is not None and lane.known == 1:
             pointer = self._pointer(buffer, uniform, known)
-            if self.mask is not None and buffer.scope == "register":  # blend, so that the tile can live in registers
+            if self.mask is not None and buffer.scope == "register" and buffer not in self.spare:
+                # Blend, so that the tile can live in registers.
                 old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
                 value = self.b.select(self.b.splat(self.mask, lanes), value, old)
             if self.mask is None or buffer.scope == "register":

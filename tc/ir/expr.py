@@ -468,6 +468,13 @@ def logical_and(*operands: ExprLike) -> Expr:
     return result
 
 
+def conjuncts(condition: Expr) -> list[Expr]:
+    """The parts of a conjunction; none for `True`."""
+    if isinstance(condition, And):
+        return [*conjuncts(condition.lhs), *conjuncts(condition.rhs)]
+    return [] if is_const(condition, True) else [condition]
+
+
 def logical_or(*operands: ExprLike) -> Expr:
     """The disjunction; false when there are no operands."""
     result: Expr = Const(False, bool_)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, logical_and
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import TRUE, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, substitute, walk
 from tc.schedule.region import Interval, interval_of, reads_memory, union, whole
@@ -17,7 +17,6 @@ from tc.schedule.tree import (
     block_places,
     buffers_read,
     buffers_written,
-    conjuncts,
     facts_inside,
     find_block,
     find_loop,

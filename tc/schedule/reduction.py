@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, logical_and
+from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, logical_and
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -27,7 +27,6 @@ from tc.schedule.tree import (
     Place,
     axis_loops,
     blocks_in,
-    conjuncts,
     facts_at,
     find_block,
     find_loop,

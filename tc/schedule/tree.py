@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
-from tc.ir.expr import And, Buffer, Expr, Load, Var, logical_not
+from tc.ir.expr import Buffer, Load, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, cached_by_identity, children, replace, substitute, walk
 
@@ -237,13 +237,6 @@ def facts_at(func: PrimFunc, place: Place) -> Facts:
 def facts_inside(func: PrimFunc, place: Place) -> Facts:
     """What is known in the body of the loop at a place."""
     return facts_at(func, place).with_range(place.loop.var, place.loop.extent)
-
-
-def conjuncts(condition: Expr) -> list[Expr]:
-    """The parts of a conjunction; none for `True`."""
-    if isinstance(condition, And):
-        return [*conjuncts(condition.lhs), *conjuncts(condition.rhs)]
-    return [] if getattr(condition, "value", None) is True else [condition]
 
 
 @cached_by_identity(4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import And, Expr, Load, logical_and
+from tc.ir.expr import Expr, Load, conjuncts, logical_and
 from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, replace, transform, walk
 from tc.passes.manager import loop_pass
@@ -33,11 +33,6 @@ def hoist_guards(func: PrimFunc) -> PrimFunc:
         return None
 
     return transform(func, hoist)
-
-
-def conjuncts(condition: Expr) -> list[Expr]:
-    """The parts of a conjunction."""
-    return [*conjuncts(condition.lhs), *conjuncts(condition.rhs)] if isinstance(condition, And) else [condition]
 
 
 def _outside(node: For | Alloc, guard: If, is_free: object) -> Stmt | None:

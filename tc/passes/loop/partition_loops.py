@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
-from tc.ir.expr import And, Const, Expr, Le, Lt, Var, const, logical_and, maximum, minimum
+from tc.ir.expr import Const, Expr, Le, Lt, Var, conjuncts, const, logical_and, maximum, minimum
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, annotation, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
@@ -87,7 +87,7 @@ def _guards(loop: For) -> list[tuple[Expr, tuple[For, ...]]]:
 
     def visit(node: Node, loops: tuple[For, ...]) -> None:
         if isinstance(node, If):
-            for part in _conjuncts(node.condition):
+            for part in conjuncts(node.condition):
                 if any(inner is loop.var for inner in walk(part)):
                     found.append((part, loops))
         if isinstance(node, For):
@@ -99,10 +99,6 @@ def _guards(loop: For) -> list[tuple[Expr, tuple[For, ...]]]:
 
     visit(loop.body, ())
     return found
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    return [*_conjuncts(condition.lhs), *_conjuncts(condition.rhs)] if isinstance(condition, And) else [condition]
 
 
 def _safe_iterations(loop: For, facts: Facts) -> Expr | None:
@@ -144,8 +140,8 @@ def _assume_guards(body: Stmt, var: Var) -> Stmt:
     def rewrite(node: Node) -> Node | None:
         if not isinstance(node, If) or node.else_body is not None:
             return None
-        kept = [part for part in _conjuncts(node.condition) if not any(inner is var for inner in walk(part))]
-        if len(kept) == len(_conjuncts(node.condition)):
+        kept = [part for part in conjuncts(node.condition) if not any(inner is var for inner in walk(part))]
+        if len(kept) == len(conjuncts(node.condition)):
             return None
         return replace(node, condition=logical_and(*kept)) if kept else node.then_body
 

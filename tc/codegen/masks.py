@@ -1,0 +1,63 @@
+"""Which masks a register tile does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tc.ir.arith import simplify
+from tc.ir.expr import Expr, Load, Lt, Select, Var, conjuncts, logical_not
+from tc.ir.loop import Alloc, For, If, LoopKind, Store
+from tc.ir.node import Node, children, walk
+
+
+def has_spare_lanes(alloc: Alloc) -> bool:
+    """Whether lanes that are masked off hold nothing: every access to the tile is guarded by one and the same bound on its last index.
+
+        if l < 4: T[i, l] = 0.0                            T[i, l] = 0.0        l of 16 lanes: what is in T[i, 4:] is never read
+        if l < 4: T[i, l] = T[i, l] + a[i] * b[l]    =>    T[i, l] = T[i, l] + a[i] * (b[l] if l < 4 else 0.0)
+        if l < 4: c[i, l] = T[i, l]                        if l < 4: c[i, l] = T[i, l]
+
+    Storing such lanes too spares the blend with what was there, which would be in the chain of every sum.
+    """
+    inside = {node.var for node in walk(alloc.body) if isinstance(node, For)}
+    bounds: set[Expr] = set()
+    for lane, indices, guards in _accesses(alloc.body, alloc, None, ()):
+        bound = _bound(lane, indices[-1], guards) if lane is not None and indices else None
+        if bound is None or not inside.isdisjoint(walk(bound)):
+            return False
+        bounds.add(bound)
+    return len(bounds) == 1
+
+
+def _accesses(
+    node: Node, alloc: Alloc, lane: Var | None, guards: tuple[Expr, ...]
+) -> Iterator[tuple[Var | None, tuple[Expr, ...], tuple[Expr, ...]]]:
+    """The vectorized variable, the indices and the guards of each access to the tile."""
+    match node:
+        case For(var=var, kind=LoopKind.VECTORIZED) if lane is None:
+            lane = var
+        case Load(buffer=buffer) | Store(buffer=buffer) if buffer is alloc.buffer:
+            yield lane, node.indices, guards
+        case If(condition=condition, then_body=body, else_body=other):
+            yield from _accesses(condition, alloc, lane, guards)
+            yield from _accesses(body, alloc, lane, (*guards, *conjuncts(condition)))
+            if other is not None:
+                yield from _accesses(other, alloc, lane, (*guards, logical_not(condition)))
+            return
+        case Select(condition=condition, true_value=yes, false_value=no):
+            yield from _accesses(condition, alloc, lane, guards)
+            yield from _accesses(yes, alloc, lane, (*guards, *conjuncts(condition)))
+            yield from _accesses(no, alloc, lane, (*guards, logical_not(condition)))
+            return
+    for child in children(node):
+        yield from _accesses(child, alloc, lane, guards)
+
+
+def _bound(lane: Var, index: Expr, guards: tuple[Expr, ...]) -> Expr | None:
+    """What the guard on the lanes says that `index` is below; None where there is no such guard, or it says more."""
+    of_lanes = [guard for guard in guards if any(node is lane for node in walk(guard))]
+    if len(of_lanes) != 1 or not isinstance(of_lanes[0], Lt):
+        return None
+    (guard,) = of_lanes
+    bound = simplify(guard.rhs - guard.lhs + index)
+    return None if any(node is lane for node in walk(bound)) else bound

@@ -1,0 +1,83 @@
+"""Register tiles under masks: lanes that nobody reads may be written, all others keep what they hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tc.codegen.llvm import emit_prim_func
+from tc.codegen.masks import has_spare_lanes
+from tc.interp.loops import run_prim_func
+from tc.ir.loop import Alloc, PrimFunc
+from tc.ir.node import walk
+from tc.ir.parser import parse_module
+from tests.ops.kernels import run
+
+TILE = """
+@loops
+def f(a: f32[3, 20], b: f32[3, 20], y: f32[20]):
+    outputs(1)
+    for o in range(2):
+        with alloc(f32[16], scope='register') as tile:
+            for l in vectorized(16):
+                if FIRST:
+                    tile[l] = a[0, o * 16 + l]
+            for k in range(3):
+                for m in vectorized(16):
+                    if SUM:
+                        tile[m] = tile[m] + a[k, 0] * b[k, o * 16 + m]
+            for n in vectorized(16):
+                if LAST:
+                    y[o * 16 + n] = tile[n]
+"""
+WHOLE = {"FIRST": "o * 16 + l < 20", "SUM": "o * 16 + m < 20", "LAST": "o * 16 + n < 20"}
+
+
+def tile_func(**guards: str) -> PrimFunc:
+    text = TILE
+    for place, guard in {**WHOLE, **guards}.items():
+        text = text.replace(place, guard)
+    (func,) = parse_module(text).prim_funcs
+    return func
+
+
+def spare_lanes(func: PrimFunc) -> bool:
+    (alloc,) = (node for node in walk(func.body) if isinstance(node, Alloc))
+    return has_spare_lanes(alloc)
+
+
+def assert_runs(func: PrimFunc) -> None:
+    a, b = np.random.default_rng(0).standard_normal((2, 3, 20)).astype(np.float32)
+    a[1, 0], b[2, 17], b[0, 3] = np.inf, np.nan, -np.inf
+
+    (result,) = run(func, [a, b])
+
+    np.testing.assert_allclose(result, run_prim_func(func, [a, b])[0], rtol=1e-6)
+
+
+def test_lanes_past_the_end_are_not_blended() -> None:
+    func = tile_func()
+
+    assert spare_lanes(func)
+    assert "select" not in emit_prim_func(func).ir_text
+    assert_runs(func)
+
+
+@pytest.mark.parametrize(
+    "guards",
+    [
+        {"SUM": "o * 16 + m < 9"},
+        {"SUM": "o * 16 + m < 20 and m < 5"},
+        {"SUM": "m % 2 < 1 and o * 16 + m < 20"},
+        {"SUM": "b[k, m] < 0.5 and o * 16 + m < 20"},
+        {"SUM": "o * 16 + m < 20 - k"},
+        {"SUM": "o * 16 + m + k < 20"},
+        {"SUM": "9 < o * 16 + m and o * 16 + m < 20"},
+    ],
+)
+def test_lanes_that_are_read_later_keep_what_they_hold(guards: dict[str, str]) -> None:
+    func = tile_func(**guards)
+
+    assert not spare_lanes(func)
+    assert "select" in emit_prim_func(func).ir_text
+    assert_runs(func)
