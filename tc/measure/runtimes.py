@@ -49,13 +49,13 @@ def as_runtime(compiled: CompiledModule, load_seconds: float) -> Runtime:
         return list(compiled.run(dict(arrays)).values())
 
     def bind(arrays: Arrays) -> Step:
-        held = dict(arrays)
-        out = tuple(run(held))
+        held = [arrays[info.name] for info in compiled.inputs]
+        out = tuple(run(arrays))
         try:
-            compiled(held, out=out)
+            compiled(*held, out=out)
         except InputError:
-            return lambda: compiled(held)
-        return lambda: compiled(held, out=out)
+            return lambda: compiled(*held)
+        return lambda: compiled(*held, out=out)
 
     return Runtime("tc", __version__, load_seconds, run, bind)
 

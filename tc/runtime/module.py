@@ -47,6 +47,10 @@ from tc.target import Target, native_target
 Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
 
 
+_Port = tuple[int, int, Any, Any]
+"""Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
+
+
 @dataclass
 class _Frame:
     """Machine words for one running call, and the arena it uses."""
@@ -114,12 +118,9 @@ class CompiledModule:
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
         self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
         # What the calls of a static module need, looked up here once.
-        words = entry.layout.inputs
-        self._wanted: list[Any] = list(zip(range(len(words)), words, self._dtypes, self._static_in, strict=True))
-        self._made: list[Any] = [
-            (word, dtype, shape)
-            for word, (dtype, _), shape in zip(entry.layout.outputs, self._out_types, self._static_out, strict=True)
-        ]
+        layout, out_dtypes = entry.layout, [dtype for dtype, _ in self._out_types]
+        self._wanted: list[_Port] = list(zip(range(len(self.inputs)), layout.inputs, self._dtypes, self._static_in, strict=True))
+        self._made: list[_Port] = list(zip(range(len(self.outputs)), layout.outputs, out_dtypes, self._static_out, strict=True))
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
         if threads > 1:
             get_pool().start(threads)
@@ -132,8 +133,14 @@ class CompiledModule:
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""
-        if out is None and self._is_static and self._are_ready(args):
-            results = self._run_static(args)
+        if self._is_static and _fit(args, self._wanted):
+            given = None if out is None else tuple(out) if isinstance(out, (list, tuple)) else (out,)
+            if given is None:
+                results: Any = self._run_static(args, [np.empty(shape, dtype) for _, _, dtype, shape in self._made])
+            elif _fit(given, self._made) and all(array.flags.writeable for array in given):
+                results = self._run_static(args, given)
+            else:
+                results = self._execute(args, out)
             return results[0] if len(results) == 1 else tuple(results)
         if len(args) == 1 and isinstance(args[0], Mapping):
             args = self._by_name(args[0])
@@ -154,28 +161,15 @@ class CompiledModule:
             raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}')
         return tuple(inputs[info.name] for info in self.inputs)
 
-    def _are_ready(self, args: tuple[Any, ...]) -> bool:
-        """Whether these are arrays as the kernels take them, so that nothing needs to be converted, and no error to be explained."""
-        if len(args) != len(self._wanted):
-            return False
-        for k, _, dtype, shape in self._wanted:
-            array = args[k]
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-                return False
-        return True
-
-    def _run_static(self, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-        """Run where nothing but addresses changes from call to call: the words of a frame and its arena are what they were."""
+    def _run_static(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Run where nothing but addresses changes from call to call: the other words of a frame and its arena are what they were."""
         frame = self._take_frame()
         try:
             words = frame.words
             for k, word, _, _ in self._wanted:
                 words[word] = data_address(arrays[k])
-            results = []
-            for word, dtype, shape in self._made:
-                result = np.empty(shape, dtype)
-                words[word] = data_address(result)
-                results.append(result)
+            for k, word, _, _ in self._made:
+                words[word] = data_address(results[k])
             status = self._run(frame.address)
             if status:
                 self._fail(status, frame)
@@ -587,6 +581,17 @@ def _like(first: Any, result: np.ndarray) -> Any:
     module = type(first).__module__.partition(".")[0]
     reader = getattr(sys.modules.get(module), "from_dlpack", None)
     return reader(result) if reader is not None and hasattr(first, "__dlpack__") else result
+
+
+def _fit(arrays: Sequence[Any], wanted: Sequence[_Port]) -> bool:
+    """Whether these are arrays as kernels take them, each of its dtype and shape: nothing to convert, and no error to explain."""
+    if len(arrays) != len(wanted):
+        return False
+    for k, _, dtype, shape in wanted:
+        array = arrays[k]
+        if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            return False
+    return True
 
 
 def _checked_out(array: Any, shape: tuple[int, ...], dtype: np.dtype, name: str) -> np.ndarray:
