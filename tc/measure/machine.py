@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tc.runtime.jit import compile_object, link
+from tc.runtime.memory import aligned_empty
 from tc.runtime.pool import get_pool
 from tc.target import Target
 
@@ -92,9 +93,9 @@ def stream_limit(target: Target, kind: str = "update", size_bytes: int = 128 << 
     block = _UNROLL * lanes * shares
     arrays = 2 if kind == "update" else 1
     elements = size_bytes // (4 * arrays) // block * block or block
-    data = [_aligned(elements) for _ in range(arrays)]
+    data = [_ones(elements) for _ in range(arrays)]
     text = _update_text(lanes, elements // shares) if kind == "update" else _read_text(lanes, elements // shares)
-    step = _loop(text, shares, threads, *data, _aligned(lanes * shares))
+    step = _loop(text, shares, threads, *data, _ones(lanes * shares))
     return Limit(f"stream {kind}", step, size_bytes=4 * elements * arrays)
 
 
@@ -109,11 +110,11 @@ def fork_join_programs(threads: int) -> tuple[Limit, Limit]:
     return Limit("one share", alone), Limit("a share each", together)
 
 
-def _aligned(elements: int) -> np.ndarray:
+def _ones(elements: int) -> np.ndarray:
     """float32[elements] of ones that begin a cache line. Ones: a page never written is no memory to read from."""
-    room = np.ones(elements + 16, np.float32)
-    start = -room.ctypes.data % 64 // 4
-    return room[start : start + elements]
+    array = aligned_empty((elements,), np.dtype(np.float32))
+    array.fill(1)
+    return array
 
 
 def _loop(text: str, shares: int, threads: int, *arrays: np.ndarray, repeat: int = 1) -> Callable[[], object]:

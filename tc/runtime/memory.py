@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ ALIGNMENT = 64
 """Bytes at whose multiples values begin: a cache line, and the longest vector."""
 
 _HUGE_PAGE = 2 << 20
+_LEAST_ALIGNED = 1 << 14
 
 
 def _described_address(array: np.ndarray) -> int:
@@ -87,8 +89,21 @@ def _aligned(value: np.ndarray) -> np.ndarray:
     """`value`, copied if it does not begin at a multiple of ALIGNMENT."""
     if data_address(value) % ALIGNMENT == 0 or value.nbytes == 0:
         return value
-    room = np.empty(value.nbytes + ALIGNMENT, np.uint8)
-    start = -data_address(room) % ALIGNMENT
-    copy = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    copy = aligned_empty(value.shape, value.dtype)
     copy[...] = value
     return copy
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that begins at a multiple of ALIGNMENT, its elements not set. Vectors that straddle two cache lines are stored twice."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -data_address(room) % ALIGNMENT
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def result_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array for a result: aligned where it is large enough to be worth the microsecond that this takes."""
+    if math.prod(shape) * dtype.itemsize >= _LEAST_ALIGNED:
+        return aligned_empty(shape, dtype)
+    return np.empty(shape, dtype)

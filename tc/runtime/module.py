@@ -38,7 +38,7 @@ from tc.runtime.entry import (
     FrameLayout,
 )
 from tc.runtime.jit import Library, link
-from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants
+from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
@@ -136,7 +136,7 @@ class CompiledModule:
         if self._is_static and _fit(args, self._wanted):
             given = None if out is None else tuple(out) if isinstance(out, (list, tuple)) else (out,)
             if given is None:
-                results: Any = self._run_static(args, [np.empty(shape, dtype) for _, _, dtype, shape in self._made])
+                results: Any = self._run_static(args, [result_array(shape, dtype) for _, _, dtype, shape in self._made])
             elif _fit(given, self._made) and all(array.flags.writeable for array in given):
                 results = self._run_static(args, given)
             else:
@@ -254,7 +254,7 @@ class CompiledModule:
                 continue
             dtype, rank = self._out_types[k]
             shape = self._static_out[k] or tuple(words[word + 1 : word + 1 + rank])
-            array = np.empty(shape, dtype) if given is None else _checked_out(given[k], shape, dtype, self.outputs[k].name)
+            array = result_array(shape, dtype) if given is None else _checked_out(given[k], shape, dtype, self.outputs[k].name)
             words[word] = data_address(array)
             results.append(array)
         return results

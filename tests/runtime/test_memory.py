@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants
+from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants, result_array
 
 
 class Tagged(np.ndarray):
@@ -48,3 +48,13 @@ def test_memory_of_an_arena_outlives_it() -> None:
 
     assert data_address(values) % ALIGNMENT == 0
     assert (values == 7).all() and values.size == 512
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 1000), (3, 1 << 13)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_, np.float64])
+def test_results_are_arrays_like_any_other_and_aligned_where_large(shape: tuple[int, ...], dtype: type) -> None:
+    array = result_array(shape, np.dtype(dtype))
+
+    assert array.shape == shape and array.dtype == dtype
+    assert array.flags.c_contiguous and array.flags.writeable
+    assert array.nbytes < 1 << 14 or array.ctypes.data % ALIGNMENT == 0
