@@ -3,8 +3,8 @@ products transformed back.
 
 For tiles of m x m results, with a = m + 2, y = A^T [(G g G^T) * (B^T d B)] A, where A, G, B evaluate and interpolate polynomials at a - 1
 points and infinity. a * a products take the place of 9 m * m, at the price of rounding: in units of the result's root mean square,
-F(4) with the points below and sums of 16 channels at a time, as its schedule rule makes them, errs by 0.36e-6 (64 input channels) to
-0.5e-6 (512), F(2) by 0.12e-6 to 0.16e-6, a direct sum by 0.29e-6 to 0.82e-6. With one sum over 512 channels F(4) would err by 1.6e-6.
+F(4) with the points below and sums of 32 channels at a time, as its schedule rule makes them, errs by 0.45e-6 (64 input channels) to
+0.54e-6 (512), F(2) by 0.18e-6 to 0.2e-6, a direct sum by 0.29e-6 to 0.87e-6. With one sum over 512 channels F(4) would err by 1.6e-6.
 Sources: "Fast Algorithms for Convolutional Neural Networks" (Lavin and Gray, 2016); the matrices by Toom and Cook's construction
 with points chosen as in "Error Analysis and Improving the Accuracy of Winograd Convolution" (Barabasz et al., 2020).
 """
