@@ -176,7 +176,9 @@ class ProductPlan:
             bands = self._packed_bands()
         band_rows = [loop for loop in self.bands if loop not in bands] if before else []
         tiles = self.row_tiles
-        if self._columns_outermost(others, bands, bool(before)):
+        by_columns = self._columns_outermost(others, bands, bool(before))
+        again = by_columns and extent_value(s, self.column_tiles) != 1  # inside a band each tile of columns would pad anew
+        if by_columns:
             shared = [loop for loop in others if loop in self.batch]
             others = [loop for loop in others if loop not in shared]
             columns, together = self._cut_columns("sum/columns_together", smallest=True)
@@ -197,7 +199,7 @@ class ProductPlan:
         self.anchor = outer[-1]
         self.padding_place = bands[-1] if bands else None
         if self.padding_place is not None and before:
-            place = s.choose("sum/padding", ("band", "alone"), "band", ordered=False)
+            place = s.choose("sum/padding", ("band", "alone"), "alone" if again else "band", ordered=False)
             self.padding_place = self.padding_place if place == "band" else None
         self._set_parallel(parallel, outer)
 
