@@ -15,12 +15,14 @@ from tc.autotune.events import BatchMeasured, Event, TuningFinished
 from tc.autotune.record import Record, target_key
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
+from tc.interp.graph import run_function
 from tc.ir.parser import parse_module
 from tc.kernels import workload_key
 from tc.schedule.canonical import canonical_names
 from tc.target import native_target
 from tc.tasks import extract_tasks
 from tc.tuning import is_budget, parse_budget, tune
+from tc.verification import sized_inputs
 
 TARGET = dataclasses.replace(native_target(), cores=1)
 
@@ -121,6 +123,24 @@ def main(x: f32[n, 48], w: f32[48, 40]):
     for rows in (1, 2, 13, 30, 57):
         x = rng.standard_normal((rows, 48), dtype=np.float32)
         np.testing.assert_allclose(tuned(x, w), untuned(x, w), rtol=0, atol=1e-4)
+
+
+def test_references_run_where_shapes_do_not_tell_the_dims() -> None:
+    text = """
+@graph
+def main(x: f32[1, 8, h, w]):
+    a: f32[1, 8, h // 2, w // 2] = max_pool(x, kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0))
+    b: f32[1, 8, h // 2, w // 2] = softmax(a, axis=3)
+    return b
+"""
+    _, softmax = extract_tasks(parse_module(text), TARGET, sizes={"h": 9, "w": 12}).tasks
+    (variant,) = softmax.variants.values()
+    inputs = sized_inputs(variant.reference.main, variant.sizes, np.random.default_rng(0))
+
+    (result,) = run_function(variant.reference, variant.reference.main.name, inputs, dims=variant.sizes)
+
+    shifted = np.exp(inputs[0] - inputs[0].max(axis=3, keepdims=True))
+    np.testing.assert_allclose(result, shifted / shifted.sum(axis=3, keepdims=True), rtol=1e-5)
 
 
 def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path) -> None:

@@ -441,7 +441,7 @@ class Tuner:
             try:
                 drawn = sized_inputs(main, variant.sizes, rng)
                 inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
-                expected = run_function(variant.reference, main.name, inputs)
+                expected = run_function(variant.reference, main.name, inputs, dims=variant.sizes)
             except TcError as error:
                 return f"its reference cannot be run: {error}"
             state.reference[candidate.variant] = (inputs, [np.asarray(x) for x in expected])

@@ -64,15 +64,17 @@ def run_function(
     inputs: Sequence[np.ndarray],
     observe: Observer | None = None,
     requirements: Iterable[Requirement] = (),
+    dims: Mapping[Var, int] | None = None,
 ) -> list[np.ndarray]:
     """The results of a graph function on arrays. InputError when an array does not fit its parameter, or a requirement fails.
 
-    `observe` is called after every binding. `requirements` are conditions over dims beside those that functions carry in their
-    attribute "requirements". VerifyError when a value is not of its type.
+    `dims` are sizes that the shapes of arrays need not tell: of n when a parameter is f32[n // 4]. `observe` is called after
+    every binding. `requirements` are conditions over dims beside those that functions carry in their attribute "requirements".
+    VerifyError when a value is not of its type.
     """
     func = module[name]
     assert isinstance(func, Function), f"{name} is not a graph function"
-    return _Frame(module, {}, {}, observe, list(requirements)).call(func, inputs)
+    return _Frame(module, {}, dict(dims or {}), observe, list(requirements)).call(func, inputs)
 
 
 def bind_dims(
