@@ -67,6 +67,7 @@ class Run:
     policy: str
     seed: int
     transfer: bool
+    from_default: bool
     ratios: tuple[float, ...]
     verified: float
     variant: str
@@ -92,7 +93,9 @@ def _named(task: Task, model: str) -> Task:
     return dataclasses.replace(task, name=f"{model}/{task.name}")
 
 
-def search(task: Task, runner: LocalRunner, path: Path, policy: str, seed: int, trials: int, *, transfer: bool = False) -> Run:
+def search(
+    task: Task, runner: LocalRunner, path: Path, policy: str, seed: int, trials: int, *, transfer: bool, from_default: bool
+) -> Run:
     """Tune one task alone. With `transfer`, what the database at `path` holds of others is used."""
     events: list[Event] = []
     tuner = Tuner(
@@ -104,6 +107,7 @@ def search(task: Task, runner: LocalRunner, path: Path, policy: str, seed: int, 
         policy=policy,
         threshold=0.0,
         transfer=transfer,
+        from_default=from_default,
         on_event=events.append,
     )
     result = tuner.run()
@@ -115,6 +119,7 @@ def search(task: Task, runner: LocalRunner, path: Path, policy: str, seed: int, 
         policy,
         seed,
         transfer,
+        from_default,
         tuple(ratio for event in batches for ratio in event.ratios),
         found.ratio,
         found.variant,
@@ -134,13 +139,14 @@ class Search:
     trials: int
     threads: int
     folder: Path
+    from_default: bool = True
     transfer_from: tuple[int, ...] = ()
 
     @property
     def database(self) -> Path:
         if self.transfer_from:
             return self.folder / f"transfer-{self.place}.db"
-        return self.folder / f"{self.policy}-{self.seed}-{self.place}.db"
+        return self.folder / f"{self.policy}-{self.seed}-{self.place}{'' if self.from_default else '-anywhere'}.db"
 
 
 def measure_kernels(args: argparse.Namespace, target: Target, folder: Path, data: dict[str, Any], keep: Callable[[], None]) -> None:
@@ -154,7 +160,7 @@ def measure_kernels(args: argparse.Namespace, target: Target, folder: Path, data
     processors: Any = context.Queue()
     for number in sorted(os.sched_getaffinity(0))[: args.jobs] if args.jobs > 1 else ():
         processors.put(number)
-    known = (args.trials, args.threads, folder)
+    known = (args.trials, args.threads, folder, not args.anywhere)
     searches = [Search(place, policy, seed, *known) for seed in args.seeds for place in places for policy in args.policies]
     if args.transfer:
         searches += [Search(place, "model", args.seeds[0], *known, tuple(set(places) - {place})) for place in places]
@@ -171,7 +177,7 @@ def measure_kernels(args: argparse.Namespace, target: Target, folder: Path, data
 
 
 def _which(run: Mapping[str, Any]) -> tuple[object, ...]:
-    return run["task"], run["policy"], run["seed"], run["transfer"]
+    return run["task"], run["policy"], run["seed"], run["transfer"], run["from_default"]
 
 
 def _pin(processors: Any, wanted: bool) -> None:
@@ -181,7 +187,7 @@ def _pin(processors: Any, wanted: bool) -> None:
 
 def _told(runs: Iterator[Run]) -> Iterator[Run]:
     for run in runs:
-        how = f"{run.policy} {run.seed}{' with transfer' if run.transfer else ''}"
+        how = f"{run.policy} {run.seed}{' with transfer' * run.transfer}{' from anywhere' * (not run.from_default)}"
         print(f"{run.task} {how}: {1 / run.verified:.2f}x, {run.seconds:.0f} s", flush=True)
         yield run
 
@@ -210,7 +216,8 @@ def run_search(wanted: Search) -> Run:
         for store in (other.with_name(f"{other.name}.workloads") for other in others):
             _link_workloads(store, path)
     task, transfer = tasks[wanted.place], bool(wanted.transfer_from)
-    return search(task, runner, path, wanted.policy, wanted.seed, wanted.trials, transfer=transfer)
+    how = {"transfer": transfer, "from_default": wanted.from_default}
+    return search(task, runner, path, wanted.policy, wanted.seed, wanted.trials, **how)
 
 
 def _link_workloads(store: Path, path: Path) -> None:
@@ -286,6 +293,7 @@ def main() -> None:
     kernels.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
     kernels.add_argument("--every", type=int, default=1, help="only every so many-th task")
     kernels.add_argument("--jobs", type=int, default=1, help="searches at a time, each pinned to a processor if several")
+    kernels.add_argument("--anywhere", action="store_true", help="searches begin at random places, not at the default")
     kernels.add_argument("--no-transfer", dest="transfer", action="store_false")
     models = parsers.add_parser("models")
     models.add_argument("--models", nargs="+", default=MODELS)

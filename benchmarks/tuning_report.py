@@ -54,38 +54,69 @@ def _model_row(row: Mapping[str, Any]) -> tuple[object, ...]:
 def kernels_text(data: Mapping[str, Any]) -> str:
     """Kernels one by one, and what they say about search and model."""
     runs = [{**run, "ratios": [math.inf if ratio is None else ratio for ratio in run["ratios"]]} for run in data["runs"]]
-    names = list(dict.fromkeys(run["task"] for run in runs if run["policy"] == "model"))
-    gains, rows, ratios = [], [], {"random": [], "evolutionary": []}
-    for name in names:
-        own = [run for run in runs if run["task"] == name and not run["transfer"]]
-        tuned = [run for run in own if run["policy"] == "model"]
-        best = min(run["verified"] for run in own)
-        trials = {policy: _median(trials_to(r, best / NEAR) for r in own if r["policy"] == policy) for policy in ("model", *ratios)}
-        gain = _geomean(1 / run["verified"] for run in tuned)
-        gains.append(gain)
-        transferred = [trials_to(run, best / NEAR) for run in runs if run["task"] == name and run["transfer"]]
-        counts = map(_count, (*trials.values(), _median(transferred)))
-        rows.append((name, f"{gain:.2f}", f"{1 / best:.2f}", *counts, tuned[0]["variant"]))
-        if best < NEAR:  # else the default is there already
-            for policy in ratios:
-                ratios[policy].append((trials["model"], trials[policy]))
     lines = [f"## Kernels, {data['trials']} trials each, {data['date']}, commit {data['commit']}", ""]
-    head = ("kernel", "gain", "best known", "model", "evolution", "random", "with transfer", "variant")
-    lines += ["Gain: of the model's search, verified, geometric mean over seeds; then trials to 95 % of the best known speed, medians.", ""]
-    lines += _table(head, rows)
-    lines.append(f"Gain over the default: geometric mean {_geomean(gains):.3f}, least {min(gains):.3f}.")
-    for policy, pairs in ratios.items():
-        shares = [a / b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-        if shares:
-            lost = sum(not math.isfinite(a) for a, _ in pairs)
-            share = f"median {np.median(shares):.2f} of {len(shares)} kernels ({lost} not reached)"
-            lines.append(f"Trials of the model's search over those of {policy}: {share}.")
+    known = {name: min(run["verified"] for run in runs if run["task"] == name) for name in dict.fromkeys(run["task"] for run in runs)}
+    begun = [run for run in runs if run["from_default"]]
+    lines += gains_text(begun, known)
+    for start, own in (("the default", begun), ("random places", [run for run in runs if not run["from_default"]])):
+        if own:
+            lines += ["", f"### Searches that begin at {start}", "", *trials_text(own, known, data["trials"])]
     accuracy = [(n, f"{a['rank_accuracy']:.3f}", f"{a['top_recall']:.2f}", a["pairs"]) for n, a in data.get("accuracy", {}).items()]
     if accuracy:
-        lines += ["", "Pairs of held-out candidates of unseen kernels in the right order:", ""]
+        lines += ["", "### Cost models", "", "Pairs of held-out candidates of unseen kernels in the right order:", ""]
         lines += _table(("model", "in order", "top-8 recall", "pairs"), accuracy)
-    lines.append(expectation(runs))
+    lines.append(expectation(begun))
     return "\n".join([*lines, ""])
+
+
+def gains_text(runs: Sequence[Mapping[str, Any]], known: Mapping[str, float]) -> list[str]:
+    """What the model's search gains over the default, verified."""
+    tuned: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        if run["policy"] == "model" and not run["transfer"]:
+            tuned.setdefault(run["task"], []).append(run)
+    gains = {name: _geomean(1 / run["verified"] for run in own) for name, own in tuned.items()}
+    rows = [(name, f"{gain:.2f}", f"{1 / known[name]:.2f}", tuned[name][0]["variant"]) for name, gain in gains.items()]
+    lines = ["Gain: of the model's search, verified, geometric mean over seeds. Best known: of all searches.", ""]
+    lines += _table(("kernel", "gain", "best known", "variant"), rows)
+    if gains:
+        lines.append(f"Gain over the default: geometric mean {_geomean(gains.values()):.3f}, least {min(gains.values()):.3f}.")
+    return lines
+
+
+def trials_text(runs: Sequence[Mapping[str, Any]], known: Mapping[str, float], most: int) -> list[str]:
+    """How fast searches arrive; only kernels that have something to be found, beyond where a search begins."""
+    others = {"evolutionary": "evolution", "random": "random", "transfer": "the model without transfer"}
+    shares: dict[str, list[float]] = {other: [] for other in others}
+    rows = []
+    for name in known:
+        own = [run for run in runs if run["task"] == name]
+        if not own or (own[0]["from_default"] and known[name] > NEAR):
+            continue
+        trials = {p: _median(_arrivals(own, known[name] / NEAR, p, transfer=False)) for p in ("model", "evolutionary", "random")}
+        transferred = _median(_arrivals(own, known[name] / NEAR, "model", transfer=True))
+        for other in ("evolutionary", "random"):
+            shares[other] += _share(trials["model"], trials[other], most)
+        shares["transfer"] += _share(transferred, trials["model"], most) if any(run["transfer"] for run in own) else []
+        rows.append((name, f"{1 / known[name]:.2f}", *map(_count, (*trials.values(), transferred))))
+    lines = [f"Trials to {NEAR:.0%} of the best known speed, medians over seeds; -: not in {most}, which then count.", ""]
+    lines += _table(("kernel", "best known", "model", "evolution", "random", "model with transfer"), rows)
+    for other, found in shares.items():
+        if found:
+            subject = "the model's search with transfer" if other == "transfer" else "the model's search"
+            half = sum(share <= 0.5 for share in found)
+            share = f"median {np.median(found):.2f}; at most half for {half} of {len(found)}"
+            lines.append(f"Trials of {subject} over those of {others[other]}: {share}.")
+    return lines
+
+
+def _arrivals(runs: Sequence[Mapping[str, Any]], ratio: float, policy: str, *, transfer: bool) -> Iterable[float]:
+    return (trials_to(run, ratio) for run in runs if run["policy"] == policy and run["transfer"] == transfer)
+
+
+def _share(trials: float, others: float, most: int) -> list[float]:
+    """Of the trials that the other search took; of all of its trials, where it did not arrive. None where neither did."""
+    return [trials / min(others, most)] if math.isfinite(min(trials, others)) else []
 
 
 def expectation(runs: Sequence[Mapping[str, Any]]) -> str:

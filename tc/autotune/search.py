@@ -3,7 +3,8 @@
 A policy proposes batches and is told their times. It knows a space only by `SearchSpace`, and programs only by `key` (equal programs,
 equal keys) and `point`; it reads no clock and no files, and all chance comes from the generator it is given, so equal calls propose
 equal candidates. No policy proposes a program twice, or one that was observed, or one that `limits` refuses; every policy proposes
-the default schedule first, so the best that was measured is never worse than it.
+the default schedule first, so the best that was measured is never worse than it. (With `from_default=False` it is a point like any
+other: so searches are compared, where a good default leaves little to find.)
 
 `ModelSearch` scores about 200 candidates for a batch. Making one and its features takes milliseconds, building and timing one a few
 hundred: with batches of 8 to 16 the search takes less time than measuring.
@@ -90,9 +91,9 @@ TRIES = 20
 class _Explored(Generic[C]):
     """A space, what was taken from it, and the best of what was measured."""
 
-    def __init__(self, space: SearchSpace[C], limits: Limits[C] | None) -> None:
+    def __init__(self, space: SearchSpace[C], limits: Limits[C] | None, from_default: bool) -> None:
         self.space = space
-        self.default = space.default()
+        self.starts = [space.default()] if from_default else []
         self.taken: set[str] = set()
         self.elite: list[tuple[float, C]] = []
         self.refused = 0
@@ -166,7 +167,7 @@ class _Explored(Generic[C]):
 
     def _walk(self) -> Iterator[C]:
         """What is reached from the best one by steps of one knob, near ones first: all of a small space."""
-        front = self.parents() or [self.default]
+        front = self.parents() or list(self.starts)
         reached = {candidate.key for candidate in front}
         while front and len(reached) < WALKED:
             candidate = front.pop(0)
@@ -191,12 +192,14 @@ WALKED = 256
 class RandomSearch(Generic[C]):
     """The default, then random candidates."""
 
-    def __init__(self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None) -> None:
-        self._explored = _Explored(space, limits)
+    def __init__(
+        self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None, *, from_default: bool = True
+    ) -> None:
+        self._explored = _Explored(space, limits, from_default)
         self._rng = rng
 
     def propose(self, count: int) -> list[C]:
-        return self._explored.fill([self._explored.default], count, self._rng)
+        return self._explored.fill(self._explored.starts, count, self._rng)
 
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
@@ -219,14 +222,16 @@ class EvolutionarySearch(Generic[C]):
     Source: the evolutionary search of Zheng et al. (2020, "Ansor"), measured times in the place of predicted ones.
     """
 
-    def __init__(self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None) -> None:
-        self._explored = _Explored(space, limits)
+    def __init__(
+        self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None, *, from_default: bool = True
+    ) -> None:
+        self._explored = _Explored(space, limits, from_default)
         self._rng = rng
 
     def propose(self, count: int) -> list[C]:
         explored, rng = self._explored, self._rng
         batch: _Batch[C] = _Batch(explored.taken, count)
-        batch.add([explored.default])
+        batch.add(explored.starts)
         parents = explored.parents()
         for _ in range(TRIES * count if parents else 0):
             if not batch.left:
@@ -302,8 +307,10 @@ class ModelSearch(Generic[C]):
         model: Model[C],
         rng: np.random.Generator,
         limits: Limits[C] | None = None,
+        *,
+        from_default: bool = True,
     ) -> None:
-        self._explored = _Explored(space, limits)
+        self._explored = _Explored(space, limits, from_default)
         self._model = model
         self._rng = rng
         self._seeds: list[Mapping[str, Value]] = []
@@ -325,7 +332,7 @@ class ModelSearch(Generic[C]):
     def propose(self, count: int) -> list[C]:
         explored, views = self._explored, _Views(self._model, self._novelty)
         batch: _Batch[C] = _Batch(explored.taken, count)
-        batch.add([explored.default])
+        batch.add(explored.starts)
         batch.add(self._planted(math.ceil(SEED_SHARE * count)))
         near = self._neighbours(3 * count)
         if explored.elite:
@@ -366,7 +373,7 @@ class ModelSearch(Generic[C]):
     def _neighbours(self, count: int) -> list[C]:
         """Up to `count` legal new candidates one step from the two best ones, or from the default; of all knobs alike."""
         explored = self._explored
-        centres = explored.parents()[:2] or [explored.default]
+        centres = explored.parents()[:2] or explored.starts
         points = [point for centre in centres for point in explored.space.neighbours(centre)]
         found: list[C] = []
         for i in self._rng.permutation(len(points)):

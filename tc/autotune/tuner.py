@@ -150,7 +150,8 @@ class Tuner:
     """Tunes tasks. See `run`.
 
     budget_seconds, trials_per_task: bounds; at least one must be given. `clock` tells seconds. `on_event` is called in this thread.
-    cost: "rank", "regression", "analytic" or "random"; policy: "model", "evolutionary" or "random".
+    cost: "rank", "regression", "analytic" or "random"; policy: "model", "evolutionary" or "random". `from_default`: whether
+    searches begin at the default schedules, which are measured in any case.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Tuner:
         policy: str = "model",
         threshold: float = THRESHOLD,
         transfer: bool = True,
+        from_default: bool = True,
     ) -> None:
         if not tasks:
             raise UserError("nothing to tune: there are no tasks")
@@ -182,7 +184,7 @@ class Tuner:
         self._runner, self._database, self._clock = runner, database, clock
         self._budget, self._trials, self._seed = budget_seconds, trials_per_task, seed
         self._emit = on_event or (lambda event: None)
-        self._threshold, self._transfer, self._policy = threshold, transfer, policy
+        self._threshold, self._transfer, self._policy, self._from_default = threshold, transfer, policy, from_default
         self._shared = Shared(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
         self._precedents: list[Precedent] = []  # of other models
@@ -288,11 +290,11 @@ class Tuner:
         model = TaskModel(task.key, task.target, task.dims, self._shared, self._seed + number)
         policy: SearchPolicy[Candidate]
         if self._policy == "random":
-            policy = RandomSearch(space, rng, refuse_large)
+            policy = RandomSearch(space, rng, refuse_large, from_default=self._from_default)
         elif self._policy == "evolutionary":
-            policy = EvolutionarySearch(space, rng, refuse_large)
+            policy = EvolutionarySearch(space, rng, refuse_large, from_default=self._from_default)
         else:
-            policy = ModelSearch(space, model, rng, limits=refuse_large)
+            policy = ModelSearch(space, model, rng, refuse_large, from_default=self._from_default)
         return _State(task, space, default, policy, model if self._policy == "model" else None, Curve(0.0))
 
     def _step(self, state: _State) -> None:

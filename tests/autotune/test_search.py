@@ -110,6 +110,20 @@ def test_the_default_is_proposed_first_and_nothing_twice(make: Callable[[TileSpa
     assert len(set(seen)) == 96
 
 
+def test_a_search_may_begin_anywhere() -> None:
+    space = TileSpace()
+    policies: list[SearchPolicy[Tiled]] = [
+        RandomSearch(space, np.random.default_rng(0), from_default=False),
+        EvolutionarySearch(space, np.random.default_rng(0), from_default=False),
+        ModelSearch(space, NoisyModel(Product(), 0.3, 0), np.random.default_rng(0), from_default=False),
+    ]
+
+    for policy in policies:
+        first, second = policy.propose(8), policy.propose(8)
+        assert space.default().key not in {candidate.key for candidate in first}
+        assert len({candidate.key for candidate in (*first, *second)}) == 16
+
+
 @policies
 def test_one_seed_proposes_the_same(make: Callable[[TileSpace, int], SearchPolicy[Tiled]]) -> None:
     def proposals(seed: int) -> list[str]:

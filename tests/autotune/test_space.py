@@ -32,6 +32,7 @@ KERNELS: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any]]] = {
     "conv3x3": ("conv_blocked", [(1, 2, 9, 14, 16), (4, 2, 3, 3, 16, 16)], CONV),
     "conv1x1": ("conv_blocked", [(1, 4, 8, 14, 16), (4, 4, 1, 1, 16, 16)], {**CONV, "pads": (0,) * 4, "in_channels": 64}),
     "strided": ("conv_blocked", [(1, 2, 14, 14, 16), (2, 2, 3, 3, 16, 16)], {**CONV, "strides": (2, 2)}),
+    "biased": ("conv_blocked", [(1, 2, 9, 14, 16), (4, 2, 3, 3, 16, 16), (4, 16)], CONV),
     "first layer": ("conv_blocked", [(1, 3, 18, 18), (2, 3, 3, 3, 16)], {**CONV, "in_channels": 3, "in_block": 0}),
     "depthwise": ("conv_blocked", [(1, 2, 15, 15, 16), (2, 1, 3, 3, 16)], {**CONV, "depthwise": True, "groups": 32}),
     "winograd": ("conv_winograd", [(1, 2, 10, 11, 16), (4, 4, 2, 2, 16, 16)], {"tile": 2, "pads": (1,) * 4, "in_channels": 32}),
@@ -70,6 +71,17 @@ def test_the_default_candidate_is_the_untuned_schedule(name: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_sampled_candidates_compute_what_the_default_computes(name: str, samples: int = 4) -> None:
     check_samples(name, samples)
+
+
+@pytest.mark.parametrize("name", ["packed", "biased"])
+def test_what_follows_a_sum_may_be_done_afterwards(name: str) -> None:
+    func, arrays = kernel(name)
+    candidate = Space({"": func}, TARGET).at({"sum/epilogue": "alone"})
+    default = Space({"": func}, TARGET).default()
+
+    assert candidate.key != default.key
+    ours, expected = (run(finish_loops(each.func), arrays)[0] for each in (candidate, default))
+    np.testing.assert_array_equal(ours, expected)
 
 
 @pytest.mark.slow

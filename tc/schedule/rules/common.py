@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Div, Expr, Load, MathCall, Select, Var
+from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.step import Schedule
 from tc.target import Target
+
+TYPICAL_SYMBOLIC = 256
+"""What the product of an operand's symbolic dims is taken to be."""
 
 TASK_ELEMENTS = 16384
 """Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
@@ -140,3 +143,21 @@ def set_parallel(schedule: Schedule, loops: list[str], work: int) -> str | None:
 
 def loads_of(info: BlockInfo) -> list[Load]:
     return [load for load in info.reads if load.buffer not in info.written_buffers]
+
+
+def depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
+    """The block size b when a load is at k // b and k % b for one of `axes`."""
+    for index in load.indices:
+        for node in walk(index):
+            if isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and node.lhs in axes:
+                return int(node.rhs.value)
+    return None
+
+
+def buffer_bytes(buffer: Buffer, dims: tuple[Expr, ...] | None = None) -> int:
+    """The size of a buffer, or of a part with these dims; symbolic ones together are taken to be TYPICAL_SYMBOLIC."""
+    dims = buffer.shape if dims is None else dims
+    total = buffer.dtype.size_bytes
+    for dim in dims:
+        total *= int(dim.value) if isinstance(dim, Const) else 1
+    return total if all(isinstance(dim, Const) for dim in dims) else total * TYPICAL_SYMBOLIC

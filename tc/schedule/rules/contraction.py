@@ -16,16 +16,20 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, FloorDiv, Var
 from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
-from tc.schedule.rules.common import extent_value, lanes_for, loops_inside
-from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, is_single
-from tc.schedule.rules.product_plan import ProductPlan, Roles, depth_block, loop_of_axis, rhs_stays_near
+from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
+from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, inline_chain, is_single
+from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near
+from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
 
 
 def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
-    """Tile the one contraction of a PrimFunc; everything before it is scheduled on its own, everything after it is fused."""
+    """Tile the one contraction of a PrimFunc; everything before it is scheduled on its own, everything after it is fused.
+
+    Tuning may find that what follows is better done afterwards, in loops of its own.
+    """
     infos = block_infos(schedule.func)
     found = [(k, c) for k, info in enumerate(infos) if (c := as_contraction(info)) is not None]
     if len(found) != 1:
@@ -38,10 +42,16 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     if all(is_single(last, axis) for axis in driven_spatial(last)):
         return None
     name = contraction.info.name
-    final = final_block(schedule, name, after)
+    is_static = all(isinstance(axis.extent, Const) for axis in last.block.axes)
+    apart = bool(after) and is_static and schedule.choose("sum/epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"
+    if apart and inline_chain(schedule, [info.name for info in after]) is None:
+        return None
+    final = final_block(schedule, name, [] if apart else after)
     if final is None:
         return None
     _schedule_versions(schedule, contraction, name, final, [info.name for info in before], target)
+    if apart:
+        schedule_block(schedule, last.name, target)
     return "contraction"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Var, is_const
 from tc.ir.node import walk
@@ -15,16 +17,23 @@ def final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str | 
     if not after:
         schedule.cache_write(name, "register")
         return f"{name}_copy"
-    for info in after[:-1]:
-        try:
-            schedule.compute_inline(info.name)
-        except ScheduleError:
-            return None
-    last = after[-1].name
+    last = inline_chain(schedule, [info.name for info in after])
+    if last is None:
+        return None
     contraction = next(info for info in block_infos(schedule.func) if info.name == name)
     _split_divided_axes(schedule, contraction, last)
     _fuse_joint_axes(schedule, contraction, last)
     return last
+
+
+def inline_chain(schedule: Schedule, names: Sequence[str]) -> str | None:
+    """Make one block of a chain of elementwise ones, the last; its name, None where that is not possible."""
+    for name in names[:-1]:
+        try:
+            schedule.compute_inline(name)
+        except ScheduleError:
+            return None
+    return names[-1]
 
 
 def _split_divided_axes(schedule: Schedule, contraction: BlockInfo, final: str) -> None:

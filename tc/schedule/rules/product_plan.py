@@ -1,34 +1,30 @@
-"""The schedule of one contraction while it is made: tiles, their order, where padding and packing happen, the sum inside a tile."""
+"""The schedule of one contraction while it is made: tiles, their order, and where padding and packing happen."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import permutations, takewhile
+from itertools import takewhile
 from typing import Any
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Var
-from tc.ir.node import walk
-from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
-from tc.schedule.rules.common import divisors, extent_value, known_product, lanes_for, loops_inside, set_parallel
+from tc.ir.expr import Const, Var
+from tc.schedule.analysis import Contraction
+from tc.schedule.rules.common import (
+    buffer_bytes,
+    divisors,
+    extent_value,
+    known_product,
+    lanes_for,
+    loops_inside,
+    set_parallel,
+)
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile_sum import TileSum
 from tc.schedule.rules.tiling import NEAR_VECTORS, Tile
 from tc.schedule.step import Schedule
 from tc.target import Target
-
-DEPTH_UNROLL = 2
-"""Steps of the sum per iteration of the innermost loop."""
-
-PREFETCH_BYTES = 2048
-"""How far ahead the rhs is prefetched at least: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
-
-PREFETCH_STEPS = 8
-"""How many steps of the sum ahead it is prefetched at least: where a step is a row of a matrix, the bytes after it are no help."""
-
-TYPICAL_SYMBOLIC = 256
-"""What the product of an operand's symbolic dims is taken to be."""
 
 ALIASING_BYTES = 4096
 """Addresses at a multiple of this distance share one set of the first-level cache."""
@@ -36,17 +32,11 @@ ALIASING_BYTES = 4096
 LEAST_SHARED_COLUMNS = 256
 """Columns that must use a packed lhs for the copy to pay."""
 
-MOST_ORDERED = 4
-"""Reduction loops of which every order may be tried."""
-
 NEAR_RHS_OF_L1, NEAR_LHS_OF_L2 = 0.7, 0.5
 """The parts of the caches that one tile of columns of the rhs, and all of the lhs, may take to stay there."""
 
 LEAST_NEAR_DEPTH = 64
 """Terms of a sum from which on this pays: with fewer, high tiles have less to store for what they read."""
-
-PARTS_OF_SUM = (64, 128, 256, 512)
-"""How many terms may be summed at once, where tuning may decide."""
 
 LEAST_BAND_ROWS = 3
 """Bands are not made lower only to have enough of them: each pads a few rows of its own."""
@@ -100,7 +90,7 @@ class ProductPlan:
         longest_sum: int | None = None,
         around: str | None = None,
     ) -> None:
-        """`longest_sum`: where it is given, no more terms are summed at once; see `_sum_in_parts`. `around`: all is inside this loop."""
+        """`longest_sum`: where it is given, no more terms are summed at once; see `TileSum`. `around`: all is inside this loop."""
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
         self.longest_sum, self.around = longest_sum, around
         self.lhs_name = contraction.lhs.buffer.name
@@ -113,7 +103,6 @@ class ProductPlan:
         self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
         self.row_tiles: list[str] = []
         self.bands: list[str] = []
-        self.unrolled_depth: list[str] = []
         self.column_tiles: str = ""
         self.anchor = ""
 
@@ -301,7 +290,7 @@ class ProductPlan:
         return [band]
 
     def _lhs_bytes(self) -> int:
-        return _bytes(self.contraction.lhs.buffer)
+        return buffer_bytes(self.contraction.lhs.buffer)
 
     def _columns_outermost(self, others: list[str], bands: list[str], is_padded: bool) -> bool:
         default = "columns" if self._prefers_columns(others, bands, is_padded) else "rows"
@@ -329,7 +318,7 @@ class ProductPlan:
         return known_product(self.s, samples, 1) * known_product(self.s, [loop for loop in free if loop not in samples], 8)
 
     def _rhs_is_larger(self) -> bool:
-        rhs = _bytes(self.contraction.rhs.buffer)
+        rhs = buffer_bytes(self.contraction.rhs.buffer)
         return rhs > self._lhs_bytes() and (self.roles.blocks is not None or rhs > self.target.l2_bytes // 8)
 
     def _set_parallel(self, parallel: list[str], outer: list[str]) -> None:
@@ -365,179 +354,17 @@ class ProductPlan:
             s.unroll(loop)
 
     def finish_sum(self) -> None:
-        """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
-        s, tile = self.s, self.tile
-        self._sum_in_parts()
-        info = block_info(s, self.name)
-        loops = list(s.loops_of(self.name))
-        inside = loops[loops.index(self.anchor) + 1 :]
-        depth = driving_loops(info, inside, info.reduction_axes)
-        spatial = [loop for loop in inside if loop not in depth]
-        unit = [loop for loop in spatial if extent_value(s, loop) == 1]
-        tiled = [loop for loop in spatial if loop not in unit]
-        is_static = known_product(s, tiled, 1 << 20) <= 64 * tile.lanes  # larger ones stay in memory
-        ordered = self._ordered(info, tiled)
-        depth = self._arranged(self._split_depth(depth))
-        if depth and spatial:
-            s.reorder(*unit, *depth, *ordered)
-        if ordered:
-            self._order_tile(self._vectorize_tile(ordered))
-        if depth:
-            self._prefetch_rhs(depth[0])
-        if depth:
-            s.decompose_reduction(self.name, depth[0])
-        if is_static:
-            s.set_scope(info.writes[0].buffer.name, "register")
-
-    def _sum_in_parts(self) -> None:
-        """Sum the tile over a part of the depth at a time, and then these sums: rounding errors grow with the terms of one sum.
-
-        The totals wait in the first-level cache while a part is summed in registers.
-        """
-        s = self.s
-        info = block_info(s, self.name)
-        loops = list(s.loops_of(self.name))
-        depth = driving_loops(info, loops[loops.index(self.anchor) + 1 :], info.reduction_axes)
-        part = self._part_of_sum(extent_value(s, depth[0])) if depth else 0
-        if not part:
-            return
-        parts, _ = s.split(depth[0], part)
-        total = self.name
-        s.set_scope(info.writes[0].buffer.name, "global")
-        self.name = s.rfactor(total, parts)
-        inside = list(s.loops_of(total))
-        *tiled, parts = inside[inside.index(self.anchor) + 1 :]
-        tiled = [loop for loop in tiled if extent_value(s, loop) != 1]
-        s.reorder(parts, *tiled)
-        self._vectorize_tile(self._ordered(block_info(s, total), tiled))
-        s.decompose_reduction(total, parts)
-        s.compute_at(self.name, parts)
-        self.anchor = parts
-        contraction = as_contraction(block_info(s, self.name))
-        assert contraction is not None, f"{self.name} is a part of a contraction"
-        self.contraction = contraction
-
-    def _part_of_sum(self, depth: int | None) -> int:
-        """How many terms of the outermost depth loop to sum at once; 0: all. Where rounding sets a limit, tuning has no say."""
-        if self.longest_sum is not None:
-            return part_of_sum(depth, self.tile.lanes, self.longest_sum) or 0
-        parts = [part_of_sum(depth, self.tile.lanes, longest) for longest in PARTS_OF_SUM]
-        return self.s.choose("sum/part", sorted({0, *(part for part in parts if part is not None)}), 0)
-
-    def _prefetch_rhs(self, loop: str) -> None:
-        """Fetch the rhs ahead where it comes from memory rather than from a cache: an input as large as a part of the second-level one."""
-        s, rhs = self.s, self.contraction.rhs.buffer
-        if rhs not in s.func.inputs:
-            return
-        ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * self._step_bytes())
-        default = ahead if _bytes(rhs) > self.target.l2_bytes // 8 else 0
-        ahead = s.choose("sum/prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
-        if ahead:
-            s.annotate_loop(loop, "prefetch", f"{s.func.buffers.index(rhs)}:{ahead}")
-
-    def _step_bytes(self) -> int:
-        """The distance in the rhs of two steps of the sum next to each other; 0 where it is symbolic, or there is none."""
-        rhs = self.contraction.rhs
-        places = [k for k, index in enumerate(rhs.indices) if any(node in self.contraction.depth for node in walk(index))]
-        if not places:
-            return 0
-        dims = rhs.buffer.shape[places[-1] + 1 :]
-        return _bytes(rhs.buffer, dims) if all(isinstance(dim, Const) for dim in dims) else 0
-
-    def _arranged(self, depth: list[str]) -> list[str]:
-        """The reduction loops in the order of the knob; loops that are unrolled stay innermost."""
-        s = self.s
-        fixed = self.unrolled_depth
-        free = [loop for loop in depth if loop not in fixed]
-        if 1 < len(free) <= MOST_ORDERED:
-            orders = [tuple(order) for order in permutations(range(len(free)))]
-            order = s.choose("sum/depth_order", orders, orders[0], ordered=False)
-            free = [free[place] for place in order]
-        return [*free, *fixed]
-
-    def _ordered(self, info: BlockInfo, tiled: list[str]) -> list[str]:
-        """Row loops before the loop over vectors."""
-        if len(tiled) < 2 or self.roles.blocks is None:
-            return tiled
-        column_axes = (*self.contraction.columns, *self.contraction.batch)
-        places = [k for k, axis in enumerate(self.contraction.info.block.axes) if axis.var in column_axes]
-        driving = [info.block.axes[k].value for k in places]
-        columns = {node.name for value in driving for node in walk(value) if isinstance(node, Var)}
-        *rest, lane = tiled
-        return [*(loop for loop in rest if loop not in columns), *(loop for loop in rest if loop in columns), lane]
-
-    def _split_depth(self, depth: list[str]) -> list[str]:
-        """Blocks of channels outermost, then the taps, then the lanes of a block, a few of them at a time."""
-        s = self.s
-        if not depth:
-            return depth
-        info = block_info(s, self.name)
-        loads = [load for load in info.reads if load.buffer.name == self.lhs_name]
-        block = depth_block(loads[0], info.reduction_axes) if loads else None
-        first = depth[0]
-        extent = extent_value(s, first)
-        if block is not None and extent is not None:
-            outer, inside = s.split(first, block)
-            if extent % block:
-                s.annotate_loop(outer, "partition", 1)
-            if extent % block == 0 or len(depth) > 1:
-                depth = [outer, *depth[1:], inside]
-                if extent % block == 0:
-                    depth[-1:] = self._unroll_steps(inside, block)
-                    depth[:1] = self._unroll_blocks(outer, extent // block)
-            else:
-                depth = [outer, inside]
-        elif len(depth) == 1 and extent is not None:
-            depth = self._unroll_steps(first, extent)
-        return depth
-
-    def _unroll_blocks(self, loop: str, extent: int) -> list[str]:
-        """Cut a few blocks of the depth off their loop, and unroll them around the taps and the steps."""
-        s = self.s
-        count = s.choose("sum/blocks_unroll", [each for each in (1, 2, 4) if extent % each == 0 and each <= extent], 1)
-        if count == 1:
-            return [loop]
-        blocks, few = s.split(loop, count)
-        s.unroll(few)
-        return [blocks, few]
-
-    def _unroll_steps(self, loop: str, extent: int) -> list[str]:
-        """Cut a few steps of the sum off the innermost loop, and unroll them."""
-        s = self.s
-        counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
-        count = s.choose("sum/depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
-        if count == 1:
-            return [loop]
-        steps, few = s.split(loop, count)
-        s.unroll(few)
-        self.unrolled_depth.append(few)
-        return [steps, few]
-
-    def _vectorize_tile(self, tiled: list[str]) -> list[str]:
-        """Vectorize the last of the loops and unroll the others; all loops of the tile."""
-        s, tile = self.s, self.tile
-        *outer, column = tiled
-        extent = extent_value(s, column)
-        if extent is None or extent > tile.lanes:
-            blocks, column = s.split(column, tile.lanes)
-            if extent is not None:
-                s.unroll(blocks)
-            outer.append(blocks)
-        s.vectorize(column)
-        for loop in tiled[:-1]:
-            if (extent_value(s, loop) or 99) <= max(tile.all_rows, tile.vectors):
-                s.unroll(loop)
-        return [*outer, column]
-
-    def _order_tile(self, loops: list[str]) -> None:
-        """Rows around vectors, so that a broadcast serves all vectors at once, or vectors around rows."""
-        s = self.s
-        several = [loop for loop in loops if extent_value(s, loop) != 1]
-        if len(several) < 3 or any(extent_value(s, loop) is None for loop in several):
-            return
-        *rows, vectors, lanes = several
-        if s.choose("sum/tile_order", ("rows", "vectors"), "rows", ordered=False) == "vectors":
-            s.reorder(vectors, *rows, lanes)
+        TileSum(
+            self.s,
+            self.contraction,
+            name=self.name,
+            anchor=self.anchor,
+            lhs_name=self.lhs_name,
+            tile=self.tile,
+            target=self.target,
+            has_blocks=self.roles.blocks is not None,
+            longest_sum=self.longest_sum,
+        ).run()
 
     def finish_padding(self, before: list[str]) -> None:
         """Compute what precedes the sum once per band of rows, or on its own where there are no bands."""
@@ -565,30 +392,4 @@ def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bo
     if terms < LEAST_NEAR_DEPTH:
         return False
     rhs = contraction.rhs.buffer.dtype.size_bytes * columns * terms
-    return rhs <= NEAR_RHS_OF_L1 * target.l1_bytes and _bytes(contraction.lhs.buffer) <= NEAR_LHS_OF_L2 * target.l2_bytes
-
-
-def part_of_sum(depth: int | None, block: int, longest: int) -> int | None:
-    """How many terms to sum at once: at most `longest`, whole blocks, equally many each time; None where all are, or must be."""
-    if depth is None or depth <= longest or depth % block:
-        return None
-    return max(size * block for size in divisors(depth // block) if size * block <= max(longest, block))
-
-
-def depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
-    """The block size b when a load is at k // b and k % b for one of `axes`."""
-    for index in load.indices:
-        for node in walk(index):
-            if isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and node.lhs in axes:
-                return int(node.rhs.value)
-    return None
-
-
-def _bytes(buffer: Buffer, dims: tuple[Expr, ...] | None = None) -> int:
-    """The size of a buffer, or of a part with these dims; symbolic ones together are taken to be TYPICAL_SYMBOLIC."""
-    dims = buffer.shape if dims is None else dims
-    total = buffer.dtype.size_bytes
-    for dim in dims:
-        total *= int(dim.value) if isinstance(dim, Const) else 1
-    return total if all(isinstance(dim, Const) for dim in dims) else total * TYPICAL_SYMBOLIC
-
+    return rhs <= NEAR_RHS_OF_L1 * target.l1_bytes and buffer_bytes(contraction.lhs.buffer) <= NEAR_LHS_OF_L2 * target.l2_bytes

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tc.errors import ScheduleError
 from tc.ir.expr import Const
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers, producer
 from tc.schedule.rules.common import divisors, extent_value, known_product, loops_inside, set_parallel
 from tc.schedule.rules.contraction import schedule_product
-from tc.schedule.rules.epilogue import block_info, driven_spatial
+from tc.schedule.rules.epilogue import block_info, driven_spatial, inline_chain
 from tc.schedule.rules.winograd_cost import WinogradShape
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -40,11 +39,8 @@ def schedule_winograd(schedule: Schedule, target: Target) -> str | None:
     chain = find_chain(block_infos(schedule.func))
     if chain is None:
         return None
-    for name in chain.after[:-1]:
-        try:
-            schedule.compute_inline(name)
-        except ScheduleError:
-            return None
+    if inline_chain(schedule, chain.after) is None:
+        return None
     schedule.cache_write(chain.products, "register")
     copy = f"{chain.products}_copy"
     band = _schedule_result(schedule, chain, target)
