@@ -54,10 +54,10 @@ class Record:
     """One trial: a schedule of a workload, and how fast it was, or why it failed.
 
     `workload` is the key of a program, on which, with canonical names, `trace` (JSON of a Trace) replays; `variant` is the program's
-    name among the ways to compute the same. `point`: the answers that `rule` was given. `target` is a `target_key`. `seconds` is the
-    median, `low` and `high` its quartiles, `ratio` the time over that of the default schedule, taken in turns; all four are infinite
-    when `error`, the kind of failure, is not None. `verified`: its results were compared with the reference, and it was measured again
-    beside the best.
+    name among the ways to compute the same. `point`: the answers that `rule` was given. `dims`: the sizes of the program's symbolic
+    dims when it was measured, by name. `target` is a `target_key`. `seconds` is the median, `low` and `high` its quartiles, `ratio`
+    the time over that of the default schedule, taken in turns; all four are infinite when `error`, the kind of failure, is not None.
+    `verified`: its results were compared with the reference, and it was measured again beside the best.
     """
 
     workload: str
@@ -75,6 +75,7 @@ class Record:
     task: str = ""
     rule: str = ""
     point: tuple[tuple[str, Value], ...] = ()
+    dims: tuple[tuple[str, int], ...] = ()
     trial: int = 0
     language: int = LANGUAGE_VERSION
     created: str = field(default_factory=utc_now)
@@ -285,6 +286,7 @@ _FIELDS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "detail": _text(_DETAIL_LIMIT, empty=True, multiline=True),
         "verified": _flag,
         "point": _pairs(_text(256), _value),
+        "dims": _pairs(_text(256), _count(0)),
         "trace": _text(1 << 19),
         "language": _count(1),
         **_WHEN,
@@ -297,6 +299,8 @@ _FIELDS: dict[type, dict[str, Callable[[Any], Any]]] = {
 def _checked(kind: type, members: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a record or a choice as they are in memory; DamagedLine when one is missing, unknown or not what it must be."""
     checks = _FIELDS[kind]
+    if kind is Record:
+        members = {"dims": (), **members}  # older lines do not have them
     if members.keys() != checks.keys():
         missing, unknown = sorted(checks.keys() - members.keys()), sorted(members.keys() - checks.keys())
         raise DamagedLine(f"'{missing[0]}' is missing" if missing else f"{_shown(unknown[0])} is no field of it")

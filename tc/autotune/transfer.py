@@ -76,7 +76,7 @@ def teach(
 ) -> None:
     """Let the shared model know the records of some workloads, first of those that were scheduled by one of `rules`.
 
-    Workloads that the store does not have are left out, and those with symbolic dims, of which the sizes are not in the records.
+    Workloads that the store does not have are left out, and records that do not say the sizes of symbolic dims.
     """
     wanted = set(rules)
     keys = sorted(known, key=lambda key: not any(record.rule in wanted for record in known[key]))
@@ -84,15 +84,18 @@ def teach(
     rows = 0
     for key in keys:
         func = None if rows >= LEARNED_ROWS or is_late() else store.get(key)
-        if func is None or func.dims:
+        if func is None:
             continue
+        names = {dim.name for dim in func.dims}
         features, ratios = [], []
         for record in telling(known[key], each):
+            if not names <= {name for name, _ in record.dims}:
+                continue
             try:
                 scheduled = Trace.from_json(record.trace).apply(func)
             except TcError:
                 continue
-            features.append(Program(scheduled, target, {}).features)
+            features.append(Program(scheduled, target, dict(record.dims)).features)
             ratios.append(record.ratio)
         if len(features) > 1:
             shared.add(key, np.stack(features), np.array(ratios))

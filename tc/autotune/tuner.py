@@ -489,6 +489,7 @@ class Tuner:
             task=state.task.name,
             rule=candidate.rule,
             point=candidate.point,
+            dims=tuple(state.task.dims.items()),
             trace=candidate.trace.to_json(),
             seconds=found.seconds,
             low=found.low,

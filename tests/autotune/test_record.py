@@ -97,6 +97,7 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "verified": [0, 1, "yes", None],
     "point": [{}, "ab", ["ab"], [["a"]], [["a", 1, 2]], [["a", 1.5]], [["a", None]], [["", 1]], [[1, 1]], [["a", {"b": 1}]],
               [["a", 1 << 70]], [["a", [[[[[[1]]]]]]]], [["a", list(range(100))]], [["a", 1]] * 1000, [["a\x1b", 1]], [["a", "\x1b"]]],
+    "dims": [{}, [["n"]], [["n", -1]], [["n", 1.0]], [["n", "1"]], [["", 1]], [["n\x1b", 1]], None],
     "trial": [-1, 1.0, "1", None, 1 << 60],
     "language": [0, "1", None, True],
     "created": ["", "yesterday", "2026-05-17", 7, "2026-05-17T09:30:00Z\n", "٢٠٢٦-05-17T09:30:00Z"],
@@ -128,6 +129,14 @@ def test_fields_that_contradict_each_other_or_are_unknown_are_refused(changes: d
 
     with pytest.raises(DamagedLine, match=words):
         decode(seal({"record": {**members, **changes}}))
+
+
+def test_lines_from_before_sizes_were_kept_are_read() -> None:
+    record = make_record(dims=(("n", 30),))
+    members = json.loads(encode(record))["record"]
+    assert members.pop("dims") == [["n", 30]]
+
+    assert decode(seal({"record": members})) == replace(record, dims=())
 
 
 def test_a_missing_field_is_named() -> None:

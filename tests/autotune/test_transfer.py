@@ -15,9 +15,11 @@ from tc.autotune.record import Record
 from tc.autotune.space import Space
 from tc.autotune.transfer import LEARNED_ROWS, Precedent, precedents_of, similarity, suggestions, teach, telling
 from tc.autotune.workloads import WorkloadStore
+from tc.ir.parser import parse_module
 from tc.kernels import workload_key
 from tc.schedule.canonical import canonical_names
 from tc.target import Target
+from tc.tasks import extract_tasks
 from tests.autotune.records import make_record
 from tests.autotune.test_space import kernel
 
@@ -96,6 +98,31 @@ def test_the_shared_model_learns_from_records_of_other_workloads(tmp_path: Path)
     assert set(shared.groups) == set(known) - {"unknown"}
     assert len(shared.groups[next(iter(known))].seconds) == 12
     assert LEARNED_ROWS > 24
+
+
+def test_records_of_symbolic_programs_teach_at_the_sizes_they_were_measured_at(tmp_path: Path) -> None:
+    text = """
+@graph
+def main(x: f32[n, 48], w: f32[48, 40]):
+    a: f32[n, 40] = matmul(x, w)
+    return a
+"""
+    (task,) = extract_tasks(parse_module(text), TARGET, sizes={"n": 30}).tasks
+    store, space, rng = WorkloadStore(tmp_path / "db"), task.space(), np.random.default_rng(0)
+    store.put(task.key, next(iter(task.variants.values())).func)
+    candidates = {c.key: c for c in (space.sample(rng) for _ in range(8))}.values()
+    record = make_record(workload=task.key, rule="contraction")
+    sized = [
+        replace(record, trace=c.trace.to_json(), ratio=1.0 + k, dims=tuple(task.dims.items())) for k, c in enumerate(candidates)
+    ]
+    shared, untold = Shared(RankCost), Shared(RankCost)
+
+    teach(shared, {task.key: sized}, store, TARGET, (), lambda: False)
+    teach(untold, {task.key: [replace(each, dims=()) for each in sized]}, store, TARGET, (), lambda: False)
+
+    assert list(task.dims.values()) == [30]
+    assert len(shared.groups[task.key].seconds) == len(sized) > 1
+    assert not untold.groups
 
 
 def test_no_time_means_no_lesson(tmp_path: Path) -> None:

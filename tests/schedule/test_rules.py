@@ -238,9 +238,23 @@ def test_rows_that_are_packed_in_bands_need_not_be_whole_bands() -> None:
     rows, depth, columns = 13 * 37 + 5, 1024, 256
     a, b = normal(rng, rows, depth), normal(rng, depth, columns)
 
-    made = apply_rules(simplify_loops(product_of(rows, columns, depth)), native_target())
+    point = {"sum/pack_lhs": True, "sum/vectors": 2, "sum/rows": 13, "sum/outermost": "rows"}
+    made = apply_rules(simplify_loops(product_of(rows, columns, depth)), native_target(), follow(point))
 
     assert any(choice.knob.name == "sum/band_tiles" for choice in made.choices)
+    check(finish_loops(made.func), [a, b], a.astype(float) @ b, 8 * depth)
+
+
+def test_rows_that_evict_each_other_are_taken_few_at_a_time() -> None:
+    rng = np.random.default_rng(0)
+    rows, depth, columns = 157, 1024, 256
+    a, b = normal(rng, rows, depth), normal(rng, depth, columns)
+
+    made = apply_rules(simplify_loops(product_of(rows, columns, depth)), native_target())
+
+    point = {choice.knob.name: choice.value for choice in made.choices}
+    assert point["sum/rows"] <= 8
+    assert not point["sum/pack_lhs"]
     check(finish_loops(made.func), [a, b], a.astype(float) @ b, 8 * depth)
 
 

@@ -26,6 +26,9 @@ LEAST_SHARED_ROWS = 192
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
 
+CLASHING_BYTES, CLASHING_PANEL_VECTORS = 4096, 4
+"""Rows of the left operand at multiples of such a distance share one set of the first-level cache: tiles of few rows by more vectors."""
+
 PANELS = (1, 2, 4)
 """Vectors that a panel may have."""
 
@@ -48,7 +51,8 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
             return lanes
-        question = question_about(m.call("matmul"), "pack_matmul", PANELS, PANEL_VECTORS)
+        default = CLASHING_PANEL_VECTORS if _rows_clash(m) else PANEL_VECTORS
+        question = question_about(m.call("matmul"), "pack_matmul", PANELS, default)
         return int(answer(question)) * lanes
 
     def pack_literal(b: GraphBuilder, m: Match) -> Atom:
@@ -101,6 +105,12 @@ def _can_pack(m: Match, column_axis: int) -> bool:
     x, w = m.type_of("x"), m.type_of("w")
     columns = w.shape[column_axis] if w.rank == 2 else None
     return x.rank > 0 and x.dtype is f32 and isinstance(columns, Const) and int(columns.value) >= LEAST_COLUMNS
+
+
+def _rows_clash(m: Match) -> bool:
+    *rows, pitch = m.type_of("x").shape
+    is_row = all(is_const(dim, 1) for dim in rows)
+    return not is_row and isinstance(pitch, Const) and int(pitch.value) * f32.size_bytes % CLASHING_BYTES == 0
 
 
 def _has_many_rows(m: Match) -> bool:

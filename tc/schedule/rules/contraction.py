@@ -18,7 +18,7 @@ from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, inline_chain, is_single
-from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near
+from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
 from tc.schedule.step import Schedule
@@ -202,7 +202,8 @@ def _tile_space(
     registers = target.num_vector_registers
     is_even = roles.blocks is not None and blocks is not None and blocks % (NEAR_VECTORS * target.cores) == 0
     near = is_even and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
-    return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major, near)
+    clash = rows_clash(contraction)
+    return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major, near, clash)
 
 
 def _choose(schedule: Schedule, space: TileSpace) -> Tile:

@@ -11,6 +11,7 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Const, Var
 from tc.schedule.analysis import Contraction
 from tc.schedule.rules.common import (
+    TYPICAL_SYMBOLIC,
     buffer_bytes,
     divisors,
     extent_value,
@@ -22,7 +23,7 @@ from tc.schedule.rules.common import (
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile_sum import TileSum
-from tc.schedule.rules.tiling import NEAR_VECTORS, Tile
+from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -232,12 +233,10 @@ class ProductPlan:
         row, depth = lhs.indices[-2:] if len(lhs.indices) == 2 else (None, None)
         if row not in self.contraction.rows or depth not in self.contraction.depth or len(self.row_tiles) != 1:
             return None
-        pitch = lhs.buffer.shape[-1]
-        if not isinstance(pitch, Const):
+        if not isinstance(lhs.buffer.shape[-1], Const):
             return None
         columns = known_product(self.s, [self.column_tiles], 8) * self.tile.columns
-        evicts = int(pitch.value) * lhs.buffer.dtype.size_bytes % ALIASING_BYTES == 0
-        pays = evicts and self.tile.rows >= 4 and columns >= LEAST_SHARED_COLUMNS
+        pays = rows_clash(self.contraction) and self.tile.rows > MOST_CLASHING_ROWS and columns >= LEAST_SHARED_COLUMNS
         if not self.s.choose("sum/pack_lhs", (False, True), pays, ordered=False):
             return None
         block = self.tile.lanes
@@ -309,7 +308,19 @@ class ProductPlan:
         if row_tasks < cores <= column_tasks:
             return True
         is_wide = self.roles.blocks is not None and self.tile.vectors == NEAR_VECTORS and not is_padded
-        return (is_wide and rhs_stays_near(self.contraction, self.tile.columns, self.target)) or self._rhs_is_larger()
+        stays = is_wide and rhs_stays_near(self.contraction, self.tile.columns, self.target)
+        return stays or self._rhs_is_larger() or (not is_padded and self._reads_less_by_columns())
+
+    def _reads_less_by_columns(self) -> bool:
+        """Whether reading all of the lhs again for each tile of columns is less than reading all of the rhs for each tile of rows.
+
+        What fits half of the second-level cache is read once.
+        """
+        near = self.target.l2_bytes // 2
+        lhs, rhs = self._lhs_bytes(), buffer_bytes(self.contraction.rhs.buffer)
+        row_tiles = known_product(self.s, self.row_tiles, TYPICAL_SYMBOLIC // max(1, self.tile.rows))
+        column_tiles = known_product(self.s, [self.column_tiles], 8)
+        return rhs > near and (0 if lhs <= near else column_tiles * lhs) < row_tiles * rhs
 
     def _num_tasks(self, loops: list[str]) -> int:
         """How many tasks `_set_parallel` can make of these loops; a symbolic number of samples may be 1."""
@@ -380,6 +391,15 @@ class ProductPlan:
                 vectorize_loop(s, last, lanes_for(block_info(s, name), self.target))
             else:
                 schedule_block(s, name, self.target)
+
+
+def rows_clash(contraction: Contraction) -> bool:
+    """Whether the rows of the lhs, a matrix, lie at distances at which they evict each other from the first-level cache."""
+    lhs = contraction.lhs
+    pitch = lhs.buffer.shape[-1]
+    if len(lhs.indices) != 2 or lhs.indices[0] not in contraction.rows or not isinstance(pitch, Const):
+        return False
+    return int(pitch.value) * lhs.buffer.dtype.size_bytes % ALIASING_BYTES == 0
 
 
 def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bool:

@@ -17,6 +17,9 @@ PREFERRED_VECTORS = 2
 NEAR_VECTORS = 4
 """The same where the rhs of a tile stays in the first-level cache: the lhs is read the less often, and in fewer streams."""
 
+MOST_CLASHING_ROWS = 8
+"""Rows of a tile at most where their addresses share one set of the first-level cache, which holds 8 to 12 lines of a set."""
+
 MOST_SYMBOLIC_ROWS = 14
 """Rows of a tile at most where their number is symbolic: with fewer rows than a tile's the kernel takes lower tiles, or single rows."""
 
@@ -30,7 +33,7 @@ FEW_ROWS = 4
 """Rows of the tiles for a symbolic number of rows that is below the height of the others."""
 
 NEAR_LEAST = 0.01
-"""For a symbolic number of rows, the highest tile is taken that is this near to the least cycles."""
+"""For a symbolic number of rows the highest tile is taken that is this near to the least cycles; the widest one for rows that clash."""
 
 LEAST_GAIN_OF_SECOND = 0.02
 """The part of the cycles that a second height must save to be worth its code."""
@@ -75,7 +78,8 @@ class TileSpace:
     divides it. `panel` vectors of the rhs lie side by side; a tile takes a panel, or a part of one.
     `exact`: only tiles that leave no rows over. `is_row_major`: a step of the sum reads its vectors side by side from a row of
     the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones. `near_rhs`: the rhs of a tile
-    stays in the first-level cache from one tile to the next.
+    stays in the first-level cache from one tile to the next. `clashing_rows`: rows of the lhs share one set of that cache, so a tile
+    had better have few of them.
     """
 
     rows: int | None
@@ -88,6 +92,7 @@ class TileSpace:
     exact: bool = False
     is_row_major: bool = False
     near_rhs: bool = False
+    clashing_rows: bool = False
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -145,14 +150,15 @@ class TileSpace:
 
 @lru_cache(maxsize=8192)
 def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Tile:
+    most_rows = MOST_CLASHING_ROWS if space.clashing_rows else space.registers
     tiles = [
         Tile(rows, count, space.lanes, outer)
         for count in (space.vectors() if vectors is None else [vectors])
-        for rows in (space.heights(count) if height is None else [height])
+        for rows in ([rows for rows in space.heights(count) if rows <= most_rows] if height is None else [height])
         for outer in space.outer_heights(count, rows)
     ]
     least = min(map(space.cycles, tiles), default=0.0)
-    most = least if space.rows is not None else (1 + NEAR_LEAST) * least
+    most = least if space.rows is not None and not space.clashing_rows else (1 + NEAR_LEAST) * least
     return min(
         (tile for tile in tiles if space.cycles(tile) <= most),
         key=lambda tile: (_distance(space, tile), -tile.all_rows),
@@ -162,7 +168,9 @@ def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Til
 
 def _distance(space: TileSpace, tile: Tile) -> int:
     """How far the vectors of a tile are from the preferred number."""
-    return -tile.vectors if space.is_row_major else abs(tile.vectors - (NEAR_VECTORS if space.near_rhs else PREFERRED_VECTORS))
+    if space.is_row_major:
+        return -tile.vectors
+    return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows else PREFERRED_VECTORS))
 
 
 def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs: bool) -> float:
