@@ -21,13 +21,15 @@ class Shared:
     """What all tasks teach each other. Its models learn when they are asked to, from what was measured of any task.
 
     A task gets a model that has not learned from the task itself: on top of one that has, its own measurements would seem to
-    leave nothing to learn. Tasks are dealt to `FOLDS` hands, and for each hand there is a model of the others.
+    leave nothing to learn. Tasks are dealt to `FOLDS` hands, and for each hand there is a model of the others. Lessons, measurements
+    of tasks that are not being tuned, are for all hands.
     """
 
     FOLDS = 3
 
     def __init__(self, make: Callable[[], Cost]) -> None:
         self.groups: dict[str, Measured] = {}
+        self._lessons: set[str] = set()
         self._costs = [make() for _ in range(self.FOLDS)]
         self._fitted_rows = [0] * self.FOLDS
 
@@ -38,8 +40,10 @@ class Shared:
     def _hand(self, key: str) -> int:
         return zlib.crc32(key.encode()) % self.FOLDS
 
-    def add(self, key: str, features: np.ndarray, seconds: np.ndarray) -> None:
+    def add(self, key: str, features: np.ndarray, seconds: np.ndarray, *, is_lesson: bool = False) -> None:
         """More measurements of a task."""
+        if is_lesson:
+            self._lessons.add(key)
         known = self.groups.get(key)
         if known is not None:
             features = np.concatenate([known.features, features])
@@ -49,7 +53,7 @@ class Shared:
     def refit(self, key: str, grown: float = 1.3) -> None:
         """Let the model for `key` learn anew, if there is so much more than last time."""
         hand = self._hand(key)
-        others = [group for group in self.groups.values() if self._hand(group.key) != hand]
+        others = [group for group in self.groups.values() if group.key in self._lessons or self._hand(group.key) != hand]
         rows = sum(len(group.seconds) for group in others)
         if rows > max(grown * self._fitted_rows[hand], 8):
             self._costs[hand].fit(others)

@@ -294,7 +294,7 @@ class ModelSearch(Generic[C]):
     For every batch annealed chains move over the space by mutation and crossover, from the best measured candidates, from what
     the model liked before, and from random places: one walk seeks what the model finds best, another what may be best for all it
     knows. Of all they meet, of the steps of one knob from the best measured candidates and of what was kept, good and diverse
-    ones are taken, half by each view; some 200 are scored. What was suggested comes first.
+    ones are taken, half by each view; some 200 are scored. Suggestions go into a batch before all others; its order is the model's.
     Source: "Learning to Optimize Tensor Programs" (Chen et al., 2018), section 3.3, and the evolutionary search of "Ansor" (Zheng et
     al., 2020). What we changed: few candidates are scored, so chains are short, start at good places, and are a population
     (`annealing`); what is uncertain is preferred as in bandits, and trees do not know where they know nothing, so a prediction is
@@ -347,7 +347,9 @@ class ModelSearch(Generic[C]):
             choice = views.ranked([c for c in met if batch.wants(c)], optimism)[: CHOICE * places]
             batch.add(self._diverse(choice, views.cost(choice, optimism), places))
         self._kept = views.ranked([c for c in met if batch.wants(c)], OPTIMISM[0])[:KEPT]
-        return explored.fill(batch.chosen, count, self._rng)
+        taken = explored.fill(batch.chosen, count, self._rng)
+        starts = {start.key for start in explored.starts}
+        return sorted(views.ranked(taken, OPTIMISM[0]), key=lambda c: c.key not in starts)  # what is promising is known early
 
     def _planted(self, count: int) -> list[C]:
         """The next seeds that are legal and new here."""

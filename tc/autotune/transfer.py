@@ -98,7 +98,7 @@ def teach(
             features.append(Program(scheduled, target, dict(record.dims)).features)
             ratios.append(record.ratio)
         if len(features) > 1:
-            shared.add(key, np.stack(features), np.array(ratios))
+            shared.add(key, np.stack(features), np.array(ratios), is_lesson=True)
             rows += len(features)
 
 

@@ -161,6 +161,18 @@ def test_a_shared_model_has_not_seen_the_task_it_serves_but_most_others() -> Non
         assert len(cost.seen) >= 10
 
 
+def test_lessons_are_for_all_tasks() -> None:
+    shared = Shared(Witness)  # type: ignore[arg-type]
+    rows, seconds = np.zeros((9, 2), np.float32), np.ones(9)
+    keys = [f"task {k}" for k in range(6)]
+    for key in keys:
+        shared.add(key, rows, seconds, is_lesson=True)
+
+    shared.refit("new")
+
+    assert sorted(shared.cost_for("new").seen) == keys  # type: ignore[attr-defined]
+
+
 def test_a_shared_model_learns_again_when_there_is_a_third_more() -> None:
     shared = Shared(Witness)  # type: ignore[arg-type]
     for k in range(20):
