@@ -307,3 +307,21 @@ def test_a_profile_names_every_kernel_launch(tmp_path: Path) -> None:
     module.save(tmp_path / "digits.tcm")
     with pytest.raises(tc.TcError, match="loaded from a file"):
         tc.load(tmp_path / "digits.tcm").profile(as_model_input(images)[:1])
+
+
+def test_blocks_of_a_size_that_depends_on_data_do_not_outlive_a_call() -> None:
+    text = """
+@graph
+def main(x: f32[9]):
+    a: i64[1, k] = nonzero(x)
+    b: i64[1] = sum(a, axes=(1,))
+    return b
+"""
+    m = tc.compile(parse_module(text), threads=1)
+    x = np.arange(9, dtype=np.float32)
+
+    assert m(x) == x.sum()
+
+    (frame,) = m._idle
+    assert m.plan.num_dynamic == 1
+    assert [frame.words[word] for word in m._dynamic_words(frame)] == [0]

@@ -89,13 +89,14 @@ def teach(
         names = {dim.name for dim in func.dims}
         features, ratios = [], []
         for record in telling(known[key], each):
-            if not names <= {name for name, _ in record.dims}:
+            sizes = dict(record.dims)
+            if not names <= sizes.keys():
                 continue
             try:
                 scheduled = Trace.from_json(record.trace).apply(func)
             except TcError:
                 continue
-            features.append(Program(scheduled, target, dict(record.dims)).features)
+            features.append(Program(scheduled, target, sizes).features)
             ratios.append(record.ratio)
         if len(features) > 1:
             shared.add(key, np.stack(features), np.array(ratios), is_lesson=True)

@@ -114,7 +114,8 @@ class CompiledModule:
         self._static_out = [v.type.static_shape for v in plan.outputs]  # type: ignore[union-attr]
         self._is_static = all(s is not None for s in (*self._static_in, *self._static_out))
         self._static_arena = int(plan.arena_bytes.value) if isinstance(plan.arena_bytes, Const) else None
-        self._is_static = self._is_static and self._static_arena is not None
+        # Blocks of a size that depends on data are freed after every call, which is not for the short way.
+        self._is_static = self._is_static and self._static_arena is not None and not plan.num_dynamic
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
         self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
         # What the calls of a static module need, looked up here once.
@@ -133,18 +134,16 @@ class CompiledModule:
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""
+        results: Any = None
         if self._is_static and _fit(args, self._wanted):
-            given = None if out is None else tuple(out) if isinstance(out, (list, tuple)) else (out,)
-            if given is None:
-                results: Any = self._run_static(args, [result_array(shape, dtype) for _, _, dtype, shape in self._made])
-            elif _fit(given, self._made) and all(array.flags.writeable for array in given):
+            if out is None:
+                results = self._run_static(args, [result_array(shape, dtype) for _, _, dtype, shape in self._made])
+            elif _fit(given := _listed(out), self._made) and all(array.flags.writeable for array in given):
                 results = self._run_static(args, given)
-            else:
-                results = self._execute(args, out)
-            return results[0] if len(results) == 1 else tuple(results)
-        if len(args) == 1 and isinstance(args[0], Mapping):
-            args = self._by_name(args[0])
-        results = self._execute(args, out)
+        if results is None:
+            if len(args) == 1 and isinstance(args[0], Mapping):
+                args = self._by_name(args[0])
+            results = self._execute(args, out)
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +240,7 @@ class CompiledModule:
             frame.words[ARENA] = frame.arena.address
 
     def _make_outputs(self, frame: _Frame, out: Any) -> list[Any]:
-        given = None if out is None else (list(out) if isinstance(out, (list, tuple)) else [out])
+        given = None if out is None else _listed(out)
         if given is not None and len(given) != len(self.outputs):
             raise InputError(f"out: {len(given)} arrays given, but the model has {len(self.outputs)} outputs")
         results: list[Any] = []
@@ -581,6 +580,11 @@ def _like(first: Any, result: np.ndarray) -> Any:
     module = type(first).__module__.partition(".")[0]
     reader = getattr(sys.modules.get(module), "from_dlpack", None)
     return reader(result) if reader is not None and hasattr(first, "__dlpack__") else result
+
+
+def _listed(out: Any) -> list[Any]:
+    """The arrays for results, of which one may be given as it is."""
+    return list(out) if isinstance(out, (list, tuple)) else [out]
 
 
 def _fit(arrays: Sequence[Any], wanted: Sequence[_Port]) -> bool:

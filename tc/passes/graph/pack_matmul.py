@@ -19,15 +19,13 @@ from tc.passes.graph.convert_layout import block_axes
 from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
+from tc.schedule.rules.tiling import NEAR_VECTORS, is_clashing_pitch
 
 LEAST_SHARED_ROWS = 192
 """From so many rows on, packing an operand that is not a literal pays."""
 
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
-
-CLASHING_BYTES, CLASHING_PANEL_VECTORS = 4096, 4
-"""Rows of the left operand at multiples of such a distance share one set of the first-level cache: tiles of few rows by more vectors."""
 
 PANELS = (1, 2, 4)
 """Vectors that a panel may have."""
@@ -51,7 +49,7 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
             return lanes
-        default = CLASHING_PANEL_VECTORS if _rows_clash(m) else PANEL_VECTORS
+        default = NEAR_VECTORS if _rows_clash(m) else PANEL_VECTORS
         question = question_about(m.call("matmul"), "pack_matmul", PANELS, default)
         return int(answer(question)) * lanes
 
@@ -108,9 +106,10 @@ def _can_pack(m: Match, column_axis: int) -> bool:
 
 
 def _rows_clash(m: Match) -> bool:
+    """Whether tiles have few rows of the left operand, which evict each other, and so more vectors of the right one."""
     *rows, pitch = m.type_of("x").shape
     is_row = all(is_const(dim, 1) for dim in rows)
-    return not is_row and isinstance(pitch, Const) and int(pitch.value) * f32.size_bytes % CLASHING_BYTES == 0
+    return not is_row and is_clashing_pitch(pitch, f32)
 
 
 def _has_many_rows(m: Match) -> bool:

@@ -23,12 +23,9 @@ from tc.schedule.rules.common import (
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile_sum import TileSum
-from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile
+from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile, is_clashing_pitch
 from tc.schedule.step import Schedule
 from tc.target import Target
-
-ALIASING_BYTES = 4096
-"""Addresses at a multiple of this distance share one set of the first-level cache."""
 
 LEAST_SHARED_COLUMNS = 256
 """Columns that must use a packed lhs for the copy to pay."""
@@ -396,10 +393,8 @@ class ProductPlan:
 def rows_clash(contraction: Contraction) -> bool:
     """Whether the rows of the lhs, a matrix, lie at distances at which they evict each other from the first-level cache."""
     lhs = contraction.lhs
-    pitch = lhs.buffer.shape[-1]
-    if len(lhs.indices) != 2 or lhs.indices[0] not in contraction.rows or not isinstance(pitch, Const):
-        return False
-    return int(pitch.value) * lhs.buffer.dtype.size_bytes % ALIASING_BYTES == 0
+    is_matrix = len(lhs.indices) == 2 and lhs.indices[0] in contraction.rows
+    return is_matrix and is_clashing_pitch(lhs.buffer.shape[-1], lhs.buffer.dtype)
 
 
 def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bool:

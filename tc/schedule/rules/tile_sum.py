@@ -69,7 +69,6 @@ class TileSum:
             self._order_tile(self._vectorize_tile(ordered))
         if depth:
             self._prefetch_rhs(depth[0])
-        if depth:
             s.decompose_reduction(self.name, depth[0])
         if is_static:
             s.set_scope(info.writes[0].buffer.name, "register")

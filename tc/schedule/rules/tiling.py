@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tc.ir.dtype import DType
+from tc.ir.expr import Const, Expr
+
 FMA_PER_CYCLE = 2.0
 LOADS_PER_CYCLE = 2.0
 FMA_LATENCY = 4.0
@@ -16,6 +19,9 @@ PREFERRED_VECTORS = 2
 
 NEAR_VECTORS = 4
 """The same where the rhs of a tile stays in the first-level cache: the lhs is read the less often, and in fewer streams."""
+
+ALIASING_BYTES = 4096
+"""Addresses at a multiple of this distance share one set of the first-level cache."""
 
 MOST_CLASHING_ROWS = 8
 """Rows of a tile at most where their addresses share one set of the first-level cache, which holds 8 to 12 lines of a set."""
@@ -37,6 +43,11 @@ NEAR_LEAST = 0.01
 
 LEAST_GAIN_OF_SECOND = 0.02
 """The part of the cycles that a second height must save to be worth its code."""
+
+
+def is_clashing_pitch(pitch: Expr, dtype: DType) -> bool:
+    """Whether rows of so many elements, a known number, evict each other from the first-level cache."""
+    return isinstance(pitch, Const) and int(pitch.value) * dtype.size_bytes % ALIASING_BYTES == 0
 
 
 @dataclass(frozen=True)
