@@ -18,9 +18,10 @@ import onnx
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
-from tc.errors import UserError, located
+from tc.errors import ModelError, UserError, located
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import Imported, load_model
+from tc.frontend.onnx.tensors import map_file
 from tc.ir.arith import Facts, evaluate
 from tc.ir.expr import Expr, Var
 from tc.ir.graph import Attrs, AttrValue, Binding, CallFunction, CallTir, Function, GlobalRef, TensorVar, all_bindings
@@ -260,7 +261,7 @@ def compile_model(
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()
         }
         verify_kernels(stages.graph, stages.lowered, kernels, stages.imported.requirements, threads=count)
-    if key is not None and module.can_save:
+    if key is not None and module.can_save and not stages.imported.data_files:  # the key says nothing of other files
         ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save)
     return module
 
@@ -281,24 +282,18 @@ def _state_of(path: str | os.PathLike[str] | None) -> object:
 
 
 def _module_key(model: Model, facts: tuple[object, ...]) -> str | None:
-    """The key of the compiled module in the cache; None for what is not kept: IR, and models with data in other files."""
+    """The key of the compiled module in the cache; None for IR and for files that cannot be read: the importer says what is wrong."""
     match model:
         case bytes():
-            data = model
+            data: bytes | memoryview = model
         case str() | os.PathLike():
             try:
-                data = Path(model).read_bytes()
-            except OSError:
-                return None  # the importer says what is wrong
+                data = map_file(Path(model))
+            except ModelError:
+                return None
         case _:
             return None
-    if _EXTERNAL in data:
-        return None
     return module_key(data, __version__, llvmlite.__version__, CODEGEN_VERSION, facts)
-
-
-_EXTERNAL = b"location"
-"""The key by which a tensor names the file that holds its data."""
 
 
 def _profiled_entry(stages: Stages, target: Target) -> tuple[EntrySource, Library]:

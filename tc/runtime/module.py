@@ -38,7 +38,7 @@ from tc.runtime.entry import (
     FrameLayout,
 )
 from tc.runtime.jit import Library, link
-from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants, result_array
+from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
@@ -519,9 +519,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     entry = EntrySource("", checks, (), layout)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]
-    constants = place_constants(
-        [as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)]
-    )
+    constants = [as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)]
     report = Report(
         tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
         arena=header["arena_bytes"],

@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tc.errors import ModelError
+from tc.runtime.digest import digest_of
 from tc.runtime.object_cache import cache_folder
 
 DEFAULT_LIMIT_BYTES = 2 << 30
@@ -26,11 +27,9 @@ LARGEST_SHARE = 4
 _log = logging.getLogger("tc.cache")
 
 
-def module_key(model: bytes, *facts: object) -> str:
+def module_key(model: bytes | memoryview, *facts: object) -> str:
     """What a compiled module is found by: a hash of the model, of what else decides the result, and of the compiler's sources."""
-    digest = hashlib.sha256(model)
-    digest.update(repr((compiler_fingerprint(), *facts)).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(repr((digest_of(model), compiler_fingerprint(), *facts)).encode()).hexdigest()
 
 
 @cache

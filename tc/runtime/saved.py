@@ -1,15 +1,16 @@
 """Compiled modules as files: a JSON header, then raw sections; nothing in it is ever executed while reading.
 
-    magic, version, sha256 of everything after it, length of the header | header | sections, each at a multiple of 64 bytes
+    magic, version, hash of everything after it, length of the header | header | sections, each at a multiple of 64 bytes
 
-Constants stay in the file, memory-mapped. Dim formulas are text in Python syntax, and are parsed, not evaluated.
+Sections are read straight to where constants are used, hashed on the way. Dim formulas are text in Python syntax, and are parsed,
+not evaluated.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
+import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -42,9 +43,11 @@ from tc.ir.expr import (
     const,
     format_expr,
 )
+from tc.runtime.digest import digest_of, read_with_digest
+from tc.runtime.memory import Arena
 
 MAGIC = b"tcmodule"
-VERSION = 2
+VERSION = 3
 _HEAD = struct.Struct("<8sI32sQ")
 _ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20
@@ -61,21 +64,19 @@ def write_module(path: str | os.PathLike[str], header: Mapping[str, Any], sectio
     text = json.dumps({**header, "sections": places}, separators=(",", ":")).encode()
     body_start = -(-(_HEAD.size + len(text)) // _ALIGNMENT) * _ALIGNMENT
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    digest = hashlib.sha256()
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:
             file.write(b"\0" * _HEAD.size)
-            for piece in (text, b"\0" * (body_start - _HEAD.size - len(text))):
-                file.write(piece)
-                digest.update(piece)
+            file.write(text.ljust(body_start - _HEAD.size, b"\0"))
             for section in sections:
                 data = _bytes_of(section)
-                padding = b"\0" * (-len(data) % _ALIGNMENT)
-                for part in (data, padding):
-                    file.write(part)
-                    digest.update(part)
+                file.write(data)
+                file.write(b"\0" * (-len(data) % _ALIGNMENT))
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written, memoryview(written) as whole:
+                digest = digest_of(whole[_HEAD.size :])
             file.seek(0)
-            file.write(_HEAD.pack(MAGIC, VERSION, digest.digest(), len(text)))
+            file.write(_HEAD.pack(MAGIC, VERSION, digest, len(text)))
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -88,27 +89,23 @@ def _bytes_of(section: bytes | np.ndarray) -> bytes | memoryview:
 
 
 def read_module(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The header and the sections (uint8, memory-mapped) of a module file. ModelError when it is damaged or of another version."""
+    """The header and the sections (uint8, aligned as in the file) of a module. ModelError when it is damaged or of another version."""
     source = Path(path)
     size = source.stat().st_size
     with source.open("rb") as file:
         head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size or not head.startswith(MAGIC):
-            raise ModelError(f"{source} is not a compiled tc module")
-        _, version, digest, length = _HEAD.unpack(head)
-        if version != VERSION:
-            raise ModelError(f"{source} is a module of version {version}; this is version {VERSION}: compile it again")
-        if length > min(MAX_HEADER_BYTES, size):
-            raise ModelError(f"{source} is damaged: its header claims {length} bytes")
-        actual = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            actual.update(chunk)
-        if actual.digest() != digest:
-            raise ModelError(f"{source} is damaged: its contents do not match their hash")
-        file.seek(_HEAD.size)
-        header = json.loads(file.read(length))
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        raise ModelError(f"{source} is not a compiled tc module")
+    _, version, digest, length = _HEAD.unpack(head)
+    if version != VERSION:
+        raise ModelError(f"{source} is a module of version {version}; this is version {VERSION}: compile it again")
+    if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
+        raise ModelError(f"{source} is damaged: its header claims {length} bytes")
+    whole = Arena(size).bytes()
+    if read_with_digest(source, _HEAD.size, whole.data[_HEAD.size :]) != digest:
+        raise ModelError(f"{source} is damaged: its contents do not match their hash")
+    header = json.loads(whole.data[_HEAD.size : _HEAD.size + length].tobytes())
     start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
-    whole = np.memmap(source, np.uint8, mode="r")
     sections = []
     for place, count in header["sections"]:
         if place < 0 or count < 0 or start + place + count > size:

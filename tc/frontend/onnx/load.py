@@ -52,7 +52,8 @@ def load_model(
         results.append(importer.atom(value))
     attrs = (("input_names", tuple(signature.inputs)), ("output_names", tuple(names)))
     function = importer.builder.function("main", results, attrs)
-    return Imported(IRModule((function,)), tuple(importer.builder.requirements), _reports(importer.shared))
+    module, requirements = IRModule((function,)), tuple(importer.builder.requirements)
+    return Imported(module, requirements, _reports(importer.shared), importer.shared.model.reader.files)
 
 
 def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None) -> Inspection:

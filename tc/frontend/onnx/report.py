@@ -55,8 +55,10 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Imported:
-    """A model as a module, the conditions over dims to check before it runs, and how each node was imported."""
+    """A model as a module, the conditions over dims to check before it runs, how each node was imported, and the files of data
+    that it was read from besides its own."""
 
     module: IRModule
     requirements: tuple[Requirement, ...]
     report: tuple[NodeReport, ...]
+    data_files: tuple[str, ...] = ()

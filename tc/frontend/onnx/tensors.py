@@ -85,6 +85,11 @@ class TensorReader:
         self.own = own
         self._files: dict[str, memoryview] = {}
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files besides the model itself that were read, as the model names them."""
+        return tuple(self._files)
+
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The array of a tensor, read-only where it shares memory. Raises ModelError, LimitError, UnsupportedError."""
         what = f"tensor {tensor.name!r}"

@@ -1,0 +1,47 @@
+"""Hashes of much data, in all cores: sha256 over the sha256 of every piece of CHUNK_BYTES, a Merkle tree of two levels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tc.errors import ModelError
+
+CHUNK_BYTES = 1 << 20
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The 32 bytes of the hash of some bytes."""
+    view = memoryview(data)
+    return _digest(len(view), lambda start, end: view[start:end])
+
+
+def read_with_digest(path: Path, start: int, room: memoryview) -> bytes:
+    """Fill `room` with what lies in a file from `start` on; returns its hash. ModelError when the file ends before."""
+    with path.open("rb") as file:
+
+        def read(begin: int, end: int) -> memoryview:
+            piece = room[begin:end]
+            if os.preadv(file.fileno(), [piece], start + begin) != len(piece):
+                raise ModelError(f"{path} is damaged: it ends too early")
+            return piece
+
+        return _digest(len(room), read)
+
+
+def _digest(size: int, piece: Callable[[int, int], memoryview]) -> bytes:
+    """The hash over all pieces; those of large data are made by threads, as hashing and reading leave the interpreter to others."""
+
+    def leaf(start: int) -> bytes:
+        return hashlib.sha256(piece(start, min(start + CHUNK_BYTES, size))).digest()
+
+    starts = range(0, size, CHUNK_BYTES)
+    if len(starts) < 2:
+        leaves = [leaf(start) for start in starts]
+    else:
+        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as threads:
+            leaves = list(threads.map(leaf, starts))
+    return hashlib.sha256(b"".join([size.to_bytes(8, "little"), *leaves])).digest()
