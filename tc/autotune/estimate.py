@@ -47,8 +47,8 @@ SET_BYTES = 4096
 STRIDED = 1.2
 """How much longer a cache line takes that does not lie beside those before."""
 
-GATHER_CYCLES, SPILL_CYCLES = 0.7, 1.0
-"""Cycles of one lane of a gather, and of one register too many in one run of a tile."""
+GATHER_CYCLES, SPILL_CYCLES = 0.7, 2.0
+"""Cycles of one lane of a gather, and of one register too many in one step of a tile."""
 
 USABLE = 0.8
 """The part of a cache that holds what is used again."""
@@ -64,9 +64,9 @@ class StatementCost:
     tile: the loops from number `first` on; `runs`: how often it runs; `tail_share`: the part of the runs that are cut short.
     vector: the vectorized loop, which takes `vectors` operations of `lanes` elements each; fill: the part of a register used.
     In one run of the tile: `operations` on vectors, `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load per
-    lane), `stores`, `scatters`, `moves` (registers that get a value), `accumulators` and `live` registers, and loads that are
-    `unaligned`. `conflicts`: lines in use at once that fall into one set of the first-level cache. `chain`: how many additions wait for
-    each other in one run, and in `linked` runs after each other.
+    lane), `stores`, `scatters`, `moves` (registers that get a value), `accumulators` and, in each of the `steps` of a sum, `live`
+    registers, and loads that are `unaligned`. `conflicts`: lines in use at once that fall into one set of the first-level cache.
+    `chain`: how many additions wait for each other in one run, and in `linked` runs after each other.
     line_counts: cache lines from beyond each of `footprints(target)`. span: the part of the work that the busiest thread does.
     """
 
@@ -88,6 +88,7 @@ class StatementCost:
     moves: float = 0.0
     accumulators: float = 0.0
     live: float = 0.0
+    steps: float = 1.0
     unaligned: float = 0.0
     conflicts: float = 1.0
     chain: float = 1.0
@@ -288,6 +289,7 @@ def _count_accesses(cost: StatementCost, target: Target) -> None:
                 summed *= loop.extent
     streams = 0.0
     seen: dict[Region, bool] = {}
+    cost.steps = summed
     for access in cost.statement.accesses:
         kind, count = access_count(cost, access)
         region = access.region
@@ -302,9 +304,9 @@ def _count_accesses(cost: StatementCost, target: Target) -> None:
             else:
                 cost.stores += count
             continue
+        streams += 0.0 if kind == "gather" else _held_registers(cost, access, kind)
         if kind == "vector":
             cost.vector_loads += count
-            streams += max(1.0, count / summed)
             cost.unaligned += count * _is_unaligned(access, cost, target.cache_line_bytes)
         elif kind == "gather":
             cost.gathers += count
@@ -313,7 +315,22 @@ def _count_accesses(cost: StatementCost, target: Target) -> None:
         cost.conflicts = max(cost.conflicts, _conflicts(access, first))
     fills = stored is not None and stored.region.is_register and not cost.statement.is_reduction
     cost.moves = cost.accumulators if fills else 0.0  # registers that get a value
-    cost.live = cost.accumulators + streams + (1.0 if cost.broadcasts else 0.0)
+    cost.live = cost.accumulators + streams
+
+
+def _held_registers(cost: StatementCost, access: Access, kind: str) -> float:
+    """How many registers hold what a load brings until it is used for the last time: what a loop of the tile uses again and again
+    stays all the while, with all that the loops inside of it load."""
+    width = cost.vectors if kind == "vector" and cost.vector in cost.tile else 1.0
+    held = inner = 1.0
+    for loop in reversed(cost.tile):
+        if loop is cost.vector:
+            continue
+        if access.moves_with(loop):
+            inner *= loop.extent
+        elif loop.extent > 1:
+            held = inner
+    return held * width
 
 
 def access_count(cost: StatementCost, access: Access) -> tuple[str, float]:
@@ -466,7 +483,7 @@ def _run_tile(cost: StatementCost, runs: float, kept: dict[int, float], target: 
     issued = cost.operations * part + loads + stores + cost.moves * part
     issuing = issued / OPERATIONS_PER_CYCLE
     latency = LATENCY * cost.chain / max(1.0, OPERATIONS_IN_FLIGHT / max(issued * cost.linked, 1.0))  # chains run side by side
-    spilled = max(0.0, cost.live * part - target.num_vector_registers)
+    spilled = max(0.0, cost.live * part - target.num_vector_registers) * cost.steps
     overhead = _overhead(cost.statement.loops[cost.first - 1]) if cost.first else 0.0
     cycles = max(arithmetic, loading, storing, latency, issuing) + SPILL_CYCLES * spilled + overhead
     cost.loading += runs * loading

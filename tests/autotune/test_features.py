@@ -158,16 +158,17 @@ def test_three_tasks_on_two_cores_are_out_of_balance() -> None:
     assert odd == pytest.approx(np.log2(4 / 3), abs=1e-3)
 
 
-def tiled(rows: int, m: int = 56, n: int = 64, k: int = 64) -> PrimFunc:
+def tiled(rows: int, m: int = 56, n: int = 64, k: int = 64, *, rows_inside: bool = False, steps: int = 1) -> PrimFunc:
     schedule = Schedule(programs.matmul(m, n, k))
     i, j, r = schedule.loops_of("mm")
     io, ii = schedule.split(i, rows)
     jo, jv, jl = schedule.split(j, (None, 2, 16))
-    schedule.reorder(io, jo, r, ii, jv, jl)
+    ro, ri = schedule.split(r, steps)
+    schedule.reorder(io, jo, ro, ri, *((jv, ii) if rows_inside else (ii, jv)), jl)
     schedule.vectorize(jl)
-    schedule.unroll(jv)
-    schedule.unroll(ii)
-    schedule.decompose_reduction("mm", r)
+    for loop in (jv, ii, ri):
+        schedule.unroll(loop)
+    schedule.decompose_reduction("mm", ro)
     return schedule.func
 
 
@@ -178,6 +179,16 @@ def test_a_taller_tile_needs_fewer_loads_per_operation() -> None:
     assert low["main: vector loads / operation"] == (2 + 4) / 4
     assert tall["main: vector loads / operation"] == pytest.approx((2 + 28) / 28)
     assert low["main: broadcasts / operation"] == tall["main: broadcasts / operation"] == 0.5
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_what_the_tile_uses_again_stays_in_a_register_until_then(steps: int) -> None:
+    rows_outside, rows_inside = (features(tiled(14, rows_inside=inside, steps=steps)) for inside in (False, True))
+    registers = TARGET.num_vector_registers
+
+    # the sums in memory are one more operand: both orders hold one operand for the inner loop and all of the other, 14 or 2
+    held_outside, held_inside = (f["main: live / registers"] * registers for f in (rows_outside, rows_inside))
+    assert held_inside - held_outside == (14 + 1) - (1 + 2)
 
 
 def test_sums_that_wait_for_each_other_are_seen() -> None:
