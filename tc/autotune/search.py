@@ -263,6 +263,12 @@ CHAINS = 12
 STEPS = 7
 """Moves of every chain in each of the two walks of a batch."""
 
+ROUNDS = 3
+"""Walks of the first batch after each other, at most: from random places the first leads to where good ones can be seen from."""
+
+WORTHWHILE = 0.03
+"""Of the best cost in log2, what a walk must gain for another to follow it."""
+
 OPTIMISM = (0.0, 2.0)
 """Spreads of the prediction by which a candidate is taken to be better than its mean: in one half of a batch, and in the other."""
 
@@ -293,8 +299,9 @@ class ModelSearch(Generic[C]):
 
     For every batch annealed chains move over the space by mutation and crossover, from the best measured candidates, from what
     the model liked before, and from random places: one walk seeks what the model finds best, another what may be best for all it
-    knows. Of all they meet, of the steps of one knob from the best measured candidates and of what was kept, good and diverse
-    ones are taken, half by each view; some 200 are scored. Suggestions go into a batch before all others; its order is the model's.
+    knows, in the first batch each as often as it still gets better. Of all they meet, of the steps of one knob from the best
+    measured candidates and of what was kept, good and diverse ones are taken, half by each view; some 200 are scored, some 400 at
+    first. Suggestions go into a batch before all others; its order is the model's.
     Source: "Learning to Optimize Tensor Programs" (Chen et al., 2018), section 3.3, and the evolutionary search of "Ansor" (Zheng et
     al., 2020). What we changed: few candidates are scored, so chains are short, start at good places, and are a population
     (`annealing`); what is uncertain is preferred as in bandits, and trees do not know where they know nothing, so a prediction is
@@ -343,7 +350,7 @@ class ModelSearch(Generic[C]):
                 batch.add(self._diverse(group, np.zeros(len(group)), round(BLIND_SHARE * count)))
         met = [*near, *self._kept]
         for places, optimism in zip((batch.left // 2, count), OPTIMISM, strict=True):
-            met += anneal(self._starts(), partial(views.cost, optimism=optimism), self._moved, STEPS, self._rng)
+            met += self._walked(views, optimism)
             choice = views.ranked([c for c in met if batch.wants(c)], optimism)[: CHOICE * places]
             batch.add(self._diverse(choice, views.cost(choice, optimism), places))
         self._kept = views.ranked([c for c in met if batch.wants(c)], OPTIMISM[0])[:KEPT]
@@ -361,10 +368,23 @@ class ModelSearch(Generic[C]):
                 planted.append(candidate)
         return planted
 
-    def _starts(self) -> list[C]:
+    def _walked(self, views: _Views[C], optimism: float) -> list[C]:
+        """What chains meet. As long as nothing was measured they go on from the best of it while that gets better."""
+        met: list[C] = []
+        least = math.inf
+        for _ in range(1 if self._explored.elite else ROUNDS):
+            good = views.ranked([c for c in [*met, *self._kept] if self._explored.is_new(c)], optimism)
+            met += anneal(self._starts(good), partial(views.cost, optimism=optimism), self._moved, STEPS, self._rng)
+            before, least = least, float(np.min(views.cost(met, optimism), initial=math.inf))
+            if not least < before - WORTHWHILE:
+                break
+        return met
+
+    def _starts(self, good: Sequence[C]) -> list[C]:
         """Where chains begin: at the best measured and the best scored candidates, and a quarter anywhere."""
-        good = [*self._explored.parents()[: CHAINS // 2], *self._kept][: CHAINS - CHAINS // 4]
-        return [*good, *self._random(CHAINS - len(good))]
+        known = self._explored.parents()[: CHAINS // 2] or self._explored.starts
+        starts = [*known, *good][: CHAINS - CHAINS // 4]
+        return [*starts, *self._random(CHAINS - len(starts))]
 
     def _moved(self, candidate: C, other: C) -> C | None:
         explored, rng = self._explored, self._rng
