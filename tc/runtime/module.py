@@ -91,6 +91,7 @@ class CompiledModule:
         self.target = target
         self._objects = tuple(objects)
         self._make_profiled = make_profiled
+        self._profiled: tuple[EntrySource, Library] | None = None
         self._symbol = symbol
         self.threads = threads
         self.inputs = tuple(tensor_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
@@ -415,7 +416,9 @@ class CompiledModule:
             raise UnsupportedError("profile: a module loaded from a file cannot be instrumented; compile the model again")
         if repeat < 1:
             raise InputError(f"profile: repeat is {repeat}, must be at least 1")
-        entry, library = self._make_profiled()
+        if self._profiled is None:
+            self._profiled = self._make_profiled()
+        entry, library = self._profiled
         timed = CompiledModule(
             self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback
         )

@@ -285,6 +285,22 @@ def test_a_profile_of_a_cached_module_names_its_kernels(folder: Path) -> None:
     assert all(row.seconds > 0 for row in again)
 
 
+def test_what_profiles_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = model()
+    tc.compile(data)
+    cached = tc.compile(data)
+    first = cached.profile(X, repeat=1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiler, "compile_objects", refuse)
+    again = cached.profile(X, repeat=1)
+
+    assert was_cached(cached)
+    assert sorted((row.node, row.kernel) for row in again) == sorted((row.node, row.kernel) for row in first)
+
+
 def test_a_file_that_changed_after_compiling_is_not_profiled(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model())
