@@ -18,6 +18,7 @@ import onnx
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
+from tc.collector import rare_collections
 from tc.errors import ModelError, UserError, located
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import Imported, load_model
@@ -199,6 +200,7 @@ def import_model(model: Model, dims: Mapping[str, Dim | int] | None, on_unsuppor
     return load_model(model, dims=dims, on_unsupported=on_unsupported)
 
 
+@rare_collections()
 def compile_model(
     model: Model,
     target: str | Target = "native",

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tc.autotune.task import Task, Variant
+from tc.collector import rare_collections
 from tc.compiler import LoweredModel, Model, PreparedModel, lower_model, prepare_model
 from tc.errors import TcError
 from tc.frontend.dims import Dim
@@ -73,6 +74,7 @@ class _Call:
         return Variant(self.key, self.func, self.reference, self.sizes, self.literals, question, answer)
 
 
+@rare_collections()
 def extract_tasks(
     model: Model,
     target: Target,

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "tc"
 LAYERS: dict[str, tuple[str, ...]] = {
     "version": (),
     "errors": (),
+    "collector": (),
     "target": ("errors", "version"),
     "ir": ("errors", "version"),
     "te": ("ir",),
@@ -30,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "measure": ("runtime",),
     "kernels": ("passes",),
     "verification": ("passes",),
-    "autotune": ("kernels", "measure", "verification"),
+    "autotune": ("collector", "kernels", "measure", "verification"),
     "compiler": ("autotune", "frontend", "verification"),
     "roofline": ("compiler", "measure"),
     "tasks": ("compiler",),

@@ -34,6 +34,7 @@ from tc.autotune.space import VARIANT, Candidate, Space
 from tc.autotune.task import Task
 from tc.autotune.transfer import Precedent, precedents_of, suggestions, teach
 from tc.autotune.workloads import WorkloadStore
+from tc.collector import rare_collections
 from tc.errors import MeasureError, ScheduleError, TcError, UserError
 from tc.interp.graph import run_function
 from tc.schedule.knobs import Value
@@ -195,6 +196,7 @@ class Tuner:
 
     # -- the loop
 
+    @rare_collections()
     def run(self) -> TuningResult:
         """Tune until the budget is over, every task has had its trials, or little is left to gain.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
@@ -12,9 +12,9 @@ from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, Prim
 from tc.ir.node import Node, cached_by_identity, children, replace, substitute, walk
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Place:
-    """A statement and those around it, outermost first."""
+    """A statement and those around it, outermost first. Not to be changed: many analyses share it."""
 
     stmt: Stmt
     path: tuple[Stmt, ...]
@@ -39,16 +39,17 @@ class Place:
 @cached_by_identity(512)
 def statements(root: Stmt) -> tuple[Place, ...]:
     """Every statement, in program order, down to blocks; what is inside a block is its own affair."""
-    found = []
-    stack = [Place(root, ())]
-    while stack:
-        place = stack.pop()
-        found.append(place)
-        if isinstance(place.stmt, Block):
-            continue
-        inner = (*place.path, place.stmt)
-        stack.extend(Place(child, inner) for child in reversed(_sub_statements(place.stmt)))
+    found: list[Place] = []
+    _collect(root, (), found)
     return tuple(found)
+
+
+def _collect(stmt: Stmt, path: tuple[Stmt, ...], found: list[Place]) -> None:
+    found.append(Place(stmt, path))
+    if not isinstance(stmt, Block):
+        inner = (*path, stmt)
+        for child in _sub_statements(stmt):
+            _collect(child, inner, found)
 
 
 def statements_from(start: Place) -> Iterator[Place]:
@@ -56,34 +57,56 @@ def statements_from(start: Place) -> Iterator[Place]:
     return (Place(inner.stmt, (*start.path, *inner.path)) for inner in statements(start.stmt))
 
 
-def _sub_statements(stmt: Stmt) -> list[Stmt]:
-    match stmt:
-        case For(body=body) | Alloc(body=body) | Let(body=body) | While(body=body):
-            return [body]
-        case Seq(stmts=stmts):
-            return list(stmts)
-        case Store() | IntrinsicCall():
-            return []
-    return [child for child in children(stmt) if isinstance(child, Stmt)]
+def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
+    if isinstance(stmt, (For, Alloc, Let, While)):
+        return (stmt.body,)
+    if isinstance(stmt, Seq):
+        return stmt.stmts
+    if isinstance(stmt, (Store, IntrinsicCall)):
+        return ()
+    return tuple(child for child in children(stmt) if isinstance(child, Stmt))
+
+
+@dataclass(eq=False, slots=True)
+class _Names:
+    """Where the loops and blocks of a tree are, by name."""
+
+    loops: dict[str, list[Place]]
+    blocks: dict[str, Place]
+    in_order: list[Place]
+    """The places of blocks, in program order."""
+
+
+@cached_by_identity(512)
+def _names(root: Stmt) -> _Names:
+    names = _Names({}, {}, [])
+    for place in statements(root):
+        stmt = place.stmt
+        if isinstance(stmt, For):
+            names.loops.setdefault(stmt.var.name, []).append(place)
+        elif isinstance(stmt, Block):
+            names.blocks.setdefault(stmt.name, place)
+            names.in_order.append(place)
+    return names
 
 
 def find_loop(func: PrimFunc, name: str) -> Place:
     """The loop whose variable is called `name`; ScheduleError when there is none, or more than one."""
-    found = [place for place in statements(func.body) if isinstance(place.stmt, For) and place.stmt.var.name == name]
+    found = _names(func.body).loops.get(name, [])
     if len(found) != 1:
-        known = [p.stmt.var.name for p in statements(func.body) if isinstance(p.stmt, For)]
+        known = [p.loop.var.name for p in statements(func.body) if isinstance(p.stmt, For)]
         what = "is not in" if not found else "is not unique in"
         raise ScheduleError(f"loop {name} {what} {func.name}; there are: {', '.join(known) or 'no loops'}")
     return found[0]
 
 
 def find_block(func: PrimFunc, name: str) -> Place:
-    """The block called `name`; ScheduleError when there is none."""
-    for place in statements(func.body):
-        if isinstance(place.stmt, Block) and place.stmt.name == name:
-            return place
-    known = [place.block.name for place in block_places(func)]
-    raise ScheduleError(f"block {name} is not in {func.name}; there are: {', '.join(known) or 'no blocks'}")
+    """The block called `name`, the first one; ScheduleError when there is none."""
+    found = _names(func.body).blocks.get(name)
+    if found is None:
+        known = [place.block.name for place in block_places(func)]
+        raise ScheduleError(f"block {name} is not in {func.name}; there are: {', '.join(known) or 'no blocks'}")
+    return found
 
 
 def find_buffer(func: PrimFunc, name: str) -> Buffer:
@@ -100,14 +123,14 @@ def _allocations(func: PrimFunc) -> list[Alloc]:
     return [place.stmt for place in statements(func.body) if isinstance(place.stmt, Alloc)]
 
 
-def block_places(func: PrimFunc) -> list[Place]:
+def block_places(func: PrimFunc) -> Sequence[Place]:
     """The places of all blocks, in program order."""
-    return [place for place in statements(func.body) if isinstance(place.stmt, Block)]
+    return _names(func.body).in_order
 
 
 def blocks_in(stmt: Stmt) -> list[Block]:
     """The blocks below a statement, in program order."""
-    return [place.stmt for place in statements(stmt) if isinstance(place.stmt, Block)]
+    return [place.block for place in _names(stmt).in_order]
 
 
 def own_root(place: Place) -> Place:
@@ -209,7 +232,7 @@ def fresh_name(func: PrimFunc, base: str) -> str:
 
 def fresh_names(func: PrimFunc, bases: Iterable[str]) -> list[str]:
     """Loop names that are not in use, all different."""
-    used = {place.stmt.var.name for place in statements(func.body) if isinstance(place.stmt, For)}
+    used = set(_names(func.body).loops)
     used |= {param.name for param in func.params if isinstance(param, Var)}
     return [_unused(base, used) for base in bases]
 
@@ -219,7 +242,7 @@ def fresh_buffer_name(func: PrimFunc, base: str) -> str:
 
 
 def fresh_block_name(func: PrimFunc, base: str) -> str:
-    return _unused(base, {place.block.name for place in block_places(func)})
+    return _unused(base, set(_names(func.body).blocks))
 
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:

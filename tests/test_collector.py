@@ -1,0 +1,81 @@
+"""Rare collections: what was set before comes back, whatever happens in between."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import tc
+from tc.collector import YOUNG, rare_collections
+from tests.runtime.test_module_cache import model
+
+
+@pytest.fixture(autouse=True)
+def usual_thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_inside_the_collector_looks_rarely() -> None:
+    with rare_collections():
+        assert gc.get_threshold() == (YOUNG, 10, 10) and gc.isenabled()
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_an_error_does_not_keep_it_rare() -> None:
+    with pytest.raises(ValueError, match="inside"), rare_collections():
+        raise ValueError("inside")
+
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("own", [(0, 10, 10), (YOUNG * 2, 5, 5)])
+def test_who_has_it_off_or_rarer_keeps_that(own: tuple[int, int, int]) -> None:
+    gc.set_threshold(*own)
+
+    with rare_collections():
+        assert gc.get_threshold() == own
+    assert gc.get_threshold() == own
+
+
+def test_the_last_of_several_threads_sets_it_back() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with rare_collections():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with rare_collections():
+        thread.start()
+        assert entered.wait(10)
+    assert gc.get_threshold()[0] == YOUNG
+    leave.set()
+    thread.join(10)
+
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_cycles_are_found_nevertheless() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    before = gc.get_stats()[0]["collections"]
+    with rare_collections():
+        for _ in range(YOUNG + 1000):
+            Cycle()
+
+    assert gc.get_stats()[0]["collections"] > before
+
+
+def test_compiling_leaves_the_thresholds_alone() -> None:
+    tc.compile(model())
+
+    assert gc.get_threshold() == (700, 10, 10)
