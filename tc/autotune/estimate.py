@@ -64,9 +64,9 @@ class StatementCost:
     tile: the loops from number `first` on; `runs`: how often it runs; `tail_share`: the part of the runs that are cut short.
     vector: the vectorized loop, which takes `vectors` operations of `lanes` elements each; fill: the part of a register used.
     In one run of the tile: `operations` on vectors, `vector_loads`, `broadcasts` (one number for all lanes), `gathers` (one load per
-    lane), `stores`, `scatters`, `moves` (registers that get a value), `accumulators` and, in each of the `steps` of a sum, `live`
-    registers, and loads that are `unaligned`. `conflicts`: lines in use at once that fall into one set of the first-level cache.
-    `chain`: how many additions wait for each other in one run, and in `linked` runs after each other.
+    lane), `stores`, `scatters`, `moves` (registers that get a value), `accumulators` and, in each step of a sum, `live` registers,
+    and loads that are `unaligned`. `conflicts`: lines in use at once that fall into one set of the first-level cache. `chain`:
+    how many additions wait for each other in one run, and in `linked` runs after each other.
     line_counts: cache lines from beyond each of `footprints(target)`. span: the part of the work that the busiest thread does.
     """
 
@@ -88,7 +88,6 @@ class StatementCost:
     moves: float = 0.0
     accumulators: float = 0.0
     live: float = 0.0
-    steps: float = 1.0
     unaligned: float = 0.0
     conflicts: float = 1.0
     chain: float = 1.0
@@ -280,16 +279,10 @@ def _describe_tile(cost: StatementCost, target: Target) -> None:
 
 
 def _count_accesses(cost: StatementCost, target: Target) -> None:
-    first, vector = cost.first, cost.vector
-    summed = 1.0  # copies of the statement along the unrolled loops of a sum
+    first = cost.first
     stored = cost.statement.target
-    if stored is not None and cost.statement.is_reduction:
-        for loop in cost.tile:
-            if loop is not vector and not stored.moves_with(loop):
-                summed *= loop.extent
-    streams = 0.0
+    held = 0.0
     seen: dict[Region, bool] = {}
-    cost.steps = summed
     for access in cost.statement.accesses:
         kind, count = access_count(cost, access)
         region = access.region
@@ -304,7 +297,8 @@ def _count_accesses(cost: StatementCost, target: Target) -> None:
             else:
                 cost.stores += count
             continue
-        streams += 0.0 if kind == "gather" else _held_registers(cost, access, kind)
+        if kind != "gather":
+            held += _held_registers(cost, access, kind)
         if kind == "vector":
             cost.vector_loads += count
             cost.unaligned += count * _is_unaligned(access, cost, target.cache_line_bytes)
@@ -315,7 +309,7 @@ def _count_accesses(cost: StatementCost, target: Target) -> None:
         cost.conflicts = max(cost.conflicts, _conflicts(access, first))
     fills = stored is not None and stored.region.is_register and not cost.statement.is_reduction
     cost.moves = cost.accumulators if fills else 0.0  # registers that get a value
-    cost.live = cost.accumulators + streams
+    cost.live = cost.accumulators + held
 
 
 def _held_registers(cost: StatementCost, access: Access, kind: str) -> float:
@@ -483,7 +477,7 @@ def _run_tile(cost: StatementCost, runs: float, kept: dict[int, float], target: 
     issued = cost.operations * part + loads + stores + cost.moves * part
     issuing = issued / OPERATIONS_PER_CYCLE
     latency = LATENCY * cost.chain / max(1.0, OPERATIONS_IN_FLIGHT / max(issued * cost.linked, 1.0))  # chains run side by side
-    spilled = max(0.0, cost.live * part - target.num_vector_registers) * cost.steps
+    spilled = max(0.0, cost.live * part - target.num_vector_registers) * cost.chain
     overhead = _overhead(cost.statement.loops[cost.first - 1]) if cost.first else 0.0
     cycles = max(arithmetic, loading, storing, latency, issuing) + SPILL_CYCLES * spilled + overhead
     cost.loading += runs * loading

@@ -6,9 +6,10 @@ import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import BinaryIO
 
 from tc.errors import ModelError
+from tc.target import available_cpus
 
 CHUNK_BYTES = 1 << 20
 
@@ -19,17 +20,16 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return _digest(len(view), lambda start, end: view[start:end])
 
 
-def read_with_digest(path: Path, start: int, room: memoryview) -> bytes:
+def read_with_digest(file: BinaryIO, start: int, room: memoryview) -> bytes:
     """Fill `room` with what lies in a file from `start` on; returns its hash. ModelError when the file ends before."""
-    with path.open("rb") as file:
 
-        def read(begin: int, end: int) -> memoryview:
-            piece = room[begin:end]
-            if os.preadv(file.fileno(), [piece], start + begin) != len(piece):
-                raise ModelError(f"{path} is damaged: it ends too early")
-            return piece
+    def read(begin: int, end: int) -> memoryview:
+        piece = room[begin:end]
+        if os.preadv(file.fileno(), [piece], start + begin) != len(piece):
+            raise ModelError(f"{file.name} is damaged: it ends too early")
+        return piece
 
-        return _digest(len(room), read)
+    return _digest(len(room), read)
 
 
 def _digest(size: int, piece: Callable[[int, int], memoryview]) -> bytes:
@@ -42,6 +42,6 @@ def _digest(size: int, piece: Callable[[int, int], memoryview]) -> bytes:
     if len(starts) < 2:
         leaves = [leaf(start) for start in starts]
     else:
-        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as threads:
+        with ThreadPoolExecutor(min(len(starts), available_cpus())) as threads:
             leaves = list(threads.map(leaf, starts))
     return hashlib.sha256(b"".join([size.to_bytes(8, "little"), *leaves])).digest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from llvmlite import binding as llvm
 from llvmlite.binding import ffi
 
 from tc.errors import CodegenError
-from tc.target import Target, native_target
+from tc.target import Target, available_cpus, native_target
 
 _init_lock = threading.Lock()
 _initialized = False
@@ -104,7 +103,7 @@ def compile_objects(ir_texts: Sequence[str], target: Target, jobs: int | None = 
     if len(ir_texts) <= 1:
         return [_compile(text, target) for text in ir_texts]
     _initialize()
-    workers = min(jobs or os.cpu_count() or 1, len(ir_texts))
+    workers = min(jobs or available_cpus(), len(ir_texts))
     largest_first = sorted(range(len(ir_texts)), key=lambda k: -len(ir_texts[k]))
     results: list[bytes] = [b""] * len(ir_texts)
 

@@ -91,19 +91,19 @@ def _bytes_of(section: bytes | np.ndarray) -> bytes | memoryview:
 def read_module(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header and the sections (uint8, aligned as in the file) of a module. ModelError when it is damaged or of another version."""
     source = Path(path)
-    size = source.stat().st_size
-    with source.open("rb") as file:
+    with source.open("rb") as file:  # once: another process may put another file in its place
+        size = os.fstat(file.fileno()).st_size
         head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size or not head.startswith(MAGIC):
-        raise ModelError(f"{source} is not a compiled tc module")
-    _, version, digest, length = _HEAD.unpack(head)
-    if version != VERSION:
-        raise ModelError(f"{source} is a module of version {version}; this is version {VERSION}: compile it again")
-    if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
-        raise ModelError(f"{source} is damaged: its header claims {length} bytes")
-    whole = Arena(size).bytes()
-    if read_with_digest(source, _HEAD.size, whole.data[_HEAD.size :]) != digest:
-        raise ModelError(f"{source} is damaged: its contents do not match their hash")
+        if len(head) < _HEAD.size or not head.startswith(MAGIC):
+            raise ModelError(f"{source} is not a compiled tc module")
+        _, version, digest, length = _HEAD.unpack(head)
+        if version != VERSION:
+            raise ModelError(f"{source} is a module of version {version}; this is version {VERSION}: compile it again")
+        if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
+            raise ModelError(f"{source} is damaged: its header claims {length} bytes")
+        whole = Arena(size).bytes()
+        if read_with_digest(file, _HEAD.size, whole.data[_HEAD.size :]) != digest:
+            raise ModelError(f"{source} is damaged: its contents do not match their hash")
     header = json.loads(whole.data[_HEAD.size : _HEAD.size + length].tobytes())
     start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
     sections = []

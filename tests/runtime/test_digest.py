@@ -50,7 +50,8 @@ def test_a_file_is_read_and_hashed_at_once(tmp_path: Path, size: int, start: int
     path.write_bytes(b"x" * start + data)
     room = bytearray(size)
 
-    assert read_with_digest(path, start, memoryview(room)) == digest_of(data)
+    with path.open("rb") as file:
+        assert read_with_digest(file, start, memoryview(room)) == digest_of(data)
     assert room == data
 
 
@@ -58,5 +59,5 @@ def test_a_file_that_ends_early_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(some_bytes(CHUNK_BYTES + 3))
 
-    with pytest.raises(ModelError, match="ends too early"):
-        read_with_digest(path, 0, memoryview(bytearray(CHUNK_BYTES + 4)))
+    with path.open("rb") as file, pytest.raises(ModelError, match="ends too early"):
+        read_with_digest(file, 0, memoryview(bytearray(CHUNK_BYTES + 4)))
