@@ -63,6 +63,10 @@ __all__ = [
 ]
 
 
+REMEMBERED = 1 << 15
+"""Expressions of which is remembered what they became under the same facts."""
+
+
 def simplify(expr: Expr, facts: Facts | None = None) -> Expr:
     """An equal expression in canonical form. Floats are rewritten by exact identities only."""
     facts = facts if facts is not None else EMPTY
@@ -71,6 +75,8 @@ def simplify(expr: Expr, facts: Facts | None = None) -> Expr:
     found = facts.simplified.get(expr)
     if found is None:
         found = _simplify(expr, facts)
+        if len(facts.simplified) > REMEMBERED:
+            facts.simplified.clear()
         facts.simplified[expr] = found
         facts.simplified[found] = found
     return found

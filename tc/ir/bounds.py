@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tc.ir.dtype import i64, int_range
 from tc.ir.expr import (
@@ -64,23 +65,12 @@ class Facts:
 
     @staticmethod
     def of(dim_facts: Iterable[DimFact]) -> Facts:
-        """The promises made about symbolic dims."""
-        return Facts(
-            {
-                fact.var: VarFact(const(fact.lo), None if fact.hi is None else const(fact.hi), fact.multiple_of)
-                for fact in dim_facts
-            }
-        )
+        """The promises made about symbolic dims. Asked again, the same object, which remembers what was found out with it."""
+        return _promised(tuple(dim_facts))
 
     def with_range(self, var: Var, extent: Expr) -> Facts:
-        """Also 0 <= var < extent. Where there is such a number, no factor of the extent is 0."""
-        last = polynomial(extent).plus_const(-1)
-        known = {**self.variables, var: VarFact(const(0), last.to_expr())}
-        for factor in _nonzero_factors(last):
-            fact = known.get(factor)
-            if fact is not None and isinstance(fact.lo, Const) and fact.lo.value == 0 and factor is not var:
-                known[factor] = VarFact(const(1), fact.hi, fact.multiple_of)
-        return Facts(known, self.nonnegative)
+        """Also 0 <= var < extent. Where there is such a number, no factor of the extent is 0. Asked again, the same object."""
+        return _with_range(self, var, extent)
 
     def with_bounds(self, var: Var, lo: int | None, hi: int | None, multiple_of: int = 1) -> Facts:
         fact = VarFact(None if lo is None else const(lo), None if hi is None else const(hi), multiple_of)
@@ -90,6 +80,27 @@ class Facts:
         """Also `condition`. Conditions over integers are used; others are ignored."""
         found = tuple(_nonnegative_parts(condition))
         return Facts(self.variables, self.nonnegative + found) if found else self
+
+
+@lru_cache(256)
+def _promised(dim_facts: tuple[DimFact, ...]) -> Facts:
+    return Facts(
+        {
+            fact.var: VarFact(const(fact.lo), None if fact.hi is None else const(fact.hi), fact.multiple_of)
+            for fact in dim_facts
+        }
+    )
+
+
+@lru_cache(1024)
+def _with_range(facts: Facts, var: Var, extent: Expr) -> Facts:
+    last = polynomial(extent).plus_const(-1)
+    known = {**facts.variables, var: VarFact(const(0), last.to_expr())}
+    for factor in _nonzero_factors(last):
+        fact = known.get(factor)
+        if fact is not None and isinstance(fact.lo, Const) and fact.lo.value == 0 and factor is not var:
+            known[factor] = VarFact(const(1), fact.hi, fact.multiple_of)
+    return Facts(known, facts.nonnegative)
 
 
 def _nonzero_factors(poly: Polynomial) -> list[Var]:

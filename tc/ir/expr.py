@@ -138,6 +138,7 @@ class Const(Expr):
 class Var(Expr, metaclass=_Binder):
     """A binder and its uses: a symbolic dim, a loop variable, a block axis. Two `Var`s are one only as one object."""
 
+    is_binder = True
     name: str
     dtype: DType = i64
 
@@ -150,6 +151,7 @@ class Buffer(Node):
     thread), "register" (SSA values: every index must be a constant after unrolling), "shared" (a GPU block's memory).
     """
 
+    is_binder = True
     name: str
     shape: tuple[Expr, ...]
     dtype: DType

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tc.errors import Span
 
@@ -20,6 +20,9 @@ ResultT = TypeVar("ResultT")
 @dataclass(frozen=True, eq=False)
 class Node:
     """An immutable piece of IR. `==` is identity; `structural_equal` compares programs up to the names of binders."""
+
+    is_binder: ClassVar[bool] = False
+    """Whether programs refer to the node itself, as to a variable: equal ones are not the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +82,12 @@ def _nodes_in(values: tuple[Any, ...]) -> Iterator[Node]:
 def walk(node: Node) -> Iterator[Node]:
     """`node` and everything below it, parents first. A node shared by two parents is met twice."""
     stack = [node]
+    known = _CHILD_FIELDS
     while stack:
         top = stack.pop()
         yield top
-        names = _child_fields(type(top))
+        cls = type(top)
+        names = known[cls] if cls in known else _child_fields(cls)
         if not names:
             continue
         below: list[Node] = []
@@ -98,13 +103,20 @@ def walk(node: Node) -> Iterator[Node]:
 
 def replace(node: NodeT, **changes: Any) -> NodeT:
     """`node` with some fields changed; the same object when nothing differs."""
-    if all(getattr(node, name) is value for name, value in changes.items()):
+    for name, value in changes.items():
+        if getattr(node, name) is not value:
+            break
+    else:
         return node
-    values = {name: getattr(node, name) for name in field_names(type(node))}
+    cls = type(node)
+    values = {name: getattr(node, name) for name in field_names(cls)}
     values.update(changes)
-    if isinstance(node, Located):
-        values.setdefault("span", node.span)
-    return type(node)(**values)
+    if not isinstance(node, Located):
+        return cls(**values)
+    values.setdefault("span", node.span)
+    changed = object.__new__(cls)  # all that the constructor of a frozen dataclass would do, in a third of the time
+    changed.__dict__.update(values)
+    return changed
 
 
 def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
@@ -169,18 +181,51 @@ def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
     if not mapping:
         return node
     done: dict[int, Node] = {id(key): value for key, value in mapping.items()}
+    only_binders = all(key.is_binder for key in mapping)
+    wanted = frozenset(mapping) if only_binders else frozenset()
 
     def visit(current: Node) -> Node:
         found = done.get(id(current))
         if found is not None:
             return found
-        if not _child_fields(type(current)):
+        if not _child_fields(type(current)) or (only_binders and wanted.isdisjoint(binders(current))):
             return current
         result = map_children(current, visit)
         done[id(current)] = result
         return result
 
     return visit(node)  # type: ignore[return-value]
+
+
+def cached_on_node(compute: Callable[[NodeT], ResultT]) -> Callable[[NodeT], ResultT]:
+    """Remember what a function of one node returned as long as the node lives.
+
+    For facts that a node gets from those of its children. A result must not hold the node, which would then live on, and must not
+    be changed.
+    """
+    key = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def look_up(node: NodeT) -> ResultT:
+        known = node.__dict__
+        if key in known:
+            return known[key]  # type: ignore[no-any-return]
+        result = known[key] = compute(node)
+        return result
+
+    return look_up
+
+
+def binders(node: Node) -> frozenset[Node]:
+    """The variables and buffers that occur at or below a node."""
+    if node.is_binder:
+        return frozenset((node,)).union(*map(binders, children(node)))
+    return _binders_below(node)
+
+
+@cached_on_node
+def _binders_below(node: Node) -> frozenset[Node]:
+    return frozenset().union(*map(binders, children(node)))
 
 
 def cached_by_identity(maxsize: int) -> Callable[[Callable[[NodeT], ResultT]], Callable[[NodeT], ResultT]]:

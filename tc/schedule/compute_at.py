@@ -254,8 +254,12 @@ def _read_region(func: PrimFunc, target: Place, readers: list[Place], buffer: Bu
     for place in readers:
         inner, inside, values = _inside(target, place, facts)
         bound, opaque = _bound_inside(place.block), has_intrinsic(place.block)
+        seen: set[tuple[int, Expr]] = set()
         for indices in _indices_of(place.block, buffer, Load):
             for d, index in enumerate(indices):
+                if (d, index) in seen:  # loads of one block differ in few of their indices
+                    continue
+                seen.add((d, index))
                 value = simplify(substitute(index, values), inside)
                 found = None
                 if not opaque and not variables(value) & bound and not reads_memory(value):

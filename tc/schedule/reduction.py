@@ -26,7 +26,7 @@ from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.schedule.tree import (
     Place,
     axis_loops,
-    blocks_in,
+    block_names,
     facts_at,
     find_block,
     find_loop,
@@ -93,7 +93,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 def _check_visited_once(func: PrimFunc, place: Place, target: Place) -> None:
     """One initialisation in front of a loop is enough only if the loop does not go over the same elements again."""
     block, loop = place.block, target.loop
-    sharing = [name for name in (other.name for other in blocks_in(loop)) if name != block.name]
+    sharing = [name for name in block_names(loop) if name != block.name]
     if sharing:
         raise ScheduleError(f"decompose_reduction: loop {loop.var.name} is around block {sharing[0]} too")
     driving = {var for axis in block.axes for var in variables(axis.value)}

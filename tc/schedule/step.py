@@ -14,7 +14,7 @@ from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, specialize, tensorize
 from tc.schedule.knobs import Choice, Decide, Knob, Value, take_default
-from tc.schedule.tree import block_places, find_block, fresh_names, rename_loops
+from tc.schedule.tree import block_names, find_block, fresh_names, rename_loops
 
 LANGUAGE_VERSION = 1
 
@@ -333,7 +333,6 @@ class Schedule:
         return self._new_block("tensorize", loop, intrinsic)
 
     def _new_block(self, primitive: str, *arguments: Any) -> str:
-        before = {place.block.name for place in block_places(self.func)}
+        before = set(block_names(self.func.body))
         self._do(primitive, *arguments)
-        made = [p.block.name for p in block_places(self.func) if p.block.name not in before]
-        return made[0]
+        return next(name for name in block_names(self.func.body) if name not in before)

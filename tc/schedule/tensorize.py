@@ -23,7 +23,7 @@ from tc.ir.loop import (
 from tc.ir.node import Node, replace, substitute, transform
 from tc.schedule.tree import (
     Place,
-    blocks_in,
+    block_names,
     facts_at,
     find_block,
     find_loop,
@@ -193,9 +193,9 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
         raise ScheduleError(
             f"tensorize: there is no intrinsic {intrinsic!r}; there are: {', '.join(sorted(INTRINSICS))}"
         )
-    before = {block.name for block in blocks_in(func.body)}
+    before = set(block_names(func.body))
     tiled = blockize(func, loop)
-    (name,) = {block.name for block in blocks_in(tiled.body)} - before
+    (name,) = set(block_names(tiled.body)) - before
     place = find_block(tiled, name)
     outer = place.block
     loops, inner = _tile_of(outer.body)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
-from tc.ir.expr import Buffer, Load, Var, logical_not
+from tc.ir.expr import Buffer, Expr, Load, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
-from tc.ir.node import Node, cached_by_identity, children, replace, substitute, walk
+from tc.ir.node import Node, binders, cached_by_identity, cached_on_node, children, replace, substitute
 
 
 @dataclass(eq=False, slots=True)
@@ -36,82 +37,90 @@ class Place:
         return self.stmt
 
 
-@cached_by_identity(512)
-def statements(root: Stmt) -> tuple[Place, ...]:
+def statements(root: Stmt) -> Iterator[Place]:
     """Every statement, in program order, down to blocks; what is inside a block is its own affair."""
-    found: list[Place] = []
-    _collect(root, (), found)
-    return tuple(found)
-
-
-def _collect(stmt: Stmt, path: tuple[Stmt, ...], found: list[Place]) -> None:
-    found.append(Place(stmt, path))
-    if not isinstance(stmt, Block):
-        inner = (*path, stmt)
-        for child in _sub_statements(stmt):
-            _collect(child, inner, found)
+    return statements_from(Place(root, ()))
 
 
 def statements_from(start: Place) -> Iterator[Place]:
     """`statements` of the statement at a place, each with its path from the top."""
-    return (Place(inner.stmt, (*start.path, *inner.path)) for inner in statements(start.stmt))
+    yield start
+    for child in _sub_statements(start.stmt):
+        yield from statements_from(Place(child, (*start.path, start.stmt)))
 
 
 def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly below one; of a block none."""
     if isinstance(stmt, (For, Alloc, Let, While)):
         return (stmt.body,)
     if isinstance(stmt, Seq):
         return stmt.stmts
-    if isinstance(stmt, (Store, IntrinsicCall)):
+    if isinstance(stmt, (Block, Store, IntrinsicCall)):
         return ()
     return tuple(child for child in children(stmt) if isinstance(child, Stmt))
 
 
-@dataclass(eq=False, slots=True)
-class _Names:
-    """Where the loops and blocks of a tree are, by name."""
+@cached_on_node
+def loop_names(stmt: Stmt) -> tuple[str, ...]:
+    """The names of all loops of a statement, in program order."""
+    own = (stmt.var.name,) if isinstance(stmt, For) else ()
+    return own + tuple(chain.from_iterable(map(loop_names, _sub_statements(stmt))))
 
-    loops: dict[str, list[Place]]
-    blocks: dict[str, Place]
-    in_order: list[Place]
-    """The places of blocks, in program order."""
+
+@cached_on_node
+def block_names(stmt: Stmt) -> tuple[str, ...]:
+    """The names of all blocks of a statement, in program order."""
+    own = (stmt.name,) if isinstance(stmt, Block) else ()
+    return own + tuple(chain.from_iterable(map(block_names, _sub_statements(stmt))))
+
+
+@cached_on_node
+def _allocated(stmt: Stmt) -> tuple[Buffer, ...]:
+    """The scratch buffers of a statement, in program order."""
+    own = (stmt.buffer,) if isinstance(stmt, Alloc) else ()
+    return own + tuple(chain.from_iterable(map(_allocated, _sub_statements(stmt))))
 
 
 @cached_by_identity(512)
-def _names(root: Stmt) -> _Names:
-    names = _Names({}, {}, [])
-    for place in statements(root):
-        stmt = place.stmt
-        if isinstance(stmt, For):
-            names.loops.setdefault(stmt.var.name, []).append(place)
-        elif isinstance(stmt, Block):
-            names.blocks.setdefault(stmt.name, place)
-            names.in_order.append(place)
-    return names
+def _found(root: Stmt) -> dict[tuple[type[Stmt], str], Place]:
+    """What was found below a statement, by kind and name."""
+    return {}
+
+
+def _descend(root: Stmt, kind: type[Stmt], name: str, names_in: Callable[[Stmt], tuple[str, ...]]) -> Place:
+    """The place of the first loop or block called `name`, known to be below `root` or `root` itself."""
+    found = _found(root)
+    if (kind, name) not in found:
+        path: list[Stmt] = []
+        stmt = root
+        while not (isinstance(stmt, kind) and names_in(stmt)[0] == name):
+            path.append(stmt)
+            below = _sub_statements(stmt)
+            stmt = below[0] if len(below) == 1 else next(child for child in below if name in names_in(child))
+        found[kind, name] = Place(stmt, tuple(path))
+    return found[kind, name]
 
 
 def find_loop(func: PrimFunc, name: str) -> Place:
     """The loop whose variable is called `name`; ScheduleError when there is none, or more than one."""
-    found = _names(func.body).loops.get(name, [])
-    if len(found) != 1:
-        known = [p.loop.var.name for p in statements(func.body) if isinstance(p.stmt, For)]
-        what = "is not in" if not found else "is not unique in"
+    known = loop_names(func.body)
+    if known.count(name) != 1:
+        what = "is not in" if name not in known else "is not unique in"
         raise ScheduleError(f"loop {name} {what} {func.name}; there are: {', '.join(known) or 'no loops'}")
-    return found[0]
+    return _descend(func.body, For, name, loop_names)
 
 
 def find_block(func: PrimFunc, name: str) -> Place:
     """The block called `name`, the first one; ScheduleError when there is none."""
-    found = _names(func.body).blocks.get(name)
-    if found is None:
-        known = [place.block.name for place in block_places(func)]
+    known = block_names(func.body)
+    if name not in known:
         raise ScheduleError(f"block {name} is not in {func.name}; there are: {', '.join(known) or 'no blocks'}")
-    return found
+    return _descend(func.body, Block, name, block_names)
 
 
 def find_buffer(func: PrimFunc, name: str) -> Buffer:
     """The parameter or scratch buffer called `name`; ScheduleError when there is not exactly one."""
-    known = [*func.buffers, *(stmt.buffer for stmt in _allocations(func))]
+    known = [*func.buffers, *_allocated(func.body)]
     found = [buffer for buffer in known if buffer.name == name]
     if len(found) != 1:
         what = "is not in" if not found else "is not unique in"
@@ -119,24 +128,30 @@ def find_buffer(func: PrimFunc, name: str) -> Buffer:
     return found[0]
 
 
-def _allocations(func: PrimFunc) -> list[Alloc]:
-    return [place.stmt for place in statements(func.body) if isinstance(place.stmt, Alloc)]
-
-
-def block_places(func: PrimFunc) -> Sequence[Place]:
+def block_places(func: PrimFunc) -> tuple[Place, ...]:
     """The places of all blocks, in program order."""
-    return _names(func.body).in_order
+    return _block_places(func.body)
 
 
-def blocks_in(stmt: Stmt) -> list[Block]:
+@cached_by_identity(512)
+def _block_places(root: Stmt) -> tuple[Place, ...]:
+    return tuple(place for place in statements(root) if isinstance(place.stmt, Block))
+
+
+def blocks_in(stmt: Stmt) -> tuple[Block, ...]:
     """The blocks below a statement, in program order."""
-    return [place.block for place in _names(stmt).in_order]
+    return (stmt,) if isinstance(stmt, Block) else _blocks_below(stmt)
+
+
+@cached_on_node
+def _blocks_below(stmt: Stmt) -> tuple[Block, ...]:
+    return tuple(block for child in _sub_statements(stmt) for block in blocks_in(child))
 
 
 def own_root(place: Place) -> Place:
     """The outermost loop (or the block itself) that contains no block but this one, with the path to it."""
     for depth, stmt in enumerate(place.path):
-        if isinstance(stmt, For) and len(blocks_in(stmt)) == 1:
+        if isinstance(stmt, For) and len(block_names(stmt)) == 1:
             return Place(stmt, place.path[:depth])
     return place
 
@@ -232,17 +247,17 @@ def fresh_name(func: PrimFunc, base: str) -> str:
 
 def fresh_names(func: PrimFunc, bases: Iterable[str]) -> list[str]:
     """Loop names that are not in use, all different."""
-    used = set(_names(func.body).loops)
+    used = set(loop_names(func.body))
     used |= {param.name for param in func.params if isinstance(param, Var)}
     return [_unused(base, used) for base in bases]
 
 
 def fresh_buffer_name(func: PrimFunc, base: str) -> str:
-    return _unused(base, {b.name for b in func.buffers} | {stmt.buffer.name for stmt in _allocations(func)})
+    return _unused(base, {buffer.name for buffer in (*func.buffers, *_allocated(func.body))})
 
 
 def fresh_block_name(func: PrimFunc, base: str) -> str:
-    return _unused(base, set(_names(func.body).blocks))
+    return _unused(base, set(block_names(func.body)))
 
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:
@@ -262,34 +277,39 @@ def facts_inside(func: PrimFunc, place: Place) -> Facts:
     return facts_at(func, place).with_range(place.loop.var, place.loop.extent)
 
 
-@cached_by_identity(4096)
 def variables(node: Node) -> frozenset[Var]:
-    """The variables that occur below a node."""
-    return frozenset(inner for inner in walk(node) if isinstance(inner, Var))
+    """The variables that occur at or below a node."""
+    return frozenset((node,)) if isinstance(node, Var) else _variables_below(node)
 
 
-@cached_by_identity(512)
-def buffers_read(block: Block) -> frozenset[Buffer]:
-    """Buffers that a block loads from, its own result included for a reduction."""
-    return frozenset(node.buffer for node in walk(block) if isinstance(node, Load))
+@cached_on_node
+def _variables_below(node: Node) -> frozenset[Var]:
+    return frozenset(inner for inner in binders(node) if isinstance(inner, Var))
 
 
-@cached_by_identity(512)
-def buffers_written(block: Block) -> frozenset[Buffer]:
-    """Buffers that a block stores to; the operands of an intrinsic count as read and written."""
-    found: set[Buffer] = set()
-    for node in walk(block):
-        if isinstance(node, Store):
-            found.add(node.buffer)
-        elif isinstance(node, IntrinsicCall):
-            found.update(operand.buffer for operand in node.operands if isinstance(operand, Load))
-    return frozenset(found)
+@cached_on_node
+def buffers_read(node: Node) -> frozenset[Buffer]:
+    """Buffers that a block (or a part of one) loads from, its own result included for a reduction."""
+    own = (node.buffer,) if isinstance(node, Load) else ()
+    return frozenset(own).union(*map(buffers_read, children(node)))
 
 
-@cached_by_identity(512)
-def has_intrinsic(block: Block) -> bool:
-    """Whether the block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
-    return any(isinstance(node, IntrinsicCall) for node in walk(block.body))
+@cached_on_node
+def buffers_written(node: Node) -> frozenset[Buffer]:
+    """Buffers that a block (or a part of one) stores to; the operands of an intrinsic count as read and written."""
+    own: tuple[Buffer, ...] = ()
+    if isinstance(node, Store):
+        own = (node.buffer,)
+    elif isinstance(node, IntrinsicCall):
+        own = tuple(operand.buffer for operand in node.operands if isinstance(operand, Load))
+    return frozenset(own).union(*(buffers_written(child) for child in children(node) if not isinstance(child, Expr)))
+
+
+@cached_on_node
+def has_intrinsic(stmt: Stmt) -> bool:
+    """Whether a block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
+    inner = (child for child in children(stmt) if isinstance(child, Stmt))
+    return isinstance(stmt, IntrinsicCall) or any(map(has_intrinsic, inner))
 
 
 def writers_of(func: PrimFunc, buffer: Buffer) -> list[Block]:
