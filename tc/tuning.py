@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import platformdirs
 
+from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.events import Event
 from tc.autotune.measure import LocalRunner
@@ -23,18 +24,22 @@ from tc.autotune.record import Choice, target_key
 from tc.autotune.runner import Runner
 from tc.autotune.task import Task
 from tc.autotune.tuner import Tuner, TuningResult
-from tc.compiler import Model, compile_model, import_model
+from tc.compiler import Model, compile_model, import_model, lower_model, prepare_model
 from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim
 from tc.ir.dtype import from_numpy
 from tc.ir.graph import Function
 from tc.measure.harness import Plan, Ratio, time_interleaved
+from tc.rehearsal import Standing, rehearse
 from tc.runtime.module import CompiledModule
 from tc.target import Target
 from tc.tasks import extract_tasks, measured_sizes
 from tc.verification import difference, sized_inputs
 
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+REHEARSAL_SHARE = 0.05
+"""Of the budget: how long the model runs with the best schedules of each kernel."""
 
 LOOSE_TILE = 4
 """Winograd tiles from this size on change the rounding most: they go when the whole model's results do not agree."""
@@ -46,6 +51,7 @@ class Tuned:
 
     `ratio`: the whole model's seconds tuned over untuned, taken in turns; None when nothing was found or it was not measured.
     `skipped`: kernels that were left alone, with the reason. `dropped`: decisions that the whole model's results spoke against.
+    `standings`: how the best schedules of each kernel did inside the model.
     """
 
     database: Path
@@ -54,6 +60,7 @@ class Tuned:
     ratio: Ratio | None
     skipped: tuple[tuple[str, str], ...] = ()
     dropped: tuple[str, ...] = ()
+    standings: tuple[Standing, ...] = ()
 
 
 def parse_budget(text: str | float) -> float:
@@ -98,7 +105,8 @@ def tune(
 ) -> Tuned:
     """Search for faster schedules of a model's kernels, and keep what was measured in a database.
 
-    budget: wall time, such as "10m", of the search; loading the model and the comparison at the end come on top.
+    budget: wall time, such as "10m", of the search; loading the model, running it with the best schedules of each kernel to see
+        which of them are best inside it (a twentieth of the budget), and the comparison at the end come on top.
     dims: promises about symbolic dims, as in `tc.compile`; sizes: what they are measured with, by name.
     database: a file, made or extended; what it holds is not measured again. By default `default_database()`.
     tasks: patterns such as "conv*" for names of kernels or nodes; all by default. trials: at most so many per task.
@@ -133,8 +141,9 @@ def tune(
     finally:
         if own is not None:
             own.close()
+    standings = _rehearse(model, chosen, dims, sizes or {}, records, selected, REHEARSAL_SHARE * seconds)
     ratio, dropped = _compare_whole(model, chosen, dims, sizes or {}, path, selected)
-    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped)
+    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings))
 
 
 def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
@@ -152,6 +161,22 @@ def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
     if not open_ones:
         raise UserError(f"nothing to tune: the schedules of {', '.join(task.name for task in fitting)} leave nothing open")
     return open_ones
+
+
+def _rehearse(
+    model: Model,
+    target: Target,
+    dims: Mapping[str, Dim | int] | None,
+    sizes: Mapping[str, int],
+    database: Database,
+    tasks: Sequence[Task],
+    seconds: float,
+) -> list[Standing]:
+    """Let the best schedules of each task compete inside the model."""
+    answers = TunedSchedules(database, target, target.cores)
+    lowered = lower_model(prepare_model(model, target, dims), answers.answer)
+    workloads = [variant.key for task in tasks for variant in task.variants.values()]
+    return rehearse(lowered, target, database, workloads, _inputs(model, dims, sizes), seconds)
 
 
 def _compare_whole(

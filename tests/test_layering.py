@@ -35,7 +35,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "compiler": ("autotune", "frontend", "verification"),
     "roofline": ("compiler", "measure"),
     "tasks": ("compiler",),
-    "tuning": ("tasks", "measure"),
+    "rehearsal": ("compiler",),
+    "tuning": ("tasks", "measure", "rehearsal"),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
     "": ("lowering", "tuning"),  # tc/__init__.py, the public names

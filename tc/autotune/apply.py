@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tc.autotune.database import Database
-from tc.autotune.record import Record, target_key
+from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Record, target_key
 from tc.errors import ScheduleError, TcError
 from tc.ir.loop import PrimFunc
 from tc.kernels import workload_key
@@ -46,7 +46,17 @@ class TunedSchedules:
         self._threads = threads
 
     def record(self, workload: str, variant: str | None = None) -> Record | None:
-        """The fastest verified record of a workload, of any variant if none is given."""
+        """What was decided for a workload inside a model, else its fastest verified record, of any variant if none is given.
+
+        None when there is no record, or the default schedule was decided for.
+        """
+        decided = self.choice(SCHEDULE, workload)
+        if decided == DEFAULT_SCHEDULE:
+            return None
+        if decided is not None:
+            for record in self.database.shortlist(workload, self._target, self._threads, variant):
+                if record.schedule_key == decided:
+                    return record
         return self.database.best(workload, self._target, self._threads, variant)
 
     def find(self, workload: str, variant: str | None = None) -> Trace | None:
@@ -78,16 +88,21 @@ class TunedSchedules:
         """
         workload = workload_key(func) if workload is None else workload
         record = self.record(workload, variant)
-        trace = None if record is None else self._trace(record, func.name)
-        if record is None or trace is None:
+        scheduled = None if record is None else self.replay(func, record)
+        if scheduled is not None:
+            self.applied.add(workload)
+        return scheduled
+
+    def replay(self, func: PrimFunc, record: Record) -> Scheduled | None:
+        """`func`, its names made canonical, scheduled as in a record of its workload; None, with a note, when that does not replay."""
+        trace = self._trace(record, func.name)
+        if trace is None:
             return None
         try:
-            scheduled = Scheduled(trace.apply(canonical_names(func)), record.rule, trace)
+            return Scheduled(trace.apply(canonical_names(func)), record.rule, trace)
         except (TcError, *_UNFORESEEN) as error:
             self._note(func.name, error)
             return None
-        self.applied.add(workload)
-        return scheduled
 
     def summary(self) -> list[str]:
         """`notes`, and a line on records that were made for other machines, threads or versions, if there are any."""

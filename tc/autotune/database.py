@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from tc.autotune.record import WRONG, Choice, DamagedLine, Record, decode, encode, target_key
 from tc.autotune.record_file import LOCK_SECONDS, Line, RecordFile, read_lines
-from tc.autotune.record_index import Problem, RecordIndex, stamp_of
+from tc.autotune.record_index import SHORTLIST, Problem, RecordIndex, stamp_of
 from tc.errors import UserError
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target
@@ -116,12 +116,18 @@ class Database:
 
     def best(self, workload: str, target: Target | str, threads: int, variant: str | None = None) -> Record | None:
         """The fastest verified record of a workload (of one variant of it, if given). A schedule once found wrong does not count."""
+        return next(iter(self.shortlist(workload, target, threads, variant, most=1)), None)
+
+    def shortlist(
+        self, workload: str, target: Target | str, threads: int, variant: str | None = None, most: int = SHORTLIST
+    ) -> list[Record]:
+        """The `most` (at most SHORTLIST) fastest verified records of a workload, one of each schedule, the fastest first."""
         place = (workload, target_key(target), threads)
 
-        def find(index: RecordIndex) -> int | None:
+        def find(index: RecordIndex) -> list[int]:
             if index.is_exhausted(*place, variant):
                 index = self._rebuild_index(wrong=index.wrong)
-            return index.find_best(*place, variant)
+            return index.find_best(*place, variant)[:most]
 
         def is_meant(found: Record | Choice | None) -> bool:
             return (
@@ -132,9 +138,7 @@ class Database:
                 and found.language == LANGUAGE_VERSION
             )
 
-        found = self._look_up(find, is_meant)
-        assert found is None or isinstance(found, Record)
-        return found
+        return [found for found in self._look_up(find, is_meant) if isinstance(found, Record)]
 
     def choice(self, pass_name: str, key: str, target: Target | str, threads: int) -> Choice | None:
         """What was decided last about a node."""
@@ -143,9 +147,10 @@ class Database:
         def is_meant(found: Record | Choice | None) -> bool:
             return isinstance(found, Choice) and place == (found.pass_name, found.key, found.target, found.threads)
 
-        found = self._look_up(lambda index: index.choices.get(place), is_meant)
-        assert found is None or isinstance(found, Choice)
-        return found
+        def find(index: RecordIndex) -> list[int]:
+            return [index.choices[place]] if place in index.choices else []
+
+        return next((found for found in self._look_up(find, is_meant) if isinstance(found, Choice)), None)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -267,19 +272,17 @@ class Database:
                     refused.append(Problem(line.number, str(error)))
 
     def _look_up(
-        self, find: Callable[[RecordIndex], int | None], is_meant: Callable[[Record | Choice | None], bool]
-    ) -> Record | Choice | None:
-        """The entry at the offset that `find` gets from the index. One that is not meant shows that the index is none of this file."""
+        self, find: Callable[[RecordIndex], list[int]], is_meant: Callable[[Record | Choice | None], bool]
+    ) -> list[Record | Choice | None]:
+        """The entries at the offsets that `find` gets from the index. One that is not meant shows that the index is none of this file."""
         for _ in range(2):
             with self._fresh_index() as index:
-                offset = find(index)
-            if offset is None:
-                return None
-            found = self._entry_at(offset)
-            if is_meant(found):
+                offsets = find(index)
+            found = [self._entry_at(offset) for offset in offsets]
+            if all(map(is_meant, found)):
                 return found
             self._rebuild_index()
-        return None
+        return []
 
     def _entry_at(self, offset: int) -> Record | Choice | None:
         with self._file.open() as file:

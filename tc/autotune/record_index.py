@@ -97,10 +97,10 @@ class RecordIndex:
         """Whether the file goes on after the last whole line."""
         return self.stamp[0] > self.covered
 
-    def find_best(self, workload: str, target: str, threads: int, variant: str | None) -> int | None:
-        """The offset of the fastest verified record, of any variant if None."""
+    def find_best(self, workload: str, target: str, threads: int, variant: str | None) -> list[int]:
+        """The offsets of the SHORTLIST fastest verified records, of any variant if None, the fastest first."""
         shortlists = self._shortlists(workload, target, threads, variant)
-        return min((shortlist.entries[0] for shortlist in shortlists if shortlist.entries), default=(0.0, "", None))[2]
+        return [offset for _, _, offset in sorted(entry for shortlist in shortlists for entry in shortlist.entries)[:SHORTLIST]]
 
     def is_exhausted(self, workload: str, target: str, threads: int, variant: str | None) -> bool:
         """Whether all schedules on some shortlist were wrong, while the file holds others."""

@@ -70,6 +70,15 @@ CHECK_EVERY = 2
 MOST_REJECTED = 3
 """Candidates of one check that may fail before the search goes on."""
 
+RUNNERS_UP = 3
+"""Candidates of a task, beside the best, that are verified in the end: inside a model one of them may be better."""
+
+NEARLY = 1.03
+"""Times of the best one that they may take."""
+
+RUNNERS_UP_SHARE = 0.05
+"""The part of the budget that is kept for them."""
+
 SIZE_SAMPLES = 6
 """Ways through the rules from which the number of points is guessed: for people to read, so it may be rough."""
 
@@ -133,7 +142,9 @@ class _State:
     best_verified: float = 1.0
     verified: dict[str, float] = field(default_factory=dict)  # best verified ratio by variant
     scale: dict[str, float] = field(default_factory=dict)  # what the default takes, in seconds of the verified records of a variant
-    rejected: set[str] = field(default_factory=set)
+    rejected: set[str] = field(default_factory=set)  # failed, wrong, or measured again and not better
+    failed: set[str] = field(default_factory=set)  # failed or wrong when they were checked
+    kept: set[str] = field(default_factory=set)  # verified
     best_ratio: float = 1.0
     failures: Counter[str] = field(default_factory=Counter)
     trials: int = 0
@@ -208,6 +219,7 @@ class Tuner:
             self._prepare()
             reason = self._loop()
             self._check_all()
+            self._check_runners_up()
         except KeyboardInterrupt:
             reason = "interrupted"
         except MeasureError as error:
@@ -239,7 +251,7 @@ class Tuner:
         if self._budget is None:
             return BATCH
         waiting = sum(state.since_check > 0 for state in self._states)
-        left = self._budget - self._now() - waiting * CHECK_SECONDS
+        left = (1 - RUNNERS_UP_SHARE) * self._budget - self._now() - waiting * CHECK_SECONDS
         trial_seconds = self._spent / self._measured if self._measured else TRIAL_SECONDS
         return min(BATCH, int(left / trial_seconds))
 
@@ -359,6 +371,8 @@ class Tuner:
                 continue
             if candidate.trace.to_json() == record.trace:
                 known[candidate.key] = candidate, record.ratio
+                if record.verified:
+                    state.kept.add(candidate.key)
         for candidate, ratio in known.values():
             state.candidates[candidate.key] = candidate
             state.measured[candidate.key] = ratio
@@ -406,14 +420,26 @@ class Tuner:
         state.best_ratio = min((r for k, r in state.measured.items() if k not in state.rejected), default=1.0)
         state.best_ratio = min(state.best_ratio, 1.0)
 
-    def _accept(self, state: _State, candidate: Candidate) -> bool:
-        """Whether a candidate became the verified best."""
+    def _check_runners_up(self) -> None:
+        """Verify what is nearly as good as the best, of the tasks that take longest first."""
+        latest = math.inf if self._budget is None else self._now() + RUNNERS_UP_SHARE * self._budget
+        for state in sorted(self._states, key=lambda state: -state.curve.weight_ms):
+            limit = min(NEARLY * state.best_verified, LEAST_GAIN)
+            near = [k for k, ratio in state.measured.items() if ratio < limit and k not in state.failed | state.kept]
+            for key in sorted(near, key=state.measured.__getitem__)[:RUNNERS_UP]:
+                if self._now() > latest:
+                    return
+                self._accept(state, state.candidates[key], limit)
+
+    def _accept(self, state: _State, candidate: Candidate, limit: float | None = None) -> bool:
+        """Whether a candidate is right, and its ratio, measured again, at most `limit`; by default it must become the best."""
+        limit = LEAST_GAIN * state.best_verified if limit is None else limit
         found = self._runner.measure([self._job(state.task, candidate, state.default, CHECK_EFFORT)])[0]
         problem = None if found.error is None else f"{found.error}: {found.detail}"
         if problem is None:
             state.measured[candidate.key] = found.ratio
             state.policy.correct(candidate, found.ratio * state.default_seconds)
-            if found.ratio > LEAST_GAIN * state.best_verified:
+            if found.ratio > limit:
                 state.rejected.add(candidate.key)
                 self._database.append([self._record(state, candidate, found, state.trials)])
                 return False
@@ -423,16 +449,20 @@ class Tuner:
                 found = Measurement.failed(WRONG, wrong, found.build_seconds)
         point, now = candidate.point, self._now()
         low, high = (x / found.reference_seconds if problem is None else math.inf for x in (found.low, found.high))
-        self._emit(WinnerChecked(state.task.name, now, found.ratio, low, high, problem, candidate.variant, point))
+        if problem is not None or found.ratio < state.best_verified:
+            self._emit(WinnerChecked(state.task.name, now, found.ratio, low, high, problem, candidate.variant, point))
         if problem is None:  # records of several runs compare by seconds, and the machine may be slower today
             found = found.with_reference(state.scale.setdefault(candidate.variant, found.reference_seconds))
         self._database.append([self._record(state, candidate, found, state.trials, verified=problem is None)])
         if problem is not None:
             state.rejected.add(candidate.key)
+            state.failed.add(candidate.key)
             state.policy.correct(candidate, math.inf)
             state.failures[found.error or WRONG] += 1
             return False
-        state.best, state.best_verified = candidate, found.ratio
+        state.kept.add(candidate.key)
+        if found.ratio < state.best_verified:
+            state.best, state.best_verified = candidate, found.ratio
         state.verified[candidate.variant] = min(found.ratio, state.verified.get(candidate.variant, math.inf))
         return True
 

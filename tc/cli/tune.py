@@ -245,6 +245,9 @@ def _as_data(args: argparse.Namespace, found: Tuned, events: list[Event]) -> dic
         "remaining_ms": result.remaining_ms,
         "model_ratio": None if found.ratio is None else dataclasses.asdict(found.ratio),
         "dropped": list(found.dropped),
+        "in_model": [
+            {"kernel": each.kernel, "alone": each.alone, "chosen": each.chosen, "seconds": dict(each.seconds)} for each in found.standings
+        ],
         "skipped": [{"kernel": name, "reason": why} for name, why in found.skipped],
         "tasks": [
             {
@@ -281,6 +284,10 @@ def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: 
         low, high = _gain(found.ratio.high), _gain(found.ratio.low)
         say(f"the whole model, in turns: {_gain(found.ratio.median)} as fast [{low}, {high}]")
     say(f"as much time again is expected to save {result.remaining_ms:.3f} ms a run")
+    others = [each.kernel for each in found.standings if each.chosen != each.alone]
+    if others:
+        names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        say(f"inside the model another schedule is best than alone: {names}")
     for name in found.dropped:
         say(f"taken back, for the sake of the results: {name}")
     for name, why in found.skipped:

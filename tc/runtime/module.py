@@ -24,7 +24,7 @@ from tc.ir.dtype import from_numpy, parse_dtype
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.graph import TensorVar
 from tc.ir.node import walk
-from tc.ir.plan import CallOut, ExecutionPlan, Place, Slot
+from tc.ir.plan import CallOut, ExecutionPlan, Launch, Place, Slot
 from tc.ir.types import TensorType
 from tc.runtime.entry import (
     ARENA,
@@ -423,17 +423,29 @@ class CompiledModule:
             self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback
         )
         timed(*args)
-        (frame,) = timed._idle
-        start = entry.layout.words
-        for k in range(len(entry.timed)):
-            frame.words[start + k] = 0
-        for _ in range(repeat):
-            timed(*args)
+        seconds = sum(timed.launch_seconds(*args) for _ in range(repeat)) / repeat
         rows = [
-            KernelTime(str(launch.span or ""), launch.kernel, frame.words[start + k] * 1e-9 / repeat)
-            for k, launch in enumerate(entry.timed)
+            KernelTime(str(launch.span or ""), launch.kernel, float(mean))
+            for launch, mean in zip(timed.launches, seconds, strict=True)
         ]
         return sorted(rows, key=lambda row: -row.seconds)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The launches of an entry that times them, in the order of the plan; of another entry none."""
+        return self._entry.timed
+
+    def launch_seconds(self, *args: Any) -> np.ndarray:
+        """float64[launches]: what each launch takes in one call of a module whose entry times them, the iterations of loops added up.
+
+        Not for calls from several threads at once.
+        """
+        words = slice(self._entry.layout.words, self._entry.layout.words + len(self.launches))
+        for frame in self._idle:
+            frame.words[words] = [0] * len(self.launches)
+        self(*args)
+        (frame,) = self._idle
+        return np.array(frame.words[words]) * 1e-9
 
     # -- files
 
