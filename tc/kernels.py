@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,8 +78,14 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) 
 
 
 def schedule_module(module: IRModule, target: Target, tuned: Tuned | None = None) -> tuple[IRModule, dict[str, Kernel]]:
-    """Schedule every PrimFunc; calls get the workspaces that their kernels ask for as additional, unused results."""
+    """Schedule every PrimFunc, and put the kernels into the module."""
     kernels = {func.name: schedule_kernel(func, target, tuned) for func in module.prim_funcs}
+    return with_kernels(module, kernels), kernels
+
+
+def with_kernels(module: IRModule, kernels: Mapping[str, Kernel]) -> IRModule:
+    """The module with its PrimFuncs as loops for code generation; calls get the workspaces that their kernels ask for as additional,
+    unused results."""
 
     def add_workspaces(node: Node) -> Node | None:
         match node:
@@ -101,7 +108,7 @@ def schedule_module(module: IRModule, target: Target, tuned: Tuned | None = None
         transform(func, add_workspaces) if isinstance(func, Function) else kernels[func.name].final
         for func in module.functions
     )
-    return IRModule(functions, module.entry), kernels
+    return IRModule(functions, module.entry)
 
 
 def object_key(symbol: str, target: Target) -> str:

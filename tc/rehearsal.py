@@ -21,7 +21,7 @@ from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Choice, Record, targe
 from tc.codegen.llvm import emit_prim_func
 from tc.compiler import LoweredModel, run_reference
 from tc.ir.loop import PrimFunc
-from tc.kernels import schedule_module, workload_key
+from tc.kernels import Kernel, schedule_kernel, with_kernels, workload_key
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.graph.questions import Option, Question
 from tc.runtime.entry import emit_entry
@@ -123,8 +123,12 @@ class _Cast:
         key = workload_key(func)
         if key not in self._contenders:
             return self._known.schedule(func)
-        record = self._contenders[key][self._draw[key]]
+        record = self.record(key)
         return None if record is None else self._known.replay(func, record)
+
+    def record(self, workload: str) -> Record | None:
+        """What the cast has for a workload that has contenders; None for the default, and for all others."""
+        return self._contenders[workload][self._draw[workload]] if workload in self._contenders else None
 
     def answer(self, question: Question) -> Option:
         return self._known.answer(question)
@@ -135,10 +139,11 @@ class _Rehearsal:
 
     def __init__(self, lowered: LoweredModel, target: Target, casts: Sequence[_Cast]) -> None:
         self._lowered, self._target = lowered, target
-        self._code: dict[str, bytes] = {}  # of kernels, by symbol: each is compiled once
+        self._keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
+        self._kernels: dict[tuple[str, str | None], Kernel] = {}  # by name and schedule: each is scheduled once
+        self._code: dict[str, bytes] = {}  # by symbol: and compiled once
         self._constants: list[np.ndarray] = []
         self._modules = self._build(casts)
-        self._keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
 
     def costs(
         self, draws: Sequence[Mapping[str, int]], counts: Mapping[str, int], inputs: Mapping[str, np.ndarray], seconds: float
@@ -162,14 +167,22 @@ class _Rehearsal:
         first, second = _run_in_turns(pair, inputs, 0.0, rounds=MOST_ROUNDS).sum(axis=0)
         return bool(second < first)
 
+    def _kernel(self, func: PrimFunc, cast: _Cast) -> Kernel:
+        record = cast.record(self._keys[func.name])
+        place = func.name, None if record is None else record.schedule_key
+        if place not in self._kernels:
+            self._kernels[place] = schedule_kernel(func, self._target, cast)
+        return self._kernels[place]
+
     def _build(self, casts: Sequence[_Cast]) -> list[CompiledModule]:
         target = self._target
         get_pool()  # what kernels call
-        staged = [schedule_module(self._lowered.lowered, target, cast) for cast in casts]
-        missing = {k.symbol: k.final for _, kernels in staged for k in kernels.values() if k.symbol not in self._code}
+        lowered = self._lowered.lowered
+        staged = [{func.name: self._kernel(func, cast) for func in lowered.prim_funcs} for cast in casts]
+        missing = {k.symbol: k.final for kernels in staged for k in kernels.values() if k.symbol not in self._code}
         sources = [emit_prim_func(final, symbol, target.features).ir_text for symbol, final in missing.items()]
-        plans = [plan_memory(module, self._lowered.imported.requirements) for module, _ in staged]
-        symbols = [{name: kernel.symbol for name, kernel in kernels.items()} for _, kernels in staged]
+        plans = [plan_memory(with_kernels(lowered, kernels), self._lowered.imported.requirements) for kernels in staged]
+        symbols = [{name: kernel.symbol for name, kernel in kernels.items()} for kernels in staged]
         entries = [emit_entry(plan, names, "tc_entry", profile=True) for plan, names in zip(plans, symbols, strict=True)]
         objects = compile_objects([*sources, *(entry.ir_text for entry in entries)], target)
         self._code.update(zip(missing, objects, strict=False))

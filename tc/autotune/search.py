@@ -6,8 +6,8 @@ equal candidates. No policy proposes a program twice, or one that was observed, 
 the default schedule first, so the best that was measured is never worse than it. (With `from_default=False` it is a point like any
 other: so searches are compared, where a good default leaves little to find.)
 
-`ModelSearch` scores about 200 candidates for a batch. Making one and its features takes milliseconds, building and timing one a few
-hundred: with batches of 8 to 16 the search takes less time than measuring.
+`ModelSearch` scores about 200 candidates for a batch, fewer with less `effort`. Making one and its features takes 5 to 25 milliseconds,
+building and timing one a hundred or more.
 """
 
 from __future__ import annotations
@@ -263,6 +263,9 @@ CHAINS = 12
 STEPS = 7
 """Moves of every chain in each of the two walks of a batch."""
 
+LEAST_STEPS = 2
+"""The same with the least effort."""
+
 ROUNDS = 3
 """Walks of the first batch after each other, at most: from random places the first leads to where good ones can be seen from."""
 
@@ -306,6 +309,8 @@ class ModelSearch(Generic[C]):
     al., 2020). What we changed: few candidates are scored, so chains are short, start at good places, and are a population
     (`annealing`); what is uncertain is preferred as in bandits, and trees do not know where they know nothing, so a prediction is
     taken to be the less certain the farther it is from all measurements.
+
+    `effort`, 0..1: how much of this is done; less where measuring takes less time than proposing.
     """
 
     def __init__(
@@ -323,6 +328,7 @@ class ModelSearch(Generic[C]):
         self._seeds: list[Mapping[str, Value]] = []
         self._kept: list[C] = []
         self._novelty = Novelty()
+        self.effort = 1.0
 
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
@@ -341,7 +347,7 @@ class ModelSearch(Generic[C]):
         batch: _Batch[C] = _Batch(explored.taken, count)
         batch.add(explored.starts)
         batch.add(self._planted(math.ceil(SEED_SHARE * count)))
-        near = self._neighbours(3 * count)
+        near = self._neighbours(max(count, round(3 * self.effort * count)))
         if explored.elite:
             batch.add(views.ranked(near, OPTIMISM[0])[: max(1, round(NEAR_SHARE * count))])
             batch.add(self._random(int(self._rng.binomial(count, RANDOM_SHARE))))
@@ -372,9 +378,10 @@ class ModelSearch(Generic[C]):
         """What chains meet. As long as nothing was measured they go on from the best of it while that gets better."""
         met: list[C] = []
         least = math.inf
-        for _ in range(1 if self._explored.elite else ROUNDS):
+        steps, rounds = max(LEAST_STEPS, round(self.effort * STEPS)), math.ceil(self.effort * ROUNDS)
+        for _ in range(1 if self._explored.elite else rounds):
             good = views.ranked([c for c in [*met, *self._kept] if self._explored.is_new(c)], optimism)
-            met += anneal(self._starts(good), partial(views.cost, optimism=optimism), self._moved, STEPS, self._rng)
+            met += anneal(self._starts(good), partial(views.cost, optimism=optimism), self._moved, steps, self._rng)
             before, least = least, float(np.min(views.cost(met, optimism), initial=math.inf))
             if not least < before - WORTHWHILE:
                 break

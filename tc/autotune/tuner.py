@@ -64,6 +64,9 @@ CHECK_SECONDS = 0.5
 TRIAL_SECONDS = 0.3
 """About what a trial takes, before any was made."""
 
+FIRST_EFFORT, LEAST_EFFORT = 0.5, 0.2
+"""Of a search under a budget of time: in the first batch, and where candidates take long to make and little to measure."""
+
 CHECK_EVERY = 2
 """Batches of a task between two checks of its best."""
 
@@ -151,6 +154,7 @@ class _State:
     resumed: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     since_check: int = 0
+    paces: list[tuple[float, float, float]] = field(default_factory=list)  # seconds of proposing and measuring, effort, by batch
     reference: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(default_factory=dict)
     past: list[tuple[Record, dict[str, Value]]] = field(default_factory=list)  # of earlier runs, with the points
     suggested: set[Point] = field(default_factory=set)
@@ -323,11 +327,16 @@ class Tuner:
             self._shared.refit(state.task.key)
             state.policy.suggest(dict(point) for point in self._suggestions(state))
         most = min(self._room(), SMALL_BATCH if state.trials < SMALL_BATCHES_UNTIL else BATCH)
+        if isinstance(state.policy, ModelSearch) and self._budget is not None:
+            state.policy.effort = self._effort(state)
+        start = self._now()
         batch = state.policy.propose(most if self._trials is None else min(most, self._trials - state.trials))
+        proposing = self._now() - start
         if not batch:
             self._stop(state, "there are no more schedules" if state.trials > 1 else "it has one schedule")
             return
         found = self._runner.measure([self._job(state.task, candidate, state.default, 1.0) for candidate in batch])
+        state.paces.append((proposing, self._now() - start - proposing, getattr(state.policy, "effort", 1.0)))
         self._take(state, batch, found)
         state.since_check += 1
         if state.since_check >= CHECK_EVERY:
@@ -346,6 +355,15 @@ class Tuner:
             self._stop(state, f"no candidate of {state.trials} can be measured: {failed.error}: {failed.detail}")
         elif self._trials is not None and state.trials >= self._trials:
             self._stop(state, f"{state.trials} trials are done")
+
+    def _effort(self, state: _State) -> float:
+        """With how much effort proposing is expected to take as long as measuring: as with this task's last batches, or with all tasks'."""
+        paces = state.paces[-3:] or [pace for other in self._states for pace in other.paces]
+        if not paces:
+            return FIRST_EFFORT
+        proposing = sum(seconds / effort for seconds, _, effort in paces)
+        measuring = sum(seconds for _, seconds, _ in paces)
+        return min(max(measuring / max(proposing, 1e-9), LEAST_EFFORT), 1.0)
 
     def _suggestions(self, state: _State) -> list[Point]:
         """What was found for similar tasks since the task had its last batch."""
