@@ -423,7 +423,7 @@ class CompiledModule:
             self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback
         )
         timed(*args)
-        seconds = sum(timed.launch_seconds(*args) for _ in range(repeat)) / repeat
+        seconds = np.mean([timed.launch_seconds(*args) for _ in range(repeat)], axis=0)
         rows = [
             KernelTime(str(launch.span or ""), launch.kernel, float(mean))
             for launch, mean in zip(timed.launches, seconds, strict=True)
