@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Choice, Record, target_key
+from tc.autotune.standing import Standing
 from tc.codegen.llvm import emit_prim_func
 from tc.compiler import LoweredModel, run_reference
 from tc.ir.loop import PrimFunc
@@ -48,21 +48,6 @@ OWN_RIDGE, NEXT_RIDGE = 0.05, 0.5
 """Of the effects on a launch of its own schedule and of the one before it: how many observations say that there are none."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How the schedules of a kernel did inside the model.
-
-    `seconds`: for each schedule's key what the kernel's launches take in a run of the model, with what they add to the launches behind
-    them; DEFAULT_SCHEDULE is the default's. `alone`: the one that is best by itself; `chosen`: what the kernel gets.
-    """
-
-    workload: str
-    kernel: str
-    seconds: tuple[tuple[str, float], ...]
-    alone: str
-    chosen: str
-
-
 def rehearse(
     lowered: LoweredModel,
     target: Target,
@@ -78,16 +63,17 @@ def rehearse(
     """
     known = TunedSchedules(database, target, target.cores)
     present = {workload_key(func): func.name for func in lowered.lowered.prim_funcs}
-    contenders: dict[str, list[Record | None]] = {}
-    for key in workloads:
-        if key in present and (found := database.shortlist(key, target, target.cores)):
-            contenders[key] = [None, *found[: MOST_CONTENDERS - 1]]
+    found = {key: database.shortlist(key, target, target.cores) for key in workloads if key in present}
+    contenders: dict[str, list[Record | None]] = {key: [None, *records] for key, records in found.items() if records}
     if not contenders:
         return []
+    rehearsal = _Rehearsal(lowered, target, [_Cast(known, contenders, dict.fromkeys(contenders, 0))])
+    most = _most_contenders(rehearsal.call_seconds(inputs), seconds)
+    contenders = {key: records[:most] for key, records in contenders.items()}
     names = {key: [DEFAULT_SCHEDULE if r is None else r.schedule_key for r in records] for key, records in contenders.items()}
     alone = {key: int(len(records) > 1 and records[1].ratio < 1.0) for key, records in contenders.items()}  # type: ignore[union-attr]
     draws = _draw({key: len(records) for key, records in contenders.items()}, alone)
-    rehearsal = _Rehearsal(lowered, target, [_Cast(known, contenders, draw) for draw in draws])
+    rehearsal.add([_Cast(known, contenders, draw) for draw in draws[1:]])
     costs = rehearsal.costs(draws, {key: len(records) for key, records in contenders.items()}, inputs, seconds)
     chosen = {key: _best(costs[key], alone[key]) for key in contenders}
     if chosen != alone and not rehearsal.is_faster(_Cast(known, contenders, chosen), than=1, inputs=inputs):
@@ -98,6 +84,12 @@ def rehearse(
     ]
     _write(database, target, standings)
     return standings
+
+
+def _most_contenders(call_seconds: float, seconds: float) -> int:
+    """With how many schedules of a kernel FEWEST_ROUNDS of all modules, each called twice, take about `seconds`; at least two."""
+    modules = seconds / (2 * FEWEST_ROUNDS * max(call_seconds, 1e-9))
+    return min(max(2, int((modules - 2) / DRAWN_EACH)), MOST_CONTENDERS)
 
 
 def _draw(counts: Mapping[str, int], alone: Mapping[str, int]) -> list[dict[str, int]]:
@@ -144,6 +136,14 @@ class _Rehearsal:
         self._code: dict[str, bytes] = {}  # by symbol: and compiled once
         self._constants: list[np.ndarray] = []
         self._modules = self._build(casts)
+
+    def add(self, casts: Sequence[_Cast]) -> None:
+        """More modules."""
+        self._modules += self._build(casts)
+
+    def call_seconds(self, inputs: Mapping[str, np.ndarray]) -> float:
+        """What the launches of the first module take."""
+        return float(_run_in_turns(self._modules[:1], inputs, 0.0, rounds=1).sum())
 
     def costs(
         self, draws: Sequence[Mapping[str, int]], counts: Mapping[str, int], inputs: Mapping[str, np.ndarray], seconds: float

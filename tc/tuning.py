@@ -22,6 +22,7 @@ from tc.autotune.events import Event
 from tc.autotune.measure import LocalRunner
 from tc.autotune.record import Choice, target_key
 from tc.autotune.runner import Runner
+from tc.autotune.standing import Standing
 from tc.autotune.task import Task
 from tc.autotune.tuner import Tuner, TuningResult
 from tc.compiler import Model, compile_model, import_model, lower_model, prepare_model
@@ -30,7 +31,7 @@ from tc.frontend.dims import Dim
 from tc.ir.dtype import from_numpy
 from tc.ir.graph import Function
 from tc.measure.harness import Plan, Ratio, time_interleaved
-from tc.rehearsal import Standing, rehearse
+from tc.rehearsal import rehearse
 from tc.runtime.module import CompiledModule
 from tc.target import Target
 from tc.tasks import extract_tasks, measured_sizes

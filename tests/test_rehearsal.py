@@ -14,9 +14,10 @@ from tc import rehearsal
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Choice, Record, target_key
+from tc.autotune.standing import Standing
 from tc.compiler import lower_model, prepare_model
 from tc.ir.parser import parse_module
-from tc.rehearsal import Standing, rehearse
+from tc.rehearsal import rehearse
 from tc.target import native_target
 from tc.tasks import extract_tasks
 
@@ -104,6 +105,14 @@ def test_every_schedule_takes_part_about_equally_often() -> None:
     assert np.bincount([draw["a"] for draw in draws[2:]]).tolist() == [3, 3, 3, 3]
     assert np.bincount([draw["b"] for draw in draws[2:]]).tolist() == [6, 6]
     assert draws == rehearsal._draw({"a": 4, "b": 2}, {"a": 1, "b": 0})
+
+
+def test_a_slow_model_has_fewer_contenders() -> None:
+    assert rehearsal._most_contenders(1e-3, 30.0) == rehearsal.MOST_CONTENDERS
+    assert rehearsal._most_contenders(10.0, 30.0) == 2
+    some = rehearsal._most_contenders(0.2, 30.0)
+    assert 2 < some < rehearsal.MOST_CONTENDERS
+    assert (2 + rehearsal.DRAWN_EACH * some) * 2 * rehearsal.FEWEST_ROUNDS * 0.2 <= 30.0
 
 
 def test_only_a_clear_gain_displaces_what_is_best_alone() -> None:

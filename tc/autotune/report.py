@@ -14,11 +14,12 @@ from html import escape
 from pathlib import Path
 
 from tc.autotune.events import Event
-from tc.autotune.record import Record, clean_text
+from tc.autotune.record import DEFAULT_SCHEDULE, Record, clean_text
 from tc.autotune.report_facts import RunFacts, TaskFacts, gather_facts
 from tc.autotune.report_plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
 from tc.autotune.report_schedules import Difference, compare
 from tc.autotune.report_style import STYLE
+from tc.autotune.standing import Standing
 from tc.autotune.task import Task
 from tc.errors import TcError, UserError
 from tc.schedule.knobs import Value
@@ -54,14 +55,16 @@ def write_report(
     tasks: Sequence[Task],
     records: Sequence[Record],
     importance: Sequence[tuple[str, float]] = (),
+    standings: Sequence[Standing] = (),
 ) -> None:
     """Write the report of a tuning run to `path`, which changes only when the whole page is there.
 
     Any of `events`, `tasks` and `records` may be empty: the page says what it can. `importance`: features of the cost model with
-    their parts of its gain. UserError when matplotlib is missing or the file cannot be written.
+    their parts of its gain. `standings`: how schedules did inside the model. UserError when matplotlib is missing or the file cannot be
+    written.
     """
     require_matplotlib()
-    page = make_page(gather_facts(model, events, tasks, records), importance)
+    page = make_page(gather_facts(model, events, tasks, records), importance, standings)
     file = Path(path)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
@@ -73,7 +76,7 @@ def write_report(
         unfinished.unlink(missing_ok=True)
 
 
-def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = ()) -> str:
+def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = (), standings: Sequence[Standing] = ()) -> str:
     """The whole page."""
     sections = (
         _headline(facts),
@@ -81,6 +84,7 @@ def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = ()) -> 
         _over_time(facts),
         _curves(facts),
         _schedules(facts),
+        _in_model(standings),
         _importance(importance),
         _failures(facts),
         element("footer", words(f"Made by tc {__version__}.")),
@@ -299,6 +303,34 @@ def _nest(name: str, text: str) -> str:
     code = _LOOP_WORDS.sub(r"<mark>\1</mark>", escape(shown))
     listing = element("pre", element("code", code), tabindex="0")
     return element("div", element("h4", words(name)), listing, class_="nest")
+
+
+def _in_model(standings: Sequence[Standing]) -> str:
+    """The kernels that get another schedule inside the model than the one that is best alone."""
+    if not standings:
+        return ""
+    others = sorted((each for each in standings if each.chosen != each.alone), key=lambda s: s.of(s.chosen) - s.of(s.alone))
+    note = (
+        "The best schedules of every kernel ran inside the model too, where other kernels write the inputs and share the caches. "
+        f"{count(len(standings) - len(others), 'kernel')} of {len(standings)} kept the schedule that is best alone."
+    )
+    parts = [element("p", words(note), class_="note")]
+    if others:
+        columns = (("kernel", ""), ("default", "n"), ("best alone", "n"), ("chosen", "n"), ("which is", ""))
+        head = element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in columns))
+        table = element("table", element("thead", head), element("tbody", *map(_standing_row, others)), class_="failures")
+        parts.append(element("div", table, class_="wide"))
+    return _section("Inside the model", *parts)
+
+
+def _standing_row(standing: Standing) -> str:
+    times = (standing.of(DEFAULT_SCHEDULE), standing.of(standing.alone), standing.of(standing.chosen))
+    return element(
+        "tr",
+        element("th", breakable(standing.kernel), scope="row"),
+        *(element("td", words(format_seconds(seconds)), class_="n") for seconds in times),
+        element("td", "the default" if standing.chosen == DEFAULT_SCHEDULE else "another one"),
+    )
 
 
 def _importance(importance: Sequence[tuple[str, float]]) -> str:

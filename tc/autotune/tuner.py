@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,23 +22,22 @@ from tc.autotune.events import (
     TaskStopped,
     TuningFinished,
     TuningStarted,
-    WinnerChecked,
 )
 from tc.autotune.learned import Shared, TaskModel
 from tc.autotune.limits import refuse_large
-from tc.autotune.record import WRONG, Choice, Record, target_key
-from tc.autotune.runner import Job, Measurement, Runner
+from tc.autotune.record import Choice, Record, target_key
+from tc.autotune.referee import MOST_REJECTED, WORTH_CHECKING, Referee
+from tc.autotune.runner import Measurement, Runner
 from tc.autotune.scheduler import Curve, first_gain, next_task, remaining_ms
 from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
-from tc.autotune.space import VARIANT, Candidate, Space
+from tc.autotune.space import VARIANT, Candidate
+from tc.autotune.state import TaskState
 from tc.autotune.task import Task
 from tc.autotune.transfer import Precedent, precedents_of, suggestions, teach
 from tc.autotune.workloads import WorkloadStore
 from tc.collector import rare_collections
-from tc.errors import MeasureError, ScheduleError, TcError, UserError
-from tc.interp.graph import run_function
+from tc.errors import MeasureError, ScheduleError, UserError
 from tc.schedule.knobs import Value
-from tc.verification import sized_inputs
 
 BATCH = 16
 """Candidates that are measured together."""
@@ -48,15 +47,6 @@ SMALL_BATCH = 8
 
 SMALL_BATCHES_UNTIL = 32
 """Trials of a task with small batches."""
-
-CHECK_EFFORT = 6.0
-"""How much longer than a trial a winner is measured again."""
-
-LEAST_GAIN = 0.99
-"""A winner must take at most this part of the time of the one before it."""
-
-WORTH_CHECKING = 0.98
-"""A trial must look better than the best verified one by this factor before it is measured again."""
 
 CHECK_SECONDS = 0.5
 """About what a check takes."""
@@ -69,15 +59,6 @@ FIRST_EFFORT, LEAST_EFFORT = 0.5, 0.2
 
 CHECK_EVERY = 2
 """Batches of a task between two checks of its best."""
-
-MOST_REJECTED = 3
-"""Candidates of one check that may fail before the search goes on."""
-
-RUNNERS_UP = 3
-"""Candidates of a task, beside the best, that are verified in the end: inside a model one of them may be better."""
-
-NEARLY = 1.03
-"""Times of the best one that they may take."""
 
 RUNNERS_UP_SHARE = 0.05
 """The part of the budget that is kept for them."""
@@ -128,40 +109,6 @@ class TuningResult:
     importance: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass
-class _State:
-    """A task at work. `measured`: ratios by key; `best`: the verified one; `best_ratio`: of any trial."""
-
-    task: Task
-    space: Space
-    default: Candidate
-    policy: SearchPolicy[Candidate]
-    model: TaskModel | None
-    curve: Curve
-    default_seconds: float = math.nan
-    measured: dict[str, float] = field(default_factory=dict)
-    candidates: dict[str, Candidate] = field(default_factory=dict)
-    best: Candidate | None = None
-    best_verified: float = 1.0
-    verified: dict[str, float] = field(default_factory=dict)  # best verified ratio by variant
-    scale: dict[str, float] = field(default_factory=dict)  # what the default takes, in seconds of the verified records of a variant
-    rejected: set[str] = field(default_factory=set)  # failed, wrong, or measured again and not better
-    failed: set[str] = field(default_factory=set)  # failed or wrong when they were checked
-    kept: set[str] = field(default_factory=set)  # verified
-    best_ratio: float = 1.0
-    failures: Counter[str] = field(default_factory=Counter)
-    trials: int = 0
-    resumed: int = 0
-    history: list[tuple[int, float]] = field(default_factory=list)
-    since_check: int = 0
-    paces: list[tuple[float, float, float]] = field(default_factory=list)  # seconds of proposing and measuring, effort, by batch
-    reference: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(default_factory=dict)
-    past: list[tuple[Record, dict[str, Value]]] = field(default_factory=list)  # of earlier runs, with the points
-    suggested: set[Point] = field(default_factory=set)
-    is_begun: bool = False
-    reason: str = ""
-
-
 class Tuner:
     """Tunes tasks. See `run`.
 
@@ -203,9 +150,10 @@ class Tuner:
         self._threshold, self._transfer, self._policy, self._from_default = threshold, transfer, policy, from_default
         self._shared = Shared(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
+        self._referee = Referee(runner, database, self._emit, self._now)
         self._precedents: list[Precedent] = []  # of other models
         self._tasks = list(tasks)
-        self._states: list[_State] = []
+        self._states: list[TaskState] = []
         self._start = 0.0
         self._spent, self._measured = 0.0, 0  # seconds of all batches, and their candidates
 
@@ -223,7 +171,6 @@ class Tuner:
             self._prepare()
             reason = self._loop()
             self._check_all()
-            self._check_runners_up()
         except KeyboardInterrupt:
             reason = "interrupted"
         except MeasureError as error:
@@ -272,11 +219,11 @@ class Tuner:
             self._learn_from_others(known, {default.rule for default in all_defaults})
         for start in range(0, len(self._tasks), BATCH):
             tasks, defaults = self._tasks[start : start + BATCH], all_defaults[start : start + BATCH]
-            jobs = [self._job(task, default, default, 1.0) for task, default in zip(tasks, defaults, strict=True)]
+            numbers = range(start, start + len(tasks))
+            states = [self._make_state(*each) for each in zip(tasks, defaults, streams[start:], numbers)]
             in_time = self._budget is None or self._now() < self._budget / 2
-            found = self._runner.measure(jobs) if in_time else [None] * len(jobs)
-            for number, (task, default, measurement) in enumerate(zip(tasks, defaults, found, strict=True), start):
-                state = self._make_state(task, default, streams[number], number)
+            found = self._runner.measure([state.job(state.default) for state in states]) if in_time else [None] * len(states)
+            for state, measurement in zip(states, found, strict=True):
                 self._states.append(state)
                 self._start_task(state, measurement, known)
 
@@ -289,7 +236,7 @@ class Tuner:
             latest = math.inf if self._budget is None else self._now() + LEARNING_SHARE * self._budget
             teach(self._shared, others, self._store, self._tasks[0].target, rules, lambda: self._now() > latest)
 
-    def _start_task(self, state: _State, found: Measurement | None, known: dict[str, list[Record]]) -> None:
+    def _start_task(self, state: TaskState, found: Measurement | None, known: dict[str, list[Record]]) -> None:
         """Begin with what measuring its default has given; None if there was no time to."""
         if found is None:
             self._stop(state, "there was no time to measure it")
@@ -303,7 +250,7 @@ class Tuner:
             self._store.put(variant.key, variant.func)
         self._resume(state, known)
 
-    def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, number: int) -> _State:
+    def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, number: int) -> TaskState:
         space = task.space()
         model = TaskModel(task.key, task.target, task.dims, self._shared, self._seed + number)
         policy: SearchPolicy[Candidate]
@@ -313,9 +260,9 @@ class Tuner:
             policy = EvolutionarySearch(space, rng, refuse_large, from_default=self._from_default)
         else:
             policy = ModelSearch(space, model, rng, refuse_large, from_default=self._from_default)
-        return _State(task, space, default, policy, model if self._policy == "model" else None, Curve(0.0))
+        return TaskState(task, space, default, policy, model if self._policy == "model" else None, Curve(0.0))
 
-    def _step(self, state: _State) -> None:
+    def _step(self, state: TaskState) -> None:
         """One batch of a task."""
         before = self._now()
         if self._trials is not None and state.trials >= self._trials:
@@ -335,7 +282,7 @@ class Tuner:
         if not batch:
             self._stop(state, "there are no more schedules" if state.trials > 1 else "it has one schedule")
             return
-        found = self._runner.measure([self._job(state.task, candidate, state.default, 1.0) for candidate in batch])
+        found = self._runner.measure([state.job(candidate) for candidate in batch])
         state.paces.append((proposing, self._now() - start - proposing, getattr(state.policy, "effort", 1.0)))
         self._take(state, batch, found)
         state.since_check += 1
@@ -356,7 +303,7 @@ class Tuner:
         elif self._trials is not None and state.trials >= self._trials:
             self._stop(state, f"{state.trials} trials are done")
 
-    def _effort(self, state: _State) -> float:
+    def _effort(self, state: TaskState) -> float:
         """With how much effort proposing is expected to take as long as measuring: as with this task's last batches, or with all tasks'."""
         paces = state.paces[-3:] or [pace for other in self._states for pace in other.paces]
         if not paces:
@@ -365,7 +312,7 @@ class Tuner:
         measuring = sum(seconds for _, seconds, _ in paces)
         return min(max(measuring / max(proposing, 1e-9), LEAST_EFFORT), 1.0)
 
-    def _suggestions(self, state: _State) -> list[Point]:
+    def _suggestions(self, state: TaskState) -> list[Point]:
         """What was found for similar tasks since the task had its last batch."""
         mates = [
             Precedent(other.best.rule, other.default.point, other.best.point, other.best_verified)
@@ -377,7 +324,7 @@ class Tuner:
         state.suggested.update(fresh)
         return fresh
 
-    def _begin(self, state: _State) -> None:
+    def _begin(self, state: TaskState) -> None:
         """What takes long, and only for tasks that get time: their size, and the candidates of earlier runs."""
         state.is_begun = True
         self._emit(TaskStarted(state.task.name, self._now(), state.default_seconds, state.space.size(SIZE_SAMPLES), state.resumed))
@@ -398,9 +345,9 @@ class Tuner:
             ratios = np.array([ratio for _, ratio in known.values()])
             state.policy.observe([candidate for candidate, _ in known.values()], ratios * state.default_seconds)
 
-    def _take(self, state: _State, batch: Sequence[Candidate], found: Sequence[Measurement]) -> None:
+    def _take(self, state: TaskState, batch: Sequence[Candidate], found: Sequence[Measurement]) -> None:
         """Write down and learn what was measured."""
-        self._database.append([self._record(state, c, m, state.trials + k + 1) for k, (c, m) in enumerate(zip(batch, found, strict=True))])
+        self._database.append([state.record(c, m, state.trials + k + 1) for k, (c, m) in enumerate(zip(batch, found, strict=True))])
         state.trials += len(batch)
         state.failures.update(m.error for m in found if m.error is not None)
         for candidate, measurement in zip(batch, found, strict=True):
@@ -412,93 +359,24 @@ class Tuner:
         state.policy.observe(batch, seconds)
         state.history.append((state.trials, state.best_ratio))
 
-    def _stop(self, state: _State, reason: str) -> None:
+    def _stop(self, state: TaskState, reason: str) -> None:
         state.curve.is_open = False
         state.reason = reason
         self._emit(TaskStopped(state.task.name, self._now(), reason))
 
-    # -- winners
+    # -- what is kept
 
     def _check_all(self) -> None:
         for state in self._states:
             if math.isfinite(state.default_seconds) and state.since_check:
                 self._check(state)
+        latest = math.inf if self._budget is None else self._now() + RUNNERS_UP_SHARE * self._budget
+        self._referee.check_runners_up(self._states, latest)
 
-    def _check(self, state: _State) -> None:
-        """Measure the most promising candidates again beside the verified best; keep the first that is better and right."""
+    def _check(self, state: TaskState) -> None:
         if not state.is_begun:
             self._begin(state)
-        state.since_check = 0
-        for _ in range(MOST_REJECTED):
-            key = min((k for k in state.measured if k not in state.rejected), key=state.measured.__getitem__, default=None)
-            if key is None or state.measured[key] > WORTH_CHECKING * state.best_verified:
-                break
-            if (state.best is not None and key == state.best.key) or self._accept(state, state.candidates[key]):
-                break
-        state.best_ratio = min((r for k, r in state.measured.items() if k not in state.rejected), default=1.0)
-        state.best_ratio = min(state.best_ratio, 1.0)
-
-    def _check_runners_up(self) -> None:
-        """Verify what is nearly as good as the best, of the tasks that take longest first."""
-        latest = math.inf if self._budget is None else self._now() + RUNNERS_UP_SHARE * self._budget
-        for state in sorted(self._states, key=lambda state: -state.curve.weight_ms):
-            limit = min(NEARLY * state.best_verified, LEAST_GAIN)
-            near = [k for k, ratio in state.measured.items() if ratio < limit and k not in state.failed | state.kept]
-            for key in sorted(near, key=state.measured.__getitem__)[:RUNNERS_UP]:
-                if self._now() > latest:
-                    return
-                self._accept(state, state.candidates[key], limit)
-
-    def _accept(self, state: _State, candidate: Candidate, limit: float | None = None) -> bool:
-        """Whether a candidate is right, and its ratio, measured again, at most `limit`; by default it must become the best."""
-        limit = LEAST_GAIN * state.best_verified if limit is None else limit
-        found = self._runner.measure([self._job(state.task, candidate, state.default, CHECK_EFFORT)])[0]
-        problem = None if found.error is None else f"{found.error}: {found.detail}"
-        if problem is None:
-            state.measured[candidate.key] = found.ratio
-            state.policy.correct(candidate, found.ratio * state.default_seconds)
-            if found.ratio > limit:
-                state.rejected.add(candidate.key)
-                self._database.append([self._record(state, candidate, found, state.trials)])
-                return False
-            wrong = self._differs(state, candidate)
-            if wrong is not None:
-                problem = f"wrong: {wrong}"
-                found = Measurement.failed(WRONG, wrong, found.build_seconds)
-        point, now = candidate.point, self._now()
-        low, high = (x / found.reference_seconds if problem is None else math.inf for x in (found.low, found.high))
-        if problem is not None or found.ratio < state.best_verified:
-            self._emit(WinnerChecked(state.task.name, now, found.ratio, low, high, problem, candidate.variant, point))
-        if problem is None:  # records of several runs compare by seconds, and the machine may be slower today
-            found = found.with_reference(state.scale.setdefault(candidate.variant, found.reference_seconds))
-        self._database.append([self._record(state, candidate, found, state.trials, verified=problem is None)])
-        if problem is not None:
-            state.rejected.add(candidate.key)
-            state.failed.add(candidate.key)
-            state.policy.correct(candidate, math.inf)
-            state.failures[found.error or WRONG] += 1
-            return False
-        state.kept.add(candidate.key)
-        if found.ratio < state.best_verified:
-            state.best, state.best_verified = candidate, found.ratio
-        state.verified[candidate.variant] = min(found.ratio, state.verified.get(candidate.variant, math.inf))
-        return True
-
-    def _differs(self, state: _State, candidate: Candidate) -> str | None:
-        """What is wrong with a candidate's results, by the reference in numpy."""
-        variant = state.task.variants[candidate.variant]
-        if candidate.variant not in state.reference:
-            main = variant.reference.main
-            rng = np.random.default_rng(0)
-            try:
-                drawn = sized_inputs(main, variant.sizes, rng)
-                inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
-                expected = run_function(variant.reference, main.name, inputs, dims=variant.sizes)
-            except TcError as error:
-                return f"its reference cannot be run: {error}"
-            state.reference[candidate.variant] = (inputs, [np.asarray(x) for x in expected])
-        inputs, expected = state.reference[candidate.variant]
-        return self._runner.check(self._job(state.task, candidate, state.default, 1.0), inputs, expected)
+        self._referee.check(state)
 
     def _decide_variants(self) -> None:
         """Tell graph passes which way of lowering each node was fastest: what all tasks with the same question take together."""
@@ -524,33 +402,6 @@ class Tuner:
                 entries.append(entry)
         self._database.append(entries)
 
-    # -- records
-
-    def _job(self, task: Task, candidate: Candidate, default: Candidate, effort: float) -> Job:
-        workload, reference = task.workload(candidate.variant), task.workload(default.variant)
-        return Job(workload, candidate.trace.to_json(), default.trace.to_json(), reference, effort)
-
-    def _record(self, state: _State, candidate: Candidate, found: Measurement, trial: int, *, verified: bool = False) -> Record:
-        return Record(
-            workload=state.task.variants[candidate.variant].key,
-            variant=candidate.variant,
-            target=target_key(state.task.target),
-            threads=state.task.target.cores,
-            task=state.task.name,
-            rule=candidate.rule,
-            point=candidate.point,
-            dims=tuple(state.task.dims.items()),
-            trace=candidate.trace.to_json(),
-            seconds=found.seconds,
-            low=found.low,
-            high=found.high,
-            ratio=found.ratio,
-            error=found.error,
-            detail=found.detail,
-            verified=verified,
-            trial=trial,
-        )
-
     def _known_records(self) -> dict[str, list[Record]]:
         """What the database holds for this target and number of threads, by workload."""
         known: dict[str, list[Record]] = {}
@@ -559,7 +410,7 @@ class Tuner:
             known.setdefault(record.workload, []).append(record)
         return known
 
-    def _resume(self, state: _State, known: dict[str, list[Record]]) -> None:
+    def _resume(self, state: TaskState, known: dict[str, list[Record]]) -> None:
         """Go on where earlier runs have stopped: the curve, and the verified best."""
         best = math.inf
         ratios: dict[str, float] = {}

@@ -105,7 +105,13 @@ def _write_report(args: argparse.Namespace, found: Tuned, events: list[Event]) -
     write_file(
         args.report,
         lambda path: write_report(
-            path, model=str(args.model), events=events, tasks=found.tasks, records=records, importance=found.result.importance
+            path,
+            model=str(args.model),
+            events=events,
+            tasks=found.tasks,
+            records=records,
+            importance=found.result.importance,
+            standings=found.standings,
         ),
     )
 
@@ -126,6 +132,10 @@ class _Row:
     state: str = "waiting"
 
 
+LAST = "the best schedules run inside the model"
+"""What is done when the search is over."""
+
+
 class Progress:
     """A live table on a terminal; plain lines elsewhere; nothing when `quiet`."""
 
@@ -135,6 +145,7 @@ class Progress:
         self._rows: dict[str, _Row] = {}
         self._budget: float | None = None
         self._start = time.monotonic()
+        self._is_over = False
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4) if console.is_terminal and not quiet else None
 
     def __enter__(self) -> Progress:
@@ -172,10 +183,13 @@ class Progress:
                 self._rows[task].verified = min(ratio, 1.0)
             case TaskStopped(task=task, reason=reason):
                 self._rows[task].state = reason
+            case TuningFinished():
+                self._is_over = True
 
     def _render(self) -> Group:
         elapsed = time.monotonic() - self._start
         left = "" if self._budget is None else f", {format_seconds(max(self._budget - elapsed, 0.0))} left"
+        left = f": {LAST}" if self._is_over else left
         head = Text(f"{len(self._rows)} tasks, {format_seconds(elapsed)}{left}", style="bold")
         table = make_table("", ("task", "default ", "best ", "verified ", "trials ", "failed ", "may save ", "state"), ())
         worth = sorted(self._rows.items(), key=lambda item: (item[1].state == "waiting", -(item[1].default_seconds or 0.0)))
@@ -227,7 +241,7 @@ def _line(event: Event) -> str:
         case TaskStopped():
             return f"{event.task}: {event.reason}"
         case TuningFinished():
-            return f"done after {format_seconds(event.seconds)}: {event.reason}"
+            return f"done after {format_seconds(event.seconds)}: {event.reason}; {LAST}"
     return ""
 
 

@@ -20,9 +20,8 @@ import numpy as np
 
 from tc.errors import InputError, ModelError, TcError, UnsupportedError
 from tc.ir.arith import evaluate
-from tc.ir.dtype import from_numpy, parse_dtype
+from tc.ir.dtype import from_numpy
 from tc.ir.expr import Const, Expr, Var
-from tc.ir.graph import TensorVar
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, ExecutionPlan, Launch, Place, Slot
 from tc.ir.types import TensorType
@@ -34,14 +33,13 @@ from tc.runtime.entry import (
     DETAIL,
     THREADS,
     EntrySource,
-    FailedCheck,
-    FrameLayout,
 )
+from tc.runtime.interface import dim_vars, interface_from_json, interface_to_json
 from tc.runtime.jit import Library, link
 from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
-from tc.runtime.saved import as_array, dim_text, parse_dim, read_module, write_module
+from tc.runtime.saved import as_array, read_module, write_module
 from tc.target import Target, native_target
 
 Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
@@ -373,21 +371,17 @@ class CompiledModule:
     @property
     def dims(self) -> tuple[str, ...]:
         """Names of the symbolic dims of the inputs."""
-        found = {n.name for v in self.plan.inputs for n in walk(v.type) if isinstance(n, Var)}
-        return tuple(sorted(found))
+        return tuple(sorted({var.name for var in dim_vars(self.plan)}))
 
     def peak_bytes(self, **dims: int) -> int:
         """Memory of one call beyond inputs and constants, for these dims: arena and outputs. InputError when a dim is missing."""
-        env = {n: dims[n.name] for n in self._dim_vars() if n.name in dims}
+        env = {n: dims[n.name] for n in dim_vars(self.plan) if n.name in dims}
         total = self._evaluate(self.plan.arena_bytes, env)
         for var, slot in zip(self.plan.outputs, self.plan.output_slots, strict=True):
             if slot.place is not Place.DYNAMIC:
                 assert isinstance(var.type, TensorType)
                 total += self._evaluate(var.type.size_bytes, env)
         return total
-
-    def _dim_vars(self) -> list[Var]:
-        return [n for v in self.plan.inputs for n in walk(v.type) if isinstance(n, Var)]
 
     def _evaluate(self, expr: Expr, env: Mapping[Var, int]) -> int:
         for node in walk(expr):
@@ -404,7 +398,6 @@ class CompiledModule:
         if node not in self._explanations:
             raise InputError(f"no node {node!r}; the nodes are: {', '.join(list(self._explanations)[:20])} ...")
         return self._explanations[node]
-
 
     def profile(self, *args: Any, repeat: int = 10) -> list[KernelTime]:
         """Time every kernel launch of a call on these inputs: the mean over `repeat` calls, after one to warm up, slowest first.
@@ -463,29 +456,11 @@ class CompiledModule:
         """Write the module to a file that `tc.load` reads. UnsupportedError when nodes run on Python reference kernels."""
         if self._entry.calls:
             raise UnsupportedError(f"save: {self._entry.calls[0].span} runs on a reference kernel, which a file cannot hold")
-        names = {var: f"d{k}" for k, var in enumerate(dict.fromkeys(self._dim_vars()))}
-
-        def tensor(var: TensorVar) -> list[Any]:
-            assert isinstance(var.type, TensorType)
-            known = [n for n in walk(var.type) if isinstance(n, Var) and n not in names]
-            names.update({n: f"u{len(names) + k}" for k, n in enumerate(known)})
-            return [var.name, var.type.dtype.name, [dim_text(dim, names) for dim in var.type.shape]]
-
-        inputs = [tensor(var) for var in self.plan.inputs]
-        outputs = [tensor(var) for var in self.plan.outputs]
-        layout = self._entry.layout
         header = {
+            **interface_to_json(self.plan, self._entry),
             "target": self.target,
             "symbol": self._symbol,
             "threads": self.threads,
-            "inputs": inputs,
-            "outputs": outputs,
-            "dims": [[text, var.name] for var, text in names.items()],
-            "arena_bytes": dim_text(self.plan.arena_bytes, names),
-            "num_dynamic": self.plan.num_dynamic,
-            "places": [[slot.place.value, slot.index] for slot in self.plan.output_slots],
-            "layout": [layout.inputs, layout.outputs, layout.dynamic, layout.dims, layout.words],
-            "checks": [[check.message, check.input, check.axis, check.dims] for check in self._entry.checks],
             "constants": [[from_numpy(c.dtype).name, list(c.shape)] for c in self._constants],
             "num_objects": len(self._objects),
             "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
@@ -511,27 +486,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     missing = sorted(set(target.features) - set(native_target().features))
     if missing:
         raise ModelError(f"the module was compiled for a CPU with {', '.join(missing)}, which this one lacks")
-    variables = {text: Var(name) for text, name in header["dims"]}
-
-    def tensor(item: list[Any]) -> TensorVar:
-        name, dtype, shape = item
-        return TensorVar(name, TensorType(tuple(parse_dim(d, variables) for d in shape), parse_dtype(dtype)))
-
-    inputs, outputs = tuple(map(tensor, header["inputs"])), tuple(map(tensor, header["outputs"]))
-    slots = tuple(
-        Slot(Place(place), index, var.type)  # type: ignore[arg-type]
-        for (place, index), var in zip(header["places"], outputs, strict=True)
-    )
-    plan = ExecutionPlan(
-        "main", inputs, outputs, (), (), parse_dim(header["arena_bytes"], variables), header["num_dynamic"], (), slots
-    )
-    ins, outs, dynamic, dims, words = header["layout"]
-    layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, ())
-    checks = tuple(
-        FailedCheck(message, index, axis, tuple((name, word) for name, word in dims))
-        for message, index, axis, dims in header["checks"]
-    )
-    entry = EntrySource("", checks, (), layout)
+    plan, entry = interface_from_json(header)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]
     constants = [as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)]

@@ -22,6 +22,7 @@ from tc.schedule.tree import (
     fresh_buffer_name,
     fresh_names,
     has_intrinsic,
+    loop_var,
     replace_stmt,
     writers_of,
 )
@@ -119,7 +120,7 @@ def copy_nest(
 ) -> Stmt:
     """Loops over a shape around one spatial block, `body(axes, facts about them)`."""
     names = fresh_names(func, [f"{'ijklmnpq'[d % 8]}{d // 8 or ''}c" for d in range(len(shape))])
-    loop_vars = [Var(each, i64) for each in names]
+    loop_vars = [loop_var(each) for each in names]
     axes = [Var(f"v{each}", i64) for each in names]
     facts = Facts.of(func.facts)
     for axis, dim in zip(axes, shape, strict=True):

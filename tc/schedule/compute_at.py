@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import TRUE, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, substitute, walk
@@ -22,6 +21,8 @@ from tc.schedule.tree import (
     find_loop,
     fresh_names,
     has_intrinsic,
+    loop_var,
+    place_of,
     replace_stmt,
     variables,
     writers_of,
@@ -52,7 +53,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     intervals = {index: part for index, part in zip(store.indices, region, strict=True) if isinstance(index, Var)}
     nest = _nest_over(func, target, place.block, intervals)
     moved = replace_stmt(func, target, replace(target.loop, body=seq(nest, target.loop.body)))
-    return replace_stmt(moved, _original(moved, place.block), None)
+    return replace_stmt(moved, place_of(moved, place.block), None)
 
 
 def _check_producer(func: PrimFunc, place: Place, target: Place) -> Store:
@@ -116,7 +117,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     region = _consumer_region(func, place, target, producers)
     nest = _nest_over(func, target, consumer, region, _guards(func, target, producers, buffers_read(consumer)))
     moved = replace_stmt(func, target, replace(target.loop, body=seq(target.loop.body, nest)))
-    return replace_stmt(moved, _original(moved, consumer), None)
+    return replace_stmt(moved, place_of(moved, consumer), None)
 
 
 def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers: list[Place]) -> None:
@@ -280,11 +281,6 @@ def _is_no_less(extent: Expr, dim: Expr, facts: Facts) -> bool:
     return prove(extent >= dim, facts) is True
 
 
-def _original(func: PrimFunc, block: Block) -> Place:
-    """The place of a block that has been copied to another place."""
-    return next(place for place in block_places(func) if place.block is block)
-
-
 def _nest_over(func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval], where: Expr = TRUE) -> Stmt:
     """A block under new loops: over `region` for its spatial axes, over everything for the others."""
     facts = facts_inside(func, target)
@@ -294,7 +290,7 @@ def _nest_over(func: PrimFunc, target: Place, block: Block, region: dict[Var, In
     for axis, name in zip(block.axes, names, strict=True):
         part = region.get(axis.var) if axis.kind is AxisKind.SPATIAL else None
         part = part or whole(axis.extent)
-        var = Var(name, i64)
+        var = loop_var(name)
         loops.append((var, part.extent))
         value = simplify(part.low + var, facts)
         inside = facts.with_range(var, part.extent)

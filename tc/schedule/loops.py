@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, minimum, mul
 from tc.ir.loop import AnnotationValue, AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt
 from tc.ir.node import Node, replace, substitute
@@ -20,6 +19,7 @@ from tc.schedule.tree import (
     find_block,
     find_loop,
     fresh_names,
+    loop_var,
     map_blocks,
     replace_stmt,
     statements,
@@ -46,7 +46,7 @@ def split(func: PrimFunc, loop: str, factors: Sequence[Factor], names: Sequence[
     _check_split(stmt, factors, names)
     facts = facts_at(func, place)
     extents = _split_extents(stmt, factors, facts)
-    fresh = [Var(name, i64) for name in fresh_names(func, names)]
+    fresh = [loop_var(name) for name in fresh_names(func, names)]
     value: Expr = fresh[0]
     total = extents[0]
     for var, extent in zip(fresh[1:], extents[1:], strict=True):
@@ -117,7 +117,7 @@ def split_overlapped(func: PrimFunc, loop: str, factor: int, names: Sequence[str
     if prove(stmt.extent >= factor, facts) is not True:
         raise ScheduleError(f"split_overlapped: loop {loop} may have fewer than {factor} iterations: {stmt.extent}")
     _check_repeatable(func, stmt)
-    first, second = (Var(name, i64) for name in fresh_names(func, names))
+    first, second = map(loop_var, fresh_names(func, names))
     start: Expr = first * factor
     if prove(equal(stmt.extent % factor, 0), facts) is not True:
         start = minimum(start, stmt.extent - factor)
@@ -160,7 +160,7 @@ def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
         kinds = f"{first.kind.name.lower()} and {second.kind.name.lower()}"
         raise ScheduleError(f"fuse: loops {outer} and {inner} are {kinds}; fuse them before that")
     (fresh,) = fresh_names(func, (name,))
-    fused = Var(fresh, i64)
+    fused = loop_var(fresh)
     values: dict[Node, Node] = {first.var: fused // second.extent, second.var: fused % second.extent}
     extent = simplify(mul(first.extent, second.extent), facts_at(func, place))
     merged = For(

@@ -33,6 +33,7 @@ from tc.schedule.tree import (
     fresh_block_name,
     fresh_buffer_name,
     fresh_names,
+    loop_var,
     own_root,
     replace_stmt,
     variables,
@@ -73,7 +74,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     needed = {var for axis in spatial for var in variables(axis.value)} | variables(where)
     inner = [each for each in place.loops[position:] if each.var in needed]
     names = fresh_names(func, [f"{each.var.name}_init" for each in inner])
-    renamed: dict[Node, Node] = {each.var: Var(name, i64) for each, name in zip(inner, names, strict=True)}
+    renamed: dict[Node, Node] = {each.var: loop_var(name) for each, name in zip(inner, names, strict=True)}
     axes = {axis.var: Var(axis.var.name, i64) for axis in spatial}
     start: Stmt = Block(
         fresh_block_name(func, f"{block}_init"),
@@ -247,7 +248,7 @@ def _final_nest(
     needed = {var for axis in spatial for var in variables(axis.value)} | variables(where)
     loops = [each for each in place.loops if each not in root.path and each.var in needed]
     names = fresh_names(func, [f"{each.var.name}_f" for each in (*loops, chosen)])
-    fresh: dict[Node, Node] = {each.var: Var(name, i64) for each, name in zip((*loops, chosen), names, strict=True)}
+    fresh: dict[Node, Node] = {each.var: loop_var(name) for each, name in zip((*loops, chosen), names, strict=True)}
     axes = {axis.var: Var(axis.var.name, i64) for axis in spatial}
     k = Var("vk", i64)
     result: Stmt = Block(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
+from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Expr, Load, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, binders, cached_by_identity, cached_on_node, children, replace, substitute
@@ -44,9 +46,12 @@ def statements(root: Stmt) -> Iterator[Place]:
 
 def statements_from(start: Place) -> Iterator[Place]:
     """`statements` of the statement at a place, each with its path from the top."""
-    yield start
-    for child in _sub_statements(start.stmt):
-        yield from statements_from(Place(child, (*start.path, start.stmt)))
+    stack = [start]
+    while stack:
+        place = stack.pop()
+        yield place
+        inner = (*place.path, place.stmt)
+        stack += [Place(child, inner) for child in reversed(_sub_statements(place.stmt))]
 
 
 def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
@@ -136,6 +141,16 @@ def block_places(func: PrimFunc) -> tuple[Place, ...]:
 @cached_by_identity(512)
 def _block_places(root: Stmt) -> tuple[Place, ...]:
     return tuple(place for place in statements(root) if isinstance(place.stmt, Block))
+
+
+def place_of(func: PrimFunc, block: Block) -> Place:
+    """The place of a block, known to be in `func`; another one may have its name."""
+    path: list[Stmt] = []
+    stmt = func.body
+    while stmt is not block:
+        path.append(stmt)
+        stmt = next(child for child in _sub_statements(stmt) if block in blocks_in(child))
+    return Place(stmt, tuple(path))
 
 
 def blocks_in(stmt: Stmt) -> tuple[Block, ...]:
@@ -238,6 +253,15 @@ def _unused(base: str, used: set[str]) -> str:
         name = f"{base}_{count}"
     used.add(name)
     return name
+
+
+@lru_cache(8192)
+def loop_var(name: str) -> Var:
+    """The variable of a new loop, whose name is not in use in its function: one object for each name.
+
+    Candidates that are alike in a part then share the expressions there, and what was found out about them.
+    """
+    return Var(name, i64)
 
 
 def fresh_name(func: PrimFunc, base: str) -> str:

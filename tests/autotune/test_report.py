@@ -25,6 +25,7 @@ from tc.autotune.record import Record
 from tc.autotune.report import format_count, format_duration, format_ms, format_seconds, write_report
 from tc.autotune.report_facts import gather_facts
 from tc.autotune.space import Candidate
+from tc.autotune.standing import Standing
 from tc.autotune.task import Task, Variant
 from tc.errors import UserError
 from tc.ir.loop import PrimFunc
@@ -141,9 +142,10 @@ def write(
     records: Sequence[Record] = (),
     importance: Sequence[tuple[str, float]] = (),
     model: str = "net.onnx",
+    standings: Sequence[Standing] = (),
 ) -> tuple[str, Page]:
     file = folder / "report.html"
-    write_report(file, model=model, events=events, tasks=tasks, records=records, importance=importance)
+    write_report(file, model=model, events=events, tasks=tasks, records=records, importance=importance, standings=standings)
     assert [each.name for each in folder.iterdir()] == ["report.html"]
     html = file.read_text(encoding="utf-8")
     return html, Page(html)
@@ -276,6 +278,22 @@ def test_features_are_shown_with_their_parts(tmp_path: Path) -> None:
 
     assert re.search(r"flops ?75\.0% ?bytes ?25\.0%", page.text)
     assert "unused" not in page.text and "odd" not in page.text
+
+
+def test_what_the_model_decided_is_shown(tmp_path: Path) -> None:
+    seconds = (("default", 10e-6), ("a" * 16, 12e-6), ("b" * 16, 8e-6))
+    standings = [
+        Standing("w1", "conv_1", seconds, alone="a" * 16, chosen="default"),
+        Standing("w2", "conv_2", seconds, alone="a" * 16, chosen="b" * 16),
+        Standing("w3", "conv_3", seconds, alone="b" * 16, chosen="b" * 16),
+    ]
+
+    _, page = write(tmp_path, standings=standings)
+
+    assert "1 kernel of 3 kept the schedule that is best alone" in page.text
+    assert ["conv_2", "10.0 µs", "12.0 µs", "8.00 µs", "another one"] in page.rows
+    assert ["conv_1", "10.0 µs", "12.0 µs", "10.0 µs", "the default"] in page.rows
+    assert not any(row[0] == "conv_3" for row in page.rows)
 
 
 def test_records_alone_make_a_page(tmp_path: Path) -> None:
