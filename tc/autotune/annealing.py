@@ -22,14 +22,14 @@ COOLING = 50.0
 def anneal(
     starts: Sequence[T],
     cost: Callable[[Sequence[T]], np.ndarray],
-    move: Callable[[T, T], T | None],
+    move: Callable[[Sequence[tuple[T, T]]], Sequence[T | None]],
     steps: int,
     rng: np.random.Generator,
 ) -> list[T]:
     """Everything that was visited, the starts first, in order; things may come more than once.
 
-    `cost`: float64[n], lower is better. `move` gives a neighbour of the first one, perhaps with traits of the second, any other
-    chain (or the same); None when it found none, and the chain rests for a step.
+    `cost`: float64[n], lower is better. `move` gives for each pair a neighbour of the first one, perhaps with traits of the second,
+    any other chain (or the same); None where it found none, and the chain rests for a step.
     """
     visited = list(starts)
     if not starts:
@@ -43,8 +43,8 @@ def anneal(
         picked = _resampled(weights, rng)
         chains, costs = [chains[i] for i in picked], costs[picked]
         partners = rng.integers(len(chains), size=len(chains))
-        moved = [(i, move(chain, chains[partner])) for i, (chain, partner) in enumerate(zip(chains, partners))]
-        found = [(i, chain) for i, chain in moved if chain is not None]
+        moved = move([(chain, chains[partner]) for chain, partner in zip(chains, partners)])
+        found = [(i, chain) for i, chain in enumerate(moved) if chain is not None]
         draws = rng.random(len(found))
         for (i, chain), new, draw in zip(found, cost([chain for _, chain in found]), draws, strict=True):
             if draw < np.exp(-max(new - costs[i], 0.0) / temperature):

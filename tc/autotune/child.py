@@ -41,7 +41,7 @@ class Outcome:
     `killed`: the process was killed, and not by us: another attempt may go well.
     """
 
-    value: Built | Timed | str | None = None
+    value: Built | Timed | str | list[Any] | None = None
     error: str | None = None
     detail: str = ""
     stage: str = ""

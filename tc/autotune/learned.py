@@ -101,7 +101,7 @@ class TaskModel:
 
     def features(self, candidate: Candidate) -> np.ndarray:
         """float32[n_features]"""
-        known = self._features.pop(candidate.key, None)
+        known = self._features.pop(candidate.key, candidate.features)
         if known is None:
             known = Program(candidate.func, self._target, self._dims).features
         self._features[candidate.key] = known

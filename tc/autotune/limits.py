@@ -15,7 +15,7 @@ MOST_OPERATIONS = 3000
 
 def refuse_large(candidate: Candidate) -> str | None:
     """Why a candidate must not be built, or None."""
-    operations = sum(written_out(candidate.func))
+    operations = sum(written_out(candidate.func)) if candidate.operations is None else candidate.operations
     if operations > MOST_OPERATIONS:
         return f"{operations} operations are written out, {MOST_OPERATIONS} are allowed"
     return None

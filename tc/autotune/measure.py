@@ -12,16 +12,19 @@ import os
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
 
 from tc.autotune.build import BuildRequest, Built
 from tc.autotune.child import Child, Outcome
+from tc.autotune.explore import ExploreRequest
 from tc.autotune.runner import Job, Measurement, ReferenceClock
+from tc.autotune.space import Candidate, Space
 from tc.autotune.timing import CheckRequest, Timed, TimeRequest, TrialPlan
 from tc.errors import MeasureError, UserError
+from tc.schedule.knobs import Value
 from tc.target import Target, available_cpus, native_target
 
 DEFAULT_MEMORY_BYTES = 4 << 30
@@ -96,6 +99,21 @@ class LocalRunner:
             return f"{outcome.error}: {outcome.detail}"
         assert outcome.value is None or isinstance(outcome.value, str)
         return outcome.value
+
+    def explore(self, space: Space, dims: Mapping[str, int], points: Sequence[Mapping[str, Value]]) -> list[Candidate | None]:
+        """The candidates at these points, with features for `dims`, from all builders side by side; None where a point is not legal."""
+        parts = np.array_split(np.arange(len(points)), min(self._count, len(points)))
+        sizes, target = tuple(sorted(dims.items())), str(space.target)
+        requests = [ExploreRequest(space.texts, target, sizes, tuple(tuple(points[i].items()) for i in part)) for part in parts]
+        with self._lock:
+            outcomes = self._dispatch(requests, self._builders, self._count, self._build_timeout * max(map(len, parts)))
+        found: list[Candidate | None] = []
+        for outcome, part in zip(outcomes, parts, strict=True):
+            if isinstance(outcome.value, list):
+                found += [None if each is None else each.candidate(space) for each in outcome.value]
+            else:  # what is wrong shows here
+                found += [space.legal_at(points[i]) for i in part]
+        return found
 
     def close(self) -> None:
         """End all children."""

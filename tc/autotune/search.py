@@ -40,17 +40,19 @@ C_contra = TypeVar("C_contra", bound=Proposed, contravariant=True)
 
 
 class SearchSpace(Protocol[C]):
-    """The candidates of a task. All but `default` and `size` raise ScheduleError where the point is not legal."""
+    """The candidates of a task. `at` and `sample` raise ScheduleError where the point is not legal; `at_all` has None there."""
 
     def default(self) -> C: ...
 
     def at(self, point: Mapping[str, Value]) -> C: ...
 
+    def at_all(self, points: Sequence[Mapping[str, Value]]) -> list[C | None]: ...
+
     def sample(self, rng: np.random.Generator) -> C: ...
 
-    def mutate(self, candidate: C, rng: np.random.Generator) -> C: ...
+    def mutation(self, candidate: C, rng: np.random.Generator) -> Mapping[str, Value]: ...
 
-    def crossover(self, first: C, second: C, rng: np.random.Generator) -> C: ...
+    def crossing(self, first: C, second: C, rng: np.random.Generator) -> Mapping[str, Value]: ...
 
     def neighbours(self, candidate: C) -> list[dict[str, Value]]: ...
 
@@ -102,11 +104,12 @@ class _Explored(Generic[C]):
     def make(self, draw: Callable[[], C]) -> C | None:
         """A candidate, seen before or not; None, and counted, if it is not legal or beyond the limits."""
         try:
-            candidate = draw()
+            return self._within(draw())
         except ScheduleError:
-            self.refused += 1
-            return None
-        if self._limits is not None and self._limits(candidate) is not None:
+            return self._within(None)
+
+    def _within(self, candidate: C | None) -> C | None:
+        if candidate is None or (self._limits is not None and self._limits(candidate) is not None):
             self.refused += 1
             return None
         return candidate
@@ -114,8 +117,18 @@ class _Explored(Generic[C]):
     def at(self, point: Mapping[str, Value]) -> C | None:
         return self.make(partial(self.space.at, point))
 
+    def at_all(self, points: Sequence[Mapping[str, Value]]) -> list[C | None]:
+        """`at` of several points."""
+        return [self._within(candidate) for candidate in self.space.at_all(points)]
+
     def sample(self, rng: np.random.Generator) -> C | None:
         return self.make(partial(self.space.sample, rng))
+
+    def child(self, first: C, second: C, rng: np.random.Generator) -> Mapping[str, Value]:
+        """A point near `first`, now and then with traits of `second`."""
+        if first.key != second.key and rng.random() < CROSSED:
+            return self.space.crossing(first, second, rng)
+        return self.space.mutation(first, rng)
 
     def is_new(self, candidate: C) -> bool:
         return candidate.key not in self.taken
@@ -179,10 +192,7 @@ class _Explored(Generic[C]):
 
     def near(self, candidate: C) -> Iterator[C]:
         """The legal neighbours."""
-        for point in self.space.neighbours(candidate):
-            made = self.at(point)
-            if made is not None:
-                yield made
+        yield from (made for made in self.at_all(self.space.neighbours(candidate)) if made is not None)
 
 
 WALKED = 256
@@ -236,25 +246,21 @@ class EvolutionarySearch(Generic[C]):
         for _ in range(TRIES * count if parents else 0):
             if not batch.left:
                 break
-            child = explored.draw_new(rng) if rng.random() < WILD else _child(explored, parents, rng)
+            child = explored.draw_new(rng) if rng.random() < WILD else self._child(parents)
             batch.add([] if child is None else [child])
         return explored.fill(batch.chosen, count, rng)
+
+    def _child(self, parents: Sequence[C]) -> C | None:
+        """Of one parent by mutation or of two by crossover."""
+        weights = 1.0 / np.arange(1, len(parents) + 1)
+        pick = self._rng.choice(len(parents), size=2, p=weights / weights.sum())
+        return self._explored.at(self._explored.child(parents[pick[0]], parents[pick[1]], self._rng))
 
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
 
     def correct(self, candidate: C, seconds: float) -> None:
         self._explored.correct(candidate, seconds)
-
-
-def _child(explored: _Explored[C], parents: Sequence[C], rng: np.random.Generator) -> C | None:
-    """Of one parent by mutation or of two by crossover."""
-    weights = 1.0 / np.arange(1, len(parents) + 1)
-    pick = rng.choice(len(parents), size=2, p=weights / weights.sum())
-    first, second = parents[pick[0]], parents[pick[1]]
-    if first is not second and rng.random() < CROSSED:
-        return explored.make(partial(explored.space.crossover, first, second, rng))
-    return explored.make(partial(explored.space.mutate, first, rng))
 
 
 CHAINS = 12
@@ -393,24 +399,20 @@ class ModelSearch(Generic[C]):
         starts = [*known, *good][: CHAINS - CHAINS // 4]
         return [*starts, *self._random(CHAINS - len(starts))]
 
-    def _moved(self, candidate: C, other: C) -> C | None:
-        explored, rng = self._explored, self._rng
-        if candidate.key != other.key and rng.random() < CROSSED:
-            return explored.make(partial(explored.space.crossover, candidate, other, rng))
-        return explored.make(partial(explored.space.mutate, candidate, rng))
+    def _moved(self, pairs: Sequence[tuple[C, C]]) -> list[C | None]:
+        return self._explored.at_all([self._explored.child(candidate, other, self._rng) for candidate, other in pairs])
 
     def _neighbours(self, count: int) -> list[C]:
         """Up to `count` legal new candidates one step from the two best ones, or from the default; of all knobs alike."""
         explored = self._explored
         centres = explored.parents()[:2] or explored.starts
         points = [point for centre in centres for point in explored.space.neighbours(centre)]
+        order = list(self._rng.permutation(len(points)))
         found: list[C] = []
-        for i in self._rng.permutation(len(points)):
-            if len(found) == count:
-                break
-            candidate = explored.at(points[i])
-            if candidate is not None and explored.is_new(candidate):
-                found.append(candidate)
+        while order and len(found) < count:
+            next_ones = [points[i] for i in order[: count - len(found)]]
+            order = order[len(next_ones) :]
+            found += [made for made in explored.at_all(next_ones) if made is not None and explored.is_new(made)]
         return found
 
     def _random(self, count: int) -> list[C]:

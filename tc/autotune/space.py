@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from tc.errors import ScheduleError
 from tc.ir.loop import PrimFunc
+from tc.ir.printer import print_ir
 from tc.schedule.knobs import Decide, Knob, Value, follow, take_default
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Trace
@@ -30,16 +31,30 @@ SIZE_SAMPLES = 64
 """Ways through the rules from which the number of points is estimated."""
 
 
+Point = tuple[tuple[str, Value], ...]
+"""The answers on one way through the rules, by name."""
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One schedule of a task. `func` is scheduled and still has blocks; `trace` replays on the variant's PrimFunc."""
+    """One schedule of a task. `trace` replays on the variant's PrimFunc; `made` is the result, or makes it.
+
+    `operations`, `features`: what `limits` and the cost model ask of the program, if that is known without it.
+    """
 
     variant: str
     knobs: tuple[Knob, ...]
-    point: tuple[tuple[str, Value], ...]
+    point: Point
     rule: str
     trace: Trace
-    func: PrimFunc
+    made: PrimFunc | Callable[[], PrimFunc]
+    operations: int | None = None
+    features: np.ndarray | None = None
+
+    @cached_property
+    def func(self) -> PrimFunc:
+        """The program: scheduled, still with blocks."""
+        return self.made if isinstance(self.made, PrimFunc) else self.made()
 
     @cached_property
     def key(self) -> str:
@@ -55,6 +70,13 @@ class Space:
         assert variants, "a task has at least one variant"
         self.variants = dict(variants)
         self.target = target
+        self.helper: Callable[[Sequence[Mapping[str, Value]]], list[Candidate | None]] | None = None
+        """Makes candidates elsewhere, several at a time."""
+
+    @cached_property
+    def texts(self) -> tuple[tuple[str, str], ...]:
+        """The variants as text, for other processes."""
+        return tuple((name, print_ir(func)) for name, func in self.variants.items())
 
     def default(self) -> Candidate:
         """What compiles without tuning."""
@@ -68,24 +90,40 @@ class Space:
         """A candidate whose every answer is drawn evenly. ScheduleError as for `at`, here and below."""
         return self.build(lambda knob: _draw(rng, knob.options))
 
-    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
-        """One answer changed, now and then more: to a neighbour half of the time where answers are ordered, else to any."""
-        if not candidate.knobs:
-            return candidate
+    def at_all(self, points: Sequence[Mapping[str, Value]]) -> list[Candidate | None]:
+        """The candidates at several points, None where the answers are not legal. A helper makes them, if there is one."""
+        if self.helper is not None and len(points) > 1:
+            return self.helper(points)
+        return [self.legal_at(point) for point in points]
+
+    def legal_at(self, point: Mapping[str, Value]) -> Candidate | None:
+        """The candidate at a point; None when the answers together are not legal."""
+        try:
+            return self.at(point)
+        except ScheduleError:
+            return None
+
+    def mutation(self, candidate: Candidate, rng: np.random.Generator) -> dict[str, Value]:
+        """The point with one answer changed, now and then more: to a neighbour half of the time where answers are ordered, else to any."""
         point = dict(candidate.point)
-        while True:
+        while candidate.knobs:
             knob = candidate.knobs[int(rng.integers(len(candidate.knobs)))]
             point[knob.name] = _another(knob, point[knob.name], rng)
             if rng.random() < 0.6:
-                return self.at(point)
+                break
+        return point
 
-    def crossover(self, first: Candidate, second: Candidate, rng: np.random.Generator) -> Candidate:
-        """Every answer from one of the two."""
+    def crossing(self, first: Candidate, second: Candidate, rng: np.random.Generator) -> dict[str, Value]:
+        """A point with every answer from one of the two."""
         point = dict(first.point)
         for name, value in second.point:
             if name not in point or rng.random() < 0.5:
                 point[name] = value
-        return self.at(point)
+        return point
+
+    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
+        """The candidate at a mutation."""
+        return self.at(self.mutation(candidate, rng))
 
     def neighbours(self, candidate: Candidate) -> list[dict[str, Value]]:
         """The points that differ in one answer: by one step where answers are ordered, in any way where not."""

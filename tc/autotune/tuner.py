@@ -252,6 +252,9 @@ class Tuner:
 
     def _make_state(self, task: Task, default: Candidate, rng: np.random.Generator, number: int) -> TaskState:
         space = task.space()
+        explore = getattr(self._runner, "explore", None)
+        if explore is not None and self._policy == "model":
+            space.helper = partial(explore, space, task.dims)
         model = TaskModel(task.key, task.target, task.dims, self._shared, self._seed + number)
         policy: SearchPolicy[Candidate]
         if self._policy == "random":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tc.autotune.build import BuildRequest, Built, build
+from tc.autotune.explore import ExploreRequest, explore
 from tc.autotune.timing import CheckRequest, Note, Timed, Timer, TimeRequest, TrialPlan
 from tc.errors import CodegenError, ScheduleError
 from tc.runtime.jit import compile_object
@@ -77,7 +78,7 @@ class Stage:
 class Answer:
     """The end of a request: a value, or the kind of the error and what happened. A child that `retires` takes no more."""
 
-    value: Built | Timed | str | None = None
+    value: Built | Timed | str | list[Any] | None = None
     error: str | None = None
     detail: str = ""
     retires: bool = False
@@ -94,6 +95,7 @@ def make_handlers(options: Options) -> dict[type, Handler]:
     timer = Timer(options.plan, keep_bytes=options.memory_bytes // 4)
     return {
         BuildRequest: lambda request, note: build(request),
+        ExploreRequest: lambda request, note: explore(request),
         TimeRequest: timer.time,
         CheckRequest: lambda request, note: timer.check(request),
     }
@@ -135,7 +137,7 @@ def _answer(handler: Handler, request: object, note: Note) -> Answer:
         is_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
         is_build = isinstance(request, BuildRequest) or isinstance(error, CodegenError)
         return Answer(error="memory" if is_memory else "build" if is_build else "crash", detail=_in_short(error))
-    assert value is None or isinstance(value, (Built, Timed, str))
+    assert value is None or isinstance(value, (Built, Timed, str, list))
     return Answer(value)
 
 

@@ -53,11 +53,14 @@ class MadeUpSpace:
     def sample(self, rng: np.random.Generator) -> Candidate:
         return self._candidate(self.tiles.sample(rng))
 
-    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
-        return self._candidate(self.tiles.mutate(Tiled(candidate.point), rng))
+    def at_all(self, points: Sequence[Mapping[str, Value]]) -> list[Candidate | None]:
+        return [None if made is None else self._candidate(made) for made in self.tiles.at_all(points)]
 
-    def crossover(self, first: Candidate, second: Candidate, rng: np.random.Generator) -> Candidate:
-        return self._candidate(self.tiles.crossover(Tiled(first.point), Tiled(second.point), rng))
+    def mutation(self, candidate: Candidate, rng: np.random.Generator) -> Mapping[str, Value]:
+        return self.tiles.mutation(Tiled(candidate.point), rng)
+
+    def crossing(self, first: Candidate, second: Candidate, rng: np.random.Generator) -> Mapping[str, Value]:
+        return self.tiles.crossing(Tiled(first.point), Tiled(second.point), rng)
 
     def neighbours(self, candidate: Candidate) -> list[dict[str, Value]]:
         points = self.tiles.neighbours(Tiled(candidate.point))

@@ -79,16 +79,25 @@ class TileSpace:
     def sample(self, rng: np.random.Generator) -> Tiled:
         return self.at({k.name: k.options[rng.integers(len(k.options))] for k in KNOBS})
 
-    def mutate(self, candidate: Tiled, rng: np.random.Generator) -> Tiled:
+    def at_all(self, points: Sequence[Mapping[str, Value]]) -> list[Tiled | None]:
+        return [self._try(point) for point in points]
+
+    def _try(self, point: Mapping[str, Value]) -> Tiled | None:
+        try:
+            return self.at(point)
+        except ScheduleError:
+            return None
+
+    def mutation(self, candidate: Tiled, rng: np.random.Generator) -> dict[str, Value]:
         values = dict(candidate.point)
         for _ in range(1 + int(rng.integers(2))):
             knob = KNOBS[rng.integers(len(KNOBS))]
             values[knob.name] = knob.options[rng.integers(len(knob.options))]
-        return self.at(values)
+        return values
 
-    def crossover(self, first: Tiled, second: Tiled, rng: np.random.Generator) -> Tiled:
+    def crossing(self, first: Tiled, second: Tiled, rng: np.random.Generator) -> dict[str, Value]:
         other = dict(second.point)
-        return self.at({name: other[name] if rng.random() < 0.5 else value for name, value in first.point})
+        return {name: other[name] if rng.random() < 0.5 else value for name, value in first.point}
 
     def neighbours(self, candidate: Tiled) -> list[dict[str, Value]]:
         values = dict(candidate.point)

@@ -291,7 +291,7 @@ def test_what_the_model_decided_is_shown(tmp_path: Path) -> None:
     _, page = write(tmp_path, standings=standings)
 
     assert "1 kernel of 3 kept the schedule that is best alone" in page.text
-    assert ["conv_2", "10.0 µs", "12.0 µs", "8.00 µs", "another one"] in page.rows
+    assert ["conv_2", "10.0 µs", "12.0 µs", "8.0 µs", "another one"] in page.rows
     assert ["conv_1", "10.0 µs", "12.0 µs", "10.0 µs", "the default"] in page.rows
     assert not any(row[0] == "conv_3" for row in page.rows)
 

@@ -317,14 +317,17 @@ def test_annealed_chains_end_low() -> None:
     def cost(xs: Sequence[int]) -> np.ndarray:
         return np.abs(np.array(xs, np.float64) - 700.0) / 100
 
-    visited = anneal([int(x) for x in rng.integers(0, 1000, 16)], cost, lambda x, other: x + int(rng.integers(-40, 41)), 20, rng)
+    def move(pairs: Sequence[tuple[int, int]]) -> list[int]:
+        return [x + int(rng.integers(-40, 41)) for x, _ in pairs]
+
+    visited = anneal([int(x) for x in rng.integers(0, 1000, 16)], cost, move, 20, rng)
 
     assert len(visited) == 16 * 21
     assert cost(visited[-16:]).mean() < 0.3 < cost(visited[:16]).mean()
 
 
 def test_annealing_rests_where_there_is_no_move() -> None:
-    visited = anneal([1, 2, 3], lambda xs: np.array(xs, np.float64), lambda x, other: None, 5, np.random.default_rng(0))
+    visited = anneal([1, 2, 3], lambda xs: np.array(xs, np.float64), lambda pairs: [None] * len(pairs), 5, np.random.default_rng(0))
 
     assert visited == [1, 2, 3]
-    assert anneal([], lambda xs: np.zeros(0), lambda x, other: x, 5, np.random.default_rng(0)) == []
+    assert anneal([], lambda xs: np.zeros(0), lambda pairs: [x for x, _ in pairs], 5, np.random.default_rng(0)) == []

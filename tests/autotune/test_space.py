@@ -130,7 +130,7 @@ def test_mutation_and_crossover_stay_among_the_options() -> None:
     rng = np.random.default_rng(0)
     first, second = points.sample(rng), points.sample(rng)
 
-    child = points.crossover(first, second, rng)
+    child = points.at(points.crossing(first, second, rng))
     changed = points.mutate(first, rng)
 
     for candidate in (child, changed):
