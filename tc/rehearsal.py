@@ -62,19 +62,21 @@ def rehearse(
     rounds are run in any case. What is not among `workloads` is scheduled as the database says, in all modules.
     """
     known = TunedSchedules(database, target, target.cores)
-    present = {workload_key(func): func.name for func in lowered.lowered.prim_funcs}
+    keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
+    present = {key: name for name, key in keys.items()}
     found = {key: database.shortlist(key, target, target.cores) for key in workloads if key in present}
     contenders: dict[str, list[Record | None]] = {key: [None, *records] for key, records in found.items() if records}
     if not contenders:
         return []
-    rehearsal = _Rehearsal(lowered, target, [_Cast(known, contenders, dict.fromkeys(contenders, 0))])
+    rehearsal = _Rehearsal(lowered, target, keys, [_Cast(known, contenders, dict.fromkeys(contenders, 0))])
     most = _most_contenders(rehearsal.call_seconds(inputs), seconds)
     contenders = {key: records[:most] for key, records in contenders.items()}
+    counts = {key: len(records) for key, records in contenders.items()}
     names = {key: [DEFAULT_SCHEDULE if r is None else r.schedule_key for r in records] for key, records in contenders.items()}
     alone = {key: int(len(records) > 1 and records[1].ratio < 1.0) for key, records in contenders.items()}  # type: ignore[union-attr]
-    draws = _draw({key: len(records) for key, records in contenders.items()}, alone)
+    draws = _draw(counts, alone)
     rehearsal.add([_Cast(known, contenders, draw) for draw in draws[1:]])
-    costs = rehearsal.costs(draws, {key: len(records) for key, records in contenders.items()}, inputs, seconds)
+    costs = rehearsal.costs(draws, counts, inputs, seconds)
     chosen = {key: _best(costs[key], alone[key]) for key in contenders}
     if chosen != alone and not rehearsal.is_faster(_Cast(known, contenders, chosen), than=1, inputs=inputs):
         chosen = alone
@@ -127,11 +129,10 @@ class _Cast:
 
 
 class _Rehearsal:
-    """Modules of one model, with a clock around every launch, that differ in the schedules of their kernels."""
+    """Modules of one model, with a clock around every launch, that differ in the schedules of their kernels. `keys`: workloads by name."""
 
-    def __init__(self, lowered: LoweredModel, target: Target, casts: Sequence[_Cast]) -> None:
-        self._lowered, self._target = lowered, target
-        self._keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
+    def __init__(self, lowered: LoweredModel, target: Target, keys: Mapping[str, str], casts: Sequence[_Cast]) -> None:
+        self._lowered, self._target, self._keys = lowered, target, keys
         self._kernels: dict[tuple[str, str | None], Kernel] = {}  # by name and schedule: each is scheduled once
         self._code: dict[str, bytes] = {}  # by symbol: and compiled once
         self._constants: list[np.ndarray] = []

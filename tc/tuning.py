@@ -142,8 +142,9 @@ def tune(
     finally:
         if own is not None:
             own.close()
-    standings = _rehearse(model, chosen, dims, sizes or {}, records, selected, REHEARSAL_SHARE * seconds)
-    ratio, dropped = _compare_whole(model, chosen, dims, sizes or {}, path, selected)
+    inputs = _inputs(model, dims, sizes or {})
+    standings = _rehearse(model, chosen, dims, inputs, records, selected, REHEARSAL_SHARE * seconds)
+    ratio, dropped = _compare_whole(model, chosen, dims, inputs, path, selected)
     return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings))
 
 
@@ -168,7 +169,7 @@ def _rehearse(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None,
-    sizes: Mapping[str, int],
+    inputs: Mapping[str, np.ndarray],
     database: Database,
     tasks: Sequence[Task],
     seconds: float,
@@ -177,20 +178,19 @@ def _rehearse(
     answers = TunedSchedules(database, target, target.cores)
     lowered = lower_model(prepare_model(model, target, dims), answers.answer)
     workloads = [variant.key for task in tasks for variant in task.variants.values()]
-    return rehearse(lowered, target, database, workloads, _inputs(model, dims, sizes), seconds)
+    return rehearse(lowered, target, database, workloads, inputs, seconds)
 
 
 def _compare_whole(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None,
-    sizes: Mapping[str, int],
+    inputs: Mapping[str, np.ndarray],
     path: Path,
     tasks: Sequence[Task],
 ) -> tuple[Ratio | None, tuple[str, ...]]:
     """The tuned model beside the untuned one. Decisions that make results differ are taken back, the loosest first."""
     options: dict[str, Any] = {"target": target, "dims": dims, "threads": target.cores}
-    inputs = _inputs(model, dims, sizes)
     untuned = compile_model(model, **options)
     expected = untuned.run(inputs)
     dropped: list[str] = []

@@ -20,17 +20,10 @@ from tc.ir.parser import parse_module
 from tc.rehearsal import rehearse
 from tc.target import native_target
 from tc.tasks import extract_tasks
+from tests.small_models import PRODUCTS
 
 TARGET = dataclasses.replace(native_target(), cores=1)
 
-PRODUCTS = """
-@graph
-def main(x: f32[40, 64], w: f32[64, 96], v: f32[96, 32]):
-    a: f32[40, 96] = matmul(x, w)
-    b: f32[40, 96] = relu(a)
-    c: f32[40, 32] = matmul(b, v)
-    return c
-"""
 INPUTS = {name: np.ones(shape, np.float32) for name, shape in (("x", (40, 64)), ("w", (64, 96)), ("v", (96, 32)))}
 
 

@@ -23,17 +23,9 @@ from tc.target import native_target
 from tc.tasks import extract_tasks
 from tc.tuning import is_budget, parse_budget, tune
 from tc.verification import sized_inputs
+from tests.small_models import PRODUCTS
 
 TARGET = dataclasses.replace(native_target(), cores=1)
-
-PRODUCTS = """
-@graph
-def main(x: f32[40, 64], w: f32[64, 96], v: f32[96, 32]):
-    a: f32[40, 96] = matmul(x, w)
-    b: f32[40, 96] = relu(a)
-    c: f32[40, 32] = matmul(b, v)
-    return c
-"""
 
 
 @pytest.mark.parametrize(

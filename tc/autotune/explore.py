@@ -47,9 +47,16 @@ class Explored:
 
     def candidate(self, space: Space) -> Candidate:
         """The same with the program, which is made when somebody asks for it."""
-        made = lambda: space.at(dict(self.point)).func  # noqa: E731
-        trace = Trace.from_json(self.trace)
-        return Candidate(self.variant, self.knobs, self.point, self.rule, trace, made, self.operations, self.features)
+        return Candidate(
+            self.variant,
+            self.knobs,
+            self.point,
+            self.rule,
+            Trace.from_json(self.trace),
+            lambda: space.at(dict(self.point)).func,
+            self.operations,
+            self.features,
+        )
 
 
 @rare_collections()

@@ -167,14 +167,12 @@ def _tasks(facts: RunFacts) -> str:
         ("best verified", "n"), ("share of time", "n"), ("calls", "n"), ("trials", "n"), ("failed", "n"), ("variant", ""),
         *((("why no more", ""),) if any(task.reason for task in facts.tasks) else ()),
     )  # fmt: skip
-    head = element("tr", *(element("th", words(name), class_=kind, scope="col") for name, kind in columns))
-    rows = (_task_row(facts, task) for task in facts.tasks)
-    table = element("table", element("thead", head), element("tbody", *rows))
+    table = _table(columns, (_task_row(facts, task) for task in facts.tasks))
     note = (
         "Times are those of one call. The gain is the default schedule's time over that of the best verified one, measured "
         "in turns, with quartiles; a schedule is verified when it was measured again and its results were those of the reference."
     )
-    return _section("Tasks", element("p", words(note), class_="note"), element("div", table, class_="wide"))
+    return _section("Tasks", element("p", words(note), class_="note"), table)
 
 
 def _task_row(facts: RunFacts, task: TaskFacts) -> str:
@@ -317,9 +315,7 @@ def _in_model(standings: Sequence[Standing]) -> str:
     parts = [element("p", words(note), class_="note")]
     if others:
         columns = (("kernel", ""), ("default", "n"), ("best alone", "n"), ("chosen", "n"), ("which is", ""))
-        head = element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in columns))
-        table = element("table", element("thead", head), element("tbody", *map(_standing_row, others)), class_="failures")
-        parts.append(element("div", table, class_="wide"))
+        parts.append(_table(columns, map(_standing_row, others), class_="failures"))
     return _section("Inside the model", *parts)
 
 
@@ -358,10 +354,8 @@ def _failures(facts: RunFacts) -> str:
     parts = []
     if causes:
         columns = (("cause", ""), ("trials", "n"), ("tasks", "n"), ("examples", ""))
-        head = element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in columns))
         rows = (_failure_row(facts, cause, number) for cause, number in causes.most_common())
-        table = element("table", element("thead", head), element("tbody", *rows), class_="failures")
-        parts.append(element("div", table, class_="wide"))
+        parts.append(_table(columns, rows, class_="failures"))
     if refused:
         parts.append(element("h3", "Winners that were not kept"))
         parts.append(element("ul", *(element("li", _example(task.name, problem)) for task, problem in refused)))
@@ -409,6 +403,13 @@ def element(name: str, *children: str, **attributes: str) -> str:
     kept = {key.rstrip("_"): value for key, value in attributes.items() if value or key == "open"}
     given = "".join(f' {key}="{escape(value)}"' for key, value in kept.items())
     return f"<{name}{given}>{''.join(children)}</{name}>"
+
+
+def _table(columns: Sequence[tuple[str, str]], rows: Iterable[str], class_: str = "") -> str:
+    """A table of rows that are HTML already, under the names of the columns, each with its class."""
+    head = element("tr", *(element("th", words(name), class_=kind, scope="col") for name, kind in columns))
+    table = element("table", element("thead", head), element("tbody", *rows), class_=class_)
+    return element("div", table, class_="wide")
 
 
 def _section(title: str, *children: str) -> str:

@@ -75,8 +75,7 @@ def loop_names(stmt: Stmt) -> tuple[str, ...]:
 @cached_on_node
 def block_names(stmt: Stmt) -> tuple[str, ...]:
     """The names of all blocks of a statement, in program order."""
-    own = (stmt.name,) if isinstance(stmt, Block) else ()
-    return own + tuple(chain.from_iterable(map(block_names, _sub_statements(stmt))))
+    return tuple(block.name for block in blocks_in(stmt))
 
 
 @cached_on_node
