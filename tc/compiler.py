@@ -77,14 +77,25 @@ class Stages:
 
     def sources(self) -> dict[TensorVar, tuple[str, ...]]:
         """For each result of a primitive function, the model's nodes inside the function that made it."""
-        found: dict[TensorVar, tuple[str, ...]] = {}
-        for binding in all_bindings(self.graph.main):
-            if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
-                inner = self.graph[binding.value.callee.name]
-                assert isinstance(inner, Function)
-                nodes = tuple(dict.fromkeys(str(b.span) for b in inner.bindings if b.span is not None))
-                found.update(dict.fromkeys(binding.targets, nodes))
-        return found
+        return nodes_by_result(self.graph)
+
+
+def primitive_calls(module: IRModule) -> Iterator[tuple[Binding, Function]]:
+    """The bindings of a fused module that call primitive functions, and the functions."""
+    for binding in all_bindings(module.main):
+        if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
+            inner = module[binding.value.callee.name]
+            assert isinstance(inner, Function)
+            yield binding, inner
+
+
+def nodes_by_result(module: IRModule) -> dict[TensorVar, tuple[str, ...]]:
+    """For each result of a primitive function, the model's nodes inside the function that made it."""
+    found: dict[TensorVar, tuple[str, ...]] = {}
+    for binding, inner in primitive_calls(module):
+        nodes = tuple(dict.fromkeys(str(b.span) for b in inner.bindings if b.span is not None))
+        found.update(dict.fromkeys(binding.targets, nodes))
+    return found
 
 
 class _Stopwatch:
@@ -135,7 +146,7 @@ class LoweredModel:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model up to the first graph pass that leaves something open; nothing before it depends on an answer."""
+    """A model up to a graph pass that leaves something open; nothing before it depends on an answer."""
 
     imported: Imported
     graph: IRModule
@@ -151,24 +162,32 @@ def prepare_model(
     numerics: str = "default",
     watch: _Stopwatch | None = None,
 ) -> PreparedModel:
-    """Import, the passes of `optimize_graph`, and layouts."""
+    """Import, the passes of `optimize_graph`, and what layouts need."""
     watch = watch or _Stopwatch()
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
-        graph = convert_layout(simplify_splits(graph, block=target.lanes(32)), block=target.lanes(32))
+        graph = simplify_splits(graph, block=target.lanes(32))
     return PreparedModel(imported, graph, target, numerics)
 
 
+def lay_out(model: PreparedModel, answer: Answer = own_answer, watch: _Stopwatch | None = None) -> PreparedModel:
+    """Choose layouts, as `answer` decides."""
+    watch = watch or _Stopwatch()
+    with watch.time("graph passes"):
+        graph = convert_layout(model.graph, block=model.target.lanes(32), answer=answer)
+    return dataclasses.replace(model, graph=graph)
+
+
 def lower_model(model: PreparedModel, answer: Answer = own_answer, watch: _Stopwatch | None = None) -> LoweredModel:
-    """Everything else before schedules; `answer` decides what graph passes leave open."""
+    """Everything else before schedules, of a model with layouts; `answer` decides what graph passes leave open."""
     watch = watch or _Stopwatch()
     with watch.time("graph passes"):
         graph = use_winograd(model.graph, enable=model.numerics == "default", answer=answer)
         graph = remove_dead_code(pack_matmul(graph, lanes=model.target.lanes(32), answer=answer))
-        fused = fuse_ops(graph)
+        fused = fuse_ops(graph, answer=answer)
     with watch.time("lower"):
         lowered = mark_numerics(lower_primitives(fused), model.numerics)
     return LoweredModel(model.imported, fused, lowered)
@@ -185,7 +204,8 @@ def run_stages(
     """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best."""
     watch = _Stopwatch()
     answer = own_answer if tuned is None else tuned.answer
-    found = lower_model(prepare_model(model, target, dims, on_unsupported, numerics, watch), answer, watch)
+    prepared = prepare_model(model, target, dims, on_unsupported, numerics, watch)
+    found = lower_model(lay_out(prepared, answer, watch), answer, watch)
     with watch.time("schedule"):
         module, kernels = schedule_module(found.lowered, target, tuned)
     with watch.time("plan"):

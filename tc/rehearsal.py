@@ -18,19 +18,14 @@ from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Choice, Record, target_key
 from tc.autotune.standing import Standing
-from tc.codegen.llvm import emit_prim_func
-from tc.compiler import LoweredModel, run_reference
+from tc.compiler import LoweredModel
 from tc.ir.loop import PrimFunc
-from tc.kernels import Kernel, schedule_kernel, with_kernels, workload_key
-from tc.passes.graph.plan_memory import plan_memory
+from tc.kernels import workload_key
 from tc.passes.graph.questions import Option, Question
-from tc.runtime.entry import emit_entry
-from tc.runtime.jit import compile_objects, link
-from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
-from tc.runtime.pool import get_pool
 from tc.schedule.rules import Scheduled
 from tc.target import Target
+from tc.workshop import Workshop
 
 MOST_CONTENDERS = 6
 """Schedules of a kernel that compete, the default among them."""
@@ -108,7 +103,7 @@ def _best(costs: np.ndarray, alone: int) -> int:
 
 
 class _Cast:
-    """A `tc.kernels.Tuned`: one of its contenders for each kernel; None is the default."""
+    """`tc.workshop.Schedules`: one of its contenders for each kernel; None is the default."""
 
     def __init__(self, known: TunedSchedules, contenders: Mapping[str, Sequence[Record | None]], draw: Mapping[str, int]) -> None:
         self._known, self._contenders, self._draw = known, contenders, draw
@@ -132,15 +127,12 @@ class _Rehearsal:
     """Modules of one model, with a clock around every launch, that differ in the schedules of their kernels. `keys`: workloads by name."""
 
     def __init__(self, lowered: LoweredModel, target: Target, keys: Mapping[str, str], casts: Sequence[_Cast]) -> None:
-        self._lowered, self._target, self._keys = lowered, target, keys
-        self._kernels: dict[tuple[str, str | None], Kernel] = {}  # by name and schedule: each is scheduled once
-        self._code: dict[str, bytes] = {}  # by symbol: and compiled once
-        self._constants: list[np.ndarray] = []
-        self._modules = self._build(casts)
+        self._lowered, self._keys, self._workshop = lowered, keys, Workshop(target)
+        self._modules = self._workshop.build(lowered, casts)
 
     def add(self, casts: Sequence[_Cast]) -> None:
         """More modules."""
-        self._modules += self._build(casts)
+        self._modules += self._workshop.build(self._lowered, casts)
 
     def call_seconds(self, inputs: Mapping[str, np.ndarray]) -> float:
         """What the launches of the first module take."""
@@ -164,35 +156,9 @@ class _Rehearsal:
 
     def is_faster(self, cast: _Cast, *, than: int, inputs: Mapping[str, np.ndarray]) -> bool:
         """Whether a module with this cast takes less time than one of the others, all launches together."""
-        pair = [self._modules[than], *self._build([cast])]
+        pair = [self._modules[than], *self._workshop.build(self._lowered, [cast])]
         first, second = _run_in_turns(pair, inputs, 0.0, rounds=MOST_ROUNDS).sum(axis=0)
         return bool(second < first)
-
-    def _kernel(self, func: PrimFunc, cast: _Cast) -> Kernel:
-        record = cast.record(self._keys[func.name])
-        place = func.name, None if record is None else record.schedule_key
-        if place not in self._kernels:
-            self._kernels[place] = schedule_kernel(func, self._target, cast)
-        return self._kernels[place]
-
-    def _build(self, casts: Sequence[_Cast]) -> list[CompiledModule]:
-        target = self._target
-        get_pool()  # what kernels call
-        lowered = self._lowered.lowered
-        staged = [{func.name: self._kernel(func, cast) for func in lowered.prim_funcs} for cast in casts]
-        missing = {k.symbol: k.final for kernels in staged for k in kernels.values() if k.symbol not in self._code}
-        sources = [emit_prim_func(final, symbol, target.features).ir_text for symbol, final in missing.items()]
-        plans = [plan_memory(with_kernels(lowered, kernels), self._lowered.imported.requirements) for kernels in staged]
-        symbols = [{name: kernel.symbol for name, kernel in kernels.items()} for kernels in staged]
-        entries = [emit_entry(plan, names, "tc_entry", profile=True) for plan, names in zip(plans, symbols, strict=True)]
-        objects = compile_objects([*sources, *(entry.ir_text for entry in entries)], target)
-        self._code.update(zip(missing, objects, strict=False))
-        self._constants = self._constants or place_constants([constant.value for constant in plans[0].constants])
-        modules = []
-        for plan, names, entry, code in zip(plans, symbols, entries, objects[len(missing) :], strict=True):
-            library = link([*(self._code[symbol] for symbol in dict.fromkeys(names.values())), code])
-            modules.append(CompiledModule(plan, entry, library, "tc_entry", self._constants, target.cores, run_reference))
-        return modules
 
 
 def _run_in_turns(

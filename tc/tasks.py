@@ -11,17 +11,26 @@ import numpy as np
 
 from tc.autotune.task import Task, Variant
 from tc.collector import rare_collections
-from tc.compiler import LoweredModel, Model, PreparedModel, lower_model, prepare_model
+from tc.compiler import (
+    LoweredModel,
+    Model,
+    PreparedModel,
+    lay_out,
+    lower_model,
+    nodes_by_result,
+    prepare_model,
+    primitive_calls,
+)
 from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.graph import CallFunction, Function, GlobalRef, TensorConst, TensorVar, all_bindings, tir_calls
+from tc.ir.graph import Function, TensorConst, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
 from tc.kernels import workload_key
-from tc.passes.graph.questions import Option, Question
+from tc.passes.graph.questions import Answer, Option, Question, own_answer
 from tc.schedule.canonical import canonical_names
 from tc.target import Target
 
@@ -74,20 +83,25 @@ class _Call:
         return Variant(self.key, self.func, self.reference, self.sizes, self.literals, question, answer)
 
 
-@rare_collections()
 def extract_tasks(
     model: Model,
     target: Target,
     dims: Mapping[str, Dim | int] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Extraction:
+    """`tasks_of` a model as it compiles untuned."""
+    return tasks_of(prepare_model(model, target, dims), sizes)
+
+
+@rare_collections()
+def tasks_of(model: PreparedModel, sizes: Mapping[str, int] | None = None, answer: Answer = own_answer) -> Extraction:
     """The distinct kernels of a model, equal ones joined, each with the other ways in which its nodes can be lowered.
 
-    sizes: what symbolic dims are measured with, by name.
+    sizes: what symbolic dims are measured with, by name. answer: to questions that no kernel alone decides.
     """
-    prepared = prepare_model(model, target, dims)
-    base = list(_calls(lower_model(prepared), sizes or {}))
-    others = [_lowered_otherwise(prepared, sizes or {}, wanted) for wanted in OTHER_WAYS]
+    laid_out, target = lay_out(model, answer), model.target
+    base = list(_calls(lower_model(laid_out, _only_for_models(answer)), sizes or {}))
+    others = [_lowered_otherwise(laid_out, sizes or {}, wanted, answer) for wanted in OTHER_WAYS]
     apart_bytes = min(sum(_literal_bytes(call) for call in base), MOST_APART_BYTES)
     groups: dict[str, list[_Call]] = {}
     for call in base:
@@ -120,11 +134,20 @@ Ways = Mapping[tuple[str, ...], tuple[_Call, Question, Option]]
 """Kernels by the nodes inside, each with a question about one of them and the answer that led to it."""
 
 
-def _lowered_otherwise(prepared: PreparedModel, sizes: Mapping[str, int], wanted: Mapping[str, Option]) -> Ways:
+def _only_for_models(answer: Answer) -> Answer:
+    """The passes' own answers to questions that a kernel alone decides."""
+    return own_answer if answer is own_answer else lambda question: question.default if question.alone else answer(question)
+
+
+def _lowered_otherwise(
+    prepared: PreparedModel, sizes: Mapping[str, int], wanted: Mapping[str, Option], decided: Answer
+) -> Ways:
     """The kernels that other answers to the questions of graph passes lead to."""
     asked: dict[str, tuple[Question, Option]] = {}
 
     def answer(question: Question) -> Option:
+        if not question.alone:
+            return decided(question)
         value = wanted.get(question.pass_name, question.default)
         if value not in question.options:
             value = question.default
@@ -151,19 +174,18 @@ def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, V
 def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:
     """Every call of a PrimFunc in the model, with its sizes if they do not come from data."""
     env = measured_sizes(found.lowered.main, sizes)
-    primitives = dict(_primitive_calls(found.fused.main))
+    primitives = {binding.targets[0]: primitive for binding, primitive in primitive_calls(found.fused)}
+    sources = nodes_by_result(found.fused)
     for target, call in tir_calls(found.lowered.main):
-        lowered = found.lowered[call.callee]
-        primitive = found.fused[primitives[target]]
-        assert isinstance(lowered, PrimFunc) and isinstance(primitive, Function)
+        lowered, primitive = found.lowered[call.callee], primitives[target]
+        assert isinstance(lowered, PrimFunc)
         func = canonical_names(lowered)
-        nodes = tuple(dict.fromkeys(str(b.span) for b in primitive.bindings if b.span is not None))
         try:
             values: tuple[int, ...] | None = tuple(int(evaluate(dim, env)) for dim in call.dims)
         except TcError:
             values = None
         literals = {place: arg.value for place, arg in enumerate(call.args) if isinstance(arg, TensorConst)}
-        yield _Call(func, IRModule((primitive,), primitive.name), literals, env, values, nodes)
+        yield _Call(func, IRModule((primitive,), primitive.name), literals, env, values, sources[target])
 
 
 def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:
@@ -178,9 +200,3 @@ def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:
             size = size if fact.hi is None else min(size, fact.hi // fact.multiple_of * fact.multiple_of)
         env[var] = size
     return env
-
-
-def _primitive_calls(func: Function) -> Iterator[tuple[TensorVar, str]]:
-    for binding in all_bindings(func):
-        if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
-            yield binding.targets[0], binding.value.callee.name

@@ -18,29 +18,32 @@ import platformdirs
 
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
-from tc.autotune.events import Event
+from tc.autotune.events import Event, FormTried
 from tc.autotune.measure import LocalRunner
 from tc.autotune.record import Choice, target_key
 from tc.autotune.runner import Runner
 from tc.autotune.standing import Standing
 from tc.autotune.task import Task
 from tc.autotune.tuner import Tuner, TuningResult
-from tc.compiler import Model, compile_model, import_model, lower_model, prepare_model
+from tc.compiler import Model, PreparedModel, compile_model, lay_out, lower_model, prepare_model
 from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim
-from tc.ir.dtype import from_numpy
-from tc.ir.graph import Function
+from tc.graph_search import search_forms
 from tc.measure.harness import Plan, Ratio, time_interleaved
+from tc.passes.graph.questions import own_answer
 from tc.rehearsal import rehearse
 from tc.runtime.module import CompiledModule
 from tc.target import Target
-from tc.tasks import extract_tasks, measured_sizes
-from tc.verification import difference, sized_inputs
+from tc.tasks import measured_sizes, tasks_of
+from tc.verification import differing_result, sized_inputs
 
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 REHEARSAL_SHARE = 0.05
 """Of the budget: how long the model runs with the best schedules of each kernel."""
+
+FORMS_SHARE = 0.05
+"""Of the budget: how long other forms of the graph are tried, before the kernels of the best one are tuned."""
 
 LOOSE_TILE = 4
 """Winograd tiles from this size on change the rounding most: they go when the whole model's results do not agree."""
@@ -52,7 +55,7 @@ class Tuned:
 
     `ratio`: the whole model's seconds tuned over untuned, taken in turns; None when nothing was found or it was not measured.
     `skipped`: kernels that were left alone, with the reason. `dropped`: decisions that the whole model's results spoke against.
-    `standings`: how the best schedules of each kernel did inside the model.
+    `standings`: how the best schedules of each kernel did inside the model. `forms`: other forms of the graph that were tried.
     """
 
     database: Path
@@ -62,6 +65,7 @@ class Tuned:
     skipped: tuple[tuple[str, str], ...] = ()
     dropped: tuple[str, ...] = ()
     standings: tuple[Standing, ...] = ()
+    forms: tuple[FormTried, ...] = ()
 
 
 def parse_budget(text: str | float) -> float:
@@ -106,8 +110,9 @@ def tune(
 ) -> Tuned:
     """Search for faster schedules of a model's kernels, and keep what was measured in a database.
 
-    budget: wall time, such as "10m", of the search; loading the model, running it with the best schedules of each kernel to see
-        which of them are best inside it (a twentieth of the budget), and the comparison at the end come on top.
+    budget: wall time, such as "10m", of the search: first among forms of the graph, unless `tasks` are named, then among schedules.
+        Loading the model, running it with the best schedules of each kernel to see which of them are best inside it (a twentieth of the
+        budget), and the comparison at the end come on top.
     dims: promises about symbolic dims, as in `tc.compile`; sizes: what they are measured with, by name.
     database: a file, made or extended; what it holds is not measured again. By default `default_database()`.
     tasks: patterns such as "conv*" for names of kernels or nodes; all by default. trials: at most so many per task.
@@ -122,18 +127,30 @@ def tune(
         raise UserError(f"trials is {trials}, must be at least 1")
     chosen = Target.parse(target) if isinstance(target, str) else target
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=threads)
-    found = extract_tasks(model, chosen, dims, sizes)
-    selected = _select(found.tasks, tasks)
     path = Path(database) if database is not None else default_database()
+    prepared = prepare_model(model, chosen, dims)
+    known = TunedSchedules(Database(path, create=False), chosen, chosen.cores).answer if path.is_file() else own_answer
+    found = tasks_of(prepared, sizes, known)
+    selected = _select(found.tasks, tasks)
     path.parent.mkdir(parents=True, exist_ok=True)
     records = Database(path)
+    inputs = _inputs(prepared, sizes or {})
+    start, forms = time.monotonic(), []
+    for trial in search_forms(prepared, records, inputs, FORMS_SHARE * seconds) if not tasks else ():
+        forms.append(trial)
+        if callback is not None:
+            callback(trial)
+    if any(trial.is_kept for trial in forms):
+        found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, chosen.cores).answer)
+        selected = _select(found.tasks, tasks)
+    seconds_left = max(seconds - (time.monotonic() - start), seconds / 2)
     own = LocalRunner() if runner is None else None
     try:
         tuner = Tuner(
             selected,
             runner or own,  # type: ignore[arg-type]
             records,
-            budget_seconds=seconds,
+            budget_seconds=seconds_left,
             trials_per_task=trials,
             seed=seed,
             on_event=callback,
@@ -142,10 +159,9 @@ def tune(
     finally:
         if own is not None:
             own.close()
-    inputs = _inputs(model, dims, sizes or {})
-    standings = _rehearse(model, chosen, dims, inputs, records, selected, REHEARSAL_SHARE * seconds)
+    standings = _rehearse(prepared, inputs, records, selected, REHEARSAL_SHARE * seconds)
     ratio, dropped = _compare_whole(model, chosen, dims, inputs, path, selected)
-    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings))
+    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), tuple(forms))
 
 
 def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
@@ -166,19 +182,16 @@ def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
 
 
 def _rehearse(
-    model: Model,
-    target: Target,
-    dims: Mapping[str, Dim | int] | None,
+    model: PreparedModel,
     inputs: Mapping[str, np.ndarray],
     database: Database,
     tasks: Sequence[Task],
     seconds: float,
 ) -> list[Standing]:
     """Let the best schedules of each task compete inside the model."""
-    answers = TunedSchedules(database, target, target.cores)
-    lowered = lower_model(prepare_model(model, target, dims), answers.answer)
+    answer = TunedSchedules(database, model.target, model.target.cores).answer
     workloads = [variant.key for task in tasks for variant in task.variants.values()]
-    return rehearse(lowered, target, database, workloads, inputs, seconds)
+    return rehearse(lower_model(lay_out(model, answer), answer), model.target, database, workloads, inputs, seconds)
 
 
 def _compare_whole(
@@ -196,7 +209,7 @@ def _compare_whole(
     dropped: list[str] = []
     while True:
         tuned = compile_model(model, tune=path, **options)
-        problem = _differs(expected, tuned.run(inputs))
+        problem = differing_result(expected, tuned.run(inputs))
         if problem is None:
             break
         names = _take_back(path, tasks, target, problem)
@@ -208,19 +221,11 @@ def _compare_whole(
     return _ratio(untuned, tuned, inputs), tuple(dropped)
 
 
-def _inputs(model: Model, dims: Mapping[str, Dim | int] | None, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+def _inputs(model: PreparedModel, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Random inputs of the sizes that were measured."""
-    main: Function = import_model(model, dims, "fallback").module.main
+    main = model.imported.module.main
     arrays = sized_inputs(main, measured_sizes(main, sizes), np.random.default_rng(0))
     return dict(zip((param.name for param in main.params), arrays, strict=True))
-
-
-def _differs(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
-    for name, value in expected.items():
-        problem = difference(value, found[name], from_numpy(value.dtype), reads_floats=True)
-        if problem is not None:
-            return f"{name}: {problem}"
-    return None
 
 
 def _take_back(path: Path, tasks: Sequence[Task], target: Target, problem: str) -> list[str]:

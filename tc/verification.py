@@ -16,7 +16,7 @@ import numpy as np
 from tc.errors import InputError, UserError, VerifyError
 from tc.interp.graph import Observation, run_function
 from tc.ir.arith import evaluate
-from tc.ir.dtype import DType
+from tc.ir.dtype import DType, from_numpy
 from tc.ir.expr import Var
 from tc.ir.graph import Binding, Function, TensorVar, tir_calls
 from tc.ir.loop import PrimFunc
@@ -130,6 +130,15 @@ def _compare(kernel: CompiledKernel, index: int, expected: np.ndarray, actual: n
     if problem is not None:
         target = binding.targets[index]
         raise VerifyError(f"kernel {kernel.name}: {target.name} differs from the reference interpreter: {problem}", binding.span)
+
+
+def differing_result(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
+    """What is wrong with the results of a model, by name, computed in another way; None when nothing is."""
+    for name, value in expected.items():
+        problem = difference(value, found[name], from_numpy(value.dtype), reads_floats=True)
+        if problem is not None:
+            return f"{name}: {problem}"
+    return None
 
 
 def difference(expected: np.ndarray, actual: np.ndarray, dtype: DType, reads_floats: bool) -> str | None:

@@ -34,9 +34,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "autotune": ("collector", "kernels", "measure", "verification"),
     "compiler": ("autotune", "frontend", "verification"),
     "roofline": ("compiler", "measure"),
+    "workshop": ("compiler",),
+    "graph_search": ("workshop",),
+    "rehearsal": ("workshop",),
     "tasks": ("compiler",),
-    "rehearsal": ("compiler",),
-    "tuning": ("tasks", "measure", "rehearsal"),
+    "tuning": ("tasks", "measure", "rehearsal", "graph_search"),
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
     "": ("lowering", "tuning"),  # tc/__init__.py, the public names

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tc.measure.harness import Ratio
+from tc.passes.graph.questions import Option
 from tc.schedule.knobs import Value
+
+
+@dataclass(frozen=True)
+class FormTried:
+    """Another answer to a question of a graph pass that concerns more than one kernel, and what came of it.
+
+    `question`: the pass, and what it asks; `node`: about what. `ratio`: the model's seconds with this answer over those with the best ones
+    before it; None where the results differ, and `problem` says how.
+    """
+
+    question: str
+    node: str
+    answer: Option
+    ratio: Ratio | None
+    is_kept: bool
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,4 +99,4 @@ class TuningFinished:
     remaining_ms: float
 
 
-Event = TuningStarted | TaskStarted | BatchMeasured | WinnerChecked | TaskStopped | TuningFinished
+Event = FormTried | TuningStarted | TaskStarted | BatchMeasured | WinnerChecked | TaskStopped | TuningFinished

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from tc.autotune.events import Event
+from tc.autotune.events import Event, FormTried
 from tc.autotune.record import DEFAULT_SCHEDULE, Record, clean_text
 from tc.autotune.report_facts import RunFacts, TaskFacts, gather_facts
 from tc.autotune.report_plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
@@ -85,6 +85,7 @@ def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = (), sta
         _curves(facts),
         _schedules(facts),
         _in_model(standings),
+        _forms(facts.forms),
         _importance(importance),
         _failures(facts),
         element("footer", words(f"Made by tc {__version__}.")),
@@ -326,6 +327,30 @@ def _standing_row(standing: Standing) -> str:
         element("th", breakable(standing.kernel), scope="row"),
         *(element("td", words(format_seconds(seconds)), class_="n") for seconds in times),
         element("td", "the default" if standing.chosen == DEFAULT_SCHEDULE else "another one"),
+    )
+
+
+def _forms(forms: Sequence[FormTried]) -> str:
+    """Other answers to what graph passes ask about the whole model."""
+    if not forms:
+        return ""
+    note = (
+        "How tensors lie in memory and which operators share a kernel concerns several kernels at once, so models that differ in one such "
+        "answer ran in turns. The gain is over the best form before it; what is clearly faster is kept."
+    )
+    columns = (("question", ""), ("where", ""), ("answer", ""), ("gain", "n"), ("", ""))
+    return _section("The graph", element("p", words(note), class_="note"), _table(columns, map(_form_row, forms), class_="failures"))
+
+
+def _form_row(form: FormTried) -> str:
+    gain = NOT_KNOWN if form.ratio is None else format_gain(1 / form.ratio.median)
+    return element(
+        "tr",
+        element("th", breakable(form.question), scope="row"),
+        element("td", breakable(form.node)),
+        element("td", words(form.answer)),
+        element("td", words(gain), class_="n"),
+        element("td", words("kept" if form.is_kept else form.problem or "")),
     )
 
 

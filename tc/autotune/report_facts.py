@@ -11,6 +11,7 @@ from functools import cached_property
 from tc.autotune.events import (
     BatchMeasured,
     Event,
+    FormTried,
     TaskStarted,
     TaskStopped,
     TuningFinished,
@@ -110,7 +111,10 @@ class TaskFacts:
 
 @dataclass
 class RunFacts:
-    """What is known of a run. `tasks`: the one that saved most first. `left_out`: records that were made for something else."""
+    """What is known of a run. `tasks`: the one that saved most first. `left_out`: records that were made for something else.
+
+    `forms`: other forms of the graph that were tried.
+    """
 
     model: str
     target: str
@@ -126,6 +130,7 @@ class RunFacts:
     steps: list[Step]
     accuracies: list[Accuracy]
     left_out: int
+    forms: tuple[FormTried, ...] = ()
 
     @property
     def gain(self) -> float:
@@ -172,7 +177,7 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
         target=target,
         threads=threads,
         tasks=list(found.values()),
-        seconds=max((event.seconds for event in events if not isinstance(event, TuningStarted)), default=math.nan),
+        seconds=max((event.seconds for event in events if not isinstance(event, FormTried | TuningStarted)), default=math.nan),
         budget_seconds=starts[-1].budget_seconds if starts else None,
         default_ms=sum(task.default_ms for task in found.values()),
         tuned_ms=sum(task.default_ms - task.saved_ms for task in found.values()),
@@ -182,6 +187,7 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
         steps=[],
         accuracies=_accuracies(events),
         left_out=len(records) - len(usable),
+        forms=tuple(event for event in events if isinstance(event, FormTried)),
     )
     if ends:
         end = ends[-1]

@@ -19,6 +19,7 @@ from tc.autotune.database import Database
 from tc.autotune.events import (
     BatchMeasured,
     Event,
+    FormTried,
     TaskStarted,
     TaskStopped,
     TuningFinished,
@@ -132,6 +133,9 @@ class _Row:
     state: str = "waiting"
 
 
+FIRST = "comparing forms of the graph"
+"""What is done before the search."""
+
 LAST = "the best schedules run inside the model"
 """What is done when the search is over."""
 
@@ -190,7 +194,8 @@ class Progress:
         elapsed = time.monotonic() - self._start
         left = "" if self._budget is None else f", {format_seconds(max(self._budget - elapsed, 0.0))} left"
         left = f": {LAST}" if self._is_over else left
-        head = Text(f"{len(self._rows)} tasks, {format_seconds(elapsed)}{left}", style="bold")
+        done = f"{len(self._rows)} tasks" if self._rows else FIRST
+        head = Text(f"{done}, {format_seconds(elapsed)}{left}", style="bold")
         table = make_table("", ("task", "default ", "best ", "verified ", "trials ", "failed ", "may save ", "state"), ())
         worth = sorted(self._rows.items(), key=lambda item: (item[1].state == "waiting", -(item[1].default_seconds or 0.0)))
         room = max(self._console.height - 4, 5)
@@ -215,6 +220,13 @@ def _cells(name: str, row: _Row) -> tuple[str, ...]:
     )
 
 
+def _form(form: FormTried) -> str:
+    what = f"{form.question} = {form.answer} at {form.node}"
+    if form.ratio is None:
+        return f"{what}: not kept: {form.problem}"
+    return f"{what}: {_gain(form.ratio.median)} [{_gain(form.ratio.high)}, {_gain(form.ratio.low)}]{', kept' if form.is_kept else ''}"
+
+
 def _gain(ratio: float) -> str:
     """How many times faster, of a ratio to the default."""
     return f"{1 / ratio:.2f}x" if 0 < ratio < math.inf else "-"
@@ -222,6 +234,8 @@ def _gain(ratio: float) -> str:
 
 def _line(event: Event) -> str:
     match event:
+        case FormTried():
+            return f"graph: {_form(event)}"
         case TuningStarted(tasks=tasks, budget_seconds=budget):
             return f"{len(tasks)} tasks" + ("" if budget is None else f", {format_seconds(budget)}")
         case TaskStarted():
@@ -259,6 +273,17 @@ def _as_data(args: argparse.Namespace, found: Tuned, events: list[Event]) -> dic
         "remaining_ms": result.remaining_ms,
         "model_ratio": None if found.ratio is None else dataclasses.asdict(found.ratio),
         "dropped": list(found.dropped),
+        "forms": [
+            {
+                "question": form.question,
+                "node": form.node,
+                "answer": form.answer,
+                "ratio": None if form.ratio is None else dataclasses.asdict(form.ratio),
+                "kept": form.is_kept,
+                "problem": form.problem,
+            }
+            for form in found.forms
+        ],
         "in_model": [
             {"kernel": each.kernel, "alone": each.alone, "chosen": each.chosen, "seconds": dict(each.seconds)} for each in found.standings
         ],
@@ -302,6 +327,9 @@ def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: 
     if others:
         names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         say(f"inside the model another schedule is best than alone: {names}")
+    if found.forms:
+        kept = [_form(form) for form in found.forms if form.is_kept]
+        say(f"other forms of the graph: {len(found.forms)} tried, {'; '.join(kept) or 'none is faster'}")
     for name in found.dropped:
         say(f"taken back, for the sake of the results: {name}")
     for name, why in found.skipped:

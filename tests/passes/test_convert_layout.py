@@ -12,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tc
-from tc.compiler import import_model, optimize_graph, run_stages
+from tc.compiler import build_module, import_model, optimize_graph, run_stages
 from tc.interp import run_function
 from tc.ir.graph import Call, Function, bodies_of
+from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
 from tc.ir.printer import print_ir
@@ -23,6 +24,7 @@ from tc.ir.verify import verify
 from tc.ops import blocked
 from tc.ops.registry import OPS
 from tc.passes.graph.convert_layout import block_axes, convert_layout
+from tc.passes.graph.questions import Option, Question
 from tc.target import native_target
 
 Arrays = dict[str, np.ndarray]
@@ -216,6 +218,63 @@ def test_many_random_networks(seed: int) -> None:
     net = random_net(seed)
 
     check(net.finish(list(net.shapes)[-1]), net.arrays)
+
+
+class AnyAnswers:
+    """A `tc.kernels.Tuned` with default schedules, and an answer drawn at random for every question of a graph pass."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.given: dict[tuple[str, str], Option] = {}
+
+    def schedule(self, func: PrimFunc) -> None:
+        return None
+
+    def answer(self, question: Question) -> Option:
+        return self.given.setdefault(question.place, question.options[int(self.rng.integers(len(question.options)))])
+
+
+def check_any_answers(seed: int) -> AnyAnswers:
+    """A random network compiled with answers drawn at random, against onnxruntime."""
+    net, answers, target = random_net(seed), AnyAnswers(seed), dataclasses.replace(native_target(), cores=2)
+    model = net.finish(list(net.shapes)[-1])
+    module = build_module(run_stages(model, target, tuned=answers), target, 2)
+
+    for found, wanted in zip(module.run(net.arrays).values(), expected(model, net.arrays), strict=True):
+        assert_close(found, wanted)
+    return answers
+
+
+def test_random_networks_whatever_the_passes_are_answered() -> None:
+    given = [place for seed in range(12) for place in check_any_answers(seed).given]
+
+    assert {name.split("/")[0] for name, _ in given} == {"convert_layout", "fuse_ops", "use_winograd"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300, 400))
+def test_many_random_networks_whatever_the_passes_are_answered(seed: int) -> None:
+    check_any_answers(seed)
+
+
+def test_how_far_estimates_hold_decides_the_layout() -> None:
+    net = Net(0, (1, 64, 40, 40))
+    net.conv("x", 64, 1)
+    module = optimize_graph(import_model(net.finish(list(net.shapes)[-1]), None, "fallback").module)
+    asked: list[Question] = []
+
+    def answer(question: Question) -> Option:
+        asked.append(question)
+        return 25 if question.pass_name == "convert_layout/rate of copies, %" else question.default
+
+    plain, same = convert_layout(module), convert_layout(module, answer=lambda question: question.default)
+    dear = convert_layout(module, answer=answer)
+
+    assert same is module and plain is module, "one pointwise convolution does not pay for two copies"
+    assert dear is module, "and even less for dear ones"
+    assert {question.key for question in asked} == {asked[0].key} and not any(question.alone for question in asked)
+    slow = convert_layout(module, answer=lambda q: 25 if "pointwise" in q.pass_name else q.default)
+    assert "conv_blocked" in [binding.value.op for binding in slow.main.bindings if isinstance(binding.value, Call)]
 
 
 @pytest.mark.slow

@@ -3,13 +3,14 @@
 Every operator with a layout rule (`OpDef.blocked`) may run in either form; every other one takes and gives plain tensors. The choice
 is the cheapest one under an estimate of seconds: what each operator takes in each form, and the copies between forms. With two
 forms it is a minimum cut, found exactly. Literals are converted here; other copies become `block` and `unblock` calls, which
-fuse like any elementwise operator.
+fuse like any elementwise operator. How good the estimates are, and how wide a block is, measurements may decide.
 Source: the NCHWc layouts and the layout search of "Optimizing CNN Model Inference on CPUs" (Liu et al., 2019); their
 search is over block sizes by dynamic programming, ours over forms.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from tc.ir.graph import (
     Function,
     TensorConst,
     TensorVar,
+    all_bindings,
     atoms_of,
     bodies_of,
     free_vars,
@@ -36,16 +38,33 @@ from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.passes.graph.min_cut import minimum_cut
+from tc.passes.graph.questions import Answer, own_answer, question_about_function
 from tc.passes.manager import graph_pass, map_graph_functions
 
-BYTES_PER_SECOND = 2e10
-"""What operators that only move data are taken to reach."""
 
-COPIED_BYTES_PER_SECOND = 6e9
-"""What copies between forms are taken to reach: they are transpositions."""
+@dataclass(frozen=True)
+class Rates:
+    """What operators are taken to reach; only the proportions matter.
 
-FLOPS_PER_SECOND = {"blocked": 1e11, "plain pointwise": 8.6e10, "plain": 4e10, "plain depthwise": 2e9}
-"""What convolutions are taken to reach, padded channels and pixels included. Only the proportions to the above matter."""
+    In FLOP/s, padded channels and pixels included: convolutions on blocks, and plain ones. In bytes/s: `moves`, by operators that only
+    move data, and `copies` between forms, which are transpositions.
+    """
+
+    blocked: float = 1e11
+    plain: float = 4e10
+    plain_pointwise: float = 8.6e10
+    plain_depthwise: float = 2e9
+    moves: float = 2e10
+    copies: float = 6e9
+
+
+DOUBTED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
+"""Rates that a measurement may correct, each to DOUBTS per cent of the above."""
+
+DOUBTS = (100, 50, 200, 25)
+
+BLOCK_VECTORS = (1, 2)
+"""Vectors that a block may have."""
 
 POINTWISE_TILE = 4
 """Vectors of pixels that a tile of a plain pointwise convolution takes; the last tile may be mostly empty."""
@@ -55,27 +74,47 @@ UNKNOWN_DIM = 32
 
 
 @graph_pass
-def convert_layout(module: IRModule, *, block: int = 16) -> IRModule:
-    """Run convolutions, and what lies between them, on channels cut into blocks of `block`."""
-    return map_graph_functions(module, lambda func: _convert(func, block))
+def convert_layout(module: IRModule, *, block: int = 16, answer: Answer = own_answer) -> IRModule:
+    """Run convolutions, and what lies between them, on channels cut into blocks of `block`.
+
+    `answer` decides for each graph function how far the estimates hold, and whether blocks are twice as wide.
+    """
+    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, answer)))
 
 
-def _convert(func: Function, block: int) -> Function:
-    func = _convert_bodies(func, block)
+def _decide(func: Function, block: int, answer: Answer) -> tuple[int, Rates]:
+    """The width of blocks in a graph function, and the estimates."""
+    if answer is own_answer or not _has_convolutions(func):  # what a question is known by takes a while to find
+        return block, Rates()
+
+    def ask(name: str, options: tuple[int, ...]) -> int:
+        return int(answer(question_about_function(func, f"convert_layout/{name}", options, options[0])))
+
+    believed = {name: getattr(Rates(), name) * ask(f"rate of {name}, %", DOUBTS) / 100 for name in DOUBTED}
+    vectors = ask("vectors of a block", BLOCK_VECTORS)
+    return vectors * block, dataclasses.replace(Rates(), **believed)
+
+
+def _has_convolutions(func: Function) -> bool:
+    return any(isinstance(binding.value, Call) and binding.value.op == "conv" for binding in all_bindings(func))
+
+
+def _convert(func: Function, block: int, rates: Rates) -> Function:
+    func = _convert_bodies(func, block, rates)
     facts = Facts.of(func.facts)
     with inference(facts):
         forms = {binding: form for binding in func.bindings if (form := _blocked_form(binding, block)) is not None}
     if not any(form.op == "conv_blocked" for form in forms.values()):
         return func
-    chosen = _choose(func, forms, block)
+    chosen = _choose(func, forms, block, rates)
     if not chosen:
         return func
     return _Rewriter(func, {binding: forms[binding] for binding in chosen}, block).run()
 
 
-def _convert_bodies(func: Function, block: int) -> Function:
+def _convert_bodies(func: Function, block: int, rates: Rates) -> Function:
     def inside(binding: Binding) -> Binding:
-        return replace(binding, value=map_bodies(binding.value, lambda body: _convert(body, block)))
+        return replace(binding, value=map_bodies(binding.value, lambda body: _convert(body, block, rates)))
 
     bindings = tuple(map(inside, func.bindings))
     changed = any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
@@ -106,7 +145,7 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
 # -- the choice
 
 
-def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int) -> set[Binding]:
+def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> set[Binding]:
     """The bindings that run on blocks in the cheapest assignment."""
     producer = {target: binding for binding in func.bindings for target in binding.targets}
     wants: dict[TensorVar, dict[str, list[Binding]]] = {}
@@ -128,8 +167,8 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int) -> se
                 want(atom, "plain", binding)
             continue
         assert isinstance(call, Call)
-        edge(binding, _PLAIN, _seconds(binding, form, block))
-        edge(_BLOCKED, binding, _seconds(binding, None, block))
+        edge(binding, _PLAIN, _seconds(binding, form, block, rates))
+        edge(_BLOCKED, binding, _seconds(binding, None, block, rates))
         for atom, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
                 want(atom, "either", binding)
@@ -139,7 +178,7 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int) -> se
         if isinstance(result, TensorVar):
             wants.setdefault(result, {}).setdefault("plain", [])
     for atom, users in wants.items():
-        _conversion_edges(atom, producer.get(atom), users, forms, edge)
+        _conversion_edges(atom, producer.get(atom), users, forms, edge, rates)
     return {item for item in minimum_cut(capacities, _BLOCKED, _PLAIN) if isinstance(item, Binding)}
 
 
@@ -147,11 +186,16 @@ _BLOCKED, _PLAIN = "blocked", "plain"
 
 
 def _conversion_edges(
-    atom: TensorVar, source: Binding | None, users: dict[str, list[Binding]], forms: dict[Binding, BlockedForm], edge: object
+    atom: TensorVar,
+    source: Binding | None,
+    users: dict[str, list[Binding]],
+    forms: dict[Binding, BlockedForm],
+    edge: object,
+    rates: Rates,
 ) -> None:
     """A copy is made once for all users that want the other form."""
     assert callable(edge) and isinstance(atom.type, TensorType)
-    seconds = 2 * _elements(atom.type) * 4 / COPIED_BYTES_PER_SECOND
+    seconds = 2 * _elements(atom.type) * 4 / rates.copies
     made: object = source if source in forms else _PLAIN
     either = users.get("either", [])
     if either:
@@ -168,26 +212,26 @@ def _conversion_edges(
             edge(to_plain, user, float("inf"))
 
 
-def _seconds(binding: Binding, form: BlockedForm | None, block: int) -> float:
+def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rates) -> float:
     """The estimated time of a binding, on blocks or (without `form`) plain."""
     call, result = binding.value, binding.targets[0].type
     assert isinstance(call, Call) and isinstance(result, TensorType)
     channels = _value(result.shape[1])
     waste = -(-channels // block) * block / channels if form is not None else 1.0
     if call.op != "conv":
-        return 2 * _elements(result) * 4 * waste / BYTES_PER_SECOND
+        return 2 * _elements(result) * 4 * waste / rates.moves
     weights = call.args[1]
     assert weights is not None and isinstance(weights.type, TensorType)
     flops = 2.0 * _elements(result) * _elements(weights.type) / channels * waste
     if form is not None:
-        return flops / FLOPS_PER_SECOND["blocked"]
+        return flops / rates.blocked
     if is_const(weights.type.shape[1], 1):
-        return flops / FLOPS_PER_SECOND["plain depthwise"]
+        return flops / rates.plain_depthwise
     pixels, tile = math.prod(map(_value, result.shape[2:])), POINTWISE_TILE * block
     is_static = all(isinstance(dim, Const) for dim in result.shape[2:])
     if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
-        return flops * (-(-pixels // tile) * tile / pixels) / FLOPS_PER_SECOND["plain pointwise"]
-    return flops / FLOPS_PER_SECOND["plain"]
+        return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
+    return flops / rates.plain
 
 
 def _is_pointwise(call: Call, weights: TensorType) -> bool:

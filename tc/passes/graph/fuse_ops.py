@@ -3,6 +3,7 @@
 Each operator starts as a group of its own. A group grows along immediate post-dominators: when every path from an operator leads
 through one later operator, and all operators on the paths may be computed element by element with it, they join. Everything but
 the last operator of a group is then invisible outside, so a group has one place in the program: that of its last operator.
+Whether what may join does is a question that measurements may decide.
 Source: the post-dominator fusion of TVM (Chen et al., 2018) and Relay; kinds are inferred (`fusion_kind`), not declared.
 """
 
@@ -33,21 +34,23 @@ from tc.ops.build import operand_types
 from tc.ops.registry import get_op, inference
 from tc.passes.graph.fusion_kind import Access, FusionKind, LoopShape, infer_loop_shape
 from tc.passes.graph.joins import is_join, made_here, part_offset, pays
+from tc.passes.graph.questions import Answer, own_answer, question_about_group
 from tc.passes.manager import graph_pass
 
 
 @graph_pass
-def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True) -> IRModule:
+def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True, answer: Answer = own_answer) -> IRModule:
     """Move each group of operators that fuse into a primitive function, and call it.
 
     Every operator call with a loop definition ends up in exactly one primitive function, except groups of views and joins, which need
     no kernel; with `enable` off each is alone. A kernel
     takes its constants of more than one element as parameters. Groups hold at most `max_ops` operators.
+    `answer` decides whether two groups that may join do.
     """
     made: list[Function] = []
     names = _Names({func.name for func in module.functions})
     functions = [
-        _fuse_function(func, func.facts, made, names, max_ops if enable else 1) if isinstance(func, Function) else func
+        _fuse_function(func, func.facts, made, names, max_ops if enable else 1, answer) if isinstance(func, Function) else func
         for func in module.functions
     ]
     return IRModule((*functions, *made), module.entry) if made else module
@@ -83,12 +86,12 @@ class _Node:
 
 
 def _fuse_function(
-    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int
+    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int, answer: Answer
 ) -> Function:
-    func = _fuse_bodies(func, facts, made, names, max_ops)
+    func = _fuse_bodies(func, facts, made, names, max_ops, answer)
     nodes = _dataflow(func, facts)
     _set_post_dominators(nodes)
-    _Grouping(nodes, Facts.of(facts), max_ops).run()
+    _Grouping(nodes, Facts.of(facts), max_ops, answer).run()
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(node.group, []).append(node)
@@ -104,12 +107,12 @@ def _fuse_function(
 
 
 def _fuse_bodies(
-    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int
+    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int, answer: Answer
 ) -> Function:
     """Fuse inside the bodies of If and Loop."""
 
     def inside(binding: Binding) -> Binding:
-        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, made, names, max_ops))
+        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, made, names, max_ops, answer))
         return replace(binding, value=value)
 
     return replace(func, bindings=tuple(map(inside, func.bindings)))
@@ -191,10 +194,11 @@ def _common_post_dominator(nodes: list[_Node], a: int, b: int) -> int:
 class _Grouping:
     """Joins nodes into groups; the state is each node's `group` (the smallest index of its members)."""
 
-    def __init__(self, nodes: list[_Node], facts: Facts, max_ops: int) -> None:
+    def __init__(self, nodes: list[_Node], facts: Facts, max_ops: int, answer: Answer) -> None:
         self.nodes = nodes
         self.facts = facts
         self.max_ops = max_ops
+        self.answer = answer
         self.members = {node.index: [node] for node in nodes}
         for node in nodes:
             node.group = node.index
@@ -276,11 +280,11 @@ class _Grouping:
         return len(a.binding.targets) == 1 and equal_shapes(lhs.shape, rhs.shape, self.facts) is True
 
     def _join(self, nodes: list[_Node]) -> bool:
-        """Make the groups of the nodes one, unless it would be too large or hold two anchors."""
+        """Make the groups of the nodes one, unless it would be too large, or hold two anchors, or is slower."""
         groups = sorted({node.group for node in nodes})
         merged = sorted((member for group in groups for member in self.members[group]), key=lambda n: n.index)
         anchors = [member for member in merged if member.shape.kind is not FusionKind.ELEMENTWISE]
-        if len(merged) > self.max_ops or len(anchors) > 1:
+        if len(merged) > self.max_ops or len(anchors) > 1 or not self._pays(merged):
             return False
         for group in groups:
             del self.members[group]
@@ -288,6 +292,14 @@ class _Grouping:
             member.group = merged[0].index
         self.members[merged[0].index] = merged
         return True
+
+
+    def _pays(self, merged: list[_Node]) -> bool:
+        """Whether measurements have shown nothing else."""
+        if self.answer is own_answer:  # what a question is known by takes a while to find
+            return True
+        calls = [node.binding.value for node in merged]
+        return bool(self.answer(question_about_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
 
 
 def _outline(group: list[_Node], facts: tuple[DimFact, ...], made: list[Function], names: _Names) -> Binding:
