@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var
+from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var, is_const
 from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
 from tc.ir.node import Node, cached_by_identity, children, walk
+from tc.ir.polynomial import linear_coefficients
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +148,15 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     if not columns:
         return None
     return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
+
+
+def is_stencil(contraction: Contraction) -> bool:
+    """Whether neighbours in the result are sums over windows of one operand that are one element apart: plain depthwise convolution."""
+    last, index = contraction.columns[-1], contraction.rhs.indices[-1]
+    if contraction.rows or last not in axes_in(index) or not axes_in(index) & set(contraction.depth):
+        return False
+    found = linear_coefficients(index, [last, *contraction.depth])
+    return found is not None and is_const(found[0].get(last, index), 1)
 
 
 def _product(value: Expr) -> Mul | None:

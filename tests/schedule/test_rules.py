@@ -207,6 +207,44 @@ def test_depthwise_convolutions_of_every_width(width: int) -> None:
     run_op("conv_blocked", [x, w, normal(rng, blocks, block)], {**attrs, "depthwise": True}, "window reduction", 49)
 
 
+def plain_depthwise(channels: int, kernel: tuple[int, int], dilation: int, stride: int = 1) -> dict[str, Any]:
+    pads = [(size - 1) * dilation // 2 for size in kernel]
+    return {"strides": (stride, stride), "pads": (*pads, *pads), "dilations": (dilation, dilation), "groups": channels}
+
+
+@pytest.mark.parametrize("width", [*range(1, 36), 47, 48, 49, 64, 65, 112])
+def test_plain_depthwise_convolutions_of_every_width(width: int) -> None:
+    rng = np.random.default_rng(width)
+    kernel = [(3, 3), (5, 5), (1, 7), (3, 1), (2, 3)][width % 5]
+    dilation, stride = (2, 1) if width % 4 == 0 else (1, 2) if width % 7 == 0 else (1, 1)
+    channels, height = int(rng.integers(2, 20)), int(rng.integers(2, 20))
+    x, w = normal(rng, 1 + width % 2, channels, height, width), normal(rng, channels, 1, *kernel)
+    overlap = stride == 1 and kernel[1] > 1 and width > kernel[1]
+    rule = "window reduction" if overlap else None
+
+    run_op("conv", [x, w, normal(rng, channels)], plain_depthwise(channels, kernel, dilation, stride), rule, 49)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 4)])
+def test_plain_depthwise_convolutions_of_symbolic_size(kernel: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    n, height, width = Var("n"), Var("h"), Var("w")
+    op, w, bias = OPS["conv"], normal(rng, 6, 1, *kernel), normal(rng, 6)
+    attrs = op.attrs({**plain_depthwise(6, kernel, 1), "pads": (2, 2, 2, 2)})
+    types = [tensor_type((n, 6, height, width), f32), tensor_type(w.shape, f32), tensor_type(bias.shape, f32)]
+    facts = tuple(DimFact(dim, 1) for dim in (n, height, width))
+    with inference(Facts.of(facts)):
+        results = op.infer_types(types, attrs)
+        inputs = [placeholder(each.shape, each.dtype, f"x{k}") for k, each in enumerate(types)]
+        outputs = op.compute_tensors(inputs, attrs, results)
+    func = scheduled(create_prim_func("conv", inputs, outputs, (n, height, width), facts=facts), "window reduction")
+
+    for size in ((1, 1, 1), (1, 5, 7), (2, 6, 8), (1, 7, 9), (1, 12, 16), (1, 13, 3), (3, 2, 20), (1, 9, 70)):
+        x = normal(rng, size[0], 6, *size[1:])
+        expected = op.run_reference([a.astype(np.float64) for a in (x, w, bias)], attrs)[0]
+        check(func, [x, w, bias], expected, kernel[0] * kernel[1], size)
+
+
 @pytest.mark.parametrize(("depthwise", "kernel"), [(True, 3), (True, 5), (False, 3)])
 def test_bands_of_a_symbolic_height(depthwise: bool, kernel: int) -> None:
     """Bands of several padded rows, of which the last may be cut short, for every height and width around their size."""

@@ -51,11 +51,12 @@ class Rates:
     """
 
     blocked: float = 1e11
+    blocked_depthwise: float = 5e10
     plain: float = 4e10
     plain_pointwise: float = 8.6e10
-    plain_depthwise: float = 2e9
+    plain_depthwise: float = 5e10
     moves: float = 2e10
-    copies: float = 6e9
+    copies: float = 1.2e10
 
 
 DOUBTED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
@@ -68,6 +69,10 @@ BLOCK_VECTORS = (1, 2)
 
 POINTWISE_TILE = 4
 """Vectors of pixels that a tile of a plain pointwise convolution takes; the last tile may be mostly empty."""
+
+STRIDED, SYMBOLIC = 0.1, 0.5
+"""What is left of the rate of plain depthwise convolutions where neighbours in the result are none in the image, and where the image's
+size is symbolic."""
 
 UNKNOWN_DIM = 32
 """What a symbolic dim is taken to be when costs are estimated."""
@@ -223,15 +228,23 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     weights = call.args[1]
     assert weights is not None and isinstance(weights.type, TensorType)
     flops = 2.0 * _elements(result) * _elements(weights.type) / channels * waste
+    is_depthwise = is_const(weights.type.shape[1], 1)
     if form is not None:
-        return flops / rates.blocked
-    if is_const(weights.type.shape[1], 1):
-        return flops / rates.plain_depthwise
-    pixels, tile = math.prod(map(_value, result.shape[2:])), POINTWISE_TILE * block
+        return flops / (rates.blocked_depthwise if is_depthwise else rates.blocked)
     is_static = all(isinstance(dim, Const) for dim in result.shape[2:])
+    if is_depthwise:
+        return flops / (rates.plain_depthwise * _depthwise_efficiency(call, result, block, is_static))
+    pixels, tile = math.prod(map(_value, result.shape[2:])), POINTWISE_TILE * block
     if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
+
+
+def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static: bool) -> float:
+    """Of a plain depthwise convolution that puts neighbours of a row into vectors."""
+    width = _value(result.shape[-1])
+    strided = STRIDED if (full_attrs(call).strides or (1,))[-1] != 1 else 1.0
+    return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
 
 
 def _is_pointwise(call: Call, weights: TensorType) -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, FloorDiv, Var
 from tc.ir.node import children, walk
-from tc.schedule.analysis import Contraction, as_contraction, block_infos
+from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, inline_chain, is_single
 from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
@@ -35,6 +35,8 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     if len(found) != 1:
         return None
     position, contraction = found[0]
+    if is_stencil(contraction):
+        return None
     before, after = infos[:position], infos[position + 1 :]
     if not all(info.is_spatial for info in (*before, *after)):
         return None

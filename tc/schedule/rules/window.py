@@ -1,4 +1,4 @@
-"""Reductions that leave the contiguous axis alone: pooling and depthwise convolution on blocked channels, sums over leading axes.
+"""Reductions that leave the contiguous axis alone, or shift along it: pooling, depthwise convolution, sums over leading axes.
 
 A vector of neighbouring results is reduced at once, for several rows together: neighbouring windows share what they load, and
 independent sums hide the latency of additions. Padding is materialized per band of rows, small enough for the first cache.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Var
-from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos
+from tc.ir.expr import Const, Var
+from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos, is_stencil
 from tc.schedule.rules.common import (
     SYMBOLIC_BAND,
     SYMBOLIC_BANDS,
@@ -45,7 +45,7 @@ class _Tile:
 
 
 def schedule_window(schedule: Schedule, target: Target) -> str | None:
-    """Tile the one reduction of a PrimFunc whose last axis is not reduced and is read contiguously."""
+    """Tile the one reduction of a PrimFunc whose last axis is not reduced and is read contiguously, from wherever its windows begin."""
     infos = block_infos(schedule.func)
     found = [k for k, info in enumerate(infos) if info.reduction_axes]
     if len(found) != 1:
@@ -53,7 +53,8 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
     info, before, after = infos[found[0]], infos[: found[0]], infos[found[0] + 1 :]
     if len(info.writes) != 1 or not all(each.is_spatial for each in (*before, *after)):
         return None
-    if as_contraction(info) is not None or not _is_contiguous(info):
+    contraction = as_contraction(info)
+    if not (is_stencil(contraction) if contraction is not None else _is_contiguous(info)):
         return None
     axes = [axis for axis in driven_spatial(info) if not is_single(info, axis)]
     if not axes:
@@ -268,11 +269,20 @@ class _Plan:
             s.unroll(loop)
         taps = extent_value(s, depth[-1])
         if taps is not None and taps <= LONGEST_UNROLLED:
-            count = s.choose("window/unrolled_taps", range(len(self._short(depth)) + 1), int(tile.rows > 1))
+            short = self._short(depth)
+            count = s.choose("window/unrolled_taps", range(len(short) + 1), len(short) if self._shifts(info) else int(tile.rows > 1))
             for loop in depth[len(depth) - count :]:
                 s.unroll(loop)
         s.decompose_reduction(self.name, depth[0])
         s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _shifts(self, info: BlockInfo) -> bool:
+        """Whether rows share what they load only when all taps are unrolled: vectors are shifted against each other within a row.
+
+        Where the length of a row is symbolic, the places of so many loads take more registers than there are.
+        """
+        contraction = as_contraction(info)
+        return contraction is not None and is_stencil(contraction) and isinstance(contraction.rhs.buffer.shape[-1], Const)
 
     def _short(self, depth: list[str]) -> list[str]:
         """The innermost reduction loops whose product is small enough to unroll them all."""
