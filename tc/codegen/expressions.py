@@ -44,6 +44,7 @@ from tc.ir.expr import (
     Select,
     Sub,
     Var,
+    conjuncts,
 )
 from tc.ir.node import walk
 
@@ -176,19 +177,26 @@ class ExpressionEmitter(MemoryEmitter):
         if not any(isinstance(node, Load) and node not in performed for side in sides for node in walk(side)):
             return self.b.select(condition, self.value(expr.true_value), self.value(expr.false_value))
         if self.lane is not None and self.depends_on_lane(expr):
-            lanes = self.lane.lanes
-            condition = self.b.splat(condition, lanes)
-            outer = self.mask
-            self.mask = self.and_mask(outer, condition)
-            with self.region():
-                a = self.value(expr.true_value)
-            inverse = self.b.binary("xor", condition, self.b.int(1, condition))
-            self.mask = self.and_mask(outer, inverse)
-            with self.region():
-                b = self.value(expr.false_value)
-            self.mask = outer
-            return self.b.select(condition, self.b.splat(a, lanes), self.b.splat(b, lanes))
+            return self._masked_select(expr, condition, self.lane.lanes)
         return self._branched_select(condition, expr)
+
+    def _masked_select(self, expr: Select, condition: Value, lanes: int) -> Value:
+        """Both sides in the lanes that take them."""
+        mask, guard = self.mask, self.guard
+        for part in conjuncts(expr.condition):
+            value = self.value(part)
+            if not value.lanes and value.known is None:
+                self.guard = self.and_mask(self.guard, value)
+        condition = self.b.splat(condition, lanes)
+        self.mask = self.and_mask(mask, condition)
+        with self.region():
+            a = self.value(expr.true_value)
+        inverse = self.b.binary("xor", condition, self.b.int(1, condition))
+        self.mask, self.guard = self.and_mask(mask, inverse), guard
+        with self.region():
+            b = self.value(expr.false_value)
+        self.mask = mask
+        return self.b.select(condition, self.b.splat(a, lanes), self.b.splat(b, lanes))
 
     def _branched_select(self, condition: Value, expr: Select) -> Value:
         b = self.b

@@ -54,6 +54,7 @@ class MemoryEmitter:
         self.facts = facts
         self.lane: Lane | None = None
         self.mask: Value | None = None
+        self.guard: Value | None = None  # a number: where it is false, so is the mask in all lanes
         self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], _Address] = {}
         self.dependence: dict[Expr, bool] = {}
         self.vars_of: dict[Expr, frozenset[Var]] = {}
@@ -212,7 +213,7 @@ class MemoryEmitter:
                 f"load <{lanes} x {element}>, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element, lanes
             )
         else:
-            loaded = self._masked_load(pointer, element, lanes, align)
+            loaded = self._masked_load(buffer, pointer, element, lanes, align)
         return self._from_memory(loaded, buffer.dtype)
 
     def _prefetch_ahead(self, buffer: Buffer, indices: tuple[Expr, ...], uniform: Value, known: int) -> None:
@@ -259,8 +260,15 @@ class MemoryEmitter:
         self.module.declare(name, "i1", [mask.type])
         return self.b.emit(f"call i1 @{name}({mask})", "i1")
 
-    def _masked_load(self, pointer: Value, element: str, lanes: int, align: int) -> Value:
+    def _masked_load(self, buffer: Buffer, pointer: Value, element: str, lanes: int, align: int) -> Value:
+        """A load of the lanes that are active.
+
+        Where no lane may be, as in rows of padding, the buffer's begin stands for the place: lanes that are masked cannot fault, but
+        a page that is not there takes a processor hundreds of cycles to ignore.
+        """
         assert self.mask is not None
+        if self.guard is not None:
+            pointer = self.b.select(self.guard, pointer, self.state.pointers[buffer])
         mask = self.b.splat(self.mask, lanes)
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"

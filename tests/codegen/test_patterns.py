@@ -1,4 +1,4 @@
-"""Loops that become other instructions than one would read off them: trees of lanes, squares transposed in registers."""
+"""Loops that become other instructions than one would read off them: trees of lanes, squares transposed in registers, rows of padding."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from tc import te
+from tc.codegen.llvm import emit_prim_func
 from tc.ir.dtype import f32
+from tc.ir.expr import Expr, Select, const, logical_and
 from tc.ir.loop import PrimFunc
 from tc.kernels import finish_loops
 from tc.schedule.step import Schedule
+from tc.target import native_target
 from tests.ops.kernels import run
 
 
@@ -65,3 +68,29 @@ def test_a_tree_adds_in_one_order_whatever_the_values() -> None:
     half = values[0, :4] + values[0, 4:]
     quarter = half[:2] + half[2:]
     assert result[0] == quarter[0] + quarter[1]
+
+
+@pytest.mark.parametrize("shape", [(3, 32), (1, 16), (2, 7), (0, 16)])
+def test_rows_of_padding_read_nothing_outside_of_the_buffer(shape: tuple[int, int]) -> None:
+    """Masked lanes of a page that is not there are ignored, but in hundreds of cycles: such loads go to the begin of the buffer."""
+    rows, columns = shape
+    x = te.placeholder(shape, f32, "x")
+
+    def padded(i: Expr, j: Expr) -> Expr:
+        inside = [1 <= i, i < rows + 1, 1 <= j, j < columns + 1]
+        return Select(logical_and(*inside), x[i - 1, j - 1], const(0.0, f32))
+
+    schedule = Schedule(te.create_prim_func("f", (x,), (te.compute((rows + 2, columns + 2), padded, "y"),)))
+    _, lane = schedule.split("j", 16)
+    schedule.vectorize(lane)
+    final = finish_loops(schedule.func)
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+    text = emit_prim_func(final, "f", native_target().features).ir_text
+    (result,) = run(final, [values])
+
+    np.testing.assert_array_equal(result, np.pad(values, 1))
+    loads = [line for line in text.splitlines() if "@llvm.masked.load" in line and "call" in line]
+    chosen = {line.split(" = ")[0].strip() for line in text.splitlines() if "select i1" in line and "ptr" in line}
+    assert all(any(f" {name}," in line for name in chosen) for line in loads)
+    assert loads or not rows
