@@ -183,19 +183,19 @@ class ExpressionEmitter(MemoryEmitter):
     def _masked_select(self, expr: Select, condition: Value, lanes: int) -> Value:
         """Both sides in the lanes that take them."""
         mask, guard = self.mask, self.guard
-        for part in conjuncts(expr.condition):
-            value = self.value(part)
-            if not value.lanes and value.known is None:
-                self.guard = self.and_mask(self.guard, value)
-        condition = self.b.splat(condition, lanes)
-        self.mask = self.and_mask(mask, condition)
+        uniform = [value for part in conjuncts(expr.condition) if not (value := self.value(part)).lanes and value.known is None]
+        inverse = self.b.binary("xor", condition, self.b.int(1, condition))
+        self.mask = self.and_mask(mask, self.b.splat(condition, lanes))
+        for value in uniform:
+            self.guard = self.and_mask(self.guard, value)
         with self.region():
             a = self.value(expr.true_value)
-        inverse = self.b.binary("xor", condition, self.b.int(1, condition))
-        self.mask, self.guard = self.and_mask(mask, inverse), guard
+        self.mask = self.and_mask(mask, self.b.splat(inverse, lanes))
+        self.guard = guard if inverse.lanes else self.and_mask(guard, inverse)
         with self.region():
             b = self.value(expr.false_value)
-        self.mask = mask
+        self.mask, self.guard = mask, guard
+        condition = self.b.splat(condition, lanes)
         return self.b.select(condition, self.b.splat(a, lanes), self.b.splat(b, lanes))
 
     def _branched_select(self, condition: Value, expr: Select) -> Value:
