@@ -37,7 +37,8 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 def models_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Whole models."""
     lines = ["## Whole models", ""]
-    head = ("model", "threads", "budget", "untuned / tuned", "best peer / tuned", "peer", "trials", "failed", "kernels", "date", "commit")
+    gains = ("untuned / tuned", "best peer / tuned", "peer")
+    head = ("model", "threads", "budget", *gains, "trials", "failed", "kernels", "CPU", "date", "commit")
     lines += _table(head, map(_model_row, rows))
     for name in ("default_over_tuned", "peer_over_tuned"):
         lines.append(f"Geometric mean, {name.replace('_', ' ')}: {_geomean(row[name]['median'] for row in rows):.3f}.")
@@ -48,7 +49,8 @@ def _model_row(row: Mapping[str, Any]) -> tuple[object, ...]:
     gains = (_ratio(row["default_over_tuned"]), _ratio(row["peer_over_tuned"]))
     untuned, tuned, _ = row["kernels_ms"]
     counts = (row["trials"], row["failures"], f"{untuned:.2f} -> {tuned:.2f} ms")
-    return (row["model"], row["threads"], f"{row['budget_seconds']:.0f} s", *gains, row["peer"], *counts, row["date"], row["commit"])
+    where = (row["cpu"], row["date"], row["commit"])
+    return (row["model"], row["threads"], f"{row['budget_seconds']:.0f} s", *gains, row["peer"], *counts, *where)
 
 
 def kernels_text(data: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.events import FormTried
-from tc.autotune.record import Choice, target_key
+from tc.autotune.record import DEFAULT, Choice, target_key
 from tc.compiler import LoweredModel, PreparedModel, lay_out, lower_model, nodes_by_result
 from tc.ir.graph import Binding, Call, Function, all_bindings, tir_calls
 from tc.kernels import workload_key
@@ -136,7 +136,7 @@ class _Search:
         """A question and another answer than the best form's."""
         for question in best.questions():
             if question.place not in self._decided:
-                self._decided[question.place] = self._known.choice(*question.place) is not None
+                self._decided[question.place] = self._known.choice(*question.place) not in (None, DEFAULT)
             if self._decided[question.place]:
                 continue
             for option in question.options:
@@ -181,7 +181,7 @@ class _Search:
     def _try(self, best: _Form, form: _Form, question: Question, option: Option) -> FormTried:
         self._build(form)
         assert best.module is not None and form.module is not None
-        facts = (question.pass_name, question.node, option)
+        facts = (question.pass_name, question.key, question.node, option)
         problem = differing_result(best.module.run(self._inputs), form.module.run(self._inputs))
         if problem is not None:
             return FormTried(*facts, None, False, problem)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
-from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Choice, Record, target_key
+from tc.autotune.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.autotune.standing import Standing
 from tc.compiler import LoweredModel
 from tc.ir.loop import PrimFunc
@@ -67,7 +67,7 @@ def rehearse(
     most = _most_contenders(rehearsal.call_seconds(inputs), seconds)
     contenders = {key: records[:most] for key, records in contenders.items()}
     counts = {key: len(records) for key, records in contenders.items()}
-    names = {key: [DEFAULT_SCHEDULE if r is None else r.schedule_key for r in records] for key, records in contenders.items()}
+    names = {key: [DEFAULT if r is None else r.schedule_key for r in records] for key, records in contenders.items()}
     alone = {key: int(len(records) > 1 and records[1].ratio < 1.0) for key, records in contenders.items()}  # type: ignore[union-attr]
     draws = _draw(counts, alone)
     rehearsal.add([_Cast(known, contenders, draw) for draw in draws[1:]])

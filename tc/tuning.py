@@ -20,7 +20,7 @@ from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.events import Event, FormTried
 from tc.autotune.measure import LocalRunner
-from tc.autotune.record import Choice, target_key
+from tc.autotune.record import DEFAULT, SCHEDULE, Choice, target_key
 from tc.autotune.runner import Runner
 from tc.autotune.standing import Standing
 from tc.autotune.task import Task
@@ -33,6 +33,7 @@ from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.graph.questions import own_answer
 from tc.rehearsal import rehearse
 from tc.runtime.module import CompiledModule
+from tc.schedule.knobs import Value
 from tc.target import Target
 from tc.tasks import measured_sizes, tasks_of
 from tc.verification import differing_result, sized_inputs
@@ -56,6 +57,7 @@ class Tuned:
     `ratio`: the whole model's seconds tuned over untuned, taken in turns; None when nothing was found or it was not measured.
     `skipped`: kernels that were left alone, with the reason. `dropped`: decisions that the whole model's results spoke against.
     `standings`: how the best schedules of each kernel did inside the model. `forms`: other forms of the graph that were tried.
+    `is_used`: whether the model compiles with what was found; not where it was no faster.
     """
 
     database: Path
@@ -66,6 +68,7 @@ class Tuned:
     dropped: tuple[str, ...] = ()
     standings: tuple[Standing, ...] = ()
     forms: tuple[FormTried, ...] = ()
+    is_used: bool = True
 
 
 def parse_budget(text: str | float) -> float:
@@ -118,8 +121,8 @@ def tune(
     tasks: patterns such as "conv*" for names of kernels or nodes; all by default. trials: at most so many per task.
     callback: told every event of the search. runner: what measures; the cores of this machine by default.
 
-    `tc.compile(model, tune=database)` then uses the best verified schedules. Records that were made for another target or
-    number of threads are left alone.
+    `tc.compile(model, tune=database)` then uses the best verified schedules; where the whole model is no faster with them, what it used
+    before. Records that were made for another target or number of threads are left alone.
     Raises UserError when there is nothing to tune or the database cannot be used.
     """
     seconds = parse_budget(budget)
@@ -135,6 +138,7 @@ def tune(
     path.parent.mkdir(parents=True, exist_ok=True)
     records = Database(path)
     inputs = _inputs(prepared, sizes or {})
+    before = _decisions(records, chosen)
     start, forms = time.monotonic(), []
     for trial in search_forms(prepared, records, inputs, FORMS_SHARE * seconds) if not tasks else ():
         forms.append(trial)
@@ -161,7 +165,10 @@ def tune(
             own.close()
     standings = _rehearse(prepared, inputs, records, selected, REHEARSAL_SHARE * seconds)
     ratio, dropped = _compare_whole(model, chosen, dims, inputs, path, selected)
-    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), tuple(forms))
+    is_used = ratio is None or ratio.median < 1.0
+    if not is_used:
+        _restore(Database(path), chosen, before, selected, forms)
+    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), tuple(forms), is_used)
 
 
 def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
@@ -246,6 +253,39 @@ def _take_back(path: Path, tasks: Sequence[Task], target: Target, problem: str) 
     if undone:
         database.append(undone)
     return names
+
+
+Decisions = dict[tuple[str, str], Value]
+"""By the names of passes (SCHEDULE for a kernel's schedule) and the keys of what they ask about."""
+
+
+def _decisions(database: Database, target: Target) -> Decisions:
+    """What a database says for a target: the schedules that kernels get, and the answers to questions."""
+    key, threads = target_key(target), target.cores
+    found: Decisions = {}
+    for workload in {record.workload for record in database.records(target=key, threads=threads)}:
+        best = database.best(workload, key, threads)
+        found[SCHEDULE, workload] = DEFAULT if best is None else best.schedule_key
+    for choice in database.choices():
+        if (choice.target, choice.threads) == (key, threads):
+            found[choice.pass_name, choice.key] = choice.value
+    return found
+
+
+def _restore(
+    database: Database, target: Target, before: Decisions, tasks: Sequence[Task], forms: Sequence[FormTried]
+) -> None:
+    """Let the tasks' kernels, the nodes in them, and the form of the graph be as they were before."""
+    variants = [variant for task in tasks for variant in task.variants.values()]
+    places = [(SCHEDULE, variant.key) for variant in variants]
+    places += [variant.question.place for variant in variants if variant.question is not None]
+    places += [(form.question, form.key) for form in forms]
+    now = _decisions(database, target)
+    database.append(
+        Choice(pass_name=name, key=key, target=target_key(target), threads=target.cores, value=before.get((name, key), DEFAULT))
+        for name, key in dict.fromkeys(places)
+        if now.get((name, key), DEFAULT) != before.get((name, key), DEFAULT)
+    )
 
 
 def _ratio(untuned: CompiledModule, tuned: CompiledModule, inputs: Mapping[str, np.ndarray]) -> Ratio:

@@ -13,7 +13,7 @@ import tc
 from tc import rehearsal
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
-from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Choice, Record, target_key
+from tc.autotune.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.autotune.standing import Standing
 from tc.compiler import lower_model, prepare_model
 from tc.ir.parser import parse_module
@@ -121,7 +121,7 @@ def test_the_model_has_the_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first, second = run(database, records)
 
     assert (first.alone, first.chosen) == (records[0][0].schedule_key, records[0][1].schedule_key)
-    assert (second.alone, second.chosen) == (records[1][0].schedule_key, DEFAULT_SCHEDULE)
+    assert (second.alone, second.chosen) == (records[1][0].schedule_key, DEFAULT)
     known = TunedSchedules(database, TARGET, 1)
     assert known.record(records[0][0].workload) == records[0][1]
     assert known.record(records[1][0].workload) is None
@@ -168,7 +168,7 @@ def test_a_model_is_run_with_all_of_them(tmp_path: Path) -> None:
 
     assert [standing.workload for standing in standings] == [each[0].workload for each in records]
     for standing, each in zip(standings, records, strict=True):
-        assert [name for name, _ in standing.seconds] == [DEFAULT_SCHEDULE, *(record.schedule_key for record in each)]
+        assert [name for name, _ in standing.seconds] == [DEFAULT, *(record.schedule_key for record in each)]
         assert all(0 < seconds < 1 for _, seconds in standing.seconds)
         choice = decided(database, standing.workload)
         assert standing.chosen == (standing.alone if choice is None else choice.value)

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 import tc
+from tc import tuning
+from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event, TuningFinished
-from tc.autotune.record import DEFAULT_SCHEDULE, Record, target_key
+from tc.autotune.record import DEFAULT, Record, target_key
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
 from tc.interp.graph import run_function
 from tc.ir.parser import parse_module
 from tc.kernels import workload_key
+from tc.measure.harness import Ratio
 from tc.schedule.canonical import canonical_names
 from tc.target import native_target
 from tc.tasks import extract_tasks
@@ -88,12 +91,40 @@ def test_a_tuned_model_computes_the_same_and_uses_its_records(tmp_path: Path) ->
     inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in ((40, 64), (64, 96), (96, 32))]
     np.testing.assert_allclose(tuned(*inputs), untuned(*inputs), rtol=0, atol=1e-4 * np.abs(untuned(*inputs)).max())
     verified = {record.workload for record in Database(database).records() if record.verified}
-    verified -= {standing.workload for standing in found.standings if standing.chosen == DEFAULT_SCHEDULE}
+    verified -= {standing.workload for standing in found.standings if standing.chosen == DEFAULT}
+    verified = verified if found.is_used else set()
     assert {kernel.tuned for kernel in tuned.report().kernels} == ({True, False} if 0 < len(verified) < 2 else {bool(verified)})
     assert not tuned.report().notes
     assert isinstance(events[-1], TuningFinished) and any(isinstance(event, BatchMeasured) for event in events)
     assert all(task.trials <= 12 and task.ratio <= 1.0 for task in found.result.tasks)
     assert found.result.tuned_ms <= found.result.default_ms
+
+
+def test_what_makes_the_model_no_faster_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, model = tmp_path / "t.db", parse_module(PRODUCTS)
+    monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(1.02, 1.0, 1.05))
+
+    first = tune(model, "20s", threads=1, database=database, trials=12)
+    tuned = tc.compile(model, tune=database, threads=1)
+
+    assert first.is_used == (first.ratio is None)
+    assert not any(kernel.tuned for kernel in tuned.report().kernels) and not tuned.report().notes
+    assert any(record.error is None for record in Database(database).records()), "what was measured is kept"
+
+
+def test_what_was_used_before_is_used_again_where_more_time_gained_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, model = tmp_path / "t.db", parse_module(PRODUCTS)
+    (task, *_) = extract_tasks(model, TARGET).tasks
+    candidate = task.space().mutate(task.space().default(), np.random.default_rng(0))
+    place = {"workload": task.key, "target": target_key(TARGET), "threads": 1, "rule": candidate.rule, "point": candidate.point}
+    times = {"seconds": 1e-6, "low": 1e-6, "high": 1e-6, "ratio": 0.5}
+    known = Record(**place, **times, variant=candidate.variant, trace=candidate.trace.to_json(), verified=True)
+    Database(database).append([known])
+    monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(1.02, 1.0, 1.05))
+
+    tune(model, "20s", threads=1, database=database, trials=12)
+
+    assert TunedSchedules(Database(database), TARGET, 1).record(task.key) == known
 
 
 def test_kernels_over_symbolic_dims_are_tuned_at_a_size_and_right_at_all(tmp_path: Path) -> None:

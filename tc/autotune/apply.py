@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tc.autotune.database import Database
-from tc.autotune.record import DEFAULT_SCHEDULE, SCHEDULE, Record, target_key
+from tc.autotune.record import DEFAULT, SCHEDULE, Record, target_key
 from tc.errors import ScheduleError, TcError
 from tc.ir.loop import PrimFunc
 from tc.kernels import workload_key
@@ -51,7 +51,7 @@ class TunedSchedules:
         None when there is no record, or the default schedule was decided for.
         """
         decided = self.choice(SCHEDULE, workload)
-        if decided == DEFAULT_SCHEDULE:
+        if decided == DEFAULT:
             return None
         if decided is not None:
             for record in self.database.shortlist(workload, self._target, self._threads, variant):
@@ -72,7 +72,7 @@ class TunedSchedules:
     def answer(self, question: Question) -> Option:
         """What was decided for the question's node; the pass's own answer when nothing was, or, with a note, nothing that it can do."""
         value = self.choice(question.pass_name, question.key)
-        if value is None:
+        if value is None or value == DEFAULT:
             return question.default
         for option in question.options:
             if option == value and type(option) is type(value):

@@ -13,11 +13,12 @@ from tc.schedule.knobs import Value
 class FormTried:
     """Another answer to a question of a graph pass that concerns more than one kernel, and what came of it.
 
-    `question`: the pass, and what it asks; `node`: about what. `ratio`: the model's seconds with this answer over those with the best ones
-    before it; None where the results differ, and `problem` says how.
+    `question`: the pass, and what it asks, kept by `key`; `node`: about what. `ratio`: the model's seconds with this answer over those
+    with the best ones before it; None where the results differ, and `problem` says how.
     """
 
     question: str
+    key: str
     node: str
     answer: Option
     ratio: Ratio | None

@@ -31,8 +31,8 @@ WRONG = "wrong"
 """The `error` of a record whose kernel ran and gave wrong results."""
 SCHEDULE = "schedule"
 """The `pass_name` of a choice of a workload's schedule, made by measuring the model that it is in; its `value` is a schedule key."""
-DEFAULT_SCHEDULE = "default"
-"""The value of such a choice for the schedule that untuned kernels have."""
+DEFAULT = "default"
+"""The value of a choice for what is compiled untuned: a kernel's default schedule, a pass's own answer."""
 
 _TASK_LIMIT = 512
 _DETAIL_LIMIT = 4096

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from tc.autotune.events import Event, FormTried
-from tc.autotune.record import DEFAULT_SCHEDULE, Record, clean_text
+from tc.autotune.record import DEFAULT, Record, clean_text
 from tc.autotune.report_facts import RunFacts, TaskFacts, gather_facts
 from tc.autotune.report_plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
 from tc.autotune.report_schedules import Difference, compare
@@ -321,12 +321,12 @@ def _in_model(standings: Sequence[Standing]) -> str:
 
 
 def _standing_row(standing: Standing) -> str:
-    times = (standing.of(DEFAULT_SCHEDULE), standing.of(standing.alone), standing.of(standing.chosen))
+    times = (standing.of(DEFAULT), standing.of(standing.alone), standing.of(standing.chosen))
     return element(
         "tr",
         element("th", breakable(standing.kernel), scope="row"),
         *(element("td", words(format_seconds(seconds)), class_="n") for seconds in times),
-        element("td", "the default" if standing.chosen == DEFAULT_SCHEDULE else "another one"),
+        element("td", "the default" if standing.chosen == DEFAULT else "another one"),
     )
 
 

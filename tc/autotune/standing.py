@@ -10,7 +10,7 @@ class Standing:
     """How the schedules of a kernel did inside the model.
 
     `seconds`: for each schedule's key what the kernel's launches take in a run of the model, with what they add to the launches behind
-    them; DEFAULT_SCHEDULE is the default's. `alone`: the one that is best by itself; `chosen`: what the kernel gets.
+    them; DEFAULT is the default's. `alone`: the one that is best by itself; `chosen`: what the kernel gets.
     """
 
     workload: str

@@ -272,6 +272,7 @@ def _as_data(args: argparse.Namespace, found: Tuned, events: list[Event]) -> dic
         "tuned_ms": result.tuned_ms,
         "remaining_ms": result.remaining_ms,
         "model_ratio": None if found.ratio is None else dataclasses.asdict(found.ratio),
+        "is_used": found.is_used,
         "dropped": list(found.dropped),
         "forms": [
             {
@@ -322,6 +323,8 @@ def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: 
     if found.ratio is not None:
         low, high = _gain(found.ratio.high), _gain(found.ratio.low)
         say(f"the whole model, in turns: {_gain(found.ratio.median)} as fast [{low}, {high}]")
+    if not found.is_used:
+        say("that is no gain: the model compiles as it did before; more time may still find one")
     say(f"as much time again is expected to save {result.remaining_ms:.3f} ms a run")
     others = [each.kernel for each in found.standings if each.chosen != each.alone]
     if others:
