@@ -7,6 +7,7 @@ have to beat. Questions about the whole graph come first, then those about the k
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ def search_forms(
     """Try other answers to the questions that only the whole model can decide, and write down what was found.
 
     seconds: no form is built when it is not expected to be ready by then. Kernels have the schedules that the database knows, else their
-    defaults. What the database has an answer to is not tried again.
+    defaults. Options that the database has times of are not tried again.
     """
     return _Search(model, database, inputs, clock, compare).run(clock() + seconds)
 
@@ -79,9 +80,6 @@ class _Form:
     module: CompiledModule | None = None
     weights: dict[str, float] = field(default_factory=dict)  # seconds of a run by node
 
-    def answer(self, question: Question) -> Option:
-        return self.answers.get(question.place, question.default)
-
     def questions(self) -> list[Question]:
         """Those about the whole graph first, then those about the nodes that take longest."""
         layouts, others = self.asked
@@ -100,16 +98,14 @@ class _Search:
         self._model, self._database, self._inputs, self._clock, self._compare = model, database, inputs, clock, compare
         self._known = TunedSchedules(database, model.target, model.target.cores)
         self._workshop = Workshop(model.target)
-        self._decided: dict[tuple[str, str], bool] = {}  # whether a question had an answer before the search
         self._tried: set[tuple[tuple[str, str], Option]] = set()
-        self._seen: set[tuple[str, ...]] = set()  # layouts, and kernels
+        self._seen: dict[tuple[str, ...], float] = {}  # by layout and by kernels: seconds of a run
         self._built: set[str] = set()  # workloads
-        self._seconds: dict[tuple[str, str], dict[Option, float]] = {}
 
     def run(self, end: float) -> Iterator[FormTried]:
         """The trials, until the clock shows `end` or there is nothing more to try."""
         best = self._lower({})
-        assert best is not None, "nothing was seen before"
+        assert isinstance(best, _Form), "nothing was seen before"
         start = self._clock()
         if start > end or self._next_move(best) is None:
             return
@@ -122,30 +118,36 @@ class _Search:
             question, option = move
             self._tried.add((question.place, option))
             form = self._lower({**best.answers, question.place: option}, is_layout=question in best.asked[0])
-            if form is None:
-                self._write(question, best.answer(question))
+            before = self._answer(best, question)
+            if not isinstance(form, _Form):
+                self._write(question, before, {option: form})
                 continue
             if self._clock() + len(set(form.kernels) - self._built) * kernel_seconds > end:
                 continue
-            trial = self._try(best, form, question, option)
+            trial, (best_seconds, seconds) = self._try(best, form, question, option)
             best = form if trial.is_kept else best
-            self._write(question, best.answer(question))
+            self._write(question, option if trial.is_kept else before, {before: best_seconds, option: seconds})
             yield trial
 
     def _next_move(self, best: _Form) -> tuple[Question, Option] | None:
-        """A question and another answer than the best form's."""
+        """A question and another answer than the best form's, that was not tried yet, by earlier searches neither."""
         for question in best.questions():
-            if question.place not in self._decided:
-                self._decided[question.place] = self._known.choice(*question.place) not in (None, DEFAULT)
-            if self._decided[question.place]:
-                continue
+            known = self._choice(question)
+            measured = {} if known is None or known.value == DEFAULT else dict(known.seconds)
             for option in question.options:
-                if option != best.answer(question) and (question.place, option) not in self._tried:
+                is_new = option not in measured and (question.place, option) not in self._tried
+                if is_new and option != self._answer(best, question):
                     return question, option
         return None
 
-    def _lower(self, answers: Answers, *, is_layout: bool = True) -> _Form | None:
-        """The form with these answers; None for one that was seen before. `is_layout`: whether another layout is wanted."""
+    def _choice(self, question: Question) -> Choice | None:
+        return self._database.choice(*question.place, self._model.target, self._model.target.cores)
+
+    def _answer(self, form: _Form, question: Question) -> Option:
+        return form.answers[question.place] if question.place in form.answers else self._known.answer(question)
+
+    def _lower(self, answers: Answers, *, is_layout: bool = True) -> _Form | float:
+        """The form with these answers; only its seconds if it was built before. `is_layout`: whether another layout is wanted."""
         asked: dict[tuple[str, str], Question] = {}
 
         def answer(question: Question) -> Option:
@@ -156,13 +158,12 @@ class _Search:
         laid_out = lay_out(self._model, answer)
         layouts, layout = list(asked.values()), _shape_of(laid_out.graph.main)
         if is_layout and layout in self._seen:
-            return None
+            return self._seen[layout]
         lowered = lower_model(laid_out, answer)
         keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
         kernels = tuple(keys[call.callee] for _, call in tir_calls(lowered.lowered.main))
         if kernels in self._seen:
-            return None
-        self._seen |= {layout, kernels}
+            return self._seen[kernels]
         return _Form(answers, lowered, (layouts, list(asked.values())[len(layouts) :]), layout, kernels)
 
     def _build(self, form: _Form) -> None:
@@ -174,35 +175,34 @@ class _Search:
         nodes: dict[str, set[str]] = {}
         for target, call in tir_calls(form.lowered.lowered.main):
             nodes.setdefault(call.callee, set()).update(sources[target])
-        for launch, seconds in zip(form.module.launches, form.module.launch_seconds(*arguments), strict=True):
+        taken = form.module.launch_seconds(*arguments)
+        self._seen.update(dict.fromkeys((form.layout, form.kernels), float(taken.sum())))
+        for launch, seconds in zip(form.module.launches, taken, strict=True):
             for node in nodes[launch.kernel]:
                 form.weights[node] = form.weights.get(node, 0.0) + float(seconds)
 
-    def _try(self, best: _Form, form: _Form, question: Question, option: Option) -> FormTried:
+    def _try(self, best: _Form, form: _Form, question: Question, option: Option) -> tuple[FormTried, tuple[float, float]]:
+        """What came of a form, and the seconds of the best one and of this."""
         self._build(form)
         assert best.module is not None and form.module is not None
         facts = (question.pass_name, question.key, question.node, option)
         problem = differing_result(best.module.run(self._inputs), form.module.run(self._inputs))
         if problem is not None:
-            return FormTried(*facts, None, False, problem)
+            return FormTried(*facts, None, False, problem), (self._seen[best.kernels], math.inf)
         timings = self._compare(best.module, form.module, self._inputs, GLANCE)
         if timings.ratio("other", "best").median < CLEARLY:
             timings = self._compare(best.module, form.module, self._inputs, LOOK)
         ratio = timings.ratio("other", "best")
-        found = self._seconds.setdefault(question.place, {})
-        found.update({best.answer(question): timings.median("best"), option: timings.median("other")})
-        return FormTried(*facts, ratio, ratio.median < CLEARLY and ratio.high < 1.0)
+        trial = FormTried(*facts, ratio, ratio.median < CLEARLY and ratio.high < 1.0)
+        return trial, (timings.median("best"), timings.median("other"))
 
-    def _write(self, question: Question, value: Option) -> None:
+    def _write(self, question: Question, value: Option, seconds: Mapping[Option, float]) -> None:
+        """Keep an answer, and what the model took with it and with others."""
         name, key = question.place
-        target, seconds = self._model.target, tuple(self._seconds.get(question.place, {}).items())
-        before = self._database.choice(name, key, target, target.cores)
-        if before is not None and (before.value, before.seconds) == (value, seconds):
-            return
-        choice = Choice(
-            pass_name=name, key=key, target=target_key(target), threads=target.cores, value=value, seconds=seconds
-        )
-        self._database.append([choice])
+        target, before = self._model.target, self._choice(question)
+        measured = {**({} if before is None else dict(before.seconds)), **seconds}
+        facts = {"pass_name": name, "key": key, "target": target_key(target), "threads": target.cores}
+        self._database.append([Choice(**facts, value=value, seconds=tuple(measured.items()))])  # type: ignore[arg-type]
 
 
 def _shape_of(func: Function) -> tuple[str, ...]:

@@ -108,6 +108,19 @@ def test_what_was_decided_is_not_tried_again(tmp_path: Path) -> None:
     assert first and not again
 
 
+def test_a_search_that_ran_out_of_time_is_gone_on_with(tmp_path: Path) -> None:
+    def cost(module: CompiledModule) -> float:
+        return 2.0 - ("tanh" in kernels(module))
+
+    whole = search(Database(tmp_path / "whole.db"), cost)
+    parts = [search(Database(tmp_path / "parts.db"), cost, seconds=0.5) for _ in range(30)]
+
+    trials = [trial for part in parts for trial in part]
+    assert all(len(part) <= 1 for part in parts) and not parts[-1]
+    assert len({(trial.question, trial.node, trial.answer) for trial in trials}) == len(trials) >= len(whole)
+    assert [trial for trial in trials if trial.is_kept] == [trial for trial in whole if trial.is_kept]
+
+
 def test_a_form_with_other_results_is_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_search, "differing_result", lambda expected, found: "y: off by one")
 
