@@ -139,11 +139,8 @@ def tune(
     records = Database(path)
     inputs = _inputs(prepared, sizes or {})
     before = _decisions(records, chosen)
-    start, forms = time.monotonic(), []
-    for trial in search_forms(prepared, records, inputs, FORMS_SHARE * seconds) if not tasks else ():
-        forms.append(trial)
-        if callback is not None:
-            callback(trial)
+    start = time.monotonic()
+    forms = _try_forms(prepared, records, inputs, FORMS_SHARE * seconds, callback) if not tasks else ()
     if any(trial.is_kept for trial in forms):
         found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, chosen.cores).answer)
         selected = _select(found.tasks, tasks)
@@ -168,7 +165,7 @@ def tune(
     is_used = ratio is None or ratio.median < 1.0
     if not is_used:
         _restore(Database(path), chosen, before, selected, forms)
-    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), tuple(forms), is_used)
+    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), forms, is_used)
 
 
 def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
@@ -186,6 +183,22 @@ def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
     if not open_ones:
         raise UserError(f"nothing to tune: the schedules of {', '.join(task.name for task in fitting)} leave nothing open")
     return open_ones
+
+
+def _try_forms(
+    model: PreparedModel,
+    database: Database,
+    inputs: Mapping[str, np.ndarray],
+    seconds: float,
+    callback: Callable[[Event], None] | None,
+) -> tuple[FormTried, ...]:
+    """Search among forms of the graph, telling every trial."""
+    trials: list[FormTried] = []
+    for trial in search_forms(model, database, inputs, seconds):
+        trials.append(trial)
+        if callback is not None:
+            callback(trial)
+    return tuple(trials)
 
 
 def _rehearse(
@@ -223,9 +236,14 @@ def _compare_whole(
         if not names:
             raise TcError(f"the tuned model's results differ from the untuned one's, and no decision is left to blame: {problem}")
         dropped += names
-    if not any(kernel.tuned for kernel in tuned.report().kernels):
+    if _kernels_of(tuned) == _kernels_of(untuned):
         return None, tuple(dropped)
     return _ratio(untuned, tuned, inputs), tuple(dropped)
+
+
+def _kernels_of(module: CompiledModule) -> list[tuple[str, tuple[str, ...], bool]]:
+    """What tells a tuned module from an untuned one: its kernels, the nodes inside, and whether their schedules are tuned."""
+    return [(kernel.name, kernel.nodes, kernel.tuned) for kernel in module.report().kernels]
 
 
 def _inputs(model: PreparedModel, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

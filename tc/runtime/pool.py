@@ -9,7 +9,8 @@ after a job, then sleep on a futex; an idle process uses no CPU. A call from ins
 runs on the calling thread alone.
 
 A worker that ran on the processor where the caller now is gets moved off it before the next job: the system may wake a worker beside
-its waker and leave both there for milliseconds. Workers keep all other processors that the process had when the pool was made.
+its waker and leave both there for milliseconds. One that has not begun has no id yet, and stays. Workers keep all other processors
+that the process had when the pool was made.
 
 One 32-bit word says which job runs and how many workers take part (low 8 bits): a worker that wakes late can then never
 mistake the next job for the one it belongs to. A job is closed when its last chunk has been claimed, and only workers that
@@ -71,7 +72,11 @@ check:
   %where = load atomic i32, ptr %place monotonic, align 4
   %here = icmp eq i32 %where, %cpu
   %known = icmp ult i32 %cpu, 1024
-  %moves = and i1 %here, %known
+  %idp = getelementptr i32, ptr @ids, i64 %k
+  %id = load atomic i32, ptr %idp monotonic, align 4
+  %began = icmp ne i32 %id, 0
+  %can = and i1 %known, %began
+  %moves = and i1 %here, %can
   br i1 %moves, label %move, label %next
 move:
   call void @llvm.memcpy.p0.p0.i64(ptr %mask, ptr @tc_allowed, i64 128, i1 false)
@@ -84,8 +89,6 @@ move:
   %old = load i64, ptr %p
   %new = and i64 %old, %kept
   store i64 %new, ptr %p
-  %idp = getelementptr i32, ptr @ids, i64 %k
-  %id = load atomic i32, ptr %idp monotonic, align 4
   %r = call i64 (i64, ...) @syscall(i64 {set_affinity}, i32 %id, i64 128, ptr %mask)
   store atomic i32 -1, ptr %place monotonic, align 4
   br label %next

@@ -178,3 +178,21 @@ sys.exit(os.waitstatus_to_exitcode(status))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound to processors here")
+def test_a_loop_before_the_workers_have_begun_leaves_the_caller_where_it_may_run() -> None:
+    """A worker that has not begun has no id yet, and seems to be on processor 0; the system takes id 0 for the caller."""
+    pool, allowed = ThreadPool(), os.sched_getaffinity(0)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    done: list[int] = []
+    task = kind(lambda _, begin, end, thread: done.extend(range(begin, end)))
+    loop = ctypes.CFUNCTYPE(None, kind, ctypes.c_void_p, *[ctypes.c_int64] * 3)(pool.address())
+    pool._workers.value = 1  # as between the making of a thread and its first instruction
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        loop(task, None, 8, 1, 2)
+
+        assert os.sched_getaffinity(0) == {min(allowed)} and sorted(done) == list(range(8))
+    finally:
+        os.sched_setaffinity(0, allowed)
