@@ -162,6 +162,8 @@ class RunFacts:
 
 def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], records: Sequence[Record]) -> RunFacts:
     """Put together what is known. Events say what happened; what they leave open is taken from the records."""
+    forms = tuple(event for event in events if isinstance(event, FormTried))
+    events = [event for event in events if not isinstance(event, FormTried)]
     target, threads = _where(tasks, records)
     place = (target, threads, LANGUAGE_VERSION)
     usable = [record for record in records if (record.target, record.threads, record.language) == place]
@@ -177,7 +179,7 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
         target=target,
         threads=threads,
         tasks=list(found.values()),
-        seconds=max((event.seconds for event in events if not isinstance(event, FormTried | TuningStarted)), default=math.nan),
+        seconds=max((event.seconds for event in events if not isinstance(event, TuningStarted)), default=math.nan),
         budget_seconds=starts[-1].budget_seconds if starts else None,
         default_ms=sum(task.default_ms for task in found.values()),
         tuned_ms=sum(task.default_ms - task.saved_ms for task in found.values()),
@@ -187,7 +189,7 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
         steps=[],
         accuracies=_accuracies(events),
         left_out=len(records) - len(usable),
-        forms=tuple(event for event in events if isinstance(event, FormTried)),
+        forms=forms,
     )
     if ends:
         end = ends[-1]

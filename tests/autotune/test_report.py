@@ -15,6 +15,7 @@ import pytest
 from tc.autotune.events import (
     BatchMeasured,
     Event,
+    FormTried,
     TaskStarted,
     TaskStopped,
     TuningFinished,
@@ -30,6 +31,7 @@ from tc.autotune.task import Task, Variant
 from tc.errors import UserError
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
+from tc.measure.harness import Ratio
 from tc.schedule.canonical import canonical_names
 from tests.autotune.records import TARGET, make_record, make_trace
 from tests.schedule.programs import matmul, softmax
@@ -294,6 +296,20 @@ def test_what_the_model_decided_is_shown(tmp_path: Path) -> None:
     assert ["conv_2", "10.0 µs", "12.0 µs", "8.0 µs", "another one"] in page.rows
     assert ["conv_1", "10.0 µs", "12.0 µs", "10.0 µs", "the default"] in page.rows
     assert not any(row[0] == "conv_3" for row in page.rows)
+
+
+def test_forms_of_the_graph_are_shown(tmp_path: Path) -> None:
+    forms = [
+        FormTried("fuse_ops", "k1", "Relu_3", False, Ratio(0.8, 0.78, 0.82), True),
+        FormTried("convert_layout/vectors of a block", "k2", "main", 2, Ratio(1.25, 1.2, 1.3), False),
+        FormTried("convert_layout/rate of plain, %", "k2", "main", 50, None, False, "y: the largest error is 2"),
+    ]
+
+    _, page = write(tmp_path, events=forms)
+
+    assert ["fuse_ops", "Relu_3", "False", "1.25×", "kept"] in page.rows
+    assert ["convert_layout/vectors of a block", "main", "2", "0.80×", ""] in page.rows
+    assert ["convert_layout/rate of plain, %", "main", "50", "–", "y: the largest error is 2"] in page.rows
 
 
 def test_records_alone_make_a_page(tmp_path: Path) -> None:
