@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.plan import CallOut, ExecutionPlan
 from tc.ir.verify import verify as verify_ir
-from tc.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module
+from tc.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module, workload_key
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.convert_layout import convert_layout
@@ -142,6 +143,11 @@ class LoweredModel:
     imported: Imported
     fused: IRModule
     lowered: IRModule
+
+    @cached_property
+    def workloads(self) -> dict[str, str]:
+        """What tuning records know the PrimFuncs by, by their names."""
+        return {func.name: workload_key(func) for func in self.lowered.prim_funcs}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from tc.autotune.events import FormTried
 from tc.autotune.record import DEFAULT, Choice, target_key
 from tc.compiler import LoweredModel, PreparedModel, lay_out, lower_model, nodes_by_result
 from tc.ir.graph import Binding, Call, Function, all_bindings, tir_calls
-from tc.kernels import workload_key
 from tc.measure.harness import Plan, Timings, time_interleaved
 from tc.passes.graph.questions import Option, Question
 from tc.runtime.module import CompiledModule
@@ -160,8 +159,7 @@ class _Search:
         if is_layout and layout in self._seen:
             return self._seen[layout]
         lowered = lower_model(laid_out, answer)
-        keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
-        kernels = tuple(keys[call.callee] for _, call in tir_calls(lowered.lowered.main))
+        kernels = tuple(lowered.workloads[call.callee] for _, call in tir_calls(lowered.lowered.main))
         if kernels in self._seen:
             return self._seen[kernels]
         return _Form(answers, lowered, (layouts, list(asked.values())[len(layouts) :]), layout, kernels)

@@ -57,13 +57,12 @@ def rehearse(
     rounds are run in any case. What is not among `workloads` is scheduled as the database says, in all modules.
     """
     known = TunedSchedules(database, target, target.cores)
-    keys = {func.name: workload_key(func) for func in lowered.lowered.prim_funcs}
-    present = {key: name for name, key in keys.items()}
+    present = {key: name for name, key in lowered.workloads.items()}
     found = {key: database.shortlist(key, target, target.cores) for key in workloads if key in present}
     contenders: dict[str, list[Record | None]] = {key: [None, *records] for key, records in found.items() if records}
     if not contenders:
         return []
-    rehearsal = _Rehearsal(lowered, target, keys, [_Cast(known, contenders, dict.fromkeys(contenders, 0))])
+    rehearsal = _Rehearsal(lowered, target, [_Cast(known, contenders, dict.fromkeys(contenders, 0))])
     most = _most_contenders(rehearsal.call_seconds(inputs), seconds)
     contenders = {key: records[:most] for key, records in contenders.items()}
     counts = {key: len(records) for key, records in contenders.items()}
@@ -124,10 +123,10 @@ class _Cast:
 
 
 class _Rehearsal:
-    """Modules of one model, with a clock around every launch, that differ in the schedules of their kernels. `keys`: workloads by name."""
+    """Modules of one model, with a clock around every launch, that differ in the schedules of their kernels."""
 
-    def __init__(self, lowered: LoweredModel, target: Target, keys: Mapping[str, str], casts: Sequence[_Cast]) -> None:
-        self._lowered, self._keys, self._workshop = lowered, keys, Workshop(target)
+    def __init__(self, lowered: LoweredModel, target: Target, casts: Sequence[_Cast]) -> None:
+        self._lowered, self._workshop = lowered, Workshop(target)
         self._modules = self._workshop.build(lowered, casts)
 
     def add(self, casts: Sequence[_Cast]) -> None:
@@ -143,7 +142,7 @@ class _Rehearsal:
     ) -> dict[str, np.ndarray]:
         """float64[contenders] for every kernel: seconds per run of the model."""
         times = _run_in_turns(self._modules, inputs, seconds)
-        keys = [self._keys[launch.kernel] for launch in self._modules[0].launches]
+        keys = [self._lowered.workloads[launch.kernel] for launch in self._modules[0].launches]
         costs = {key: np.zeros(count) for key, count in counts.items()}
         for seconds_of_launch, key, before in zip(times, keys, [None, *keys]):
             parts = [(part, ridge) for part, ridge in ((key, OWN_RIDGE), (before, NEXT_RIDGE)) if part in counts]

@@ -16,7 +16,7 @@ from tc.codegen.llvm import emit_prim_func
 from tc.compiler import LoweredModel, run_reference
 from tc.ir.loop import PrimFunc
 from tc.ir.node import replace
-from tc.kernels import Kernel, Tuned, object_key, schedule_kernel, with_kernels, workload_key
+from tc.kernels import Kernel, Tuned, object_key, schedule_kernel, with_kernels
 from tc.passes.graph.plan_memory import plan_memory
 from tc.runtime.entry import emit_entry
 from tc.runtime.jit import compile_objects, link
@@ -47,7 +47,8 @@ class Workshop:
     def build(self, lowered: LoweredModel, schedules: Sequence[Schedules]) -> list[CompiledModule]:
         """A module for each of the schedules; they share their constants."""
         get_pool()  # what kernels call
-        staged = [{func.name: self._kernel(func, each) for func in lowered.lowered.prim_funcs} for each in schedules]
+        funcs = [(func, lowered.workloads[func.name]) for func in lowered.lowered.prim_funcs]
+        staged = [{func.name: self._kernel(func, workload, each) for func, workload in funcs} for each in schedules]
         missing = {k.symbol: k.final for kernels in staged for k in kernels.values() if not self._has_code(k.symbol)}
         sources = [emit_prim_func(final, symbol, self.target.features).ir_text for symbol, final in missing.items()]
         plans = [plan_memory(with_kernels(lowered.lowered, kernels), lowered.imported.requirements) for kernels in staged]
@@ -73,8 +74,7 @@ class Workshop:
                 self._code[symbol] = known
         return symbol in self._code
 
-    def _kernel(self, func: PrimFunc, schedules: Schedules) -> Kernel:
-        workload = workload_key(func)
+    def _kernel(self, func: PrimFunc, workload: str, schedules: Schedules) -> Kernel:
         record = schedules.record(workload)
         place = workload, None if record is None else record.schedule_key
         if place not in self._kernels:

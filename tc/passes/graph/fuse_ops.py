@@ -293,7 +293,6 @@ class _Grouping:
         self.members[merged[0].index] = merged
         return True
 
-
     def _pays(self, merged: list[_Node]) -> bool:
         """Whether measurements have shown nothing else."""
         if self.answer is own_answer:  # what a question is known by takes a while to find
