@@ -14,7 +14,9 @@ from tc import tuning
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event, TuningFinished
-from tc.autotune.record import DEFAULT, Record, target_key
+from tc.autotune.record import DEFAULT, Choice, Record, target_key
+from tc.autotune.space import Candidate
+from tc.autotune.standing import Standing
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
 from tc.interp.graph import run_function
@@ -115,16 +117,29 @@ def test_what_makes_the_model_no_faster_is_not_used(tmp_path: Path, monkeypatch:
 def test_what_was_used_before_is_used_again_where_more_time_gained_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database, model = tmp_path / "t.db", parse_module(PRODUCTS)
     (task, *_) = extract_tasks(model, TARGET).tasks
-    candidate = task.space().mutate(task.space().default(), np.random.default_rng(0))
-    place = {"workload": task.key, "target": target_key(TARGET), "threads": 1, "rule": candidate.rule, "point": candidate.point}
-    times = {"seconds": 1e-6, "low": 1e-6, "high": 1e-6, "ratio": 0.5}
-    known = Record(**place, **times, variant=candidate.variant, trace=candidate.trace.to_json(), verified=True)
-    Database(database).append([known])
+    space, rng = task.space(), np.random.default_rng(0)
+    mutants = {candidate.trace.to_json(): candidate for candidate in (space.mutate(space.default(), rng) for _ in range(20))}
+
+    def verified(candidate: Candidate, ratio: float) -> Record:
+        place = {"workload": task.key, "target": target_key(TARGET), "threads": 1, "rule": candidate.rule, "point": candidate.point}
+        times = {"seconds": 1e-6, "low": 1e-6, "high": 1e-6, "ratio": ratio}
+        return Record(**place, **times, variant=candidate.variant, trace=candidate.trace.to_json(), verified=True)
+
+    before, found = (verified(candidate, ratio) for candidate, ratio in zip(mutants.values(), (0.5, 0.25), strict=False))
+    Database(database).append([before])
+
+    def find_another(model: object, inputs: object, records: Database, *args: object) -> list[Standing]:
+        decision = Choice("schedule", task.key, target_key(TARGET), 1, found.schedule_key)
+        records.append([found, decision])
+        return []
+
+    monkeypatch.setattr(tuning, "_rehearse", find_another)
     monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(1.02, 1.0, 1.05))
 
-    tune(model, "20s", threads=1, database=database, trials=12)
+    tuned = tune(model, "20s", threads=1, database=database, trials=12)
 
-    assert TunedSchedules(Database(database), TARGET, 1).record(task.key) == known
+    assert not tuned.is_used
+    assert TunedSchedules(Database(database), TARGET, 1).record(task.key) == before
 
 
 def test_kernels_over_symbolic_dims_are_tuned_at_a_size_and_right_at_all(tmp_path: Path) -> None:
