@@ -58,7 +58,7 @@ def rehearse(
     """
     known = TunedSchedules(database, target, target.cores)
     present = {key: name for name, key in lowered.workloads.items()}
-    found = {key: database.shortlist(key, target, target.cores) for key in workloads if key in present}
+    found = {key: database.shortlist(key, target, target.cores, MOST_CONTENDERS) for key in workloads if key in present}
     contenders: dict[str, list[Record | None]] = {key: [None, *records] for key, records in found.items() if records}
     if not contenders:
         return []

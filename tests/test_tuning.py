@@ -14,7 +14,7 @@ from tc import tuning
 from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event, TuningFinished
-from tc.autotune.record import DEFAULT, Choice, Record, target_key
+from tc.autotune.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.autotune.space import Candidate
 from tc.autotune.standing import Standing
 from tc.demo import MODEL_PATH
@@ -129,17 +129,18 @@ def test_what_was_used_before_is_used_again_where_more_time_gained_nothing(tmp_p
     Database(database).append([before])
 
     def find_another(model: object, inputs: object, records: Database, *args: object) -> list[Standing]:
-        decision = Choice("schedule", task.key, target_key(TARGET), 1, found.schedule_key)
-        records.append([found, decision])
+        place = {"pass_name": SCHEDULE, "key": task.key, "target": target_key(TARGET), "threads": 1}
+        records.append([found, Choice(**place, value=found.schedule_key)])
         return []
 
     monkeypatch.setattr(tuning, "_rehearse", find_another)
     monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(1.02, 1.0, 1.05))
 
-    tuned = tune(model, "20s", threads=1, database=database, trials=12)
+    tuned = tune(model, "20s", threads=1, database=database, trials=12, tasks=[task.name])
 
     assert not tuned.is_used
-    assert TunedSchedules(Database(database), TARGET, 1).record(task.key) == before
+    record = TunedSchedules(Database(database), TARGET, 1).record(task.key)
+    assert record is not None and record.schedule_key == before.schedule_key != found.schedule_key
 
 
 def test_kernels_over_symbolic_dims_are_tuned_at_a_size_and_right_at_all(tmp_path: Path) -> None:

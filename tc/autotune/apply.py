@@ -54,9 +54,9 @@ class TunedSchedules:
         if decided == DEFAULT:
             return None
         if decided is not None:
-            for record in self.database.shortlist(workload, self._target, self._threads, variant):
-                if record.schedule_key == decided:
-                    return record
+            record = self.database.verified(workload, self._target, self._threads, variant, str(decided))
+            if record is not None:
+                return record
         return self.database.best(workload, self._target, self._threads, variant)
 
     def find(self, workload: str, variant: str | None = None) -> Trace | None:

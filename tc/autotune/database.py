@@ -18,10 +18,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from tc.autotune.record import WRONG, Choice, DamagedLine, Record, decode, encode, target_key
+from tc.autotune.record import SCHEDULE, WRONG, Choice, DamagedLine, Record, decode, encode, target_key
 from tc.autotune.record_file import LOCK_SECONDS, Line, RecordFile, read_lines
-from tc.autotune.record_index import SHORTLIST, Problem, RecordIndex, stamp_of
+from tc.autotune.record_index import Problem, RecordIndex, stamp_of
 from tc.errors import UserError
+from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target
 
@@ -116,19 +117,21 @@ class Database:
 
     def best(self, workload: str, target: Target | str, threads: int, variant: str | None = None) -> Record | None:
         """The fastest verified record of a workload (of one variant of it, if given). A schedule once found wrong does not count."""
-        return next(iter(self.shortlist(workload, target, threads, variant, most=1)), None)
+        return next(iter(self.shortlist(workload, target, threads, 1, variant)), None)
 
-    def shortlist(
-        self, workload: str, target: Target | str, threads: int, variant: str | None = None, most: int = SHORTLIST
-    ) -> list[Record]:
-        """The `most` (at most SHORTLIST) fastest verified records of a workload, one of each schedule, the fastest first."""
+    def shortlist(self, workload: str, target: Target | str, threads: int, most: int, variant: str | None = None) -> list[Record]:
+        """The `most` fastest verified records of a workload, one of each schedule, the fastest first."""
         place = (workload, target_key(target), threads)
+        return self._verified(place, variant, lambda index: index.find_best(*place, variant, most))
 
-        def find(index: RecordIndex) -> list[int]:
-            if index.is_exhausted(*place, variant):
-                index = self._rebuild_index(wrong=index.wrong)
-            return index.find_best(*place, variant)[:most]
+    def verified(self, workload: str, target: Target | str, threads: int, variant: str | None, schedule: str) -> Record | None:
+        """The fastest verified record of a workload's schedule with this key."""
+        place = (workload, target_key(target), threads)
+        return next(iter(self._verified(place, variant, lambda index: index.find_schedule(*place, variant, schedule))), None)
 
+    def _verified(
+        self, place: tuple[str, str, int], variant: str | None, find: Callable[[RecordIndex], list[int]]
+    ) -> list[Record]:
         def is_meant(found: Record | Choice | None) -> bool:
             return (
                 isinstance(found, Record)
@@ -216,8 +219,8 @@ class Database:
     def prune(self, keep: int) -> Pruned:
         """Keep the `keep` best schedules of each workload, variant, target and number of threads, and the last choices.
 
-        Verified schedules come first. Wrong ones stay known as wrong. The rest, other failures among it, and damaged lines are
-        gone for good, and the cost model has less to learn from.
+        Verified schedules come first. One that was decided for stays too. Wrong ones stay known as wrong. The rest, other failures
+        among it, and damaged lines are gone for good, and the cost model has less to learn from.
         """
         if keep < 1:
             raise UserError(f"keep is {keep}, must be at least 1")
@@ -303,12 +306,11 @@ class Database:
             self._index = self._extended(self._index)
             yield self._index
 
-    def _rebuild_index(self, wrong: Iterable[tuple[str, str, str]] = ()) -> RecordIndex:
-        """Read the whole file again; `wrong` are schedules that are known to be wrong from the start."""
+    def _rebuild_index(self) -> None:
+        """Read the whole file again."""
         with self._index_lock:
             self._saved_bytes = 0
-            self._index = self._extended(RecordIndex(wrong=set(wrong)))
-            return self._index
+            self._index = self._extended(RecordIndex())
 
     def _extended(self, index: RecordIndex) -> RecordIndex:
         """`index`, or a new one if it is not of this file, extended to the end of the file; kept when that took long."""
@@ -349,12 +351,15 @@ class _Survey:
         self.entries = 0
         self._groups: dict[tuple[object, ...], dict[str, tuple[bool, float, int]]] = {}
         self._choices: dict[tuple[object, ...], int] = {}
+        self._decided: dict[tuple[object, ...], Value] = {}
         self._wrong: dict[tuple[object, ...], int] = {}
 
     def add(self, entry: Record | Choice, offset: int) -> None:
         self.entries += 1
         if isinstance(entry, Choice):
             self._choices[entry.pass_name, entry.key, entry.target, entry.threads] = offset
+            if entry.pass_name == SCHEDULE:
+                self._decided[entry.key, entry.target, entry.threads] = entry.value
             return
         schedule = entry.schedule_key
         identity = (entry.workload, entry.target, entry.language, schedule)
@@ -370,8 +375,11 @@ class _Survey:
         """Offsets of the lines to keep."""
         offsets = {*self._choices.values(), *self._wrong.values()}
         for place, group in self._groups.items():
-            ranks = sorted(rank for schedule, rank in group.items() if (*place[:3], schedule) not in self._wrong)
-            offsets.update(offset for _, _, offset in ranks[:keep])
+            workload, target, language, _, threads = place
+            ranks = {schedule: rank for schedule, rank in group.items() if (workload, target, language, schedule) not in self._wrong}
+            decided = self._decided.get((workload, target, threads))
+            kept = sorted(ranks, key=ranks.__getitem__)[:keep]
+            offsets.update(ranks[schedule][2] for schedule in ranks if schedule == decided or schedule in kept)
         return offsets
 
 

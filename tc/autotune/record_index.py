@@ -11,9 +11,9 @@ import hashlib
 import json
 import os
 import tempfile
-from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,9 +22,7 @@ from tc.autotune.record_file import read_lines
 from tc.schedule.step import LANGUAGE_VERSION
 
 INDEX_FORMAT = "tc-tuning-index"
-INDEX_VERSION = 1
-SHORTLIST = 8
-"""So many of the best schedules are kept for a place, for when one of them turns out to be wrong."""
+INDEX_VERSION = 2
 PROBLEM_LIMIT = 1000
 """So many damaged lines are described; all are counted."""
 _INDEX_LIMIT_BYTES = 64 << 20
@@ -34,6 +32,8 @@ Place = tuple[str, str, int]
 """What records compete for: a variant of a workload, on a target, with a number of threads."""
 ChoicePlace = tuple[str, str, str, int]
 """What choices are about: the pass, the node's workload, target, threads."""
+Verified = dict[str, tuple[float, int]]
+"""The verified schedules of a place, by their keys: seconds, of several records the least, and the offset of that line."""
 Stamp = tuple[int, int]
 """Size and time of change (ns) of a file."""
 
@@ -50,30 +50,6 @@ class Problem:
 
 
 @dataclass
-class Shortlist:
-    """The fastest verified schedules of a place: (seconds, schedule key, offset of the line), fastest first. `more`: there are others."""
-
-    entries: list[tuple[float, str, int]] = field(default_factory=list)
-    more: bool = False
-
-    def offer(self, seconds: float, schedule: str, offset: int) -> None:
-        """Take the schedule in, if it is fast enough; of several records of one schedule the fastest stays."""
-        for known in self.entries:
-            if known[1] == schedule:
-                if known[0] <= seconds:
-                    return
-                self.entries.remove(known)
-                break
-        insort(self.entries, (seconds, schedule, offset))
-        if len(self.entries) > SHORTLIST:
-            self.entries.pop()
-            self.more = True
-
-    def withdraw(self, schedule: str) -> None:
-        self.entries = [entry for entry in self.entries if entry[1] != schedule]
-
-
-@dataclass
 class RecordIndex:
     """What is known of the first `covered` bytes of a file, its first `lines` lines.
 
@@ -86,7 +62,7 @@ class RecordIndex:
     tail: str = ""
     stamp: Stamp = (0, 0)
     counts: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    best: dict[str, dict[Place, Shortlist]] = field(default_factory=dict)
+    verified: dict[str, dict[Place, Verified]] = field(default_factory=dict)
     wrong: set[tuple[str, str, str]] = field(default_factory=set)
     choices: dict[ChoicePlace, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -97,19 +73,20 @@ class RecordIndex:
         """Whether the file goes on after the last whole line."""
         return self.stamp[0] > self.covered
 
-    def find_best(self, workload: str, target: str, threads: int, variant: str | None) -> list[int]:
-        """The offsets of the SHORTLIST fastest verified records, of any variant if None, the fastest first."""
-        shortlists = self._shortlists(workload, target, threads, variant)
-        return [offset for _, _, offset in sorted(entry for shortlist in shortlists for entry in shortlist.entries)[:SHORTLIST]]
+    def find_best(self, workload: str, target: str, threads: int, variant: str | None, most: int) -> list[int]:
+        """The offsets of the `most` fastest verified records, of any variant if None, the fastest first."""
+        found = self._verified(workload, target, threads, variant)
+        return [offset for _, offset in nsmallest(most, (entry for schedules in found for entry in schedules.values()))]
 
-    def is_exhausted(self, workload: str, target: str, threads: int, variant: str | None) -> bool:
-        """Whether all schedules on some shortlist were wrong, while the file holds others."""
-        return any(s.more and not s.entries for s in self._shortlists(workload, target, threads, variant))
+    def find_schedule(self, workload: str, target: str, threads: int, variant: str | None, schedule: str) -> list[int]:
+        """The offset of the fastest verified record of a schedule, if there is one."""
+        found = self._verified(workload, target, threads, variant)
+        return [offset for _, offset in nsmallest(1, (entries[schedule] for entries in found if schedule in entries))]
 
-    def _shortlists(self, workload: str, target: str, threads: int, variant: str | None) -> list[Shortlist]:
+    def _verified(self, workload: str, target: str, threads: int, variant: str | None) -> list[Verified]:
         return [
-            shortlist
-            for place, shortlist in self.best.get(workload, {}).items()
+            schedules
+            for place, schedules in self.verified.get(workload, {}).items()
             if place[1:] == (target, threads) and variant in (None, place[0])
         ]
 
@@ -147,14 +124,15 @@ class RecordIndex:
             self._withdraw(entry)
         elif entry.verified and (entry.workload, entry.target, entry.schedule_key) not in self.wrong:
             place = (entry.variant, entry.target, entry.threads)
-            shortlist = self.best.setdefault(entry.workload, {}).setdefault(place, Shortlist())
-            shortlist.offer(entry.seconds, entry.schedule_key, offset)
+            schedules = self.verified.setdefault(entry.workload, {}).setdefault(place, {})
+            timed = (entry.seconds, offset)
+            schedules[entry.schedule_key] = min(timed, schedules.get(entry.schedule_key, timed))
 
     def _withdraw(self, entry: Record) -> None:
         self.wrong.add((entry.workload, entry.target, entry.schedule_key))
-        for (_, target, _), shortlist in self.best.get(entry.workload, {}).items():
+        for (_, target, _), schedules in self.verified.get(entry.workload, {}).items():
             if target == entry.target:
-                shortlist.withdraw(entry.schedule_key)
+                schedules.pop(entry.schedule_key, None)
 
     def _add_problem(self, problem: Problem) -> None:
         self.num_problems += 1
@@ -200,12 +178,9 @@ class RecordIndex:
             "tail": self.tail,
             "stamp": self.stamp,
             "counts": [[number(target), language, threads, n] for (target, language, threads), n in self.counts.items()],
-            "best": {
-                workload: [
-                    [variant, number(target), threads, shortlist.more, shortlist.entries]
-                    for (variant, target, threads), shortlist in places.items()
-                ]
-                for workload, places in self.best.items()
+            "verified": {
+                workload: [[variant, number(target), threads, schedules] for (variant, target, threads), schedules in places.items()]
+                for workload, places in self.verified.items()
             },
             "wrong": [[workload, number(target), schedule] for workload, target, schedule in self.wrong],
             "choices": [[name, key, number(t), threads, offset] for (name, key, t, threads), offset in self.choices.items()],
@@ -227,12 +202,12 @@ def _from_json(data: dict[str, Any]) -> RecordIndex:
         tail=str(data["tail"]),
         stamp=(_count(size), _count(mtime_ns)),
         counts=Counter({(targets[t], _count(language), _count(threads)): _count(n) for t, language, threads, n in data["counts"]}),
-        best={
+        verified={
             workload: {
-                (variant, targets[t], threads): Shortlist([(float(s), str(key), _count(at)) for s, key, at in entries], bool(more))
-                for variant, t, threads, more, entries in places
+                (variant, targets[t], threads): {key: (float(seconds), _count(at)) for key, (seconds, at) in schedules.items()}
+                for variant, t, threads, schedules in places
             }
-            for workload, places in data["best"].items()
+            for workload, places in data["verified"].items()
         },
         wrong={(workload, targets[t], schedule) for workload, t, schedule in data["wrong"]},
         choices={(name, key, targets[t], threads): _count(at) for name, key, t, threads, at in data["choices"]},

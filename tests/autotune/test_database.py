@@ -26,7 +26,6 @@ from tc.autotune import record_file, record_index
 from tc.autotune.database import COLUMNS, Database, Ignored
 from tc.autotune.record import decode, encode
 from tc.autotune.record_file import HEADER
-from tc.autotune.record_index import SHORTLIST
 from tc.errors import UserError
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target
@@ -169,14 +168,26 @@ def test_a_schedule_wrong_on_another_machine_or_workload_may_be_right_here(datab
     assert database.best(WORKLOAD, TARGET, 2) == make_record(1)
 
 
-def test_all_schedules_on_the_shortlist_may_turn_out_wrong(database: Database) -> None:
-    database.append([make_record(i, 1e-3 * (i + 1)) for i in range(SHORTLIST + 3)])
+def test_all_of_the_best_schedules_may_turn_out_wrong(database: Database) -> None:
+    database.append([make_record(i, 1e-3 * (i + 1)) for i in range(20)])
     assert database.best(WORKLOAD, TARGET, 2) == make_record(0, 1e-3)
 
-    database.append([make_record(i, error="wrong") for i in range(SHORTLIST + 1)])
+    database.append([make_record(i, error="wrong") for i in range(18)])
 
-    assert database.best(WORKLOAD, TARGET, 2) == make_record(SHORTLIST + 1, 1e-3 * (SHORTLIST + 2))
-    assert Database(database.path).best(WORKLOAD, TARGET, 2) == make_record(SHORTLIST + 1, 1e-3 * (SHORTLIST + 2))
+    for reader in (database, Database(database.path)):
+        assert reader.shortlist(WORKLOAD, TARGET, 2, 8) == [make_record(18, 1e-3 * 19), make_record(19, 1e-3 * 20)]
+
+
+@pytest.mark.parametrize("variant", [None, ""])
+def test_a_schedule_is_found_however_many_are_faster(database: Database, variant: str | None) -> None:
+    records = [make_record(i, 1e-3 * (i + 1)) for i in range(100)]
+    database.append([*records, make_record(90, 2.0), make_record(91, error="wrong")])
+
+    for reader in (database, Database(database.path)):
+        assert reader.verified(WORKLOAD, TARGET, 2, variant, records[90].schedule_key) == records[90]
+        assert reader.verified(WORKLOAD, TARGET, 2, variant, records[91].schedule_key) is None
+        assert reader.verified(WORKLOAD, TARGET, 2, "other", records[90].schedule_key) is None
+        assert reader.verified(WORKLOAD, TARGET, 1, variant, records[90].schedule_key) is None
 
 
 def test_the_last_choice_holds(database: Database) -> None:
@@ -897,6 +908,15 @@ def test_pruning_keeps_the_best_schedules_of_every_place(database: Database, pat
     assert path.stat().st_mode & 0o777 == 0o640
     assert database.best(WORKLOAD, TARGET, 2) == make_record(1, 2e-3)
     assert database.prune(keep=2).dropped == 0
+
+
+def test_pruning_keeps_the_schedule_that_was_decided_for(database: Database) -> None:
+    records = [make_record(i, 1e-3 * (i + 1)) for i in range(9)]
+    choice = make_choice(records[7].schedule_key, pass_name="schedule")
+    elsewhere = make_choice(records[8].schedule_key, pass_name="schedule", threads=1)
+    database.append([*records, choice, elsewhere])
+
+    assert (database.prune(keep=2).kept, list(database.records())) == (5, [*records[:2], records[7]])
 
 
 def test_pruning_wants_to_keep_something(database: Database) -> None:
