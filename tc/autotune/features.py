@@ -151,7 +151,7 @@ def _program(estimate: Estimate, least: float) -> list[float]:
     row.append(math.log2((1 + operations) / (1 + working_set)))
     row += [_log_ratio(working_set, size) for size in (target.l1_bytes, target.l2_bytes, target.l3_bytes or target.l2_bytes)]
     row += _parallel(estimate)
-    scratch = sum(region.size_bytes for region in nest.regions.values() if not (region.is_param or region.is_register) and region.accesses)
+    scratch = sum(region.size_bytes for region, used in nest.accesses.items() if used and not (region.is_param or region.is_register))
     row += [_log_ratio(scratch, target.l1_bytes), _log_ratio(scratch, target.l2_bytes)]
     code = [cost.operations + cost.vector_loads + cost.broadcasts + cost.gathers * 2 + cost.stores + cost.scatters for cost in costs]
     row += [max((cost.live for cost in costs), default=0.0) / target.num_vector_registers, _log(sum(code)), _log(max(code, default=0.0))]

@@ -81,14 +81,13 @@ class Loop:
 class Region:
     """A buffer. `common` is how many loops are around all accesses of a scratch buffer; a parameter has no such loops."""
 
-    __slots__ = ("accesses", "common", "element_bytes", "is_param", "is_register", "is_result", "shape", "strides")
+    __slots__ = ("common", "element_bytes", "is_param", "is_register", "is_result", "shape", "strides")
 
     def __init__(self, buffer: Buffer, shape: list[float], strides: list[float], is_param: bool, is_result: bool) -> None:
         self.shape, self.strides = shape, strides
         self.element_bytes = float(buffer.dtype.size_bytes)
         self.is_param, self.is_result = is_param, is_result
         self.is_register = buffer.scope == "register"
-        self.accesses: list[Access] = []
         self.common = 0
 
     @property
@@ -183,9 +182,10 @@ class Nest:
         self.regions = builder.regions
         self.root = builder.root
         self.loops = builder.loops
-        for region in self.regions.values():
+        self.accesses = {region: builder.accesses.get(region, []) for region in self.regions.values()}
+        for region, accesses in self.accesses.items():
             if not region.is_param:
-                _compact(region)
+                _compact(region, accesses)
         for statement in self.statements:
             for access in statement.accesses:
                 measure(access, line_bytes)
@@ -215,6 +215,7 @@ class _Builder:
         self.statements: list[Statement] = []
         self.loops: list[Loop] = []
         self.regions: dict[Buffer, Region] = {}
+        self.accesses: dict[Region, list[Access]] = {}  # not in the regions, that they know by themselves
         self.root = Loop(-1, 1.0, 0, LoopKind.SERIAL)
         self.path: tuple[Loop, ...] = ()
         self.share, self.domain = 1.0, math.inf
@@ -357,7 +358,7 @@ class _Builder:
             if form.irregular:
                 forms[dim] = self._spread(form, region.shape[dim])
         access = Access(region, is_store, self.path, forms)
-        region.accesses.append(access)
+        self.accesses.setdefault(region, []).append(access)
         statement.accesses.append(access)
         return access
 
@@ -489,18 +490,18 @@ def row_major(shape: Sequence[float]) -> list[float]:
     return strides
 
 
-def _compact(region: Region) -> None:
+def _compact(region: Region, accesses: Sequence[Access]) -> None:
     """Shrink a scratch buffer to what one iteration of the innermost loop around all its accesses touches."""
-    if not region.accesses:
+    if not accesses:
         return
-    first = region.accesses[0].loops
+    first = accesses[0].loops
     common = len(first)
-    for access in region.accesses[1:]:
+    for access in accesses[1:]:
         common = min(common, len(access.loops))
         while common and access.loops[common - 1] is not first[common - 1]:
             common -= 1
     shape = [1.0] * len(region.shape)
-    for access in region.accesses:
+    for access in accesses:
         for dim, span in enumerate(_spans(access, common)):
             shape[dim] = max(shape[dim], span + 1)
     region.common, region.shape = common, shape

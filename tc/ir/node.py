@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import wraps
+from operator import attrgetter, is_not
 from typing import Any, ClassVar, TypeVar
 
 from tc.errors import Span
@@ -61,14 +62,37 @@ def _child_fields(cls: type) -> tuple[str, ...]:
     return names
 
 
-def children(node: Node) -> Iterator[Node]:
+_NODES = frozenset(("Expr", "Var", "Stmt", "Buffer"))
+"""Annotations of fields that surely hold one node each."""
+_TUPLES = frozenset(f"tuple[{name}, ...]" for name in (*_NODES, "BlockAxis"))
+"""Those of fields that hold nodes side by side."""
+
+_CHILDREN: dict[type, Callable[[Any], tuple[Node, ...]]] = {}
+
+
+def children(node: Node) -> tuple[Node, ...]:
     """The nodes directly below `node`, in field order."""
-    for name in _child_fields(type(node)):
-        value = getattr(node, name)
-        if isinstance(value, Node):
-            yield value
-        elif isinstance(value, tuple):
-            yield from _nodes_in(value)
+    cls = type(node)
+    get = _CHILDREN.get(cls)
+    if get is None:
+        get = _CHILDREN[cls] = _children_of(cls)
+    return get(node)
+
+
+def _children_of(cls: type) -> Callable[[Any], tuple[Node, ...]]:
+    """What finds the children of the nodes of a class: fast for expressions and statements, of which there are many."""
+    names = _child_fields(cls)
+    types = {f.name: f.type for f in fields(cls)}
+    if not names:
+        return lambda node: ()
+    *first, last = names
+    if all(types[name] in _NODES for name in names):
+        get = attrgetter(*names)
+        return get if first else lambda node: (get(node),)
+    if all(types[name] in _NODES for name in first) and types[last] in _TUPLES:
+        several = attrgetter(*names)
+        return (lambda node: (*(found := several(node))[:-1], *found[-1])) if first else several
+    return lambda node: tuple(_nodes_in(tuple(getattr(node, name) for name in names)))
 
 
 def _nodes_in(values: tuple[Any, ...]) -> Iterator[Node]:
@@ -82,23 +106,10 @@ def _nodes_in(values: tuple[Any, ...]) -> Iterator[Node]:
 def walk(node: Node) -> Iterator[Node]:
     """`node` and everything below it, parents first. A node shared by two parents is met twice."""
     stack = [node]
-    known = _CHILD_FIELDS
     while stack:
         top = stack.pop()
         yield top
-        cls = type(top)
-        names = known[cls] if cls in known else _child_fields(cls)
-        if not names:
-            continue
-        below: list[Node] = []
-        for name in names:
-            value = getattr(top, name)
-            if isinstance(value, Node):
-                below.append(value)
-            elif isinstance(value, tuple):
-                below.extend(_nodes_in(value))
-        below.reverse()
-        stack += below
+        stack += children(top)[::-1]
 
 
 def replace(node: NodeT, **changes: Any) -> NodeT:
@@ -109,7 +120,8 @@ def replace(node: NodeT, **changes: Any) -> NodeT:
     else:
         return node
     cls = type(node)
-    values = {name: getattr(node, name) for name in field_names(cls)}
+    known = node.__dict__
+    values = {name: known[name] for name in field_names(cls)}
     values.update(changes)
     if not isinstance(node, Located):
         return cls(**values)
@@ -136,18 +148,10 @@ def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
 
 
 def _map_tuple(values: tuple[Any, ...], visit: Callable[[Node], Node]) -> tuple[Any, ...]:
-    changed = False
-    result = []
-    for value in values:
-        if isinstance(value, Node):
-            new: Any = visit(value)
-        elif isinstance(value, tuple):
-            new = _map_tuple(value, visit)
-        else:
-            new = value
-        changed = changed or new is not value
-        result.append(new)
-    return tuple(result) if changed else values
+    result = tuple(
+        visit(value) if isinstance(value, Node) else _map_tuple(value, visit) if isinstance(value, tuple) else value for value in values
+    )
+    return result if any(map(is_not, result, values)) else values
 
 
 def transform(node: NodeT, rewrite: Callable[[Node], Node | None]) -> NodeT:
@@ -156,21 +160,29 @@ def transform(node: NodeT, rewrite: Callable[[Node], Node | None]) -> NodeT:
     A subtree shared by several parents is rewritten once (by identity), and stays shared. Returns the same object when
     nothing changed.
     """
-    done: dict[int, Node] = {}
-    kept: list[Node] = []  # keeps ids alive while they are keys
+    return _Rewriting(rewrite).visit(node)  # type: ignore[return-value]
 
-    def visit(current: Node) -> Node:
-        found = done.get(id(current))
+
+class _Rewriting:
+    """One `transform`. A class, as below: a function that calls itself from inside another one is part of a cycle, and it and all
+    the nodes that it knows would stay until Python looks for cycles."""
+
+    __slots__ = ("done", "kept", "rewrite")
+
+    def __init__(self, rewrite: Callable[[Node], Node | None]) -> None:
+        self.rewrite = rewrite
+        self.done: dict[int, Node] = {}
+        self.kept: list[Node] = []  # keeps ids alive while they are keys
+
+    def visit(self, node: Node) -> Node:
+        found = self.done.get(id(node))
         if found is not None:
             return found
-        rebuilt = map_children(current, visit)
-        result = rewrite(rebuilt)
-        final = rebuilt if result is None else result
-        done[id(current)] = final
-        kept.append(current)
+        rebuilt = map_children(node, self.visit)
+        result = self.rewrite(rebuilt)
+        final = self.done[id(node)] = rebuilt if result is None else result
+        self.kept.append(node)
         return final
-
-    return visit(node)  # type: ignore[return-value]
 
 
 def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
@@ -178,23 +190,26 @@ def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
 
     The replacement itself is not searched again. Binders are replaced too when they are keys.
     """
-    if not mapping:
-        return node
-    done: dict[int, Node] = {id(key): value for key, value in mapping.items()}
-    only_binders = all(key.is_binder for key in mapping)
-    wanted = frozenset(mapping) if only_binders else frozenset()
+    return _Substitution(mapping).visit(node) if mapping else node  # type: ignore[return-value]
 
-    def visit(current: Node) -> Node:
-        found = done.get(id(current))
+
+class _Substitution:
+    """One `substitute`."""
+
+    __slots__ = ("done", "wanted")
+
+    def __init__(self, mapping: dict[Any, Any]) -> None:
+        self.done: dict[int, Node] = {id(key): value for key, value in mapping.items()}
+        self.wanted = frozenset(mapping) if all(key.is_binder for key in mapping) else None
+
+    def visit(self, node: Node) -> Node:
+        found = self.done.get(id(node))
         if found is not None:
             return found
-        if not _child_fields(type(current)) or (only_binders and wanted.isdisjoint(binders(current))):
-            return current
-        result = map_children(current, visit)
-        done[id(current)] = result
+        if not _child_fields(type(node)) or (self.wanted is not None and self.wanted.isdisjoint(binders(node))):
+            return node
+        result = self.done[id(node)] = map_children(node, self.visit)
         return result
-
-    return visit(node)  # type: ignore[return-value]
 
 
 def cached_on_node(compute: Callable[[NodeT], ResultT]) -> Callable[[NodeT], ResultT]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var, is_const
 from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
-from tc.ir.node import Node, cached_by_identity, children, walk
+from tc.ir.node import cached_by_identity, children, walk
 from tc.ir.polynomial import linear_coefficients
+from tc.schedule.tree import block_places_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,24 +64,7 @@ def block_infos(func: PrimFunc) -> list[BlockInfo]:
 
 @cached_by_identity(256)
 def _block_infos(root: Stmt) -> tuple[BlockInfo, ...]:
-    found: list[BlockInfo] = []
-
-    def visit(stmt: Node, loops: tuple[For, ...]) -> None:
-        if isinstance(stmt, Block):
-            found.append(_block_info(stmt, loops))
-            return
-        if isinstance(stmt, For):
-            loops = (*loops, stmt)
-        for child in children(stmt):
-            if isinstance(child, Stmt):
-                visit(child, loops)
-
-    visit(root, ())
-    return tuple(found)
-
-
-def _block_info(block: Block, loops: tuple[For, ...]) -> BlockInfo:
-    return BlockInfo(block, loops, *_accesses(block.body))
+    return tuple(BlockInfo(place.block, place.loops, *_accesses(place.block.body)) for place in block_places_in(root))
 
 
 @cached_by_identity(1024)

@@ -54,13 +54,18 @@ def statements_from(start: Place) -> Iterator[Place]:
         stack += [Place(child, inner) for child in reversed(_sub_statements(place.stmt))]
 
 
+_WITH_BODY = frozenset((For, Alloc, Let, While))
+_WITHOUT_STATEMENTS = frozenset((Block, Store, IntrinsicCall))
+
+
 def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly below one; of a block none."""
-    if isinstance(stmt, (For, Alloc, Let, While)):
-        return (stmt.body,)
-    if isinstance(stmt, Seq):
-        return stmt.stmts
-    if isinstance(stmt, (Block, Store, IntrinsicCall)):
+    cls = type(stmt)
+    if cls in _WITH_BODY:
+        return (stmt.body,)  # type: ignore[attr-defined]
+    if cls is Seq:
+        return stmt.stmts  # type: ignore[attr-defined]
+    if cls in _WITHOUT_STATEMENTS:
         return ()
     return tuple(child for child in children(stmt) if isinstance(child, Stmt))
 
@@ -134,11 +139,12 @@ def find_buffer(func: PrimFunc, name: str) -> Buffer:
 
 def block_places(func: PrimFunc) -> tuple[Place, ...]:
     """The places of all blocks, in program order."""
-    return _block_places(func.body)
+    return block_places_in(func.body)
 
 
 @cached_by_identity(512)
-def _block_places(root: Stmt) -> tuple[Place, ...]:
+def block_places_in(root: Stmt) -> tuple[Place, ...]:
+    """The places of all blocks at or below a statement, in program order."""
     return tuple(place for place in statements(root) if isinstance(place.stmt, Block))
 
 
@@ -175,7 +181,10 @@ def replace_stmt(func: PrimFunc, place: Place, new: Stmt | None) -> PrimFunc:
     current: Stmt | None = new
     old = place.stmt
     for parent in reversed(place.path):
-        current = _with_child(parent, old, current)
+        if type(parent) in _WITH_BODY and current is not None:
+            current = replace(parent, body=current)  # type: ignore[type-var]
+        else:
+            current = _with_child(parent, old, current)
         old = parent
     return replace(func, body=current if current is not None else Seq(()))
 
