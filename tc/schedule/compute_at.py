@@ -8,8 +8,8 @@ from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import TRUE, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
-from tc.ir.node import Node, replace, substitute, walk
-from tc.schedule.region import Interval, interval_of, reads_memory, union, whole
+from tc.ir.node import Node, cached_on_node, replace, substitute, walk
+from tc.schedule.region import Interval, interval_of, leaves_no_gaps, reads_memory, union, whole
 from tc.schedule.tree import (
     Place,
     axis_loops,
@@ -205,14 +205,14 @@ def _written_region(target: Place, producers: list[Place], buffer: Buffer, facts
         if buffer not in buffers_written(place.block):
             continue
         inner, inside, values = _inside(target, place, facts)
-        bound = _bound_inside(place.block)
+        bound = _bound_below(place.block.body)
         used: set[Var] = set()
         for indices in _indices_of(place.block, buffer, Store):
             for d, index in enumerate(indices):
                 value = simplify(substitute(index, values), inside)
                 found = interval_of(value, inner, inside)
                 own = variables(value) & {loop.var for loop in inner}
-                if found is None or not found.is_dense or own & used or variables(value) & bound:
+                if found is None or own & used or variables(value) & bound or not leaves_no_gaps(value, inner, inside):
                     raise ScheduleError(
                         f"reverse_compute_at: block {place.block.name} writes {buffer.name} irregularly"
                     )
@@ -234,18 +234,24 @@ def _inside(target: Place, place: Place, facts: Facts) -> tuple[list[For], Facts
 
 def _indices_of(block: Block, buffer: Buffer, kind: type[Node]) -> Iterable[tuple[Expr, ...]]:
     """The indices at which a block loads from, or stores to, a buffer."""
-    for node in walk(block):
-        if isinstance(node, kind) and node.buffer is buffer:  # type: ignore[attr-defined]
-            yield node.indices  # type: ignore[attr-defined]
+    parts = (block.body, block.init, block.where, *(axis.value for axis in block.axes))
+    for part in parts:
+        for its_kind, its_buffer, indices in () if part is None else _accesses(part):
+            if its_kind is kind and its_buffer is buffer:
+                yield indices
 
 
-def _bound_inside(block: Block) -> set[Var]:
-    """Variables that mean something only inside the block: its own loops, lets, and the axes of blocks in it."""
-    found: set[Var] = set()
-    for node in walk(block.body):
-        if isinstance(node, (For, Let, BlockAxis)):
-            found.add(node.var)
-    return found
+@cached_on_node
+def _accesses(node: Node) -> tuple[tuple[type[Node], Buffer, tuple[Expr, ...]], ...]:
+    """The loads and stores at and below a node, each once: the kind, the buffer and the indices."""
+    found = (node for node in walk(node) if isinstance(node, (Load, Store)))
+    return tuple(dict.fromkeys((type(node), node.buffer, node.indices) for node in found))
+
+
+@cached_on_node
+def _bound_below(stmt: Stmt) -> frozenset[Var]:
+    """Variables that mean something only inside the body of a block: those of its loops, lets, and the axes of blocks in it."""
+    return frozenset(node.var for node in walk(stmt) if isinstance(node, (For, Let, BlockAxis)))
 
 
 def _read_region(func: PrimFunc, target: Place, readers: list[Place], buffer: Buffer) -> list[Interval]:
@@ -254,7 +260,7 @@ def _read_region(func: PrimFunc, target: Place, readers: list[Place], buffer: Bu
     region: list[Interval | None] = [None] * len(buffer.shape)
     for place in readers:
         inner, inside, values = _inside(target, place, facts)
-        bound, opaque = _bound_inside(place.block), has_intrinsic(place.block)
+        bound, opaque = _bound_below(place.block.body), has_intrinsic(place.block)
         seen: set[tuple[int, Expr]] = set()
         for indices in _indices_of(place.block, buffer, Load):
             for d, index in enumerate(indices):

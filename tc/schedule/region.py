@@ -31,11 +31,10 @@ from tc.schedule.tree import variables
 
 @dataclass(frozen=True)
 class Interval:
-    """Indices `low` .. `low + extent - 1` along one dimension of a buffer. `is_dense`: each of them is touched."""
+    """Indices `low` .. `low + extent - 1` along one dimension of a buffer."""
 
     low: Expr
     extent: Expr
-    is_dense: bool = False
 
 
 def whole(dim: Expr) -> Interval:
@@ -55,13 +54,24 @@ def interval_of(index: Expr, inner: Sequence[For], facts: Facts) -> Interval | N
     low, extent = simplify(found.low, facts), simplify(found.extent, facts)
     if (variables(low) | variables(extent)) & own:
         return None
-    return Interval(low, extent, found.is_dense)
+    return Interval(low, extent)
+
+
+def leaves_no_gaps(index: Expr, inner: Sequence[For], facts: Facts) -> bool:
+    """Whether an index is known to take every value of its interval while the `inner` loops run."""
+    if not any(loop.var in variables(index) for loop in inner):
+        return True
+    form = linear_coefficients(index, [loop.var for loop in inner])
+    if form is None:
+        return False
+    coefficients, _ = form
+    return _is_dense([(coefficients[loop.var], loop.extent) for loop in inner if loop.var in coefficients], facts)
 
 
 def _interval(index: Expr, inner: Sequence[For], facts: Facts) -> Interval | None:
     used = variables(index)
     if not any(loop.var in used for loop in inner):
-        return Interval(index, const(1), True)
+        return Interval(index, const(1))
     linear = _linear_interval(index, inner, facts)
     if linear is not None:
         return linear
@@ -92,7 +102,6 @@ def _linear_interval(index: Expr, inner: Sequence[For], facts: Facts) -> Interva
         return None
     coefficients, low = form
     extent: Expr = const(1)
-    steps: list[tuple[Expr, Expr]] = []
     for loop in inner:
         coefficient = coefficients.get(loop.var)
         if coefficient is None:
@@ -104,8 +113,7 @@ def _linear_interval(index: Expr, inner: Sequence[For], facts: Facts) -> Interva
             low, extent = low + reach, extent - reach
         else:
             return None
-        steps.append((coefficient, loop.extent))
-    return Interval(low, extent, _is_dense(steps, facts))
+    return Interval(low, extent)
 
 
 def _is_dense(steps: list[tuple[Expr, Expr]], facts: Facts) -> bool:
@@ -164,7 +172,7 @@ def _extreme(pick: Callable[[Expr, Expr], Expr], a: Interval | None, b: Interval
 def union(a: Interval, b: Interval, facts: Facts) -> Interval:
     """The smallest interval around two; falls back to symbolic min and max."""
     if a.low is b.low:
-        return Interval(a.low, simplify(maximum(a.extent, b.extent), facts), a.is_dense and b.is_dense)
+        return Interval(a.low, simplify(maximum(a.extent, b.extent), facts))
     low = simplify(minimum(a.low, b.low), facts)
     high = simplify(maximum(a.low + a.extent, b.low + b.extent), facts)
     return Interval(low, simplify(high - low, facts))
