@@ -183,4 +183,6 @@ def set_scope(func: PrimFunc, buffer: str, scope: str) -> PrimFunc:
     old = find_buffer(func, buffer)
     if old in func.buffers:
         raise ScheduleError(f"set_scope: {buffer} is a parameter of {func.name}")
+    if old.scope == scope:
+        return func
     return substitute(func, {old: replace(old, scope=scope)})

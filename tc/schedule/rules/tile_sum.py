@@ -61,6 +61,8 @@ class TileSum:
         unit = [loop for loop in spatial if extent_value(s, loop) == 1]
         tiled = [loop for loop in spatial if loop not in unit]
         is_static = known_product(s, tiled, 1 << 20) <= 64 * tile.lanes  # larger ones stay in memory
+        if is_static:
+            s.set_scope(info.writes[0].buffer.name, "register")
         ordered = self._ordered(info, tiled)
         depth = self._arranged(self._split_depth(depth))
         if depth and spatial:
@@ -70,8 +72,6 @@ class TileSum:
         if depth:
             self._prefetch_rhs(depth[0])
             s.decompose_reduction(self.name, depth[0])
-        if is_static:
-            s.set_scope(info.writes[0].buffer.name, "register")
 
     def _sum_in_parts(self) -> None:
         """Sum the tile over a part of the depth at a time, and then these sums: rounding errors grow with the terms of one sum.
