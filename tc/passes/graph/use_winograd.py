@@ -32,7 +32,7 @@ LEAST_GAIN = 1.15
 
 @graph_pass
 def use_winograd(module: IRModule, *, enable: bool = True, answer: Answer = own_answer) -> IRModule:
-    """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels, static sizes.
+    """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels, images of static size.
 
     Tiles of 2 and of 4 round like direct sums; see `tc.ops.winograd` for the errors.
     `answer` decides for each convolution; its own answer is the estimate's.
@@ -90,8 +90,8 @@ def legal_tiles(call: Call, result: object) -> tuple[int, ...]:
     shape = w.type.static_shape
     if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or w.type.dtype.bits != 32:
         return ()
-    n, _, height, width, _ = (dim.value if isinstance(dim, Const) else 0 for dim in result.shape)
-    if min(n, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
+    samples, _, height, width, _ = _sizes(result)
+    if min(samples, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
         return ()
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 
@@ -108,10 +108,16 @@ def choose_tile(call: Call, result: object) -> int:
     channels = full_attrs(call).in_channels
     if channels % shape[-2] and channels > MOST_UNEVEN_CHANNELS:
         tiles = tuple(tile for tile in tiles if tile == 2)
-    sizes = tuple(int(dim.value) for dim in result.shape if isinstance(dim, Const))
+    sizes = _sizes(result)
     seconds = {tile: _seconds(tile, shape[1], sizes) for tile in tiles}
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < _seconds(0, shape[1], sizes) / LEAST_GAIN else 0
+
+
+def _sizes(result: TensorType) -> tuple[int, ...]:
+    """The sizes of a result [n, ob, h, w, b]: one sample where their number is symbolic, and 0 for other dims that are."""
+    samples, *others = result.shape
+    return tuple(int(dim.value) if isinstance(dim, Const) else symbolic for dim, symbolic in ((samples, 1), *((dim, 0) for dim in others)))
 
 
 def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:

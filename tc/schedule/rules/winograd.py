@@ -164,14 +164,14 @@ def _tile_size(schedule: Schedule, chain: Chain) -> int:
 
 
 def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int | None:
-    """How many rows of tiles go through all stages at a time; None for all of a symbolic number."""
+    """How many rows of tiles go through all stages at a time; None for all of a symbolic number. Samples of symbolic number count as one."""
     s = schedule
     names = (chain.tiles, chain.rows, f"{chain.products}_copy")
-    dims = [block_info(s, name).writes[0].buffer.shape for name in names]
-    if not all(isinstance(dim, Const) for shape in dims for dim in shape):
+    shapes = [block_info(s, name).writes[0].buffer.shape for name in names]
+    if not all(isinstance(dim, Const) for shape in shapes for dim in shape[1:]):
         return None
     (samples, _, _, inputs, tiles, block), (*_, rows, _, _), (*_, outputs, _, _) = (
-        [int(dim.value) for dim in shape if isinstance(dim, Const)] for shape in dims
+        [int(dim.value) if isinstance(dim, Const) else 1 for dim in shape] for shape in shapes
     )
     shape = WinogradShape(_tile_size(s, chain), samples, inputs, outputs, rows, tiles // rows, block)
     best = shape.best_height(target.l2_bytes, target.num_vector_registers, target.cores)
