@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tc
-from tc.ir.dtype import f32
+from tc.ir.dtype import f32, i64
+from tc.ir.expr import Var
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
@@ -15,10 +16,13 @@ from tc.passes.graph.convert_layout import convert_layout
 from tc.passes.graph.use_winograd import use_winograd
 
 
-def network(channels: int, outputs: int, size: tuple[int, int], pads: tuple[int, ...] = (1, 1, 1, 1)) -> IRModule:
+def network(
+    channels: int, outputs: int, size: tuple[int | str, int | str], pads: tuple[int, ...] = (1, 1, 1, 1), samples: int | str = 1
+) -> IRModule:
     rng = np.random.default_rng(0)
     b = GraphBuilder()
-    x = b.param("x", tensor_type((1, channels, *size), f32))
+    dims = [Var(dim, i64) if isinstance(dim, str) else dim for dim in (samples, channels, *size)]
+    x = b.param("x", tensor_type(dims, f32))
     w = b.const(rng.standard_normal((outputs, channels, 3, 3)).astype(np.float32) / np.float32(np.sqrt(9 * channels)))
     y = b.call("relu", b.call("conv", x, w, b.const(rng.standard_normal(outputs).astype(np.float32)), pads=pads))
     return IRModule((b.function("main", (y,)),))
@@ -83,6 +87,34 @@ def test_results_are_within_the_stated_error(
     assert np.abs(y - exact).max() <= 1.5e-6 * np.abs(exact).max()
     one, two = tc.compile(module, threads=1)(x), tc.compile(module, threads=2)(x)
     np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "shapes"),
+    [
+        ("n", (28, 28), [(1, 28, 28), (2, 28, 28), (7, 28, 28)]),
+        ("n", (9, 14), [(1, 9, 14), (5, 9, 14)]),
+        (1, ("h", "w"), [(1, 56, 56), (1, 1, 1), (1, 3, 97), (1, 37, 2), (1, 5, 5), (1, 130, 64)]),
+        (2, (20, "w"), [(2, 20, 1), (2, 20, 33), (2, 20, 200)]),
+        ("n", ("h", "w"), [(1, 4, 4), (3, 17, 30), (2, 64, 65), (0, 8, 8)]),
+    ],
+    ids=["samples", "samples-of-small-images", "images", "widths", "all"],
+)
+@pytest.mark.parametrize("channels", [64, 90, 256])
+def test_sizes_may_be_symbolic(
+    channels: int, samples: int | str, size: tuple[int | str, int | str], shapes: list[tuple[int, int, int]]
+) -> None:
+    module = network(channels, 72, size, samples=samples)
+
+    one, two = tc.compile(module, threads=1), tc.compile(module, threads=2)
+
+    assert [kernel.rule for kernel in two.report().kernels].count("winograd") == 1
+    for n, height, width in shapes:
+        x = np.random.default_rng(n).standard_normal((n, channels, height, width)).astype(np.float32)
+        y = two(x)
+        exact = in_double(module, x, (1, 1, 1, 1))
+        np.testing.assert_allclose(y, exact, rtol=0, atol=2e-6 * np.abs(exact).max(initial=0))
+        np.testing.assert_array_equal(one(x), y)
 
 
 def test_strict_numerics_sum_directly() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tc.ir.expr import Const
+from tc.ir.arith import Facts, evaluate
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
 from tc.ops.winograd import POINTS, transform_weights
+from tc.passes.graph.assign_storage import typical_dims
 from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.rules.winograd_cost import FLOPS_PER_SECOND_PER_LANE, WEIGHT_BYTES_PER_SECOND, WinogradShape
@@ -32,7 +33,7 @@ LEAST_GAIN = 1.15
 
 @graph_pass
 def use_winograd(module: IRModule, *, enable: bool = True, answer: Answer = own_answer) -> IRModule:
-    """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels, images of static size.
+    """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels.
 
     Tiles of 2 and of 4 round like direct sums; see `tc.ops.winograd` for the errors.
     `answer` decides for each convolution; its own answer is the estimate's.
@@ -50,19 +51,23 @@ class _Rewriter:
         self.literals: dict[tuple[TensorConst, int], TensorConst] = {}
 
     def function(self, func: Function) -> Function:
-        bindings = tuple(map(self._binding, func.bindings))
+        facts = Facts.of(func.facts)
+        bindings = tuple(self._binding(binding, facts) for binding in func.bindings)
         changed = any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
         return replace(func, bindings=bindings) if changed else func
 
-    def _binding(self, binding: Binding) -> Binding:
+    def _binding(self, binding: Binding, facts: Facts) -> Binding:
         binding = replace(binding, value=map_bodies(binding.value, self.function))
         call = binding.value
         if not isinstance(call, Call) or call.op != "conv_blocked" or not isinstance(call.args[1], TensorConst):
             return binding
-        tiles = legal_tiles(call, binding.targets[0].type)
+        result = binding.targets[0].type
+        assert isinstance(result, TensorType), "a convolution makes a tensor"
+        sizes = _sizes(result, facts)
+        tiles = legal_tiles(call, sizes)
         if not tiles:
             return binding
-        default = choose_tile(call, binding.targets[0].type)
+        default = choose_tile(call, tiles, sizes)
         tile = self.answer(question_about(call, "use_winograd", (0, *tiles), default))
         return replace(binding, value=self._call(call, call.args[1], int(tile))) if tile else binding
 
@@ -81,43 +86,41 @@ def _transformed(weights: np.ndarray, tile: int) -> np.ndarray:
     return transform_weights(np.moveaxis(weights, (2, 3), (-2, -1)), tile)
 
 
-def legal_tiles(call: Call, result: object) -> tuple[int, ...]:
-    """The tile sizes that Winograd's method can use for a `conv_blocked`: none for other windows, strides, groups, symbolic sizes."""
+def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The tile sizes that Winograd's method can use for a `conv_blocked` with a result of these sizes: none for other windows, strides,
+    groups."""
     attrs = full_attrs(call)
     w = call.args[1]
-    assert w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
+    assert w is not None and isinstance(w.type, TensorType)
     plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
     if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or w.type.dtype.bits != 32:
         return ()
-    samples, _, height, width, _ = _sizes(result)
+    samples, _, height, width, _ = sizes
     if min(samples, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
         return ()
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 
 
-def choose_tile(call: Call, result: object) -> int:
-    """The tile size that is estimated to be fastest; 0 for direct sums."""
-    tiles = legal_tiles(call, result)
-    if not tiles:
-        return 0
+def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int]) -> int:
+    """Of the legal tile sizes the one that is estimated to be fastest; 0 for direct sums."""
     w = call.args[1]
-    assert w is not None and isinstance(w.type, TensorType) and isinstance(result, TensorType)
+    assert w is not None and isinstance(w.type, TensorType)
     shape = w.type.static_shape
     assert shape is not None, "legal tiles have static weights"
     channels = full_attrs(call).in_channels
     if channels % shape[-2] and channels > MOST_UNEVEN_CHANNELS:
-        tiles = tuple(tile for tile in tiles if tile == 2)
-    sizes = _sizes(result)
-    seconds = {tile: _seconds(tile, shape[1], sizes) for tile in tiles}
+        tiles = [tile for tile in tiles if tile == 2]
+    seconds = {tile: _seconds(tile, shape[1], sizes) for tile in (0, *tiles)}
     best = min(seconds, key=seconds.__getitem__)
-    return best if seconds[best] < _seconds(0, shape[1], sizes) / LEAST_GAIN else 0
+    return best if seconds[best] < seconds[0] / LEAST_GAIN else 0
 
 
-def _sizes(result: TensorType) -> tuple[int, ...]:
-    """The sizes of a result [n, ob, h, w, b]: one sample where their number is symbolic, and 0 for other dims that are."""
+def _sizes(result: TensorType, facts: Facts) -> tuple[int, ...]:
+    """The sizes of a result [n, ob, h, w, b]; where they are symbolic, few samples of images that are large in the model."""
+    few, *_, large = typical_dims(result.shape, facts)
     samples, *others = result.shape
-    return tuple(int(dim.value) if isinstance(dim, Const) else symbolic for dim, symbolic in ((samples, 1), *((dim, 0) for dim in others)))
+    return evaluate(samples, few), *(evaluate(dim, large) for dim in others)
 
 
 def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:

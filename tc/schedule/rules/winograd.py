@@ -164,7 +164,7 @@ def _tile_size(schedule: Schedule, chain: Chain) -> int:
 
 
 def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int | None:
-    """How many rows of tiles go through all stages at a time; None for all of a symbolic number. Samples of symbolic number count as one."""
+    """How many rows of tiles go through all stages at a time; None for all of a symbolic number. Symbolic samples count as one."""
     s = schedule
     names = (chain.tiles, chain.rows, f"{chain.products}_copy")
     shapes = [block_info(s, name).writes[0].buffer.shape for name in names]
