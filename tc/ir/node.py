@@ -157,7 +157,8 @@ def _map_tuple(values: tuple[Any, ...], visit: Callable[[Node], Node]) -> tuple[
 def transform(node: NodeT, rewrite: Callable[[Node], Node | None]) -> NodeT:
     """Rewrite bottom-up: children first, then `rewrite(node)`; None keeps the node.
 
-    A subtree shared by several parents is rewritten once (by identity), and stays shared. Returns the same object when
+    What is inside a binder, as the shape of a buffer, stays: a rewritten buffer would be another one than that of the statements
+    around `node`. A subtree shared by several parents is rewritten once (by identity), and stays shared. Returns the same object when
     nothing changed.
     """
     return _Rewriting(rewrite).visit(node)  # type: ignore[return-value]
@@ -178,7 +179,7 @@ class _Rewriting:
         found = self.done.get(id(node))
         if found is not None:
             return found
-        rebuilt = map_children(node, self.visit)
+        rebuilt = node if node.is_binder else map_children(node, self.visit)
         result = self.rewrite(rebuilt)
         final = self.done[id(node)] = rebuilt if result is None else result
         self.kept.append(node)

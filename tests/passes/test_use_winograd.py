@@ -117,6 +117,24 @@ def test_sizes_may_be_symbolic(
         np.testing.assert_array_equal(one(x), y)
 
 
+def test_images_may_be_whole_tiles_of_symbolic_number() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((72, 128, 3, 3)).astype(np.float32) / np.float32(np.sqrt(9 * 128))
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((1, 128, Var("h", i64), Var("w", i64)), f32))
+    wide = b.call("concat", *[b.call("concat", x, x, x, x, axis=2)] * 4, axis=3)
+    module = IRModule((b.function("main", (b.call("conv", wide, b.const(weights), pads=(1, 1, 1, 1)),)),))
+    m = tc.compile(module)
+
+    assert "winograd" in [kernel.rule for kernel in m.report().kernels]
+    for height, width in ((1, 1), (4, 7), (15, 14)):
+        image = rng.standard_normal((1, 128, height, width)).astype(np.float32)
+        padded = np.pad(np.tile(image, (1, 1, 4, 4)), [(0, 0), (0, 0), (1, 1), (1, 1)])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+        exact = np.einsum("nchwij,ocij->nohw", windows, weights, dtype=np.float64)
+        np.testing.assert_allclose(m(image), exact, rtol=0, atol=2e-6 * np.abs(exact).max())
+
+
 def test_strict_numerics_sum_directly() -> None:
     m = tc.compile(network(64, 64, (56, 56)), numerics="strict")
 

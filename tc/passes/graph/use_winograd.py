@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tc.ir.arith import Facts, evaluate
+from tc.ir.arith import Facts, bounds, evaluate
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import replace
@@ -117,10 +117,10 @@ def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _sizes(result: TensorType, facts: Facts) -> tuple[int, ...]:
-    """The sizes of a result [n, ob, h, w, b]; where they are symbolic, few samples of images that are large in the model."""
-    few, *_, large = typical_dims(result.shape, facts)
+    """The sizes of a result [n, ob, h, w, b]; where they are symbolic, the fewest samples, and the sizes for large images."""
     samples, *others = result.shape
-    return evaluate(samples, few), *(evaluate(dim, large) for dim in others)
+    *_, large = typical_dims(others, facts)
+    return max(bounds(samples, facts).lo or 1, 1), *(evaluate(dim, large) for dim in others)
 
 
 def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:

@@ -109,9 +109,14 @@ def schedule_product(
 ) -> None:
     """Tile one contraction among other blocks; the spatial block `final`, which may be inside the loop `around`, stores its result.
 
-    See `ProductPlan` for `longest_sum`. Inside a loop sizes are numbers and no loops are parallel.
+    See `ProductPlan` for `longest_sum`. Inside a loop sizes are numbers and no loops are parallel. Where the number of rows is
+    symbolic, the last tile is cut short: other versions, as below, would be of all blocks.
     """
-    _schedule_versions(schedule, _contraction(schedule, name), name, final, [], target, longest_sum, around)
+    contraction = _contraction(schedule, name)
+    lanes = lanes_for(block_info(schedule, final), target)
+    roles = _roles(schedule, contraction, final, lanes, around)
+    tile = _choose(schedule, _tile_space(schedule, contraction, final, roles, lanes, target))
+    ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run([])
 
 
 def _schedule_versions(
@@ -121,8 +126,6 @@ def _schedule_versions(
     final: str,
     before: list[str],
     target: Target,
-    longest_sum: int | None = None,
-    around: str | None = None,
 ) -> None:
     """One schedule, or up to four where the number of rows is symbolic.
 
@@ -130,12 +133,12 @@ def _schedule_versions(
     rows for fewer still.
     """
     lanes = lanes_for(block_info(schedule, final), target)
-    roles = _roles(schedule, contraction, final, lanes, around)
+    roles = _roles(schedule, contraction, final, lanes)
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     tile = _choose(schedule, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
-        ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run(before)
+        ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
@@ -159,7 +162,7 @@ def _schedule_versions(
     for names, each in versions:
         copy = _contraction(schedule, names[name])
         roles = _roles(schedule, copy, names[final], lanes)
-        plan = ProductPlan(schedule, copy, names[name], names[final], roles, each, target, longest_sum)
+        plan = ProductPlan(schedule, copy, names[name], names[final], roles, each, target)
         plan.run([names[block] for block in before])
 
 
