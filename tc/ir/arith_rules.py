@@ -15,6 +15,7 @@ Left sides are matched against nodes whose operands are simplified already, firs
     q * b + r, b matched elsewhere     q * b takes all multiples of b (there must be some), r the rest
     x % c * d + r                      the first term that is a literal times such a remainder, and the rest
     x * g + k over c * g               g is the greatest common divisor of the divisor and all coefficients, and not 1
+    x * g + y over c * g               the greatest such g, not 1, for which all that is no multiple of it lies between 0 and g
     x * g + k beside y * g             the positive terms, the constant, the negative terms of the difference of both sides
     z * y + ... // b * (b * y)         any two terms of a sum, in any order
     m, on the right side only          the quotient by c, when the interval of x tells it
@@ -82,6 +83,7 @@ MULTIPLES = q * b + r
 REMAINDER_TERM = x % c * d + r
 SCALED_SUM = x * g + k
 SCALED_DIVISOR = c * g
+SCALED_AND_LESS = x * g + y
 SCALED_SIDE = y * g
 
 DIVISION = (
@@ -95,6 +97,7 @@ DIVISION = (
     Rule(x // b, ZERO, when=(0 < b, 0 <= x, x < b)),
     Rule(SCALED_SUM // SCALED_DIVISOR, (x + k // g) // c, when=(0 < g, 0 < c)),
     Rule(x // c, m, when=(0 < c, m * c <= x, x < m * c + c)),
+    Rule(SCALED_AND_LESS // SCALED_DIVISOR, x // c, when=(0 < g, 0 < c, 0 <= y, y < g)),
     Rule(Div(x, b), x // b, when=(0 < b, 0 <= x)),
 )
 
@@ -108,6 +111,7 @@ REMAINDER = (
     Rule(REMAINDER_TERM % e, (x * d + r) % e, when=(Ne(c, ZERO), 0 < e, Eq(c * d % e, ZERO))),
     Rule(x % b, x, when=(0 < b, 0 <= x, x < b)),
     Rule(x % c, x - m * c, when=(0 < c, m * c <= x, x < m * c + c)),
+    Rule(SCALED_AND_LESS % SCALED_DIVISOR, x % c * g + y, when=(0 < g, 0 < c, 0 <= y, y < g)),
 )
 
 SUMS = (  # the parts of numbers taken apart are joined: two terms of a sum become one

@@ -20,6 +20,7 @@ from tc.ir.arith_rules import (
     MULTIPLES,
     REMAINDER_TERM,
     RULES,
+    SCALED_AND_LESS,
     SCALED_DIVISOR,
     SCALED_SIDE,
     SCALED_SUM,
@@ -268,6 +269,26 @@ def _match_common_factor(operands: Operands, bindings: Bindings, facts: Facts) -
     return True
 
 
+def _match_less(operands: Operands, bindings: Bindings, facts: Facts) -> bool:
+    """x * g + y over c * g, y between 0 and g."""
+    sum_, divisor = operands
+    if not isinstance(divisor, Const) or divisor.dtype != i64 or divisor.value <= 0:
+        return False
+    poly = polynomial(sum_)
+    for factor in sorted({math.gcd(int(divisor.value), each) for each in poly.terms.values()} - {1}, reverse=True):
+        less = {monomial: each for monomial, each in poly.terms.items() if each % factor}
+        if not less:
+            continue
+        rest = Polynomial(less, poly.constant % factor)
+        interval = poly_bounds(rest, facts)
+        if interval.lo is not None and interval.hi is not None and 0 <= interval.lo and interval.hi < factor:
+            scaled = {monomial: each // factor for monomial, each in poly.terms.items() if monomial not in less}
+            bindings[x], bindings[y] = Polynomial(scaled, poly.constant // factor), rest
+            bindings[c], bindings[g] = int(divisor.value) // factor, factor
+            return True
+    return False
+
+
 def _match_sides(operands: Operands, bindings: Bindings, facts: Facts) -> bool:
     """x * g + k beside y * g."""
     first, second = operands
@@ -285,6 +306,7 @@ def _match_sides(operands: Operands, bindings: Bindings, facts: Facts) -> bool:
 
 _PAIRS: dict[tuple[Expr, ...], Callable[[Operands, Bindings, Facts], bool]] = {
     (SCALED_SUM, SCALED_DIVISOR): _match_common_factor,
+    (SCALED_AND_LESS, SCALED_DIVISOR): _match_less,
     (SCALED_SUM, SCALED_SIDE): _match_sides,
 }
 
