@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Var
 from tc.ir.node import walk
@@ -38,22 +40,21 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     else:
         final_name = final.name
     final = block_info(schedule, final_name)
-    rows = _row_loops(schedule, final)
-    loops = schedule.loops_of(final_name)
-    if rows == len(loops) and rows > 0:
-        rows_rule = _schedule_columns(schedule, final_name, target)
-        if rows_rule is not None:
-            return rows_rule
-    if rows == 0:
+    loops = list(schedule.loops_of(final_name))
+    rows = _row_loops(schedule, final, loops)
+    if rows and loops[-1] in rows:
+        columns_rule = _schedule_columns(schedule, final_name, [loop for loop in loops if loop not in rows], target)
+        if columns_rule is not None:
+            return columns_rule
+    if not rows or loops[: len(rows)] != rows:
         _schedule_apart(schedule, target)
         return "reduction, stage by stage"
-    _schedule_rows(schedule, final_name, rows, target)
+    _schedule_rows(schedule, final_name, len(rows), target)
     return "row reduction"
 
 
-def _row_loops(schedule: Schedule, final: BlockInfo) -> int:
-    """How many leading loops of the final block choose the row: those by which reduced values are indexed."""
-    loops = schedule.loops_of(final.name)
+def _row_loops(schedule: Schedule, final: BlockInfo, loops: list[str]) -> list[str]:
+    """Those of the final block's loops that choose the row, in order: those by which reduced values are indexed."""
     driven = {axis.var: axis.value for axis in final.block.axes}
     reduced = {b for info in block_infos(schedule.func) if info.reduction_axes for b in info.written_buffers}
     used: set[str] = set()
@@ -64,10 +65,7 @@ def _row_loops(schedule: Schedule, final: BlockInfo) -> int:
                     value = driven.get(node)  # type: ignore[call-overload]
                     if isinstance(value, Var):
                         used.add(value.name)
-    count = 0
-    while count < len(loops) and loops[count] in used:
-        count += 1
-    return count if used <= set(loops[:count]) else 0
+    return [loop for loop in loops if loop in used]
 
 
 def _schedule_rows(schedule: Schedule, final: str, rows: int, target: Target) -> None:
@@ -192,28 +190,24 @@ def _nested(schedule: Schedule, loops: list[str], block: str) -> bool:
     return places == list(range(places[0], places[0] + len(places)))
 
 
-def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | None:
-    """The last axis of the result is not reduced: a vector of results is reduced at once."""
+def _schedule_columns(schedule: Schedule, final: str, others: list[str], target: Target) -> str | None:
+    """The last axis of the result is not reduced: a vector of results is reduced at once. The `others` of its loops run inside."""
     info = block_info(schedule, final)
     lanes = lanes_for(info, target)
     loops = list(schedule.loops_of(final))
     producers = [i.name for i in reversed(block_infos(schedule.func)) if i.name != final]
-    last = loops[-1]
     if _reduces_contiguously(schedule, final):
         return None
-    extent = extent_value(schedule, last)
-    if extent is not None and extent < 4:
+    extent = extent_value(schedule, loops[-1])
+    columns = _split_columns(schedule, loops[-1], lanes)
+    if columns is None:
         return None
-    wide = extent is None or extent >= lanes
-    width = lanes * _choose_accumulators(schedule, extent, lanes, ACCUMULATORS) if wide else extent
-    assert width is not None, "a narrow row has a known extent"
-    out, inner = schedule.split(last, width)
-    guarded = extent is None or extent % width != 0
-    if guarded:
-        schedule.annotate_loop(out, "partition", 1)
-    outer = [*loops[:-1], *([] if guarded else [out])]
+    guarded, width = columns.is_guarded, columns.width
+    lead = [loop for loop in loops[:-1] if loop not in others]
+    schedule.reorder(*lead, columns.tiles, *others, columns.tile)
+    outer = [*lead, *([] if guarded else [columns.tiles])]
     fused = set_parallel(schedule, outer, width * 16 * (1 if not guarded else max((extent or 64) // width, 1)))
-    anchor = out if guarded else fused
+    anchor = columns.tiles if guarded else fused
     if anchor is None:
         return None
     for name in producers:
@@ -221,11 +215,36 @@ def _schedule_columns(schedule: Schedule, final: str, target: Target) -> str | N
             schedule.compute_at(name, anchor)
         except ScheduleError:
             _schedule_one(schedule, name, target)
-    _vectorize_tile(schedule, inner, lanes)
+    _vectorize_tile(schedule, columns.tile, lanes)
     for each in block_infos(schedule.func):
         if each.name != final and anchor in schedule.loops_of(each.name):
             _vector_of_reductions(schedule, each, anchor, width, lanes)
     return "column reduction"
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A loop over columns cut in `tiles` and a `tile` of `width` columns; `is_guarded`: the last one may not be full."""
+
+    tiles: str
+    tile: str
+    width: int
+    is_guarded: bool
+
+
+def _split_columns(schedule: Schedule, loop: str, lanes: int) -> _Columns | None:
+    """Cut a loop into tiles of a few vectors; None where it is too short for one."""
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent < 4:
+        return None
+    wide = extent is None or extent >= lanes
+    width = lanes * _choose_accumulators(schedule, extent, lanes, ACCUMULATORS) if wide else extent
+    assert width is not None, "a narrow row has a known extent"
+    tiles, tile = schedule.split(loop, width)
+    is_guarded = extent is None or extent % width != 0
+    if is_guarded:
+        schedule.annotate_loop(tiles, "partition", 1)
+    return _Columns(tiles, tile, width, is_guarded)
 
 
 def _vectorize_tile(schedule: Schedule, loop: str, lanes: int) -> None:
@@ -237,16 +256,15 @@ def _vectorize_tile(schedule: Schedule, loop: str, lanes: int) -> None:
 
 
 def _reduces_contiguously(schedule: Schedule, final: str) -> bool:
-    """Whether a reduction runs along the contiguous axis of what it reads: then lanes belong to the reduction."""
-    for info in block_infos(schedule.func):
-        if not info.reduction_axes or info.name == final:
-            continue
-        for load in info.reads:
-            if load.buffer in info.written_buffers or not load.indices:
-                continue
-            if any(node in info.spatial_axes for node in walk(load.indices[-1])):
-                return False
-    return True
+    """Whether all reductions run along the contiguous axis of what they read: then lanes belong to the reduction."""
+    reductions = [info for info in block_infos(schedule.func) if info.reduction_axes and info.name != final]
+    return not any(map(_keeps_last_axis, reductions))
+
+
+def _keeps_last_axis(info: BlockInfo) -> bool:
+    """Whether the contiguous axis of something that a reduction reads is none that it reduces."""
+    indices = (load.indices for load in info.reads if load.buffer not in info.written_buffers and load.indices)
+    return any(node in info.spatial_axes for each in indices for node in walk(each[-1]))
 
 
 def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, width: int, lanes: int) -> None:
@@ -265,7 +283,7 @@ def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, widt
     extent = extent_value(schedule, lane)
     if extent is not None and extent <= width:
         _vectorize_tile(schedule, lane, lanes)
-        for buffer in info.written_buffers:
+        for buffer in info.written_buffers if len(wide) == 1 else ():
             schedule.set_scope(buffer.name, "register")
     elif extent is not None and extent <= 4 * width:
         schedule.vectorize(lane)
@@ -279,13 +297,21 @@ def _schedule_one(schedule: Schedule, name: str, target: Target) -> None:
     loops = list(schedule.loops_of(name))
     depth = driving_loops(info, loops, info.reduction_axes)
     spatial = [loop for loop in loops if loop not in depth]
-    if depth:
+    by_columns = depth and spatial and _keeps_last_axis(info)
+    columns = _split_columns(schedule, spatial[-1], lanes_for(info, target)) if by_columns else None
+    if columns is not None:
+        outer = spatial[:-1]
+        schedule.reorder(*outer, columns.tiles, *depth, columns.tile)
+        _vectorize_tile(schedule, columns.tile, lanes_for(info, target))
+        schedule.decompose_reduction(name, depth[0])
+        whole = [*outer, *([] if columns.is_guarded else [columns.tiles])]
+        set_parallel(schedule, whole, known_product(schedule, depth, 64) * columns.width)
+    elif depth:
         if spatial and loops[: len(spatial)] != spatial:
             schedule.reorder(*spatial, *depth)
         schedule.decompose_reduction(name, depth[0])
         set_parallel(schedule, spatial, known_product(schedule, depth, 64))
-        return
-    if loops:
+    elif loops:
         *outer, last = loops
         _vectorize_row(schedule, last, lanes_for(info, target))
         if outer:
