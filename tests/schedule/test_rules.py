@@ -10,7 +10,7 @@ import pytest
 
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
-from tc.ir.expr import Const, Expr, Var, maximum
+from tc.ir.expr import Const, Expr, Load, Var, maximum
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.types import DimFact, tensor_type
@@ -339,6 +339,53 @@ def test_sums_over_leading_axes_with_symbolic_length(columns: int) -> None:
     for rows in (0, 1, 2, 7, 16, 33):
         array = normal(np.random.default_rng(rows), rows, columns)
         check(func, [array], array.sum(0, dtype=float), rows, (rows,))
+
+
+OUTER = [(2, 5, 7, 9), (1, 21, 33, 65), (1, 3, 4, 3), (1, 1, 1, 4), (1, 1, 1, 1), (3, 40, 64), (2, 300, 8), (1, 7, 5, 130)]
+
+
+@pytest.mark.parametrize("shape", OUTER, ids=str)
+def test_reductions_of_an_axis_that_others_follow(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(shape) * shape[-1])
+    x = normal(rng, *shape)
+    exact = np.exp(x - x.max(1, keepdims=True, initial=-np.inf), dtype=np.float64)
+    softmax = make_prim_func(OPS["softmax"], [x], {"axis": 1})
+    check(finish_loops(apply_rules(softmax, native_target()).func), [x], exact / exact.sum(1, keepdims=True), shape[1])
+
+    total = make_prim_func(OPS["sum"], [x], {"axes": (1,), "keepdims": False})
+    check(finish_loops(apply_rules(total, native_target()).func), [x], x.sum(1, dtype=float), shape[1])
+
+    x.flat[x.size // 2] = np.nan  # counts as the largest
+    x[-1, shape[1] // 2] = 3.5
+    largest = make_prim_func(OPS["argmax"], [x], {"axis": 1})
+    func = finish_loops(apply_rules(largest, native_target()).func)
+    for threads in (1, 2):
+        np.testing.assert_array_equal(run(func, [x], threads=threads)[0], x.argmax(1)[:, None])
+
+
+def test_stages_of_a_softmax_over_an_outer_axis_share_their_columns() -> None:
+    func = make_prim_func(OPS["softmax"], [np.zeros((1, 21, 128, 128), np.float32)], {"axis": 1})
+
+    loops = [node for node in walk(scheduled(func, "column reduction")) if isinstance(node, For)]
+
+    assert [str(loop.extent) for loop in loops if loop.kind is LoopKind.PARALLEL] == ["128", "2"], "one nest for all stages"
+    lanes = [loop for loop in loops if loop.kind is LoopKind.VECTORIZED]
+    assert len(lanes) == 6, "the largest, exponentials, their total, quotients, and what the first and the third begin with"
+
+
+@pytest.mark.parametrize("depth", [1024, 1040])
+def test_a_tile_may_take_a_part_of_a_panel(depth: int) -> None:
+    rng = np.random.default_rng(0)
+    a, b = placeholder((24, depth), f32, "A"), placeholder((4, depth, 64), f32, "B")
+    result = reduce("sum", (24, 250), (depth,), lambda i, j, r: a[i, r] * b[j // 64, r, j % 64], "mm")
+    made = apply_rules(create_prim_func("mm", [a, b], [result]), native_target(), follow({"sum/vectors": 2}))
+    func = finish_loops(made.func)
+
+    lane_of = {loop.var for loop in walk(func.body) if isinstance(loop, For) and loop.kind is LoopKind.VECTORIZED}
+    panels = [load.indices[0] for load in walk(func.body) if isinstance(load, Load) and load.buffer.name == "B"]
+    assert panels and not any(node in lane_of for index in panels for node in walk(index)), "lanes are neighbours in one panel"
+    x, y = normal(rng, 24, depth), normal(rng, 4, depth, 64)
+    check(func, [x, y], x.astype(float) @ y.transpose(1, 0, 2).reshape(depth, 256)[:, :250], depth)
 
 
 @pytest.mark.parametrize(("tile", "size"), [(4, (22, 19)), (4, (24, 32)), (2, (11, 12))], ids=str)

@@ -267,14 +267,20 @@ class _Plan:
             s.vectorize(tiled[-1])
         for loop in tiled[:-1]:
             s.unroll(loop)
-        taps = extent_value(s, depth[-1])
-        if taps is not None and taps <= LONGEST_UNROLLED:
-            short = self._short(depth)
-            count = s.choose("window/unrolled_taps", range(len(short) + 1), len(short) if self._shifts(info) else int(tile.rows > 1))
-            for loop in depth[len(depth) - count :]:
-                s.unroll(loop)
-        s.decompose_reduction(self.name, depth[0])
+        if depth:
+            self._unroll_taps(info, depth)
+            s.decompose_reduction(self.name, depth[0])
         s.set_scope(info.writes[0].buffer.name, "register")
+
+    def _unroll_taps(self, info: BlockInfo, depth: list[str]) -> None:
+        """Unroll the innermost reduction loops where they are short."""
+        s = self.s
+        if (extent_value(s, depth[-1]) or LONGEST_UNROLLED + 1) > LONGEST_UNROLLED:
+            return
+        short = self._short(depth)
+        count = s.choose("window/unrolled_taps", range(len(short) + 1), len(short) if self._shifts(info) else int(self.tile.rows > 1))
+        for loop in depth[len(depth) - count :]:
+            s.unroll(loop)
 
     def _shifts(self, info: BlockInfo) -> bool:
         """Whether rows share what they load only when all taps are unrolled: vectors are shifted against each other within a row.
