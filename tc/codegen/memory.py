@@ -19,6 +19,9 @@ from tc.ir.expr import Buffer, Cast, Expr, Load, Var, const, mul
 from tc.ir.loop import PrimFunc, Store, annotation
 from tc.ir.node import walk
 
+SHUFFLED_STRIDES = (2, 3, 4)
+"""Distances of elements, in elements, that are loaded as whole vectors and shuffled; gathers take as long for any distance."""
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -198,6 +201,8 @@ class MemoryEmitter:
         buffer = node.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
+            if varying is None and self.mask is None and lane is not None and lane.known in SHUFFLED_STRIDES:
+                return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), lane.known), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         pointer = self._pointer(buffer, uniform, known)
         contiguous = lane is not None and lane.known == 1
@@ -215,6 +220,26 @@ class MemoryEmitter:
         else:
             loaded = self._masked_load(buffer, pointer, element, lanes, align)
         return self._from_memory(loaded, buffer.dtype)
+
+    def _strided_load(self, buffer: Buffer, pointer: Value, stride: int) -> Value:
+        """Every second, third ... element, out of vectors that lie side by side. The last one ends with the last element wanted: nothing
+        is read that is not between two of them."""
+        assert self.lane is not None
+        element, lanes, b = memory_type(buffer.dtype), self.lane.lanes, self.b
+        places = [stride * lane for lane in range(lanes)]
+        starts = [min(part * lanes, max(places[-1] + 1 - lanes, 0)) for part in range(stride)]
+        parts = []
+        for start in starts:
+            place = b.emit(f"getelementptr inbounds {element}, {pointer}, i64 {start}", "ptr") if start else pointer
+            text = f"load <{lanes} x {element}>, {place}, align {buffer.dtype.size_bytes}{self.aliasing.get(buffer, '')}"
+            parts.append(b.emit(text, element, lanes))
+        result, kept = parts[0], {lane: place for lane, place in enumerate(places) if place < lanes}
+        for start, part in zip(starts[1:], parts[1:], strict=True):
+            kept |= {lane: lanes + place - start for lane, place in enumerate(places) if lane not in kept and place < start + lanes}
+            order = ", ".join(f"i32 {kept[lane]}" if lane in kept else "i32 poison" for lane in range(lanes))
+            result = b.emit(f"shufflevector {result}, {part}, <{lanes} x i32> <{order}>", element, lanes)
+            kept = {lane: lane for lane in kept}
+        return result
 
     def _prefetch_ahead(self, buffer: Buffer, indices: tuple[Expr, ...], uniform: Value, known: int) -> None:
         """Prefetch what the loop will load some iterations later, once per address."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from tc import te
 from tc.codegen.llvm import emit_prim_func
-from tc.ir.dtype import f32
+from tc.ir.dtype import DType, bool_, f32, f64, i8, i64
 from tc.ir.expr import Expr, Select, const, logical_and
 from tc.ir.loop import PrimFunc
 from tc.kernels import finish_loops
@@ -53,6 +55,27 @@ def test_lanes_are_combined_as_a_tree(monoid: str) -> None:
 
     functions = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "max_number": np.nanmax}
     np.testing.assert_allclose(result, functions[monoid](values.astype(np.float64), axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, i64, i8, bool_], ids=str)
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+@pytest.mark.parametrize("stride", [2, 3, 4, 5])
+def test_every_second_or_third_element_is_loaded_in_whole_vectors(stride: int, lanes: int, dtype: DType) -> None:
+    """The buffer ends with the last element that is wanted."""
+    count = 3 * lanes
+    x = te.placeholder((2, stride * (count - 1) + 2), dtype, "x")
+    schedule = Schedule(te.create_prim_func("f", (x,), (te.compute((2, count), lambda i, j: x[i, j * stride + 1], "y"),)))
+    schedule.vectorize(schedule.split("j", lanes)[1])
+    func = finish_loops(schedule.func)
+    values = np.random.default_rng(0).integers(0, 100, (2, stride * (count - 1) + 2)).astype(dtype.numpy)
+
+    (result,) = run(func, [values])
+
+    np.testing.assert_array_equal(result, values[:, 1::stride])
+    text = emit_prim_func(func, "f", native_target().features).ir_text
+    assert ("masked.gather" in text) == (stride == 5)
+    ends = {int(place) + lanes for place in re.findall(r"getelementptr inbounds \w+, ptr %\w+, i64 (\d+)\n", text)} if stride < 5 else set()
+    assert max(ends, default=0) <= stride * (lanes - 1) + 2
 
 
 def test_a_tree_adds_in_one_order_whatever_the_values() -> None:

@@ -285,8 +285,10 @@ def _vector_of_reductions(schedule: Schedule, info: BlockInfo, anchor: str, widt
         _vectorize_tile(schedule, lane, lanes)
         for buffer in info.written_buffers if len(wide) == 1 else ():
             schedule.set_scope(buffer.name, "register")
-    elif extent is not None and extent <= 4 * width:
+    elif extent is not None and extent <= 2 * lanes:  # two vectors, the second one not full
         schedule.vectorize(lane)
+    else:
+        vectorize_loop(schedule, lane, lanes)
     if depth:
         schedule.decompose_reduction(info.name, depth[0])
 
