@@ -201,7 +201,7 @@ class MemoryEmitter:
         buffer = node.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
-            if varying is None and self.mask is None and lane is not None and lane.known in SHUFFLED_STRIDES:
+            if varying is None and lane is not None and lane.known in SHUFFLED_STRIDES:
                 return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), lane.known), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         pointer = self._pointer(buffer, uniform, known)
@@ -218,7 +218,7 @@ class MemoryEmitter:
                 f"load <{lanes} x {element}>, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element, lanes
             )
         else:
-            loaded = self._masked_load(buffer, pointer, element, lanes, align)
+            loaded = self._masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
         return self._from_memory(loaded, buffer.dtype)
 
     def _strided_load(self, buffer: Buffer, pointer: Value, stride: int) -> Value:
@@ -228,11 +228,18 @@ class MemoryEmitter:
         element, lanes, b = memory_type(buffer.dtype), self.lane.lanes, self.b
         places = [stride * lane for lane in range(lanes)]
         starts = [min(part * lanes, max(places[-1] + 1 - lanes, 0)) for part in range(stride)]
+        mask = None if self.mask is None else b.splat(self.mask, lanes)
         parts = []
         for start in starts:
             place = b.emit(f"getelementptr inbounds {element}, {pointer}, i64 {start}", "ptr") if start else pointer
-            text = f"load <{lanes} x {element}>, {place}, align {buffer.dtype.size_bytes}{self.aliasing.get(buffer, '')}"
-            parts.append(b.emit(text, element, lanes))
+            if mask is None:
+                text = f"load <{lanes} x {element}>, {place}, align {buffer.dtype.size_bytes}{self.aliasing.get(buffer, '')}"
+                parts.append(b.emit(text, element, lanes))
+                continue
+            wanted = [divmod(start + each, stride) for each in range(lanes)]
+            order = ", ".join(f"i32 {lane if rest == 0 else lanes}" for lane, rest in wanted)
+            text = f"shufflevector {mask}, <{lanes} x i1> zeroinitializer, <{lanes} x i32> <{order}>"
+            parts.append(self._masked_load(buffer, place, b.emit(text, "i1", lanes)))
         result, kept = parts[0], {lane: place for lane, place in enumerate(places) if place < lanes}
         for start, part in zip(starts[1:], parts[1:], strict=True):
             kept |= {lane: lanes + place - start for lane, place in enumerate(places) if lane not in kept and place < start + lanes}
@@ -285,16 +292,15 @@ class MemoryEmitter:
         self.module.declare(name, "i1", [mask.type])
         return self.b.emit(f"call i1 @{name}({mask})", "i1")
 
-    def _masked_load(self, buffer: Buffer, pointer: Value, element: str, lanes: int, align: int) -> Value:
+    def _masked_load(self, buffer: Buffer, pointer: Value, mask: Value) -> Value:
         """A load of the lanes that are active.
 
         Where no lane may be, as in rows of padding, the buffer's begin stands for the place: lanes that are masked cannot fault, but
         a page that is not there takes a processor hundreds of cycles to ignore.
         """
-        assert self.mask is not None
         if self.guard is not None:
             pointer = self.b.select(self.guard, pointer, self.state.pointers[buffer])
-        mask = self.b.splat(self.mask, lanes)
+        element, lanes, align = memory_type(buffer.dtype), mask.lanes, buffer.dtype.size_bytes
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
         self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var, is_const
+from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var
 from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
 from tc.ir.node import cached_by_identity, children, walk
 from tc.ir.polynomial import linear_coefficients
@@ -134,13 +134,18 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
 
 
+MOST_APART = 4
+"""Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors; see `tc.codegen.memory`."""
+
+
 def is_stencil(contraction: Contraction) -> bool:
-    """Whether neighbours in the result are sums over windows of one operand that are one element apart: plain depthwise convolution."""
+    """Whether neighbours in the result are sums over windows of one operand a few elements apart: plain depthwise convolution."""
     last, index = contraction.columns[-1], contraction.rhs.indices[-1]
     if contraction.rows or last not in axes_in(index) or not axes_in(index) & set(contraction.depth):
         return False
     found = linear_coefficients(index, [last, *contraction.depth])
-    return found is not None and is_const(found[0].get(last, index), 1)
+    step = None if found is None else found[0].get(last)
+    return isinstance(step, Const) and 1 <= step.value <= MOST_APART
 
 
 def _product(value: Expr) -> Mul | None:

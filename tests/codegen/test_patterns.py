@@ -59,10 +59,11 @@ def test_lanes_are_combined_as_a_tree(monoid: str) -> None:
 
 @pytest.mark.parametrize("dtype", [f32, f64, i64, i8, bool_], ids=str)
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+@pytest.mark.parametrize("left_over", [0, 1])
 @pytest.mark.parametrize("stride", [2, 3, 4, 5])
-def test_every_second_or_third_element_is_loaded_in_whole_vectors(stride: int, lanes: int, dtype: DType) -> None:
-    """The buffer ends with the last element that is wanted."""
-    count = 3 * lanes
+def test_every_second_or_third_element_is_loaded_in_whole_vectors(stride: int, left_over: int, lanes: int, dtype: DType) -> None:
+    """The buffer ends with the last element that is wanted; lanes of the last vector may be masked."""
+    count = 3 * lanes + left_over
     x = te.placeholder((2, stride * (count - 1) + 2), dtype, "x")
     schedule = Schedule(te.create_prim_func("f", (x,), (te.compute((2, count), lambda i, j: x[i, j * stride + 1], "y"),)))
     schedule.vectorize(schedule.split("j", lanes)[1])

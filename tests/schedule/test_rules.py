@@ -216,21 +216,22 @@ def plain_depthwise(channels: int, kernel: tuple[int, int], dilation: int, strid
 def test_plain_depthwise_convolutions_of_every_width(width: int) -> None:
     rng = np.random.default_rng(width)
     kernel = [(3, 3), (5, 5), (1, 7), (3, 1), (2, 3)][width % 5]
-    dilation, stride = (2, 1) if width % 4 == 0 else (1, 2) if width % 7 == 0 else (1, 1)
+    dilation, stride = (2, 1) if width % 4 == 0 else (1, 2 + width % 4) if width % 3 == 0 else (1, 1)
     channels, height = int(rng.integers(2, 20)), int(rng.integers(2, 20))
     x, w = normal(rng, 1 + width % 2, channels, height, width), normal(rng, channels, 1, *kernel)
-    overlap = stride == 1 and kernel[1] > 1 and width > kernel[1]
+    overlap = stride <= 4 and kernel[1] > 1 and width > stride * kernel[1]
     rule = "window reduction" if overlap else None
 
     run_op("conv", [x, w, normal(rng, channels)], plain_depthwise(channels, kernel, dilation, stride), rule, 49)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 4)])
-def test_plain_depthwise_convolutions_of_symbolic_size(kernel: tuple[int, int]) -> None:
+def test_plain_depthwise_convolutions_of_symbolic_size(kernel: tuple[int, int], stride: int) -> None:
     rng = np.random.default_rng(0)
     n, height, width = Var("n"), Var("h"), Var("w")
     op, w, bias = OPS["conv"], normal(rng, 6, 1, *kernel), normal(rng, 6)
-    attrs = op.attrs({**plain_depthwise(6, kernel, 1), "pads": (2, 2, 2, 2)})
+    attrs = op.attrs({**plain_depthwise(6, kernel, 1, stride), "pads": (2, 2, 2, 2)})
     types = [tensor_type((n, 6, height, width), f32), tensor_type(w.shape, f32), tensor_type(bias.shape, f32)]
     facts = tuple(DimFact(dim, 1) for dim in (n, height, width))
     with inference(Facts.of(facts)):

@@ -40,6 +40,7 @@ from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.graph.questions import Answer, own_answer, question_about_function
 from tc.passes.manager import graph_pass, map_graph_functions
+from tc.schedule.analysis import MOST_APART
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ BLOCK_VECTORS = (1, 2)
 POINTWISE_TILE = 4
 """Vectors of pixels that a tile of a plain pointwise convolution takes; the last tile may be mostly empty."""
 
-STRIDED, SYMBOLIC = 0.1, 0.5
-"""What is left of the rate of plain depthwise convolutions where neighbours in the result are none in the image, and where the image's
-size is symbolic."""
+STRIDED, FAR, SYMBOLIC = 0.35, 0.1, 0.5
+"""What is left of the rate of plain depthwise convolutions where neighbours in the result are a few elements apart in the image, where
+they are so far apart that they are gathered, and where the image's size is symbolic."""
 
 UNKNOWN_DIM = 32
 """What a symbolic dim is taken to be when costs are estimated."""
@@ -243,7 +244,8 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
 def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static: bool) -> float:
     """Of a plain depthwise convolution that puts neighbours of a row into vectors."""
     width = _value(result.shape[-1])
-    strided = STRIDED if (full_attrs(call).strides or (1,))[-1] != 1 else 1.0
+    stride = (full_attrs(call).strides or (1,))[-1]
+    strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_APART else FAR
     return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
 
 
