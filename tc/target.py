@@ -19,6 +19,10 @@ from llvmlite import binding as llvm
 
 from tc.errors import UnsupportedError, UserError
 
+MOST_SHUFFLED_STRIDE = 4
+"""Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors and shuffled; beyond they are gathered, which
+takes as long for any distance."""
+
 # The psABI levels. Each adds to the one before; the first is what every x86-64 has.
 _V1 = ("cmov", "cx8", "fxsr", "mmx", "sse", "sse2")
 _V2 = (*_V1, "crc32", "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")

@@ -377,9 +377,8 @@ class _Survey:
         for place, group in self._groups.items():
             workload, target, language, _, threads = place
             ranks = {schedule: rank for schedule, rank in group.items() if (workload, target, language, schedule) not in self._wrong}
-            decided = self._decided.get((workload, target, threads))
-            kept = sorted(ranks, key=ranks.__getitem__)[:keep]
-            offsets.update(ranks[schedule][2] for schedule in ranks if schedule == decided or schedule in kept)
+            kept = {*sorted(ranks, key=ranks.__getitem__)[:keep], self._decided.get((workload, target, threads))}
+            offsets.update(offset for schedule, (_, _, offset) in ranks.items() if schedule in kept)
         return offsets
 
 

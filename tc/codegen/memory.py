@@ -18,9 +18,7 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Cast, Expr, Load, Var, const, mul
 from tc.ir.loop import PrimFunc, Store, annotation
 from tc.ir.node import walk
-
-SHUFFLED_STRIDES = (2, 3, 4)
-"""Distances of elements, in elements, that are loaded as whole vectors and shuffled; gathers take as long for any distance."""
+from tc.target import MOST_SHUFFLED_STRIDE
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class MemoryEmitter:
         buffer = node.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
-            if varying is None and lane is not None and lane.known in SHUFFLED_STRIDES:
+            if varying is None and lane is not None and lane.known in range(2, MOST_SHUFFLED_STRIDE + 1):
                 return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), lane.known), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         pointer = self._pointer(buffer, uniform, known)

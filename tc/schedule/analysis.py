@@ -10,6 +10,7 @@ from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Stor
 from tc.ir.node import cached_by_identity, children, walk
 from tc.ir.polynomial import linear_coefficients
 from tc.schedule.tree import block_places_in
+from tc.target import MOST_SHUFFLED_STRIDE
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +135,6 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
 
 
-MOST_APART = 4
-"""Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors; see `tc.codegen.memory`."""
-
-
 def is_stencil(contraction: Contraction) -> bool:
     """Whether neighbours in the result are sums over windows of one operand a few elements apart: plain depthwise convolution."""
     last, index = contraction.columns[-1], contraction.rhs.indices[-1]
@@ -145,7 +142,7 @@ def is_stencil(contraction: Contraction) -> bool:
         return False
     found = linear_coefficients(index, [last, *contraction.depth])
     step = None if found is None else found[0].get(last)
-    return isinstance(step, Const) and 1 <= step.value <= MOST_APART
+    return isinstance(step, Const) and 1 <= step.value <= MOST_SHUFFLED_STRIDE
 
 
 def _product(value: Expr) -> Mul | None:

@@ -40,7 +40,7 @@ from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.graph.questions import Answer, own_answer, question_about_function
 from tc.passes.manager import graph_pass, map_graph_functions
-from tc.schedule.analysis import MOST_APART
+from tc.target import MOST_SHUFFLED_STRIDE
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static:
     """Of a plain depthwise convolution that puts neighbours of a row into vectors."""
     width = _value(result.shape[-1])
     stride = (full_attrs(call).strides or (1,))[-1]
-    strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_APART else FAR
+    strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_SHUFFLED_STRIDE else FAR
     return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
 
 
