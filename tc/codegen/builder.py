@@ -111,6 +111,7 @@ class FunctionBuilder:
         self.block = "entry"
         self._count = 0
         self._splats: list[dict[Value, Value]] = [{}]
+        self._overflows: list[Value] | None = None
 
     # -- plumbing
 
@@ -190,7 +191,7 @@ class FunctionBuilder:
             return int_value(a.known + b.known, a.element)
         if a.known == 0:
             return b
-        return a if b.known == 0 else self.binary("add", a, b)
+        return a if b.known == 0 else self._watched("add", a, b)
 
     def mul(self, a: Value, b: Value) -> Value:
         """Integer a * b, folding known scalars."""
@@ -198,7 +199,25 @@ class FunctionBuilder:
             return int_value(a.known * b.known, a.element)
         if a.known == 1 or b.known == 0:
             return b
-        return a if b.known == 1 or a.known == 0 else self.binary("mul", a, b)
+        return a if b.known == 1 or a.known == 0 else self._watched("mul", a, b)
+
+    @contextmanager
+    def watch_overflow(self) -> Iterator[list[Value]]:
+        """Collect, for every sum and product of scalars emitted inside, a flag that says whether it left the range of its type."""
+        outer, self._overflows = self._overflows, []
+        try:
+            yield self._overflows
+        finally:
+            self._overflows = outer
+
+    def _watched(self, op: str, a: Value, b: Value) -> Value:
+        if self._overflows is None or a.lanes or b.lanes:
+            return self.binary(op, a, b)
+        name, pair = f"llvm.s{op}.with.overflow.{a.element}", f"{{{a.element}, i1}}"
+        self.module.declare(name, pair, [a.type, a.type])
+        both = self.emit(f"call {pair} @{name}({a}, {b})", pair)
+        self._overflows.append(self.emit(f"extractvalue {both}, 1", "i1"))
+        return self.emit(f"extractvalue {both}, 0", a.element)
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
         """`op` is an icmp or fcmp with its predicate, such as "icmp slt"."""

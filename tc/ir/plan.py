@@ -55,6 +55,7 @@ class CallOut(Step):
     """Call "c:symbol" (PrimFunc calling convention) or "py:name" / "op:name" (Python, through a callback that receives arrays).
 
     "op:name" runs the reference kernel of operator `name` with `attrs`, whose expressions are evaluated at the dims first.
+    `found_dims` are the dims that the call binds; a result whose size depends on one is in a dynamic block that the call allocates.
     """
 
     symbol: str
@@ -62,6 +63,7 @@ class CallOut(Step):
     results: tuple[Slot, ...]
     dims: tuple[Expr, ...] = ()
     attrs: tuple[tuple[str, AttrValue], ...] = ()
+    found_dims: tuple[Var, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

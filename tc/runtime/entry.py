@@ -198,16 +198,34 @@ class _EntryEmitter:
                 self._check_fact(fact)
         for step in self.plan.steps:
             if isinstance(step, Check) and self._is_bound(step.condition):
-                check = FailedCheck(_located(step, step.message))
-                self._fail_unless(self.dims.value(step.condition), check, about=step.condition)
+                self._check(step)
         for word, var in zip(self.layout.outputs, self.plan.outputs, strict=True):
             assert isinstance(var.type, TensorType)
+            if self._is_bound(var.type.size_bytes):
+                self._size(var.type.size_bytes, f'output "{var.name}": no memory holds {var.type}')
             for k, dim in enumerate(var.type.shape):
                 if self._is_bound(dim):
                     self._set_word(word + 1 + k, self.dims.value(dim))
-        self._set_word(ARENA_BYTES, self.dims.value(self.plan.arena_bytes))
+        self._set_word(ARENA_BYTES, self._size(self.plan.arena_bytes, "no memory holds what the model computes"))
         self.b.emit_void("ret i64 0")
         self._finish(f"define i64 @{name}(ptr noundef %frame) nounwind")
+
+    def _check(self, step: Check) -> None:
+        """Leave unless the condition holds; products that 64 bits do not hold would make it say anything, so it fails with them."""
+        with self.b.watch_overflow() as overflows:
+            holds = self.dims.value(step.condition)
+        for flag in overflows:
+            holds = self.b.binary("and", holds, self.b.binary("xor", flag, int_value(1, "i1")))
+        self._fail_unless(holds, FailedCheck(_located(step, step.message)), about=step.condition)
+
+    def _size(self, size_bytes: Expr, message: str) -> Value:
+        """The value of a size; leaves with `message` when 64 bits do not hold it."""
+        with self.b.watch_overflow() as overflows:
+            value = self.dims.value(simplify(size_bytes, self.facts))
+        for flag in overflows:
+            fits = self.b.binary("xor", flag, int_value(1, "i1"))
+            self._fail_unless(fits, FailedCheck(message), about=size_bytes)
+        return value
 
     def _is_bound(self, expr: Expr) -> bool:
         return all(node in self.dims.values for node in walk(expr) if isinstance(node, Var))
@@ -335,8 +353,8 @@ class _EntryEmitter:
         match step:
             case Launch():
                 self._launch(step)
-            case Check(condition=condition, message=message):
-                self._fail_unless(self.dims.value(condition), FailedCheck(_located(step, message)), about=condition)
+            case Check():
+                self._check(step)
             case Copy(source=source, target=target, size_bytes=size):
                 self.module.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
                 b = self.b
@@ -348,7 +366,7 @@ class _EntryEmitter:
             case BindDims(slot=slot, dims=dims):
                 self._bind_dims(step, slot, dims)
             case Allocate(index=index, size_bytes=size):
-                self._allocate(index, self.dims.value(simplify(size, self.facts)))
+                self._allocate(index, self._size(size, _located(step, "no memory holds a result")))
             case Branch(condition=condition, then_steps=then_steps, else_steps=else_steps):
                 self._branch(condition, then_steps, else_steps)
             case Repeat():
@@ -487,10 +505,8 @@ class _EntryEmitter:
         b.start_block(bad)
         b.emit_void("ret i64 -1")
         b.start_block(good)
-        for slot in step.results:
-            for dim in slot.type.shape:
-                if isinstance(dim, Var) and dim not in self.dims.values:
-                    self.dims.values[dim] = self._word(self.layout.dims + self.layout.dim_vars.index(dim))
+        for dim in step.found_dims:
+            self.dims.values[dim] = self._word(self.layout.dims + self.layout.dim_vars.index(dim))
 
 
 def _has_callbacks(steps: tuple[Step, ...]) -> bool:

@@ -339,20 +339,20 @@ class CompiledModule:
             place += 1
         results = self._callback(call, args, env)
         for slot, result in zip(call.results, results, strict=True):
-            self._store_result(frame, slot, result, pointers[place] or 0, env)
+            self._store_result(frame, slot, result, pointers[place] or 0, env, call.found_dims)
             place += 1
 
     def _store_result(
-        self, frame: _Frame, slot: Slot, result: np.ndarray, address: int, env: dict[Var, int]
+        self, frame: _Frame, slot: Slot, result: np.ndarray, address: int, env: dict[Var, int], found: tuple[Var, ...]
     ) -> None:
         result = np.ascontiguousarray(result).reshape(result.shape)
         if result.dtype != slot.type.dtype.numpy:
             raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
         layout = self._entry.layout
-        if slot.place is Place.DYNAMIC:
+        if any(node in found for node in walk(slot.type)):
             sizes: tuple[int, ...] = result.shape
             for dim, size in zip(slot.type.shape, sizes, strict=True):
-                if isinstance(dim, Var):
+                if isinstance(dim, Var) and dim in found:
                     env[dim] = size
                     frame.words[layout.dims + layout.dim_vars.index(dim)] = size
             word = layout.dynamic + 2 * slot.index

@@ -157,6 +157,7 @@ class _Planner:
         self._conditions: dict[Loop, TensorVar] = {}
         self._rows: dict[TensorVar, _View] = {}
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
+        self._owned: dict[int, _Storage] = {}
         for index, param in enumerate(func.params):
             self.views[param] = _View(_Storage(Place.INPUT, index, param.type))  # type: ignore[arg-type]
         self._want_outputs(func)
@@ -277,10 +278,21 @@ class _Planner:
             if slot.place is Place.DYNAMIC or (slot.place is Place.OUTPUT and slot.index == index):
                 self.output_slots.append(slot)
                 continue
-            target = Slot(Place.OUTPUT, index, slot.type)
+            if self._is_input_sized(slot.type):
+                target = Slot(Place.OUTPUT, index, slot.type)
+            else:  # a view, of a shape from data, of memory that is not ours to give: the caller cannot make its buffer beforehand
+                target = self._owned_slot(index, slot.type)
+                steps.append(Allocate(target.index, slot.type.size_bytes))
             self.output_slots.append(target)
             steps.append(Copy(slot, target, slot.type.size_bytes))
         return steps
+
+    def _owned_slot(self, index: int, type_: TensorType) -> Slot:
+        """A dynamic block for output number `index`, the same in both walks."""
+        storage = self._owned.get(index)
+        if storage is None:
+            storage = self._owned[index] = self._new_storage(type_)
+        return Slot(storage.place, storage.index, type_)
 
     def _walk_bindings(self, func: Function) -> list[Step]:
         """The steps of a function's bindings, each check as soon as its dims are known."""
@@ -324,7 +336,7 @@ class _Planner:
                 made = tuple(map(self._defined_slot, targets))
                 if self.measuring:
                     self._note_handover(callee, args, targets)
-                return [*self._allocations(made), Launch(callee, (*used, *made), dims, span=span)]
+                return [*self._allocations(targets), Launch(callee, (*used, *made), dims, span=span)]
             case Call(op=op, args=args) if get_op(op).view:
                 source = self._use(args[0])  # type: ignore[arg-type]
                 self.views[targets[0]] = source
@@ -338,11 +350,13 @@ class _Planner:
             case Call(op=op, args=args, attrs=attrs):
                 arrays = tuple(None if arg is None else self._used_slot(arg) for arg in args)
                 made = tuple(map(self._defined_slot, targets))
-                return [*self._allocations(made), CallOut(f"op:{op}", arrays, made, (), attrs, span=span)]
+                found = self._found_dims(targets)
+                return [*self._allocations(targets), CallOut(f"op:{op}", arrays, made, (), attrs, found, span=span)]
             case CallExtern(symbol=symbol, args=args, dims=dims, attrs=attrs):
                 used = tuple(map(self._used_slot, args))
                 made = tuple(map(self._defined_slot, targets))
-                return [*self._allocations(made), CallOut(symbol, used, made, dims, attrs, span=span)]
+                found = self._found_dims(targets)
+                return [*self._allocations(targets), CallOut(symbol, used, made, dims, attrs, found, span=span)]
             case ReadDims(operand=operand, dims=dims):
                 return [BindDims(self._used_slot(operand), dims, span=span)]
             case If():
@@ -355,7 +369,7 @@ class _Planner:
         """Copies of the operands that were not made in their places."""
         (target,) = binding.targets
         place = self._define(target)
-        steps = self._allocations((self._slot(target, place),))
+        steps = self._allocations((target,))
         for operand, offset in operands_of(binding):
             steps.extend(self._copy(operand, operand, _View(place.storage, place.offset + offset)))
         return steps
@@ -367,22 +381,28 @@ class _Planner:
             operands = tuple(map(self._use, args))
             self.handovers.append(_Handover(self.time, operands, allowed, self.views[targets[0]]))
 
-    def _allocations(self, slots: Iterable[Slot]) -> list[Step]:
-        """Allocations of dynamic blocks; one whose size a call out finds is made by that call."""
+    def _allocations(self, targets: Iterable[TensorVar]) -> list[Step]:
+        """Allocations of dynamic blocks, each by the value it belongs to: one that is made in the place of another (a row of a stack,
+        the result of an If) finds it allocated, and one whose size a call out finds is made by that call."""
         return [
-            Allocate(s.index, s.type.size_bytes)
-            for s in slots
-            if s.place is Place.DYNAMIC
-            and all(v in self.known_dims for v in walk(s.type.size_bytes) if isinstance(v, Var))
+            Allocate(self.views[target].storage.index, _tensor_type(target).size_bytes)
+            for target in targets
+            if self.views[target].storage.place is Place.DYNAMIC and target not in self.wanted and not self._found_dims((target,))
         ]
+
+    def _found_dims(self, targets: Iterable[TensorVar]) -> tuple[Var, ...]:
+        """The dims of these values that only what makes them can tell."""
+        found = (v for target in targets for v in walk(target.type) if isinstance(v, Var))  # type: ignore[arg-type]
+        return tuple(v for v in dict.fromkeys(found) if v not in self.known_dims)
 
     def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[Step]:
         condition = self._used_slot(value.condition)
-        results = tuple(map(self._defined_slot, targets))
+        for target in targets:
+            self._define(target)
         branches = [self._walk_branch(branch, targets) for branch in (value.then_branch, value.else_branch)]
         for target in targets:
             self._use(target)
-        return [*self._allocations(results), Branch(condition, tuple(branches[0]), tuple(branches[1]), span=value.span)]
+        return [*self._allocations(targets), Branch(condition, tuple(branches[0]), tuple(branches[1]), span=value.span)]
 
     def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...]) -> list[Step]:
         """The steps of a branch, its results made in, or copied to, the places of the `If`'s targets."""
@@ -411,8 +431,9 @@ class _Planner:
         if len(targets) > num_carried and loop.trip_count is None:
             raise UnsupportedError("a loop that stacks results needs a known number of iterations")
         steps: list[Step] = []
-        results = tuple(map(self._defined_slot, targets))
-        steps.extend(self._allocations(results))
+        for target in targets:
+            self._define(target)
+        steps.extend(self._allocations(targets))
         for init, target, param in zip(loop.init, targets, carried_params, strict=False):
             self.views[param] = self.views[target]
             steps.extend(self._copy(init, target, self.views[target]))
