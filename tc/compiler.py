@@ -53,7 +53,7 @@ from tc.passes.manager import map_prim_funcs
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import Library, compile_objects, link
 from tc.runtime.memory import place_constants
-from tc.runtime.module import CompiledModule, load
+from tc.runtime.module import CompiledModule, load_sealed
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
@@ -270,7 +270,7 @@ def compile_model(
     facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported, _state_of(tune))
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
-    known = ModuleCache().find(key, lambda path: load(path, threads=count)) if key is not None else None
+    known = ModuleCache().find(key, lambda path, seal: load_sealed(path, seal, count)) if key is not None else None
     if isinstance(known, CompiledModule):
         seconds = time.perf_counter() - start
 
@@ -290,7 +290,7 @@ def compile_model(
         }
         verify_kernels(stages.graph, stages.lowered, kernels, stages.imported.requirements, threads=count)
     if key is not None and module.can_save and not stages.imported.data_files:  # the key says nothing of other files
-        ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save)
+        ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)
     return module
 
 

@@ -7,15 +7,14 @@ import importlib.metadata
 import os
 import platform
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from llvmlite import binding as llvm
 from rich.console import Console
 
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
+from tc.runtime.cache_root import cache_path, cache_problem
 from tc.runtime.pool import fork_join_seconds
 from tc.target import affinity_cpus, available_cpus, native_target
 from tc.version import __version__
@@ -49,16 +48,11 @@ def execute(args: argparse.Namespace) -> Outcome:
         "versions": versions(),
         "cpu": cpu_facts(),
         "threads": thread_facts(),
-        "cache": cache_facts(cache_folder()),
+        "cache": cache_facts(cache_path()),
         "optional": {name: {"version": version_of(name), "for": purpose} for name, purpose in OPTIONAL.items()},
     }
     data["problems"] = problems(data)
     return Outcome(data, lambda console: show(console, data), 1 if data["problems"] else 0)
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: the environment's TC_CACHE_DIR, else the user's cache folder."""
-    return Path(os.environ.get("TC_CACHE_DIR") or platformdirs.user_cache_dir("tc"))
 
 
 def versions() -> dict[str, str | None]:
@@ -111,30 +105,34 @@ def thread_facts() -> dict[str, Any]:
     }
 
 
-def cache_facts(folder: Path) -> dict[str, Any]:
+def cache_facts(folder: Path | None) -> dict[str, Any]:
     """Where compiled kernels are kept, how much is there, and what is wrong with the folder, if anything is."""
-    facts: dict[str, Any] = {"folder": str(folder), "files": 0, "size_bytes": 0, "problem": None}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as probe:
-            probe.write(b"probe")
-        sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()]
-        facts |= {"files": len(sizes), "size_bytes": sum(sizes)}
-    except OSError as error:
-        facts["problem"] = f"cannot be written: {error.strerror or error}; every model will be compiled anew"
-    return facts
+    facts: dict[str, Any] = {"folder": None if folder is None else str(folder), "files": 0, "size_bytes": 0, "problem": None}
+    if folder is None:
+        return facts
+    problem = cache_problem(folder)
+    if problem is not None:
+        return facts | {"problem": f"{problem}; every model will be compiled anew"}
+    sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()]
+    return facts | {"files": len(sizes), "size_bytes": sum(sizes)}
 
 
 def problems(data: dict[str, Any]) -> list[str]:
     """What is in the way, each with what to do about it."""
     found = [f"package {name} is missing: pip install {name}" for name, v in data["versions"].items() if v is None]
     if data["cache"]["problem"]:
-        found.append(f"cache folder {data['cache']['folder']}: {data['cache']['problem']}")
+        found.append(f"cache folder: {data['cache']['problem']}")
     if data["cpu"]["machine"].lower() not in ("x86_64", "amd64"):
         found.append(f"{data['cpu']['machine']} is not a CPU that tc is tested on")
     if sys.maxsize < 2**32:
         found.append("this Python is a 32-bit build: install a 64-bit one")
     return found
+
+
+def describe_cache(cache: dict[str, Any]) -> str:
+    if cache["folder"] is None:
+        return "switched off by TC_CACHE_DIR"
+    return f"{cache['folder']}: {cache['files']} files, {format_bytes(cache['size_bytes'])}"
 
 
 def show(console: Console, data: dict[str, Any]) -> None:
@@ -155,7 +153,7 @@ def show(console: Console, data: dict[str, Any]) -> None:
             "fork and join",
             ", ".join(f"{format_seconds(s)} on {count} threads" for count, s in threads["fork_join_seconds"].items()),
         ),
-        ("cache folder", f"{cache['folder']}: {cache['files']} files, {format_bytes(cache['size_bytes'])}"),
+        ("cache folder", describe_cache(cache)),
     ]
     for name, package in data["optional"].items():
         rows.append(("optional", f"{name} {package['version'] or 'not installed'} ({package['for']})"))

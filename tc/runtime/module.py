@@ -39,7 +39,7 @@ from tc.runtime.jit import Library, link
 from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
-from tc.runtime.saved import as_array, read_module, write_module
+from tc.runtime.saved import Seal, as_array, plain_seal, read_module, write_module
 from tc.target import Target, native_target
 
 Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
@@ -454,6 +454,10 @@ class CompiledModule:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the module to a file that `tc.load` reads. UnsupportedError when nodes run on Python reference kernels."""
+        self.save_sealed(path, plain_seal)
+
+    def save_sealed(self, path: str | os.PathLike[str], seal: Seal) -> None:
+        """`save`, under a seal that whoever loads the file must know."""
         if self._entry.calls:
             raise UnsupportedError(f"save: {self._entry.calls[0].span} runs on a reference kernel, which a file cannot hold")
         header = {
@@ -466,16 +470,22 @@ class CompiledModule:
             "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
             "explanations": self._explanations,
         }
-        write_module(path, header, [*self._objects, *self._constants])
+        write_module(path, header, [*self._objects, *self._constants], seal)
 
 
 def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModule:
     """Read a module that `CompiledModule.save` wrote. It runs on at most the number of threads that it was compiled for.
 
+    A module is native code, and is run: load only what you trust as you trust a program.
     ModelError when the file is damaged or was compiled for a CPU with features that this one lacks.
     """
+    return load_sealed(path, plain_seal, threads)
+
+
+def load_sealed(path: str | os.PathLike[str], seal: Seal, threads: int | None = None) -> CompiledModule:
+    """`load`, of a file that was saved under a seal."""
     try:
-        header, sections = read_module(path)
+        header, sections = read_module(path, seal)
         return _load(header, sections, threads)
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise ModelError(f"{path} is not a valid module: {error!r}") from None

@@ -1,7 +1,8 @@
 """Whole compiled modules on disk, so that compiling the same model again is reading a file.
 
 The key is a hash of all that the result depends on: the model's bytes, the options, and the compiler itself. Files appear whole or
-not at all, are verified when read, and the least recently used go first when the folder exceeds its bound.
+not at all, carry the user's seal instead of a plain hash (`tc.runtime.cache_root`), are verified when read, and the least recently
+used go first when the folder exceeds its bound.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from tc.errors import ModelError
+from tc.runtime.cache_root import open_cache_folder, warn_once
 from tc.runtime.digest import digest_of
-from tc.runtime.object_cache import cache_folder
+from tc.runtime.saved import Seal
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 LARGEST_SHARE = 4
@@ -44,19 +46,27 @@ class ModuleCache:
     """A folder of module files. Safe for any number of processes at once."""
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        objects = cache_folder()
-        self.folder = folder if folder is not None else None if objects is None else objects.parent / "modules"
+        self._at = open_cache_folder("modules") if folder is None else open_cache_folder("", folder)
         self.limit_bytes = limit_bytes
 
-    def find(self, key: str, read: Callable[[Path], object]) -> object | None:
-        """What `read` makes of the file stored under `key`; None when there is none, or it is damaged (and then removed)."""
+    @property
+    def folder(self) -> Path | None:
+        """Where the modules lie; None without a cache."""
+        return None if self._at is None else self._at.path
+
+    def _seal(self, key: str) -> Seal:
+        assert self._at is not None
+        return partial(self._at.seal, f"module {key}")
+
+    def find(self, key: str, read: Callable[[Path, Seal], object]) -> object | None:
+        """What `read` makes of the file stored under `key`; None when there is none, or it is damaged or forged (and then removed)."""
         if self.folder is None:
             return None
         path = self._path(key)
         if not path.exists():
             return None
         try:
-            found = read(path)
+            found = read(path, self._seal(key))
         except ModelError as error:
             _log.warning("cached module %s is damaged and will be rebuilt: %s", path.name, error)
             self._remove(path)
@@ -67,21 +77,20 @@ class ModuleCache:
             os.utime(path)  # the time of last use decides what goes first
         return found
 
-    def store(self, key: str, size_bytes: int, write: Callable[[Path], None]) -> None:
+    def store(self, key: str, size_bytes: int, write: Callable[[Path, Seal], None]) -> None:
         """Let `write` make the file for `key`; does nothing when it is large beside the bound, or the folder cannot be written."""
         if self.folder is None or size_bytes * LARGEST_SHARE > self.limit_bytes:
             return
         path = self._path(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_suffix(".lock"), timeout=0):
-                write(path)
+                write(path, self._seal(key))
             with FileLock(self.folder / ".lock", timeout=0):
                 self._prune()
         except Timeout:
             return  # another process is at it
         except OSError as error:
-            _log.warning("modules are not cached: %s", error)
+            warn_once(f"modules are not cached: {error.filename or path.parent}: {error.strerror or error}")
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None

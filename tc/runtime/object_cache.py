@@ -1,13 +1,14 @@
 """Object code on disk, by content key.
 
-Each entry is one file: a header with magic, version and the payload's sha256, then the payload. Files appear by renaming, so a
-reader sees all of one or nothing; one that does not match its hash is removed and counts as missing. When the folder
-cannot be used (read-only, full, missing), there is no cache, one warning, and no error.
+Each entry is one file: a header with magic, version and the seal of the payload (`tc.runtime.cache_root`), then the payload. Files
+appear by renaming, so a reader sees all of one or nothing; one that does not match its seal is removed and counts as missing. When
+the folder cannot be trusted or used (another's, read-only, full, missing), there is no cache, one warning, and no error.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import os
 import struct
@@ -15,48 +16,41 @@ import tempfile
 import time
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
+from tc.runtime.cache_root import CacheFolder, open_cache_folder, warn_once
+
 _MAGIC = b"tc-object"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct(f"<{len(_MAGIC)}sI32sQ")
 _log = logging.getLogger("tc.cache")
 DEFAULT_LIMIT_BYTES = 1 << 30
 _PRUNE_EVERY_SECONDS = 60.0
 
 
-def cache_folder() -> Path | None:
-    """Where objects are kept: TC_CACHE_DIR, else the user's cache folder. None when TC_CACHE_DIR is "0" or "off"."""
-    chosen = os.environ.get("TC_CACHE_DIR")
-    if chosen in ("0", "off"):
-        return None
-    return (Path(chosen) if chosen else Path(platformdirs.user_cache_dir("tc"))) / "objects"
-
-
 class ObjectCache:
     """A folder of object files. Safe for any number of processes at once."""
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        self.folder = folder if folder is not None else cache_folder()
+        self._at = open_cache_folder("objects") if folder is None else open_cache_folder("", folder)
         self.limit_bytes = limit_bytes
-        self._warned = False
         self._pruned_at = time.monotonic()
 
-    def _path(self, key: str) -> Path:
-        assert self.folder is not None
-        return self.folder / key[:2] / f"{key}.tco"
+    @property
+    def folder(self) -> Path | None:
+        """Where the entries lie; None without a cache."""
+        return None if self._at is None else self._at.path
 
     def get(self, key: str) -> bytes | None:
         """The payload stored under `key`, verified; None when there is none."""
-        if self.folder is None:
+        if self._at is None:
             return None
-        path = self._path(key)
+        path = _entry(self._at, key)
         try:
             data = path.read_bytes()
         except OSError:
             return None
-        payload = _unpack(data)
+        payload = _unpack(data, self._at, key)
         if payload is None:
             _log.warning("cache entry %s is damaged and will be rebuilt", path.name)
             self._try(path.unlink)
@@ -66,12 +60,12 @@ class ObjectCache:
 
     def put(self, key: str, payload: bytes) -> None:
         """Store `payload`; does nothing, with one warning, when the folder cannot be written."""
-        if self.folder is None:
+        if self._at is None:
             return
-        path = self._path(key)
-        header = _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(payload).digest(), len(payload))
+        path = _entry(self._at, key)
+        header = _HEADER.pack(_MAGIC, _VERSION, _seal(self._at, key, payload), len(payload))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -81,7 +75,7 @@ class ObjectCache:
                 self._try(lambda: os.unlink(name))
                 raise
         except OSError as error:
-            self._warn(error)
+            warn_once(f"object code is not cached: {path.parent}: {error.strerror or error}")
             return
         if time.monotonic() - self._pruned_at > _PRUNE_EVERY_SECONDS:
             self.prune()
@@ -119,17 +113,21 @@ class ObjectCache:
         except OSError:
             pass  # the entry is gone already, or the folder is read-only: nothing is lost
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning("object code is not cached: %s", error)
+
+def _entry(at: CacheFolder, key: str) -> Path:
+    return at.path / key[:2] / f"{key}.tco"
 
 
-def _unpack(data: bytes) -> bytes | None:
+def _seal(at: CacheFolder, key: str, payload: bytes) -> bytes:
+    return at.seal(f"object {key}", hashlib.sha256(payload).digest())
+
+
+def _unpack(data: bytes, at: CacheFolder, key: str) -> bytes | None:
+    """The payload of an entry; None when it is damaged, or was not written by this user under this key."""
     if len(data) < _HEADER.size:
         return None
-    magic, version, digest, size = _HEADER.unpack_from(data)
+    magic, version, seal, size = _HEADER.unpack_from(data)
     payload = data[_HEADER.size :]
     if magic != _MAGIC or version != _VERSION or len(payload) != size:
         return None
-    return payload if hashlib.sha256(payload).digest() == digest else None
+    return payload if hmac.compare_digest(_seal(at, key, payload), seal) else None

@@ -9,11 +9,12 @@ not evaluated.
 from __future__ import annotations
 
 import ast
+import hmac
 import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,18 @@ _ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20
 
 
-def write_module(path: str | os.PathLike[str], header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray]) -> None:
+Seal = Callable[[bytes], bytes]
+"""What stands in a file for the hash of its contents: in the cache a code that only the user's own key makes."""
+
+
+def plain_seal(digest: bytes) -> bytes:
+    """The hash itself, which shows damage and no author."""
+    return digest
+
+
+def write_module(
+    path: str | os.PathLike[str], header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray], seal: Seal = plain_seal
+) -> None:
     """Write a module file; it appears whole or not at all."""
     target = Path(path)
     places, position = [], 0
@@ -76,7 +88,7 @@ def write_module(path: str | os.PathLike[str], header: Mapping[str, Any], sectio
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written, memoryview(written) as whole:
                 digest = digest_of(whole[_HEAD.size :])
             file.seek(0)
-            file.write(_HEAD.pack(MAGIC, VERSION, digest, len(text)))
+            file.write(_HEAD.pack(MAGIC, VERSION, seal(digest), len(text)))
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -88,8 +100,11 @@ def _bytes_of(section: bytes | np.ndarray) -> bytes | memoryview:
     return np.ascontiguousarray(section).reshape(-1).view(np.uint8).data if section.size else b""
 
 
-def read_module(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The header and the sections (uint8, aligned as in the file) of a module. ModelError when it is damaged or of another version."""
+def read_module(path: str | os.PathLike[str], seal: Seal = plain_seal) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The header and the sections (uint8, aligned as in the file) of a module.
+
+    ModelError when it is damaged, of another version, or under another seal. Nothing is looked at before the seal is.
+    """
     source = Path(path)
     with source.open("rb") as file:  # once: another process may put another file in its place
         size = os.fstat(file.fileno()).st_size
@@ -102,7 +117,7 @@ def read_module(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[np.n
         if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
             raise ModelError(f"{source} is damaged: its header claims {length} bytes")
         whole = Arena(size).bytes()
-        if read_with_digest(file, _HEAD.size, whole.data[_HEAD.size :]) != digest:
+        if not hmac.compare_digest(seal(read_with_digest(file, _HEAD.size, whole.data[_HEAD.size :])), digest):
             raise ModelError(f"{source} is damaged: its contents do not match their hash")
     header = json.loads(whole.data[_HEAD.size : _HEAD.size + length].tobytes())
     start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tc.runtime.object_cache import ObjectCache, cache_folder
+from tc.runtime.cache_root import cache_path
+from tc.runtime.object_cache import ObjectCache
 
 
 def test_what_was_put_is_got(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_a_folder_that_cannot_be_written_means_no_cache(tmp_path: Path, caplog: 
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TC_CACHE_DIR", "off")
 
-    assert cache_folder() is None
+    assert cache_path() is None
     assert ObjectCache().get("abcdef") is None
 
 
