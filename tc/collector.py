@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,19 @@ YOUNG = 200_000
 _lock = threading.Lock()
 _users = 0
 _before: tuple[int, int, int] = gc.get_threshold()
+
+
+def _after_fork_in_child() -> None:
+    """Users on other threads do not exist in a child, nor does one of them hold the lock."""
+    global _lock, _users
+    _lock = threading.Lock()
+    if _users:
+        _users = 0
+        gc.set_threshold(*_before)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @contextmanager
@@ -34,6 +48,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _users -= 1
+            _users = max(_users - 1, 0)  # none in a child that was forked inside
             if _users == 0:
                 gc.set_threshold(*_before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from tc.target import Target, available_cpus, native_target
 
 _init_lock = threading.Lock()
 _initialized = False
+_FORK_WAIT_SECONDS = 5.0
+_forking = threading.local()
 
 
 def _initialize() -> None:
@@ -36,8 +39,12 @@ def _target_machine(target: Target) -> llvm.TargetMachine:
     )
 
 
-def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, unlocked: bool) -> None:
-    """Promote allocas, clean up, hoist invariants. No vectorizer and no unroller: the schedule has decided."""
+def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """Promote allocas, clean up, hoist invariants. No vectorizer and no unroller: the schedule has decided.
+
+    llvmlite guards every call by one lock, though LLVM needs none between modules of different contexts: the optimizer and the
+    code generator, where the time goes, are called past that lock.
+    """
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     tuning.loop_vectorization = False
     tuning.slp_vectorization = False
@@ -45,10 +52,7 @@ def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine, unlocked: boo
     tuning.loop_interleaving = False
     builder = llvm.create_pass_builder(machine, tuning)
     manager = builder.getModulePassManager()
-    if unlocked:
-        ffi.lib._lib.LLVMPY_RunNewModulePassManager(manager, module, builder)
-    else:
-        manager.run(module, builder)
+    ffi.lib._lib.LLVMPY_RunNewModulePassManager(manager, module, builder)
 
 
 def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleRef:
@@ -68,11 +72,12 @@ def compile_object(ir_text: str, target: Target | None = None) -> bytes:
 def _compile(ir_text: str, target: Target) -> bytes:
     _initialize()
     machine = _target_machine(target)
-    module = _parse(ir_text, llvm.create_context())
+    context = llvm.create_context()
+    module = _parse(ir_text, context)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    _optimize(module, machine, unlocked=False)
-    return bytes(machine.emit_object(module))
+    _optimize(module, machine)
+    return _emit_unlocked(machine, module)
 
 
 @dataclass(frozen=True)
@@ -90,16 +95,12 @@ def disassemble(ir_text: str, target: Target) -> Disassembly:
     module = _parse(ir_text, llvm.create_context())
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    _optimize(module, machine, unlocked=False)
+    _optimize(module, machine)
     return Disassembly(str(module), machine.emit_assembly(module))
 
 
 def compile_objects(ir_texts: Sequence[str], target: Target, jobs: int | None = None) -> list[bytes]:
-    """The object files of several modules, compiled side by side.
-
-    llvmlite guards every call by one lock, though LLVM needs none between modules of different contexts. The optimizer and the code
-    generator, where the time goes, are therefore called past that lock.
-    """
+    """The object files of several modules, compiled side by side."""
     if len(ir_texts) <= 1:
         return [_compile(text, target) for text in ir_texts]
     _initialize()
@@ -108,22 +109,12 @@ def compile_objects(ir_texts: Sequence[str], target: Target, jobs: int | None = 
     results: list[bytes] = [b""] * len(ir_texts)
 
     def run(index: int) -> None:
-        results[index] = _compile_unlocked(ir_texts[index], target)
+        results[index] = _compile(ir_texts[index], target)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="tc-compile") as executor:
         for future in [executor.submit(run, k) for k in largest_first]:
             future.result()
     return results
-
-
-def _compile_unlocked(ir_text: str, target: Target) -> bytes:
-    machine = _target_machine(target)
-    context = llvm.create_context()
-    module = _parse(ir_text, context)
-    module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
-    _optimize(module, machine, unlocked=True)
-    return _emit_unlocked(machine, module)
 
 
 def _emit_unlocked(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
@@ -168,3 +159,26 @@ def link(objects: Iterable[bytes]) -> Library:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     return Library(engine)
+
+
+def _before_fork() -> None:
+    """Let no other thread be inside LLVM's shared parts, so that the child gets them whole. Those calls are short."""
+    _forking.holds = ffi.lib._lock._lock.acquire(timeout=_FORK_WAIT_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.holds:
+        ffi.lib._lock._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _init_lock
+    _init_lock = threading.Lock()
+    if _forking.holds:
+        ffi.lib._lock._lock.release()
+    else:  # its owner does not exist here
+        ffi.lib._lock._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork") and hasattr(getattr(ffi.lib, "_lock", None), "_lock"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

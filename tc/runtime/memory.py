@@ -15,6 +15,8 @@ ALIGNMENT = 64
 
 _HUGE_PAGE = 2 << 20
 _LEAST_ALIGNED = 1 << 14
+# Python's own choice, MAP_SHARED, is memory that a forked child would share with its parent, and that gets no huge pages.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def _described_address(array: np.ndarray) -> int:
@@ -47,11 +49,11 @@ data_address = _find_data_address()
 
 
 class Arena:
-    """Anonymous memory, aligned, in huge pages when it is large."""
+    """Anonymous memory of this process alone, aligned, in huge pages when it is large. A forked child has a copy of its own."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._memory = mmap.mmap(-1, max(size_bytes, 1) + _HUGE_PAGE)
+        self._memory = mmap.mmap(-1, max(size_bytes, 1) + _HUGE_PAGE, **_PRIVATE)
         if size_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -62,6 +64,11 @@ class Arena:
     def bytes(self) -> np.ndarray:
         """uint8[size_bytes]; the memory stays as long as this or a part of it does."""
         return np.frombuffer(self._memory, np.uint8, self.size_bytes, self._offset)
+
+    def discard(self) -> None:
+        """Give the pages back; what they held is lost, and the addresses stay good."""
+        if _PRIVATE and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 def place_constants(values: Sequence[np.ndarray]) -> list[np.ndarray]:

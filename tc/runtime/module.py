@@ -2,7 +2,8 @@
 
 A call fills a frame of machine words with pointers and dims, calls native code once (twice when shapes are dynamic), and returns
 arrays. Between those calls no Python runs, except for nodes on the reference kernel. Calls from several threads are
-independent: each takes a frame and an arena of its own from a stack of idle ones.
+independent: each takes a frame and an arena of its own from a stack of idle ones. So are processes: a forked child takes neither
+from its parent, whatever the parent's threads were at when it forked.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import dataclasses
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -57,6 +60,11 @@ class _Frame:
     address: int
     arena: Arena | None = None
     error: BaseException | None = None
+    thread: int = 0
+    """That of the call, or of the last one."""
+
+
+_living: weakref.WeakSet[CompiledModule] = weakref.WeakSet()
 
 
 class CompiledModule:
@@ -124,6 +132,7 @@ class CompiledModule:
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
         if threads > 1:
             get_pool().start(threads)
+        _living.add(self)
 
     def address(self, symbol: str) -> int:
         """Where the machine code of a kernel starts; CodegenError when there is none of that symbol."""
@@ -261,11 +270,15 @@ class CompiledModule:
 
     def _take_frame(self) -> _Frame:
         try:
-            return self._idle.pop()
+            frame = self._idle.pop()
         except IndexError:  # all are in use
-            return self._new_frame()
+            frame = self._new_frame()
+        frame.thread = get_ident()
+        return frame
 
     def _new_frame(self) -> _Frame:
+        if self.threads > 1:
+            get_pool().start(self.threads)  # a forked child has none yet
         count = self._entry.layout.words + len(self._entry.timed)
         words = (ctypes.c_int64 * max(count, 1))()
         frame = _Frame(words, ctypes.addressof(words))
@@ -278,6 +291,19 @@ class CompiledModule:
         with self._lock:
             self._frames[frame.address] = frame
         return frame
+
+    def _start_anew(self) -> None:
+        """In a forked child: no frame is idle, and those of calls on threads that are not here are gone, memory and all.
+
+        A frame is kept whose call is on the thread that forked: a reference kernel may have done so.
+        """
+        idle, self._idle = {id(frame) for frame in self._idle}, []
+        self._lock = threading.Lock()
+        for address, frame in list(self._frames.items()):
+            if id(frame) in idle or frame.thread != get_ident():
+                del self._frames[address]
+                if frame.arena is not None:
+                    frame.arena.discard()  # the frame of a thread that is not here is never freed
 
     def _fail(self, status: int, frame: _Frame) -> None:
         if status < 0 and frame.error is not None:
@@ -521,6 +547,14 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         header["target"],
     )
 
+
+def _after_fork_in_child() -> None:
+    for module in list(_living):
+        module._start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 _LIBC = ctypes.CDLL(None)

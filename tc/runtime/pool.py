@@ -10,7 +10,9 @@ runs on the calling thread alone.
 
 A worker that ran on the processor where the caller now is gets moved off it before the next job: the system may wake a worker beside
 its waker and leave both there for milliseconds. One that has not begun has no id yet, and stays. Workers keep all other processors
-that the process had when the pool was made.
+that the process had when the first of them was made.
+
+A forked child has no workers. Its job words begin anew, and a module that is called there starts workers again.
 
 One 32-bit word says which job runs and how many workers take part (low 8 bits): a worker that wakes late can then never
 mistake the next job for the one it belongs to. A job is closed when its last chunk has been claimed, and only workers that
@@ -57,6 +59,7 @@ declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
 declare i32 @sched_getcpu()
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 define internal void @spread(i64 %helpers) nounwind {{
 entry:
@@ -186,6 +189,19 @@ leave:
   br label %after
 after:
   br label %await
+}}
+
+define void @tc_forget() nounwind {{
+entry:
+  store i64 0, ptr @tc_workers
+  store i64 0, ptr @inside
+  store i32 0, ptr @open
+  store i32 0, ptr @generation
+  store i32 0, ptr @sleepers
+  store i32 0, ptr @busy
+  call void @llvm.memset.p0.i64(ptr @ids, i8 0, i64 1024, i1 false)
+  call void @llvm.memset.p0.i64(ptr @places, i8 0, i64 1024, i1 false)
+  ret void
 }}
 
 define void @tc_parallel_for(ptr %fn, ptr %ctx, i64 %n, i64 %grain, i64 %max_threads) nounwind {{
@@ -320,11 +336,18 @@ class ThreadPool:
             text = _SERIAL_IR
         self._library: Library = link([compile_object(text)])
         self._workers = ctypes.c_int64.from_address(self._library.address("tc_workers"))
-        if self._native:
-            allowed = (ctypes.c_uint64 * 16).from_address(self._library.address("tc_allowed"))
-            for cpu in affinity_cpus():
-                if cpu < 1024:
-                    allowed[cpu // 64] |= 1 << cpu % 64
+        self._forget = ctypes.CFUNCTYPE(None)(self._library.address("tc_forget")) if self._native else lambda: None
+        self._note_processors()
+
+    def _note_processors(self) -> None:
+        """Write down where workers may run."""
+        if not self._native:
+            return
+        words = [0] * 16
+        for cpu in affinity_cpus():
+            if cpu < 1024:
+                words[cpu // 64] |= 1 << cpu % 64
+        (ctypes.c_uint64 * 16).from_address(self._library.address("tc_allowed"))[:] = words
 
     @property
     def num_workers(self) -> int:
@@ -337,6 +360,8 @@ class ThreadPool:
         if not self._native or self.num_workers >= wanted:
             return
         with self._lock:
+            if not self._threads:
+                self._note_processors()  # a child may be bound to other processors than its parent
             create = ctypes.CDLL(None).pthread_create
             create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
             while self.num_workers < wanted:
@@ -348,9 +373,10 @@ class ThreadPool:
                 self._workers.value = len(self._threads)
 
     def forget(self) -> None:
-        """After fork, the child has no workers."""
+        """After fork: the child has no workers, no job, and no lock that another thread of its parent held. `start` makes workers."""
+        self._lock = threading.Lock()
         self._threads.clear()
-        self._workers.value = 0
+        self._forget()
 
     def address(self) -> int:
         """The address of tc_parallel_for."""
@@ -409,8 +435,9 @@ def fork_join_seconds(threads: int, times: int = 200, rounds: int = 60) -> float
 
 
 def _after_fork_in_child() -> None:
-    global _pool
-    # The pool's lock and job words may be in any state: the child makes a pool of its own when it needs one.
+    """Locks and job words may be in any state: other threads of the parent used them when it forked."""
+    global _pool_lock
+    _pool_lock = threading.Lock()
     if _pool is not None:
         _pool.forget()
 
