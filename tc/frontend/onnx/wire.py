@@ -52,6 +52,9 @@ def _rewrite(
     """The bytes of the message at data[start:end], its large tensors replaced by references."""
     if depth > _MAX_DEPTH:
         raise ModelError("the model is nested too deeply")
+    if message == "tensor":
+        yield from _rewrite_tensor(data, start, end, location)
+        return
     known = _FIELDS.get(message, {})
     position = kept = start
     while position < end:
@@ -69,11 +72,33 @@ def _rewrite(
             yield _key(number, _BYTES) + _encode(sum(map(len, inner)))
             yield from inner
             kept = position
-        elif message == "tensor" and number == _RAW_DATA and position - content >= _MIN_BYTES:
-            yield data[kept:field_start]
-            yield _reference(location, content, position - content)
-            kept = position
     yield data[kept:end]
+
+
+def _rewrite_tensor(data: memoryview, start: int, end: int, location: str) -> Iterator[bytes | memoryview]:
+    """A tensor without its raw data, if that is large and not external data anyway.
+
+    The reference stands behind all other fields: of a field that occurs twice the last one counts, and many writers state the
+    location that a tensor has by default.
+    """
+    position = kept = start
+    parts: list[bytes | memoryview] = []
+    place: tuple[int, int] | None = None
+    is_external = False
+    while position < end:
+        field_start = position
+        key, position = _varint(data, position, end)
+        number, wire_type = key >> 3, key & 7
+        content, position = _skip(data, position, end, wire_type)
+        if number == _RAW_DATA and wire_type == _BYTES and position - content >= _MIN_BYTES:
+            parts.append(data[kept:field_start])
+            place, kept = (content, position - content), position
+        elif number == _DATA_LOCATION and wire_type == 0:
+            is_external = _varint(data, content, end)[0] == 1
+    if place is None or is_external:
+        yield data[start:end]
+        return
+    yield from (*parts, data[kept:end], _reference(location, *place))
 
 
 def _reference(location: str, offset: int, length: int) -> bytes:
