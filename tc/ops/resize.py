@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
 from tc.ir.dtype import f32, i64
-from tc.ir.expr import Expr, call, cast, ceildiv, const, is_const, maximum, minimum
+from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, is_const, maximum, minimum, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, wide
@@ -20,24 +20,48 @@ from tc.te import Tensor
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
 
 
+COORDINATE_MODES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+    "align_corners",
+    "asymmetric",
+)
+
+
 def _source_place(out: Any, size_in: Any, size_out: Any, scale: float | None, mode: str, to_float: Any) -> Any:
-    """The coordinate in the input that output index `out` stands for. Works on numpy arrays and on expressions of f32."""
+    """The coordinate in the input that output index `out` stands for. Works on numpy arrays and on expressions of f32.
+
+    Where `scale` is None it is the quotient of the sizes. An axis that keeps its size stays as it is (`tf_half_pixel_for_nn`); with
+    `pytorch_half_pixel` and `align_corners` an axis of one element reads the first.
+    """
 
     def shrunk(place: Any) -> Any:  # divided last, so that whole and half places come out exactly
         return place * to_float(size_in) / to_float(size_out) if scale is None else place / to_float(scale)
 
-    if mode == "half_pixel":
-        return shrunk(out + 0.5) - 0.5
-    if mode == "asymmetric":
-        return shrunk(out)
-    if mode == "pytorch_half_pixel":
-        return (shrunk(out + 0.5) - 0.5) * to_float(size_out > 1 if isinstance(size_out, int) else 1)
-    if mode == "align_corners":
-        return out * ((to_float(size_in) - 1.0) / to_float(max(size_out - 1, 1)))
-    if mode == "half_pixel_symmetric":
-        exact = to_float(size_in) * (scale or 1.0)
-        offset = to_float(size_in) / 2.0 * (1.0 - to_float(size_out) / exact)
-        return offset + shrunk(out + 0.5) - 0.5
+    match mode:
+        case "half_pixel":
+            return shrunk(out + to_float(0.5)) - to_float(0.5)
+        case "asymmetric":
+            return shrunk(out)
+        case "tf_half_pixel_for_nn":
+            place = shrunk(out + to_float(0.5))
+            keeps = isinstance(size_in, Expr) and scale in (None, 1.0)
+            return select(equal(size_out, size_in), out, place) if keeps else place
+        case "pytorch_half_pixel":
+            place = shrunk(out + to_float(0.5)) - to_float(0.5)
+            if isinstance(size_out, Expr):
+                return select(size_out > 1, place, to_float(0))
+            return place if size_out > 1 else out * to_float(0)
+        case "align_corners":
+            steps = maximum(size_out - 1, 1) if isinstance(size_out, Expr) else max(size_out - 1, 1)
+            return out * ((to_float(size_in) - to_float(1)) / to_float(steps))
+        case "half_pixel_symmetric":
+            if scale is None:  # nothing was rounded off, so nothing is to be centred
+                return shrunk(out + to_float(0.5)) - to_float(0.5)
+            from_middle = out + to_float(0.5) - to_float(size_out) / to_float(2)
+            return shrunk(from_middle) + to_float(size_in) / to_float(2) - to_float(0.5)
     raise UnsupportedError(f"resize: no coordinate mode {mode!r}")
 
 
@@ -48,15 +72,18 @@ def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
         raise ShapeError(f"resize: sizes and scales must have one entry per axis of {x}")
     if attrs.mode not in ("nearest", "linear", "cubic"):
         raise UnsupportedError(f"resize: no mode {attrs.mode!r}")
+    if attrs.coordinate_mode not in COORDINATE_MODES:
+        raise UnsupportedError(f"resize: no coordinate mode {attrs.coordinate_mode!r}")
     return TensorType(sizes, x.dtype)
 
 
 def _axis_weights(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> np.ndarray:
-    """float64[n_out, n_in]: how much of each input element goes into each output element along one axis."""
-    places = np.asarray(
-        _source_place(np.arange(n_out, dtype=np.float64), n_in, n_out, scale, attrs.coordinate_mode, np.float64)
-    )
-    places = np.broadcast_to(places, (n_out,))
+    """float64[n_out, n_in]: how much of each input element goes into each output element along one axis.
+
+    The nearest element is a matter of the last bit of its place, which is of f32 as in ONNX.
+    """
+    kind = np.float32 if attrs.mode == "nearest" else np.float64
+    places = np.asarray(_source_place(np.arange(n_out, dtype=kind), n_in, n_out, scale, attrs.coordinate_mode, kind))
     weights = np.zeros((n_out, n_in))
     rows = np.arange(n_out)
     if attrs.mode == "nearest":
@@ -136,7 +163,7 @@ def _clamped(place: Expr, dim: Expr) -> Expr:
 
 def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: float | None, attrs: Attrs) -> list[tuple[Expr, Expr | None]]:
     """(index, weight) of the input elements along one axis; weight None means 1."""
-    whole = _whole_ratio(n_in, n_out)
+    whole = _whole_ratio(n_in, n_out, scale)
     if attrs.mode == "nearest" and whole is not None and (
         (attrs.coordinate_mode == "asymmetric" and attrs.nearest_mode == "floor")
         or (attrs.coordinate_mode == "half_pixel"
@@ -162,9 +189,10 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: float | None, attrs: Attrs
     ]
 
 
-def _whole_ratio(n_in: Expr, n_out: Expr) -> int | None:
+def _whole_ratio(n_in: Expr, n_out: Expr, scale: float | None) -> int | None:
+    """By which whole number an axis grows, if it does; a scale of 2.3 may give the sizes of 2, but not its places."""
     for ratio in (2, 3, 4, 8):
-        if exprs((n_in * ratio,))[0] is n_out:
+        if scale in (None, float(ratio)) and exprs((n_in * ratio,))[0] is n_out:
             return ratio
     return None
 
@@ -177,7 +205,7 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     source = result
     dtype = source.dtype
     for axis, (size, scale) in enumerate(zip(types[0].shape, attrs.scales, strict=True)):
-        if size is source.shape[axis]:
+        if size is source.shape[axis] and scale in (None, 1.0):
             continue
         shape = (*result.shape[:axis], size, *result.shape[axis + 1 :])
 
@@ -221,6 +249,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [x], {"sizes": (1, 2, 7, 3), "scales": (1.0, 1.0, None, None), "mode": "linear", "coordinate_mode": "align_corners"}
     yield [x], {"sizes": (1, 2, 6, 9), "scales": (1.0, 1.0, None, None), "mode": "cubic"}
     yield [x], {"sizes": (1, 2, 3, 2), "scales": (1.0, 1.0, None, None), "mode": "nearest", "nearest_mode": "ceil"}
+    yield [x], {"sizes": (1, 2, 4, 10), "scales": (1.0, 1.0, 1.2, 2.1), "mode": "nearest", "coordinate_mode": "asymmetric"}
+    for mode in COORDINATE_MODES:
+        yield [x], {"sizes": (1, 2, 1, 9), "scales": (1.0, 1.0, None, None), "mode": "linear", "coordinate_mode": mode}
+        yield [x], {"sizes": (1, 2, 6, 3), "scales": (1.0, 1.0, 1.7, 0.6), "mode": "linear", "coordinate_mode": mode}
 
 
 register(

@@ -292,12 +292,15 @@ def _run_conv_transpose(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     extra = attrs.output_padding or (0,) * rank
     counts = [int(n) for n in _transposed_dims(x.shape, window, extra)]
     groups, inputs, outputs = attrs.groups, w.shape[0] // attrs.groups, w.shape[1]
-    full = [n + window.begin[d] + window.end[d] for d, n in enumerate(counts)]
+    margins = [max(-window.begin[d], 0) for d in range(rank)]  # in front of what the kernels cover, where padding is negative
+    full = [
+        margins[d] + max(n + window.begin[d] + window.end[d] - extra[d], n + window.begin[d]) for d, n in enumerate(counts)
+    ]
     result = np.zeros((x.shape[0], outputs * groups, *full), wide(x).dtype)
     for tap in np.ndindex(*w.shape[2:]):
         place = tuple(
-            slice(t * dil, t * dil + (size - 1) * stride + 1, stride) if size else slice(0, 0)
-            for t, dil, size, stride in zip(tap, window.dilations, x.shape[2:], window.strides, strict=True)
+            slice(m + t * dil, m + t * dil + (size - 1) * stride + 1, stride) if size else slice(0, 0)
+            for m, t, dil, size, stride in zip(margins, tap, window.dilations, x.shape[2:], window.strides, strict=True)
         )
         for g in range(groups):
             part = np.tensordot(
@@ -306,7 +309,8 @@ def _run_conv_transpose(arrays: Arrays, attrs: Attrs) -> np.ndarray:
                 ([1], [0]),
             )
             result[(slice(None), slice(g * outputs, (g + 1) * outputs), *place)] += np.moveaxis(part, -1, 1)
-    inside = tuple(slice(window.begin[d], window.begin[d] + n) for d, n in enumerate(counts))
+    starts = [margins[d] + window.begin[d] for d in range(rank)]
+    inside = tuple(slice(start, start + n) for start, n in zip(starts, counts, strict=True))
     result = result[(slice(None), slice(None), *inside)]
     if len(arrays) > 2 and arrays[2] is not None:
         result = result + wide(arrays[2]).reshape(1, -1, *(1,) * rank)
@@ -355,6 +359,7 @@ def _transposed_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 1, 3, 4, 5), _normal(rng, 3, 2, 3, 3), _normal(rng, 2)], {"strides": (2, 2), "pads": (1, 1, 1, 1)}
     yield [_normal(rng, 1, 4, 3), _normal(rng, 4, 2, 3)], {"groups": 2, "strides": (3,), "output_padding": (1,)}
     yield [_normal(rng, 1, 2, 4, 4), _normal(rng, 2, 1, 2, 2)], {"dilations": (2, 2)}
+    yield [_normal(rng, 1, 2, 4), _normal(rng, 2, 3, 2)], {"strides": (5,), "pads": (-2, -1)}
 
 
 register(

@@ -28,6 +28,30 @@ REFERENCE_FUNCTION = "onnx_reference"
 _EMBED_LIMIT_BYTES = 1 << 12
 
 
+def _as_reference_knows_it(n: NodeContext) -> tuple[Any, dict[str, int], dict[str, np.ndarray]]:
+    """The node, the opsets of its model and constants to add: ONNX's reference has some operators in a later form only, and takes
+    some optional inputs for required ones. The node means the same."""
+    import onnx
+
+    node = onnx.NodeProto()
+    node.CopyFrom(n.node)
+    opsets, constants = dict(n.graph.opsets), {}
+    if n.domain:
+        return node, opsets, constants
+    if n.op_type == "RoiAlign" and n.opset < 16:
+        node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "output_half_pixel"))
+        opsets[""] = 16
+    if n.op_type == "NonMaxSuppression":
+        opsets[""] = max(n.opset, 11)
+        for position, default in ((2, np.int64(0)), (3, np.float32(0))):
+            while len(node.input) <= position:
+                node.input.append("")
+            if not node.input[position]:
+                node.input[position] = f"{n.label}.default{position}"
+                constants[node.input[position]] = np.array([default])
+    return node, opsets, constants
+
+
 def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node as a call of its reference implementation. UnsupportedError when ONNX has none."""
     if n.graph.shared.mode == "error" or n.schema is None:
@@ -43,7 +67,8 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
     constants = {name: array for name, value in tensors.items() if (array := _small_constant(n, value)) is not None}
     args = [value for name, value in tensors.items() if name not in constants]
     dim_names = _DimNames()
-    model = _model_of(n, tensors, constants, dim_names)
+    node, opsets, defaults = _as_reference_knows_it(n)
+    model = _model_of(n, node, opsets, tensors, {**constants, **defaults}, dim_names)
     types = _infer(n, model, dim_names)
     _check_runs(n, model)
     text = base64.b64encode(model.SerializeToString()).decode()
@@ -80,7 +105,14 @@ def _small_constant(n: NodeContext, value: Value) -> np.ndarray | None:
     return array if array is not None and array.nbytes <= _EMBED_LIMIT_BYTES else None
 
 
-def _model_of(n: NodeContext, tensors: dict[str, Value], constants: dict[str, np.ndarray], dims: _DimNames) -> Any:
+def _model_of(
+    n: NodeContext,
+    node: Any,
+    opsets: dict[str, int],
+    tensors: dict[str, Value],
+    constants: dict[str, np.ndarray],
+    dims: _DimNames,
+) -> Any:
     """A model of the one node. Small constants are its initializers."""
     from onnx import helper, numpy_helper
 
@@ -91,10 +123,10 @@ def _model_of(n: NodeContext, tensors: dict[str, Value], constants: dict[str, np
     ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in n.outputs if name]
     graph = helper.make_graph(
-        [n.node], "node", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in constants.items()]
+        [node], "node", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in constants.items()]
     )
-    opsets = [helper.make_opsetid(domain, version) for domain, version in n.graph.opsets.items()]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=n.graph.shared.model.proto.ir_version or 8)
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    return helper.make_model(graph, opset_imports=imports, ir_version=n.graph.shared.model.proto.ir_version or 8)
 
 
 def _infer(n: NodeContext, model: Any, dims: _DimNames) -> list[TensorType]:

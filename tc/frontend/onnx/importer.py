@@ -513,7 +513,8 @@ class NodeContext(Calls):
         return index < self.num_outputs and bool(self.node.output[index])
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute: numbers, text, lists; a tensor as an array; a graph as a message. Else the schema's default."""
+        """An attribute: numbers, text, lists; a tensor as an array; a graph as a message. Else the default, floats rounded to f32 as
+        the file would hold them."""
         if self._attributes is None:
             self._attributes = {a.name: a for a in self.node.attribute}
         if name == "to_dtype":
@@ -522,7 +523,7 @@ class NodeContext(Calls):
         if attribute is not None:
             value = attribute_value(attribute)
             return self.graph.shared.model.reader.read(value) if attribute.type == 4 else value
-        return default
+        return float(np.float32(default)) if isinstance(default, float) else default
 
     def dtype_attr(self, name: str, default: int | None = None) -> DType | None:
         """An attribute that holds an element type."""

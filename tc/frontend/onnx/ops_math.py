@@ -393,6 +393,20 @@ def import_quantize(n: NodeContext) -> NodeResult:
     return n.call("quantize_linear", n.value(0), n.value(1), zero, axis=_channel_axis(n), dtype=dtype)
 
 
+@onnx_op("DynamicQuantizeLinear")
+def import_dynamic_quantize(n: NodeContext) -> NodeResult:
+    """To u8 with the range of the data, widened to hold 0, as scale and zero point; the scale of zeros alone is 1."""
+    x = n.value(0)
+    axes, zero = tuple(range(x.rank)), n.const(0, f32)
+    low = n.call("minimum", n.call("min", x, axes=axes, keepdims=False), zero)
+    high = n.call("maximum", n.call("max", x, axes=axes, keepdims=False), zero)
+    scale = n.call("div", n.call("sub", high, low), n.const(255, f32))
+    scale = n.call("where", n.call("equal", high, low), n.const(1, f32), scale)
+    place = n.call("sub", zero, n.call("div", low, scale))
+    shift = n.call("cast", n.call("round", n.call("clip", place, zero, n.const(255, f32))), dtype=u8)
+    return [n.call("quantize_linear", x, scale, shift, dtype=u8), scale, shift]
+
+
 @onnx_op("DequantizeLinear")
 def import_dequantize(n: NodeContext) -> NodeResult:
     if n.attr("block_size", 0):

@@ -9,7 +9,7 @@ from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import f32, i32
-from tc.ir.expr import Const, Expr, ceildiv, const, is_const, maximum
+from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, maximum
 from tc.ir.types import product
 
 _MAX_SPACE = 3
@@ -132,7 +132,10 @@ def _transposed_pads(
     extra: Sequence[int],
 ) -> tuple[list[int], list[int]]:
     """What is cut off the begins and ends of the result, and what is added at its ends; from `output_shape` or
-    `auto_pad` if they are given."""
+    `auto_pad` if they are given.
+
+    Where a SAME result is larger than what the kernels cover, there is less than nothing to cut off, on both sides.
+    """
     rank = len(kernel)
     auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
     wanted = n.attr("output_shape")
@@ -147,8 +150,9 @@ def _transposed_pads(
         total = simplify((dim - 1) * strides[d] + extra[d] + reach - size, n.facts)
         if not isinstance(total, Const):
             raise UnsupportedError(f"ConvTranspose: padding for the dim {dim} is not known")
-        cut = max(int(total), 0)
-        added[d] += max(-int(total), 0)
+        cut = int(total)
+        if wanted:
+            cut, added[d] = max(cut, 0), added[d] + max(-cut, 0)
         smaller, larger = cut // 2, cut - cut // 2
         begin.append(larger if auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER") else smaller)
         end.append(cut - begin[-1])
@@ -327,6 +331,25 @@ def import_layer_norm(n: NodeContext) -> NodeResult:
 def import_rms_norm(n: NodeContext) -> NodeResult:
     axis, epsilon = n.attr("axis", -1), n.attr("epsilon", 1e-5)
     return n.call("rms_norm", n.value(0), n.optional(1), axis=axis, epsilon=epsilon)
+
+
+@onnx_op("GroupNormalization", since=18)
+def import_group_norm_by_group(n: NodeContext) -> NodeResult:
+    """With one factor and one summand for each group instead of each channel."""
+    x, groups = n.value(0), n.attr("num_groups")
+    if x.rank < 2:
+        raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
+    parameters = [_for_each_channel(n, n.value(k), x.shape[1], groups) for k in (1, 2)]
+    return n.call("group_norm", x, *parameters, groups=groups, epsilon=n.attr("epsilon", 1e-5))
+
+
+def _for_each_channel(n: NodeContext, value: Value, channels: Expr, groups: int) -> Value:
+    """[groups] to [channels]: each repeated for the channels of its group."""
+    if value.rank != 1 or prove(equal(value.shape[0], groups), n.facts) is False:
+        raise ShapeError(f"GroupNormalization of opset {n.opset}: scale and bias must be [{groups}], found {value.type}")
+    column = n.call("reshape", value, shape=(const(groups), const(1)))
+    spread = n.call("expand", column, shape=(const(groups), simplify(channels // groups, n.facts)))
+    return n.call("reshape", spread, shape=(channels,))
 
 
 @onnx_op("GroupNormalization", since=21)

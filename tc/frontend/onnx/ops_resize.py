@@ -12,6 +12,7 @@ from tc.frontend.onnx.shapes import Ratio
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import simplify
 from tc.ir.expr import Const, Expr, const, floordiv, is_const
+from tc.ir.graph import AttrValue
 from tc.ir.types import product
 
 
@@ -35,21 +36,27 @@ def import_resize_10(n: NodeContext) -> NodeResult:
 
 
 def _upsample(n: NodeContext, scales: Sequence[float]) -> Value:
-    """The first form of resizing: output index over scale, rounded down."""
+    """The first form of resizing: output index over scale; the nearest element is before that place where an axis grows, and after it
+    where it shrinks. ONNX leaves this open; onnxruntime does it so."""
     x = n.value(0)
     if len(scales) != x.rank:
         raise ShapeError(f"{n.op_type}: {len(scales)} scales for {x.type}")
+    if not all(scale > 0 for scale in scales):
+        raise ModelError(f"{n.op_type}: scales must be positive, found {list(scales)}")
     sizes = tuple(_scaled(n, dim, scale) for dim, scale in zip(x.shape, scales, strict=True))
     mode = n.attr("mode", "nearest")
-    return n.call(
-        "resize",
-        x,
-        sizes=sizes,
-        scales=tuple(map(float, scales)),
-        mode="linear" if mode == "bilinear" else mode,
-        coordinate_mode="asymmetric",
-        nearest_mode="floor",
-    )
+    if mode != "nearest":
+        return _resized(n, x, sizes, tuple(map(float, scales)), mode="linear" if mode == "bilinear" else mode)
+    for nearest_mode, chosen in (("floor", [s >= 1 for s in scales]), ("ceil", [s < 1 for s in scales])):
+        if any(chosen):
+            now = tuple(size if c else dim for size, dim, c in zip(sizes, x.shape, chosen, strict=True))
+            by = tuple(float(s) if c else 1.0 for s, c in zip(scales, chosen, strict=True))
+            x = _resized(n, x, now, by, mode=mode, nearest_mode=nearest_mode)
+    return x
+
+
+def _resized(n: NodeContext, x: Value, sizes: tuple[Expr, ...], scales: tuple[float, ...], **attrs: AttrValue) -> Value:
+    return n.call("resize", x, sizes=sizes, scales=scales, coordinate_mode="asymmetric", **attrs)
 
 
 def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
@@ -68,7 +75,7 @@ def import_resize(n: NodeContext) -> NodeResult:
     mode, coordinates = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
     if n.attr("exclude_outside", 0) and mode == "cubic":
         raise UnsupportedError("Resize that leaves out what lies outside of the image")
-    if coordinates in ("tf_crop_and_resize", "tf_half_pixel_for_nn") or n.attr("antialias", 0):
+    if coordinates == "tf_crop_and_resize" or n.attr("antialias", 0):
         what = "with antialiasing" if n.attr("antialias", 0) else f"with coordinates {coordinates!r}"
         raise UnsupportedError(f"Resize {what}")
     axes = [axis % x.rank for axis in n.attr("axes") or range(x.rank)]
