@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+import tc
 from tc.errors import InputError, UnsupportedError
 from tc.frontend.onnx import load_model
 from tests.frontend.models import (
@@ -343,3 +344,32 @@ def test_a_loop_that_may_not_begin_stacks_nothing_then(begin: bool) -> None:
 
     np.testing.assert_array_equal(last, [4, 4] if begin else [1, 1])
     assert rows.shape == (3 if begin else 0, 2)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_condition_that_only_the_taken_branch_works_is_checked(chosen: bool) -> None:
+    # The check went with the dim that it was about: the other branch's case ran as if it were this one.
+    works = graph([node("Neg", "x", "o1")], [], "o1")
+    fails = graph([node("Reshape", "x s", "o2")], [], "o2")
+    model = make_model(
+        [node("If", "c", "y", then_branch=works, else_branch=fails)],
+        {"c": (np.bool_, []), "x": (np.float32, [3])}, ["y"], {"s": np.array([7])},
+    )  # fmt: skip
+    compiled, x = tc.compile(model), np.ones(3, np.float32)
+
+    if chosen:
+        np.testing.assert_array_equal(compiled(np.array(True), x), -x)
+    else:
+        with pytest.raises(InputError, match="the_y: the model works only where the_y.condition == 1"):
+            compiled(np.array(False), x)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_a_range_by_a_delta_of_zero_names_its_node(dtype: type) -> None:
+    # It was an empty tensor.
+    model = make_model([node("Range", "a b c", "y")], dict.fromkeys("abc", (dtype, [])), ["y"])
+    compiled = tc.compile(model)
+
+    np.testing.assert_array_equal(compiled(dtype(0), dtype(5), dtype(2)), np.arange(0, 5, 2, dtype))
+    with pytest.raises(InputError, match="the_y: Range: delta is 0"):
+        compiled(dtype(0), dtype(5), dtype(0))

@@ -43,6 +43,14 @@ def set_dtype(model: onnx.ModelProto, code: int) -> None:
     model.graph.input[0].type.tensor_type.elem_type = code
 
 
+def declare_output(model: onnx.ModelProto, code: int, shape: list[Any]) -> None:
+    model.graph.output[0].CopyFrom(value("y", code, shape))
+
+
+def twice() -> onnx.ModelProto:
+    return make_model([node("Relu", "x", "a"), node("Neg", "a", "y")], X, ["y"])
+
+
 def raw(dims: list[int], data: bytes, code: int = TensorProto.FLOAT) -> onnx.TensorProto:
     tensor = TensorProto(name="w", data_type=code, raw_data=data)
     tensor.dims.extend(dims)
@@ -146,6 +154,41 @@ CASES: dict[str, tuple[Callable[[], Any], type[TcError], str]] = {
         lambda: make_model([node("Concat", "x x", "y", axis=1.5)], X, ["y"]),
         ModelError,
         "attribute 'axis' has the wrong type",
+    ),
+    "unknown attribute": (
+        lambda: make_model([node("Neg", "x", "y", foo=3)], X, ["y"]),
+        ModelError,
+        "the_y: Neg of opset 17 has no attribute 'foo'",
+    ),
+    "output of another dtype": (
+        lambda: changed(lambda m: declare_output(m, TensorProto.INT64, ["n", 4])),
+        ModelError,
+        r"the_y: the output 'y' is declared as i64, but is f32\[n, 4\]",
+    ),
+    "output of another size": (
+        lambda: changed(lambda m: declare_output(m, TensorProto.FLOAT, ["n", 5])),
+        ModelError,
+        r"the_y: the output 'y' is declared with shape \[\?, 5\], but is f32\[n, 4\]",
+    ),
+    "output of another rank": (
+        lambda: changed(lambda m: declare_output(m, TensorProto.FLOAT, ["n", 4, 1])),
+        ModelError,
+        "the_y: the output 'y' is declared with shape",
+    ),
+    "value of another dtype": (
+        lambda: changed(lambda m: m.graph.value_info.append(value("a", TensorProto.INT64, ["n", 4])), twice()),
+        ModelError,
+        "the_a: the value 'a' is declared as i64, but is f32",
+    ),
+    "range by nothing": (
+        lambda: make_model([node("Range", "a b c", "y")], {}, ["y"], {"a": np.array(0), "b": np.array(9), "c": np.array(0)}),
+        ModelError,
+        "the_y: Range: delta is 0",
+    ),
+    "range without an end": (
+        lambda: make_model([node("Range", "a b c", "y")], {}, ["y"], {"a": F32(0), "b": F32(np.inf), "c": F32(1)}),
+        ModelError,
+        "the_y: Range from 0.0 to inf by 1.0 has no number of elements",
     ),
     "string input": (
         lambda: changed(lambda m: set_dtype(m, TensorProto.STRING)),

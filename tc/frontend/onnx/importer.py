@@ -35,7 +35,7 @@ from tc.frontend.onnx.shapes import (
     evaluate,
     is_constant,
 )
-from tc.frontend.onnx.tensors import dtype_of
+from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
     OptionalValue,
@@ -183,6 +183,7 @@ class GraphImporter:
         self.depth = depth
         self.names: dict[str, AnyValue | None] = {}  # None: an optional input of a function that was not given
         self._made: dict[Value, Atom] = {}
+        self._declared: dict[str, Any] = {}
         if self.depth > _MAX_NESTING:
             raise ModelError(f"graphs are nested more than {_MAX_NESTING} deep")
 
@@ -367,10 +368,26 @@ class GraphImporter:
         """Import a subgraph whose inputs have these values; its outputs."""
         if len(graph.input) != len(inputs):
             raise ModelError(f"the graph {graph.name!r} takes {len(graph.input)} inputs, not {len(inputs)}")
-        self.names.update({info.name: value for info, value in zip(graph.input, inputs, strict=True)})
+        for info, value in zip(graph.input, inputs, strict=True):
+            check_declared_dtype(info, value, f"the input {info.name!r} of graph {graph.name!r}")
+            self.names[info.name] = value
         self.add_initializers(graph)
+        self.declare(graph.value_info)
         nodes = order_nodes(graph.node, self.visible_names(), f"graph {graph.name!r}")
-        return self.run(nodes, [output.name for output in graph.output])
+        results = self.run(nodes, [output.name for output in graph.output])
+        for info, value in zip(graph.output, results, strict=False):  # fewer or more where the rest came along
+            check_declared_dtype(info, value, f"the output {info.name!r} of graph {graph.name!r}")
+        return results
+
+    def declare(self, infos: Sequence[Any]) -> None:
+        """Note the types that the file states for values in between."""
+        self._declared.update({info.name: info for info in infos})
+
+    def check_declared(self, name: str, value: AnyValue) -> None:
+        """ModelError when the file states another element type for a value than it has."""
+        info = self._declared.get(name)
+        if info is not None:
+            check_declared_dtype(info, value, f"the value {name!r}")
 
     def _report(self, n: NodeContext, status: str, reason: str) -> None:
         report = NodeReport(n.label, n.op_type, n.domain, status, reason)
@@ -597,6 +614,7 @@ class NodeContext(Calls):
             result = found[index] if index < len(found) else None
             if result is None:
                 raise UnsupportedError(f"{self.op_type}: output {index} ({name!r}) is not computed")
+            self.graph.check_declared(name, result)
             self.graph.names[name] = result
 
     def unknown_results(self) -> list[AnyValue | None]:
@@ -629,6 +647,13 @@ def classify(n: NodeContext) -> tuple[str, str]:
     if n.schema is not None:
         return FALLBACK, "it has no operator in tc"
     return REFUSED, f"there is no operator {n.op_type} in domain {n.domain!r}"
+
+
+def check_declared_dtype(info: Any, value: AnyValue | None, what: str) -> None:
+    """ModelError when a file declares another element type than the value has."""
+    code = info.type.tensor_type.elem_type if info.type.HasField("tensor_type") else 0
+    if isinstance(value, Value) and code and CODES[value.dtype] != code:
+        raise ModelError(f"{what} is declared as {dtype_of(code, what)}, but is {value.type}")
 
 
 def check_size(type_: Any, what: str, span: Span | None) -> None:

@@ -10,14 +10,14 @@ from tc.errors import ModelError, Span, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
-from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_size
+from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
 from tc.frontend.onnx.reading import Model, ModelSource, needed_nodes, order_nodes, read_model
 from tc.frontend.onnx.report import NATIVE, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import Value
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
-from tc.ir.graph import Atom
+from tc.ir.graph import Atom, AttrValue
 from tc.ir.module import IRModule
 from tc.ir.types import DimFact, TensorType
 from tc.ops.build import GraphBuilder
@@ -50,10 +50,14 @@ def load_model(
         if not isinstance(value, Value):
             raise UnsupportedError(f"the output {name!r} is a sequence or an optional; tc returns tensors only")
         results.append(importer.atom(value))
-    attrs = (("input_names", tuple(signature.inputs)), ("output_names", tuple(names)))
+    # The function carries what is required of its dims: for passes, these are uses.
+    requirements = tuple(importer.builder.requirements)
+    carried = tuple((r.condition, r.message) for r in requirements)
+    attrs: tuple[tuple[str, AttrValue], ...] = (("input_names", tuple(signature.inputs)), ("output_names", tuple(names)))
+    if carried:
+        attrs = (*attrs, ("requirements", carried))
     function = importer.builder.function("main", results, attrs)
-    module, requirements = IRModule((function,)), tuple(importer.builder.requirements)
-    return Imported(module, requirements, _reports(importer.shared), importer.shared.model.reader.files)
+    return Imported(IRModule((function,)), requirements, _reports(importer.shared), importer.shared.model.reader.files)
 
 
 def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None) -> Inspection:
@@ -122,8 +126,29 @@ def _import(
         if item.index not in needed:
             report = NodeReport(item.label, item.node.op_type, item.node.domain, NATIVE, "no output depends on it")
             shared.report(f"{item.index:06d}", report)
+    importer.declare(graph.value_info)
     values = importer.run([item for item in ordered if item.index in needed], outputs)
+    producers = {name: item.label for item in ordered for name in item.node.output}
+    for info, value in zip(graph.output, values, strict=True):
+        with located(Span(producers.get(info.name, info.name))):
+            _check_declared(info, value)
     return importer, signature, values
+
+
+def _check_declared(info: ValueInfoProto, value: Any) -> None:
+    """ModelError when an output cannot be what the file declares. Sizes that are known on one side only may be right."""
+    what = f"the output {info.name!r}"
+    check_declared_dtype(info, value, what)
+    declared = info.type.tensor_type.shape.dim
+    if not isinstance(value, Value) or not declared:  # no dims: some writers leave out the shape in this way
+        return
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared]
+    fits = len(sizes) == value.rank and all(
+        size is None or not isinstance(dim, Const) or int(dim) == size for size, dim in zip(sizes, value.shape, strict=True)
+    )
+    if not fits:
+        text = ", ".join("?" if size is None else str(size) for size in sizes)
+        raise ModelError(f"{what} is declared with shape [{text}], but is {value.type}")
 
 
 class _Signature:

@@ -71,6 +71,8 @@ def import_range(n: NodeContext) -> NodeResult:
             size = simplify(maximum(ceildiv(last - first, step), 0), n.facts)
         elif prove(step < 0, n.facts) is True:
             size = simplify(maximum(ceildiv(first - last, 0 - step), 0), n.facts)
+        elif is_const(step, 0):
+            raise ModelError("Range: delta is 0")
         else:
             raise UnsupportedError(f"Range: the sign of the step {step} is not known")
         made = n.call("range", start=first, size=size, step=step)
@@ -78,7 +80,12 @@ def import_range(n: NodeContext) -> NodeResult:
     arrays = [n.graph.array(v) for v in (start, limit, delta)]
     if all(a is not None for a in arrays):
         a, b, c = (float(array.reshape(())) for array in arrays if array is not None)
+        if not c or not np.isfinite((b - a) / c):
+            raise ModelError(f"Range from {a} to {b} by {c} has no number of elements")
         return n.call("range_like", start, delta, size=max(int(np.ceil((b - a) / c)), 0))
+    moves = n.call("cast", n.call("logical_not", n.call("equal", delta, n.const(0, delta.dtype))), dtype=i64)
+    (is_moving,) = n.graph.dims(moves, f"{n.label}.is_moving", n.span)
+    n.graph.builder.require(Requirement(equal(is_moving, 1), f"{n.label}: Range: delta is 0"))
     if start.dtype.is_float:
         count = n.call("ceil", n.call("div", n.call("sub", limit, start), delta))
     else:

@@ -277,6 +277,8 @@ def check_node(node: NodeProto, schema: Schema, opset: int) -> None:
     given = {attribute.name: attribute for attribute in node.attribute}
     for name, attribute in given.items():
         known = schema.attributes.get(name)
+        if known is None and not name.startswith("__"):  # the names that ONNX leaves to tools
+            raise ModelError(f"{what} has no attribute {name!r}; it has {', '.join(schema.attributes) or 'none'}")
         if known is not None and attribute.type and known[0] != attribute.type and not attribute.ref_attr_name:
             raise ModelError(f"{what}: the attribute {name!r} has the wrong type")
     for name, (_, required) in schema.attributes.items():

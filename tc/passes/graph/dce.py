@@ -16,7 +16,9 @@ def remove_dead_code(module: IRModule) -> IRModule:
 
 
 def _clean(func: Function, live: set[Node]) -> Function:
-    """`live` collects the tensor variables and dims in use, going backwards; uses inside bodies count."""
+    """`live` collects the tensor variables and dims in use, going backwards; uses inside bodies, and in what the function requires of
+    its dims, count."""
+    live.update(_vars_in(dict(func.attrs).get("requirements", ())))
     for result in func.results:
         _use(result, live)
     kept: list[Binding] = []

@@ -103,7 +103,8 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     their dims are known; those that a function carries (attribute "requirements"), when it is entered.
     """
     func = module.main
-    planner = _Planner(module, func, [*(Check(r.condition, r.message) for r in requirements), *_carried_checks(func)])
+    checks = [*(Check(r.condition, r.message) for r in requirements), *_carried_checks(func)]
+    planner = _Planner(module, func, list(dict.fromkeys(checks)))
     planner.measure(func)
     planner.take_over()
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
