@@ -360,7 +360,7 @@ def test_a_condition_that_only_the_taken_branch_works_is_checked(chosen: bool) -
     if chosen:
         np.testing.assert_array_equal(compiled(np.array(True), x), -x)
     else:
-        with pytest.raises(InputError, match="the_y: the model works only where the_y.condition == 1"):
+        with pytest.raises(InputError, match=r"the_y: the model works only where the_y\.condition == 1"):
             compiled(np.array(False), x)
 
 
