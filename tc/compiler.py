@@ -167,11 +167,12 @@ def prepare_model(
     on_unsupported: str = "fallback",
     numerics: str = "default",
     watch: _Stopwatch | None = None,
+    assume_equal: bool = True,
 ) -> PreparedModel:
     """Import, the passes of `optimize_graph`, and what layouts need."""
     watch = watch or _Stopwatch()
     with watch.time("import"):
-        imported = import_model(model, dims, on_unsupported)
+        imported = import_model(model, dims, on_unsupported, assume_equal)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
@@ -206,11 +207,15 @@ def run_stages(
     on_unsupported: str = "fallback",
     numerics: str = "default",
     tuned: Tuned | None = None,
+    assume_equal: bool = True,
 ) -> Stages:
-    """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best."""
+    """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best.
+
+    assume_equal: see `load_model`.
+    """
     watch = _Stopwatch()
     answer = own_answer if tuned is None else tuned.answer
-    prepared = prepare_model(model, target, dims, on_unsupported, numerics, watch)
+    prepared = prepare_model(model, target, dims, on_unsupported, numerics, watch, assume_equal)
     found = lower_model(lay_out(prepared, answer, watch), answer, watch)
     with watch.time("schedule"):
         module, kernels = schedule_module(found.lowered, target, tuned)
@@ -219,11 +224,13 @@ def run_stages(
     return Stages(found.imported, found.fused, found.lowered, kernels, module, plan, watch.seconds)
 
 
-def import_model(model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str) -> Imported:
+def import_model(
+    model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str, assume_equal: bool = True
+) -> Imported:
     """The front end for whatever `model` is."""
     if isinstance(model, IRModule):
         return Imported(model, (), ())
-    return load_model(model, dims=dims, on_unsupported=on_unsupported)
+    return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal)
 
 
 @rare_collections()
@@ -270,6 +277,11 @@ def compile_model(
     facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported, _state_of(tune))
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
+
+    def general() -> CompiledModule:
+        """The program that assumes nothing of dims that may be broadcast."""
+        return build_module(run_stages(model, chosen, dims, on_unsupported, numerics, tuned, assume_equal=False), chosen, count)
+
     known = ModuleCache().find(key, lambda path, seal: load_sealed(path, seal, count)) if key is not None else None
     if isinstance(known, CompiledModule):
         seconds = time.perf_counter() - start
@@ -279,11 +291,12 @@ def compile_model(
                 raise UserError("profile: the model's file has changed since it was compiled; compile it again")
             return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics, tuned), chosen)
 
-        known.set_origin(seconds, profiled)
+        known.set_origin(seconds, profiled, general)
         return known
     stages = run_stages(model, chosen, dims, on_unsupported, numerics, tuned)
     _verify_stages(stages, verify, isinstance(model, IRModule))
     module = build_module(stages, chosen, count, () if tuned is None else tuple(tuned.summary()))
+    module.set_general(general)
     if verify == "always":
         kernels = {
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()

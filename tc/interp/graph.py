@@ -259,7 +259,7 @@ class _Frame:
 
 def _carried_requirements(func: Function) -> list[Requirement]:
     carried = dict(func.attrs).get("requirements", ())
-    assert isinstance(carried, tuple), "requirements are pairs of condition and message"
+    assert isinstance(carried, tuple), "requirements hold condition and message"
     return [Requirement(*pair) for pair in carried]  # type: ignore[misc,arg-type]
 
 

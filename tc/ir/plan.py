@@ -76,10 +76,11 @@ class BindDims(Step):
 
 @dataclass(frozen=True, eq=False)
 class Check(Step):
-    """Stop with `message` unless `condition` holds."""
+    """Stop with `message` unless `condition` holds. `assumed`: the model does not need it; where it fails another program runs."""
 
     condition: Expr
     message: str
+    assumed: bool = False
 
 
 @dataclass(frozen=True, eq=False)

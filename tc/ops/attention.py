@@ -18,7 +18,17 @@ from tc.ir.arith import prove
 from tc.ir.expr import Const, Expr, call, cast, const, equal, is_const, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, broadcast_read, operand, same_dtype, sum_dtype, wide
+from tc.ops.common import (
+    Arrays,
+    Tensors,
+    Types,
+    broadcast_read,
+    operand,
+    require_broadcasts_to,
+    same_dtype,
+    sum_dtype,
+    wide,
+)
 from tc.ops.registry import OpDef, current_facts, register, require
 from tc.te import Tensor
 
@@ -102,9 +112,7 @@ def _check_terms(terms: Types, shape: Sequence[Expr], attrs: Attrs) -> None:
     for term in terms:
         if term is None or term.rank > len(shape):
             raise ShapeError(f"attention: the operand {term} of a step does not fit scores of rank {len(shape)}")
-        for dim, wide_dim in zip(term.shape, shape[len(shape) - term.rank :], strict=True):
-            if not is_const(dim, 1):
-                require(equal(dim, wide_dim), f"attention: dim {dim} of {term} must be 1 or {wide_dim}")
+        require_broadcasts_to(term.shape, shape, f"attention: the operand {term} of a step")
 
 
 def _step(name: str) -> Step:
@@ -162,7 +170,7 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
         return cast(q[_placed(attrs.q_perm, (*outer, i, d))], dtype) * element(k, k_type, attrs.k_perm, (*outer, j, d))
 
     scores = te.reduce("sum", (*lead, rows, columns), (depth,), product, "scores")
-    masked = te.compute(scores.shape, lambda *axes: _stepped(scores[axes], axes, tensors[3:], attrs), "masked")
+    masked = te.compute(scores.shape, lambda *axes: _stepped(scores[axes], axes, scores.shape, tensors[3:], attrs), "masked")
     # a NaN that the maximum passes over reaches the sum through its own exponential
     top = te.reduce("max_number", (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
     powers = te.compute(scores.shape, lambda *axes: call("exp", masked[axes] - top[axes[:-1]]), "powers")
@@ -191,14 +199,14 @@ def _shared(axis: Expr, group: int | None) -> Expr:
     return const(0) if group == 0 else axis if group == 1 else axis // group
 
 
-def _stepped(score: Expr, axes: Sequence[Expr], terms: Tensors, attrs: Attrs) -> Expr:
+def _stepped(score: Expr, axes: Sequence[Expr], shape: Sequence[Expr], terms: Tensors, attrs: Attrs) -> Expr:
     rest = list(terms)
     for name in attrs.steps:
         operands = []
         for _ in range(STEPS[name].operands):
             term = rest.pop(0)
             assert term is not None
-            value = broadcast_read(term, axes)
+            value = broadcast_read(term, axes, shape)
             operands.append(value if value.dtype.is_bool else cast(value, score.dtype))
         score = STEPS[name].expr(score, *operands)
     return score

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ class GraphBuilder:
     or Loop.
 
     `requirements` collects conditions over dims that must be checked at run time when this function runs. A nested
-    function carries them as its attribute "requirements": pairs (condition, message). Facts are shared by nested
-    builders: a dim is one variable everywhere.
+    function carries them as its attribute "requirements": (condition, message), and True for one that is assumed. Facts
+    are shared by nested builders: a dim is one variable everywhere.
     """
 
     def __init__(self, facts: Sequence[DimFact] = (), parent: GraphBuilder | None = None) -> None:
@@ -137,6 +137,10 @@ class GraphBuilder:
         dims = (substitute(dim, aliases) for dim in type_.shape)
         return TensorType(tuple(simplify(dim, self.known) for dim in dims), type_.dtype)
 
+    def simplest(self, dim: Expr) -> Expr:
+        """The simplest expression that is required to be equal to `dim`."""
+        return simplify(substitute(dim, self._aliases()), self.known)
+
     def _aliases(self) -> dict[Expr, Expr]:
         """Dim expressions, and simpler ones that requirements make equal to them."""
         found: dict[Expr, Expr] = {}
@@ -169,9 +173,14 @@ class GraphBuilder:
     ) -> Function:
         """The function of everything bound so far."""
         if self.parent is not None and self.requirements:
-            checks: tuple[tuple[Expr, str], ...] = tuple((r.condition, r.message) for r in self.requirements)
+            checks = carried_requirements(self.requirements)
             attrs = (*attrs, ("requirements", checks))
         return Function(name, tuple(self.params), tuple(self.bindings), tuple(results), self.facts, attrs, span=span)
+
+
+def carried_requirements(requirements: Iterable[Requirement]) -> tuple[AttrValue, ...]:
+    """What a function carries in its attribute "requirements": condition and message, and True after those that are assumed."""
+    return tuple((r.condition, r.message, True) if r.assumed else (r.condition, r.message) for r in requirements)
 
 
 def _tensor_type(atom: Atom) -> TensorType:

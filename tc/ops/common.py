@@ -10,10 +10,10 @@ from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import DType, bf16, f16, f32, i64
-from tc.ir.expr import Const, Expr, ExprLike, as_expr, const, equal, is_const
+from tc.ir.expr import Const, Expr, ExprLike, as_expr, const, equal, is_const, logical_or, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.registry import BlockedForm, Form, current_facts, require
+from tc.ops.registry import AxisKeys, BlockedForm, Form, current_facts, require
 from tc.te import Tensor
 
 Types = Sequence[TensorType | None]
@@ -72,36 +72,62 @@ def same_dtype(types: Types, op: str) -> DType:
     return found[0].dtype
 
 
-def broadcast_dim(a: Expr, b: Expr, op: str) -> Expr:
-    """One dim of two broadcast shapes. A dim that may or may not be 1 is taken to equal the other, and checked at run time."""
+def broadcast_dim(a: Expr, b: Expr, op: str, where: str = "") -> Expr:
+    """One dim of two broadcast shapes. Where it depends on the values of dims which of them is 1, so does the result; that they fit
+    is checked at run time. `where` says in words whose dim `b` is."""
     if a is b or is_const(b, 1):
         return a
     if is_const(a, 1):
         return b
-    known = prove(equal(a, b), current_facts())
-    if known is True:
+    facts = current_facts()
+    if prove(equal(a, b), facts) is True:
         return a if isinstance(a, Const) else b
-    if known is False and isinstance(a, Const) and isinstance(b, Const):
-        raise ShapeError(f"{op}: cannot broadcast dims {a} and {b}")
-    require(equal(a, b), f"{op}: dims {a} and {b} must be equal")
-    return a if isinstance(a, Const) else b
+    a_is_one, b_is_one = prove(equal(a, 1), facts), prove(equal(b, 1), facts)
+    if a_is_one is True or b_is_one is True:
+        return b if a_is_one else a
+    fits = [equal(a, b), *(equal(dim, 1) for dim, is_one in ((a, a_is_one), (b, b_is_one)) if is_one is None)]
+    require(logical_or(*fits), f"{op}: {where or 'a dim'} is {b}, which does not broadcast with {a}")
+    if a_is_one is False:
+        return b if b_is_one is False and isinstance(b, Const) else a
+    return b if b_is_one is False else simplify(select(equal(a, 1), b, a), facts)
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[Expr]) -> tuple[Expr, ...]:
     """The shape that all shapes broadcast to, as in numpy."""
     rank = max(len(shape) for shape in shapes)
     result: list[Expr] = [const(1)] * rank
-    for shape in shapes:
+    for k, shape in enumerate(shapes):
         offset = rank - len(shape)
         for d, dim in enumerate(shape):
-            result[offset + d] = broadcast_dim(result[offset + d], dim, op)
+            result[offset + d] = broadcast_dim(result[offset + d], dim, op, f"dim {d} of operand {k}")
     return tuple(result)
 
 
-def broadcast_read(tensor: Tensor, axes: Sequence[Expr]) -> Expr:
-    """The element of `tensor` that the result element at `axes` uses under broadcasting."""
-    offset = len(axes) - len(tensor.shape)
-    return tensor[tuple(const(0) if is_const(dim, 1) else axes[offset + d] for d, dim in enumerate(tensor.shape))]
+def require_broadcasts_to(own: Sequence[Expr], wide: Sequence[Expr], what: str) -> None:
+    """State that a shape broadcasts to `wide` without making it wider. `what` says in words whose shape it is."""
+    if len(own) > len(wide):
+        raise ShapeError(f"{what} has {len(own)} dims, more than the {len(wide)} it is to fit")
+    for dim, target in zip(own, wide[len(wide) - len(own) :], strict=True):
+        if not is_const(dim, 1):
+            require(logical_or(equal(dim, target), equal(dim, 1)), f"{what}: its dim {dim} must be 1 or {target}")
+
+
+def broadcast_index(index: Expr, dim: Expr, wide: Expr) -> Expr:
+    """The place along an axis of size `dim` that is read for place `index` of a result of size `wide`."""
+    if is_const(dim, 1):
+        return const(0)
+    facts = current_facts()
+    if dim is wide or prove(equal(dim, wide), facts) is True:
+        return index
+    is_one = prove(equal(dim, 1), facts)
+    return const(0) if is_one else index if is_one is False else select(equal(dim, 1), 0, index)
+
+
+def broadcast_read(tensor: Tensor, axes: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
+    """The element of `tensor` that the element at `axes` of a result of `shape` uses under broadcasting."""
+    own = len(tensor.shape)
+    places = zip(axes[len(axes) - own :], tensor.shape, shape[len(shape) - own :], strict=True)
+    return tensor[tuple(broadcast_index(axis, dim, wide) for axis, dim, wide in places)]
 
 
 def map_elements(
@@ -109,7 +135,13 @@ def map_elements(
 ) -> Tensor:
     """A stage that applies `fn` to the operands' elements, broadcast to the result."""
     present = [tensor for tensor in tensors if tensor is not None]
-    return te.compute(types[0].shape, lambda *axes: fn(*(broadcast_read(t, axes) for t in present)), name)
+    shape = types[0].shape
+    return te.compute(shape, lambda *axes: fn(*(broadcast_read(t, axes, shape) for t in present)), name)
+
+
+def aligned_from_right(types: Types, attrs: Attrs) -> AxisKeys:
+    """The keys of axes (`OpDef.aligned`) of an operator that broadcasts whole shapes as numpy does."""
+    return [None if type_ is None else range(-type_.rank, 0) for type_ in types]
 
 
 def unravel(flat: Expr, dims: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -136,6 +168,9 @@ def blocked_elementwise(name: str) -> Callable[[Types, Attrs, int], BlockedForm 
         shape = broadcast_shapes(name, *(type_.shape for type_ in types if type_ is not None))
         if len(shape) < 3 or is_const(shape[1], 1):
             return None
+        channels = [t.shape[1 - len(shape)] for t in types if t is not None and t.rank >= len(shape) - 1]
+        if any(dim is not shape[1] and not is_const(dim, 1) for dim in channels):
+            return None  # whether it is broadcast is only known when it runs
         forms = tuple(
             Form.CHANNELS if type_ is not None and type_.rank == len(shape) and type_.shape[1] is shape[1] else Form.BROADCAST
             for type_ in types

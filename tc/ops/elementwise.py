@@ -38,6 +38,7 @@ from tc.ops.common import (
     Arrays,
     Tensors,
     Types,
+    aligned_from_right,
     blocked_elementwise,
     broadcast_shapes,
     map_elements,
@@ -344,7 +345,18 @@ def _register_binary(
         return map_elements(lambda a, b: element(a, b, **dict(attrs)), tensors, types, name)
 
     rule = blocked_elementwise(name)
-    register(OpDef(name, infer, run, compute, defaults or {}, blocked=rule, samples=samples or _binary_samples))
+    register(
+        OpDef(
+            name,
+            infer,
+            run,
+            compute,
+            defaults or {},
+            blocked=rule,
+            aligned=aligned_from_right,
+            samples=samples or _binary_samples,
+        )
+    )
 
 
 def _binary_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
@@ -516,6 +528,7 @@ register(
         lambda arrays, attrs: np.where(*arrays),  # type: ignore[arg-type]
         lambda tensors, attrs, types: map_elements(select, tensors, types, "where"),
         blocked=blocked_elementwise("where"),
+        aligned=aligned_from_right,
         samples=lambda rng: iter(
             [
                 (

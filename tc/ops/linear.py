@@ -13,8 +13,19 @@ from tc.ir.dtype import DType, i32
 from tc.ir.expr import Expr, cast, const, equal, is_const
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, broadcast_dim, broadcast_shapes, operand, same_dtype, sum_dtype, wide
-from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.common import (
+    Arrays,
+    Tensors,
+    Types,
+    broadcast_dim,
+    broadcast_index,
+    broadcast_shapes,
+    operand,
+    same_dtype,
+    sum_dtype,
+    wide,
+)
+from tc.ops.registry import REQUIRED, AxisKeys, OpDef, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -38,6 +49,13 @@ def _matmul_shape(a: TensorType, b: TensorType, op: str) -> tuple[Expr, ...]:
     return (*batch, *rows, *columns)
 
 
+def _aligned_batches(types: Types, attrs: Attrs) -> AxisKeys:
+    """Leading axes broadcast from the right; rows, columns and zero points do not."""
+    operands = [operand(types, k, "matmul") for k in range(2)]
+    keys: list[Sequence[object] | None] = [(*range(-t.rank, -2), *(None,) * min(t.rank, 2)) for t in operands]
+    return [*keys, *(None for _ in types[2:])]
+
+
 def _matmul_stage(a: Tensor, b: Tensor, type_: TensorType, dtype: DType) -> Tensor:
     """One reduction stage: out[..., i, j] = sum over k of a[..., i, k] * b[..., k, j]."""
     has_rows, has_columns = len(a.shape) > 1, len(b.shape) > 1
@@ -45,8 +63,9 @@ def _matmul_stage(a: Tensor, b: Tensor, type_: TensorType, dtype: DType) -> Tens
 
     def batch(tensor: Tensor, axes: Sequence[Expr]) -> tuple[Expr, ...]:
         own = max(len(tensor.shape) - 2, 0)
-        chosen = axes[batch_rank - own : batch_rank]
-        return tuple(const(0) if is_const(d, 1) else i for d, i in zip(tensor.shape, chosen, strict=False))
+        chosen = slice(batch_rank - own, batch_rank)
+        places = zip(axes[chosen], tensor.shape[:own], type_.shape[chosen], strict=True)
+        return tuple(broadcast_index(axis, dim, wide) for axis, dim, wide in places)
 
     def body(*axes: Expr) -> Expr:
         *out, k = axes
@@ -90,6 +109,7 @@ register(
         ),
         lambda arrays, attrs: np.asarray(np.matmul(wide(arrays[0]), wide(arrays[1]))).astype(arrays[0].dtype),  # type: ignore[arg-type, union-attr]
         _compute_matmul,
+        aligned=_aligned_batches,
         samples=_matmul_samples,
     )
 )
@@ -151,6 +171,7 @@ register(
         ),
         _run_matmul_integer,
         _compute_matmul_integer,
+        aligned=_aligned_batches,
         samples=_integer_samples,
     )
 )
@@ -188,7 +209,7 @@ def _einsum_dims(equation: str, shapes: Sequence[Sequence[Expr]]) -> tuple[dict[
     dims: dict[str, Expr] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for letter, dim in zip(term, shape, strict=True):
-            dims[letter] = broadcast_dim(dims[letter], dim, "einsum") if letter in dims else dim
+            dims[letter] = broadcast_dim(dims[letter], dim, "einsum", f"the dim {letter!r}") if letter in dims else dim
     return dims, terms, result
 
 
@@ -209,7 +230,7 @@ def _compute_einsum(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
         value: Expr | None = None
         for tensor, term in zip(present, terms, strict=True):
             indices = (
-                const(0) if is_const(dim, 1) else place[letter] for letter, dim in zip(term, tensor.shape, strict=True)
+                broadcast_index(place[letter], dim, dims[letter]) for letter, dim in zip(term, tensor.shape, strict=True)
             )
             factor = cast(tensor[tuple(indices)], dtype)
             value = factor if value is None else value * factor
@@ -231,6 +252,7 @@ register(
         ),
         _compute_einsum,
         {"equation": REQUIRED},
+        aligned=lambda types, attrs: _parse_einsum(attrs.equation, [operand(types, k, "einsum").rank for k in range(len(types))])[0],
         samples=lambda rng: iter(
             [
                 ([_f32(rng, 3, 4), _f32(rng, 4, 5)], {"equation": "ij,jk->ik"}),

@@ -21,6 +21,7 @@ from tc.ops.common import (
     normalize_axes,
     normalize_axis,
     operand,
+    require_broadcasts_to,
     sum_dtype,
     wide,
 )
@@ -166,14 +167,16 @@ def _np_normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float, centred
         return values / np.sqrt(squares + np.asarray(epsilon, values.dtype))
 
 
-def _trailing(tensor: Tensor | None, places: Sequence[Expr], dtype: Any) -> Expr | None:
-    """The element of a tensor broadcast against the last axes."""
-    return None if tensor is None else cast(broadcast_read(tensor, places), dtype)
+def _trailing(tensor: Tensor | None, places: Sequence[Expr], shape: Sequence[Expr], dtype: Any) -> Expr | None:
+    """The element of a tensor broadcast against the last axes of `shape`."""
+    return None if tensor is None else cast(broadcast_read(tensor, places, shape), dtype)
 
 
-def _affine_trailing(scale: Tensor | None, bias: Tensor | None) -> Callable[[Expr, Sequence[Expr]], Expr]:
+def _affine_trailing(
+    scale: Tensor | None, bias: Tensor | None, shape: Sequence[Expr]
+) -> Callable[[Expr, Sequence[Expr]], Expr]:
     def affine(value: Expr, places: Sequence[Expr]) -> Expr:
-        factor, shift = _trailing(scale, places, value.dtype), _trailing(bias, places, value.dtype)
+        factor, shift = (_trailing(tensor, places, shape, value.dtype) for tensor in (scale, bias))
         value = value if factor is None else value * factor
         return value if shift is None else value + shift
 
@@ -189,6 +192,9 @@ def _register_trailing(name: str, centred: bool) -> None:
         if not x.dtype.is_float:
             raise ShapeError(f"{name}: needs a float operand, found {x}")
         normalize_axis(attrs.axis, x.rank, name)
+        for what, type_ in zip(("scale", "bias"), types[1:], strict=False):
+            if type_ is not None:
+                require_broadcasts_to(type_.shape, x.shape, f"{name}: the {what}")
         return x
 
     def run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
@@ -202,7 +208,7 @@ def _register_trailing(name: str, centred: bool) -> None:
     def compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
         x = tensors[0]
         assert x is not None
-        affine = _affine_trailing(_optional(tensors, 1), _optional(tensors, 2))
+        affine = _affine_trailing(_optional(tensors, 1), _optional(tensors, 2), types[0].shape)
         return _normalized(x, axes_of(attrs, len(x.shape)), attrs.epsilon, affine, name, centred)
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:

@@ -27,6 +27,9 @@ Reference = Callable[[Sequence["np.ndarray | None"], Attrs], Any]
 Compute = Callable[[Sequence["Tensor | None"], Attrs, Sequence[TensorType]], "Tensor | tuple[Tensor, ...]"]
 
 
+AxisKeys = Sequence["Sequence[object] | None"]
+
+
 class Form(Enum):
     """How an operand of the blocked form of an operator is made from the plain one.
 
@@ -66,6 +69,8 @@ class OpDef:
     joins(types, attrs): whether the one result is the memory of the operands, one after the other.
     blocked(types, attrs, block): the layout rule: how the operator runs on tensors [n, c, *space] whose channels are cut into
         blocks of `block`, [n, ceil(c / block), *space, block]; None when it cannot. Lanes past c are unspecified.
+    aligned(types, attrs): for operators that broadcast: for each operand the key of every axis; axes of one key broadcast with each
+        other, None stands for an axis that does not.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners.
     """
 
@@ -79,6 +84,7 @@ class OpDef:
     part: Callable[[Sequence[TensorType | None], Attrs], Expr | None] | None = None
     joins: Callable[[Sequence[TensorType | None], Attrs], bool] | None = None
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
+    aligned: Callable[[Sequence[TensorType | None], Attrs], AxisKeys] | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] | None = None
 
     def attrs(self, given: dict[str, AttrValue] | tuple[tuple[str, AttrValue], ...]) -> Attrs:
@@ -134,10 +140,14 @@ def get_op(name: str) -> OpDef:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition over dims that must hold at run time, and the words to use when it does not."""
+    """A condition over dims that must hold at run time, and the words to use when it does not.
+
+    `assumed`: it need not hold for the model, only for a program that was made under it; where it fails another program runs.
+    """
 
     condition: Expr
     message: str
+    assumed: bool = False
 
 
 @dataclass

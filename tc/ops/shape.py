@@ -98,7 +98,7 @@ register(
         ),
         lambda tensors, attrs, types: te.compute(
             types[0].shape,
-            lambda *axes: broadcast_read(tensors[0], axes),  # type: ignore[arg-type]
+            lambda *axes: broadcast_read(tensors[0], axes, types[0].shape),  # type: ignore[arg-type]
             "expand",
         ),
         {"shape": REQUIRED},

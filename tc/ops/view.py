@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tc import te
+from tc.errors import ShapeError
 from tc.ir.arith import simplify
 from tc.ir.expr import (
     Expr,
@@ -109,6 +110,35 @@ register(
                 ([_f32(rng, 0, 4)], {"shape": (2, 0)}),
             ]
         ),
+    )
+)
+
+
+def _infer_match_shape(types: Types, attrs: Attrs) -> TensorType:
+    x = operand(types, 0, "match_shape")
+    shape = exprs(attrs.shape)
+    if len(shape) != x.rank:
+        raise ShapeError(f"match_shape: {x} has {x.rank} dims, not {len(shape)}")
+    for axis, (dim, stated) in enumerate(zip(x.shape, shape, strict=True)):
+        require(equal(dim, stated), f"match_shape: dim {axis} of {x} is {dim}, but must be {stated}")
+    return TensorType(shape, x.dtype)
+
+
+def _compute_match_shape(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    return te.compute(types[0].shape, lambda *axes: x[axes], "match_shape")
+
+
+register(
+    OpDef(  # the operand, its dims in other words: equal ones, as is checked where the words come from
+        "match_shape",
+        _infer_match_shape,
+        lambda arrays, attrs: arrays[0],
+        _compute_match_shape,
+        {"shape": REQUIRED},
+        view=True,
+        samples=lambda rng: iter([([_f32(rng, 2, 3)], {"shape": (2, 3)})]),
     )
 )
 

@@ -99,6 +99,7 @@ def _all_dims(plan: ExecutionPlan) -> tuple[Var, ...]:
 class FailedCheck:
     """What to tell the user when a check fails. `input` and `axis` name the offending dim, if it is one.
 
+    `assumed`: the call is not wrong; it needs the program that was made without the condition.
     `dims` are the names of the dims that the condition speaks of, each with its word among the frame's dims, where its value is then.
     """
 
@@ -106,6 +107,7 @@ class FailedCheck:
     input: int = -1
     axis: int = -1
     dims: tuple[tuple[str, int], ...] = ()
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ class _EntryEmitter:
             holds = self.dims.value(step.condition)
         for flag in overflows:
             holds = self.b.binary("and", holds, self.b.binary("xor", flag, int_value(1, "i1")))
-        self._fail_unless(holds, FailedCheck(_located(step, step.message)), about=step.condition)
+        self._fail_unless(holds, FailedCheck(_located(step, step.message), assumed=step.assumed), about=step.condition)
 
     def _size(self, size_bytes: Expr, message: str) -> Value:
         """The value of a size; leaves with `message` when 64 bits do not hold it."""

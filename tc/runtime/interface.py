@@ -40,7 +40,7 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
         "num_dynamic": plan.num_dynamic,
         "places": [[slot.place.value, slot.index] for slot in plan.output_slots],
         "layout": [layout.inputs, layout.outputs, layout.dynamic, layout.dims, layout.words],
-        "checks": [[check.message, check.input, check.axis, check.dims] for check in entry.checks],
+        "checks": [[check.message, check.input, check.axis, check.dims, check.assumed] for check in entry.checks],
     }
 
 
@@ -62,6 +62,7 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
     ins, outs, dynamic, dims, words = header["layout"]
     layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, ())
     checks = tuple(
-        FailedCheck(message, index, axis, tuple((name, word) for name, word in dims)) for message, index, axis, dims in header["checks"]
+        FailedCheck(message, index, axis, tuple((name, word) for name, word in dims), assumed)
+        for message, index, axis, dims, assumed in header["checks"]
     )
     return plan, EntrySource("", checks, (), layout)

@@ -52,6 +52,10 @@ _Port = tuple[int, int, Any, Any]
 """Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
 
 
+class _AssumptionFails(Exception):
+    """The dims of a call are not what the program was made for: the general one is to run."""
+
+
 @dataclass
 class _Frame:
     """Machine words for one running call, and the arena it uses."""
@@ -92,11 +96,14 @@ class CompiledModule:
         objects: Sequence[bytes] = (),
         target: str = "native",
         make_profiled: Callable[[], tuple[EntrySource, Library]] | None = None,
+        make_general: Callable[[], CompiledModule] | None = None,
     ) -> None:
         self.plan = plan
         self.target = target
         self._objects = tuple(objects)
         self._make_profiled = make_profiled
+        self._make_general = make_general
+        self._general: CompiledModule | None = None
         self._profiled: tuple[EntrySource, Library] | None = None
         self._symbol = symbol
         self.threads = threads
@@ -142,6 +149,12 @@ class CompiledModule:
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""
+        try:
+            return self._call(args, out)
+        except _AssumptionFails:
+            return self.general(*args, out=out)
+
+    def _call(self, args: tuple[Any, ...], out: Any) -> Any:
         results: Any = None
         if self._is_static and _fit(args, self._wanted):
             if out is None:
@@ -156,7 +169,10 @@ class CompiledModule:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run on inputs by name; returns outputs by name, in order."""
-        results = self._execute(self._by_name(inputs), None)
+        try:
+            results = self._execute(self._by_name(inputs), None)
+        except _AssumptionFails:
+            return self.general.run(inputs)
         return {info.name: result for info, result in zip(self.outputs, results, strict=True)}
 
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -310,6 +326,8 @@ class CompiledModule:
             error, frame.error = frame.error, None
             raise error
         check = self._entry.checks[status - 1]
+        if check.assumed and self._make_general is not None:
+            raise _AssumptionFails
         message = check.message.format(value=frame.words[DETAIL]) if "{value}" in check.message else check.message
         values = [f"{name} = {frame.words[self._entry.layout.dims + word]}" for name, word in check.dims]
         raise InputError(f"{message} (here {', '.join(values)})" if values else message)
@@ -473,17 +491,54 @@ class CompiledModule:
         """Whether a file can hold the module: no node runs on a Python reference kernel."""
         return not self._entry.calls
 
-    def set_origin(self, seconds: float, make_profiled: Callable[[], tuple[EntrySource, Library]]) -> None:
-        """Say that the module was read from a cache, and in how many seconds; and how to make the entry point that profiles."""
+    @property
+    def general(self) -> CompiledModule:
+        """The module that takes what this one does not, because it assumes dims to be equal that may be broadcast; compiled when first
+        needed. This module itself where it assumes nothing."""
+        if self._make_general is None or not any(check.assumed for check in self._entry.checks):
+            return self
+        if self._general is None:
+            self._general = self._make_general()
+        return self._general
+
+    def set_general(self, make_general: Callable[[], CompiledModule]) -> None:
+        """Say how to make the module that assumes nothing."""
+        self._make_general = make_general
+
+    def set_origin(
+        self,
+        seconds: float,
+        make_profiled: Callable[[], tuple[EntrySource, Library]],
+        make_general: Callable[[], CompiledModule],
+    ) -> None:
+        """Say that the module was read from a cache, and in how many seconds; and how to make the entry point that profiles, and the
+        module that assumes nothing."""
+        self.set_general(make_general)
         self._report = dataclasses.replace(self._report, seconds=(("load from cache", seconds),))
         self._make_profiled = make_profiled
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the module to a file that `tc.load` reads. UnsupportedError when nodes run on Python reference kernels."""
-        self.save_sealed(path, plain_seal)
+        """Write the module to a file that `tc.load` reads, with the one that assumes nothing (`general`).
+
+        UnsupportedError when nodes run on Python reference kernels.
+        """
+        header, sections = self._content()
+        try:
+            general = self.general
+        except UnsupportedError:  # what it assumes is what it is able to do; other dims are refused, as they are now
+            general = self
+        if general is not self:
+            header["general"], others = general._content()
+            sections = [*sections, *others]
+        write_module(path, header, sections, plain_seal)
 
     def save_sealed(self, path: str | os.PathLike[str], seal: Seal) -> None:
-        """`save`, under a seal that whoever loads the file must know."""
+        """This module alone, for those who can make the one again that assumes nothing, under a seal that whoever loads the file must
+        know."""
+        write_module(path, *self._content(), seal)
+
+    def _content(self) -> tuple[dict[str, Any], list[bytes | np.ndarray]]:
+        """The header and the sections of a file of this module alone."""
         if self._entry.calls:
             raise UnsupportedError(f"save: {self._entry.calls[0].span} runs on a reference kernel, which a file cannot hold")
         header = {
@@ -495,8 +550,9 @@ class CompiledModule:
             "num_objects": len(self._objects),
             "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
             "explanations": self._explanations,
+            "general": None,
         }
-        write_module(path, header, [*self._objects, *self._constants], seal)
+        return header, [*self._objects, *self._constants]
 
 
 def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModule:
@@ -525,7 +581,11 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     plan, entry = interface_from_json(header)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]
-    constants = [as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:], header["constants"], strict=True)]
+    end = count + len(header["constants"])
+    constants = [
+        as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:end], header["constants"], strict=True)
+    ]
+    general = header["general"]
     report = Report(
         tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
         arena=header["arena_bytes"],
@@ -545,6 +605,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         header["explanations"],
         objects,
         header["target"],
+        make_general=None if general is None else lambda: _load(general, sections[end:], threads),
     )
 
 

@@ -124,7 +124,7 @@ def test_requirements_of_a_branch_are_checked_when_it_is_taken() -> None:
 
     assert not imported.requirements
     run(imported, {**arrays, "c": np.array(False)})
-    with pytest.raises(InputError, match="dims n and m must be equal"):
+    with pytest.raises(InputError, match="dim 0 of operand 1 is m, which does not broadcast with n"):
         run(imported, {**arrays, "c": np.array(True)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -128,3 +129,112 @@ def test_branches_give_views_of_a_shape_from_data(after: str) -> None:
         f"{{ r = Neg(q) }}, else_branch = eb () => (float[a,b] r2) {{ r2 = Identity(q) }}> {after} }}",
         [{"x": V, "s": i64(2, -1), "p": np.array(p)} for p in (True, False)],
     )
+
+
+def compare(text: str, shapes: Sequence[Sequence[tuple[int, ...]]], rng: np.random.Generator) -> tc.CompiledModule:
+    """On f32 inputs of all these shapes the model agrees with onnxruntime; so does the module that assumes nothing of them."""
+    onnx_model = model(text)
+    compiled = tc.compile(onnx_model)
+    session = onnxruntime.InferenceSession(onnx_model.SerializeToString())
+    names = [item.name for item in session.get_inputs()]
+    for case in shapes:
+        arrays = [rng.standard_normal(shape).astype(np.float32) for shape in case]
+        (expected,) = session.run(None, dict(zip(names, arrays, strict=True)))
+        for module in (compiled, compiled.general):
+            result = module(*arrays)
+            assert result.shape == expected.shape
+            np.testing.assert_allclose(result, expected, atol=1e-5)
+    return compiled
+
+
+SIZES = [(a, b) for a in (0, 1, 5) for b in (0, 1, 5) if a == b or 1 in (a, b)]
+MANY = [(a, b, c) for a, b in SIZES for c in (1, max(a, b) if 0 not in (a, b) else 0)]
+
+
+# Dims of different names had to be equal: a 1 was refused where numpy, ONNX and onnxruntime broadcast it.
+@pytest.mark.parametrize("op", ["Add", "Pow", "PRelu", "Max"])
+def test_a_dim_that_is_1_when_it_runs_is_broadcast(op: str, rng: np.random.Generator) -> None:
+    sizes = [(a, b) for a, b in SIZES if op != "PRelu" or b in (1, a)]
+    compare(
+        f"g (float[n,4] x, float[m,4] z) => (float[a,4] y) {{ p = Abs(x) y = {op}(p, z) }}",
+        [[(a, 4), (b, 4)] for a, b in sizes],
+        rng,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("(float[n,k] c, float[m,k] x, float[p,k] z) => (float[a,k] y) { b = Less(c, x) y = Where(b, x, z) }", "n4 m4 p4"),
+        ("(float[n,4] x, float[m,4] z, float[p,4] w) => (float[a,4] y) { t = Add(x, z) u = Mul(t, w) y = Add(u, x) }", "n4 m4 p4"),
+        ("(float[n,4] x, float[m,4] z) => (float[a,4] y) { t = Add(x, z) y = Softmax<axis = 0>(t) }", "n4 m4"),
+        ("(float[n,4] x, float[m,4] z) => (float[a,4] y) { s = Shape(z) y = Expand(x, s) }", "n4 m4"),
+        ("(float[n,4] x, float[m,4] z) => (float[a,4] y) { s = Shape(z) t = Expand(x, s) y = Add(t, z) }", "n4 m4"),
+        ("(float[n,3,4] x, float[m,4,5] z) => (float[a,3,5] y) { y = MatMul(x, z) }", "n34 m45"),
+        ("(float[n,33,40] x, float[m,40,48] z) => (float[a,33,48] y) { y = MatMul(x, z) }", [("n", 33, 40), ("m", 40, 48)]),
+        ("(float[n,2,3] x, float[3,6] w, float[m,2,6] z) => (float[a,2,6] y) { t = MatMul(x, w) y = Add(t, z) }", "n23 36 m26"),
+        ("(float[n,2] x, float[n,m] w) => (float[n,2] y) <int64[1] i = {0}, int64[1] j = {1}> "
+         "{ t = Slice(x, i, j, i) y = Add(t, x) }", "n2 nm"),
+        ("(float[n,4] x, float[1,8] w, float[m,8] z) => (float[a,8] y) { t = ReduceSum(x) u = Mul(t, w) y = Add(u, z) }", "n4 18 m8"),
+        ("(float[n,3,5,6] x, float[8,3,3,3] w, float[m,8,1,6] z) => (float[a,8,5,6] y) "
+         "{ t = Conv<pads = [1,1,1,1]>(x, w) u = Relu(t) y = Add(u, z) }", "n356 8333 m816"),
+    ],
+)  # fmt: skip
+def test_everything_that_broadcasts_does_so_when_it_runs(text: str, shapes: object, rng: np.random.Generator) -> None:
+    cases = []
+    for n, m, p in MANY:
+        if "Softmax" in text and 0 in (n, m):
+            continue
+        value = {"n": n, "m": m, "p": p}
+        wanted = shapes if isinstance(shapes, list) else [tuple(shape) for shape in str(shapes).split()]
+        cases.append([tuple(value.get(str(d), None) if str(d) in value else int(d) for d in shape) for shape in wanted])
+    compare(f"g {text}", cases, rng)
+
+
+def test_attention_with_a_mask_that_may_be_broadcast(rng: np.random.Generator) -> None:
+    text = (
+        "g (float[b,2,s,8] q, float[b,2,t,8] k, float[b,2,t,8] v, float[d,1,e,f] m) => (float[c,2,u,8] y) "
+        "{ kt = Transpose<perm = [0,1,3,2]>(k) a = MatMul(q, kt) z = Add(a, m) w = Softmax<axis = -1>(z) y = MatMul(w, v) }"
+    )
+    cases = [[(2, 2, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8), (d, 1, e, f)] for d in (1, 2) for e in (1, 5) for f in (1, 7)]
+    compare(text, cases, rng)
+
+
+def test_einsum_broadcasts_letters_when_it_runs(rng: np.random.Generator) -> None:
+    text = 'g (float[n,a,3] x, float[m,b,3] z) => (float[p,q,r] y) { y = Einsum<equation = "bij,bkj->bik">(x, z) }'
+    compare(text, [[(n, 2, 3), (m, 4, 3)] for n in (1, 5) for m in (1, 5) if 1 in (n, m) or n == m], rng)
+
+
+def test_dims_that_do_not_fit_are_refused_by_node_operand_axis_and_sizes() -> None:
+    compiled = tc.compile(model("g (float[n,4] x, float[m,4] z) => (float[a,4] y) { y = Add(x, z) }"))
+    message = r"Add_0: add: dim 0 of operand 1 is m, which does not broadcast with n \(here .*n = 3, m = 2"
+
+    for a, b in ((3, 2), (2, 3), (0, 2)):
+        with pytest.raises(InputError, match=message.replace("n = 3, m = 2", f"n = {a}, m = {b}")):
+            compiled(np.ones((a, 4), np.float32), np.ones((b, 4), np.float32))
+    assert compiled._general is None  # a mistake compiles nothing
+
+
+def test_equal_dims_of_different_names_are_one_program_as_fast_as_of_one_name() -> None:
+    text = "g (float[{0},8] x, float[8,16] w, float[{1},16] z) => (float[a,16] y) {{ t = MatMul(x, w) u = Relu(t) y = Add(u, z) }}"
+    same, other = (tc.compile(model(text.format("n", name))) for name in ("n", "m"))
+
+    assert [kernel.nodes for kernel in other.report().kernels] == [kernel.nodes for kernel in same.report().kernels]
+
+
+def test_a_file_holds_the_program_that_broadcasts_too(tmp_path: Path, rng: np.random.Generator) -> None:
+    compiled = tc.compile(model("g (float[n,4] x, float[m,4] z) => (float[a,4] y) { y = Add(x, z) }"))
+    compiled.save(tmp_path / "m.tcm")
+    x, z = (rng.standard_normal((n, 4)).astype(np.float32) for n in (3, 1))
+
+    loaded = tc.load(tmp_path / "m.tcm")
+
+    np.testing.assert_array_equal(loaded(x, z), x + z)
+    np.testing.assert_array_equal(loaded(x, x), x + x)
+
+
+# A scale of another size than the axis was read past its end.
+def test_a_scale_of_another_size_is_refused() -> None:
+    compiled = tc.compile(model("g (float[n,k] x, float[m] s) => (float[n,k] y) { y = LayerNormalization(x, s) }"))
+    with pytest.raises(InputError, match="layer_norm: the scale"):
+        compiled(np.ones((2, 8), np.float32), np.ones(4, np.float32))

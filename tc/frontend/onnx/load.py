@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
-from tc.errors import ModelError, Span, UnsupportedError, UserError, located
+from tc.errors import ModelError, ShapeError, Span, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
@@ -20,7 +20,7 @@ from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
 from tc.ir.graph import Atom, AttrValue
 from tc.ir.module import IRModule
 from tc.ir.types import DimFact, TensorType
-from tc.ops.build import GraphBuilder
+from tc.ops.build import GraphBuilder, carried_requirements
 
 if TYPE_CHECKING:
     from onnx import ValueInfoProto
@@ -29,7 +29,11 @@ DimPromise = Union[Dim, int]
 
 
 def load_model(
-    model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None, on_unsupported: str = "fallback"
+    model: ModelSource,
+    *,
+    dims: Mapping[str, DimPromise] | None = None,
+    on_unsupported: str = "fallback",
+    assume_equal: bool = True,
 ) -> Imported:
     """The model as a module whose function "main" takes its inputs and returns its outputs.
 
@@ -37,13 +41,26 @@ def load_model(
         is called "input.axis".
     on_unsupported: a node without an operator of ours runs on ONNX's reference implementation ("fallback"), or is an
         UnsupportedError ("error").
+    assume_equal: dims that may be broadcast against each other are taken to be equal where nothing is known of them: a faster program,
+        for fewer inputs, with assumed requirements that say which.
 
     The constants share the memory of the file, which must not change while the module lives.
     Raises ModelError for a damaged or unsafe file, ShapeError where operands do not fit, UnsupportedError, LimitError.
     """
     if on_unsupported not in ("fallback", "error"):
         raise UserError(f'on_unsupported is {on_unsupported!r}, must be "fallback" or "error"')
-    importer, signature, outputs = _import(read_model(model), dims or {}, on_unsupported)
+    source, promises = read_model(model), dims or {}
+    shared = _shared(source, on_unsupported, assume_equal)
+    try:
+        return _load(shared, promises)
+    except (ShapeError, UnsupportedError):
+        if not shared.assumes:
+            raise
+    return _load(_shared(source, on_unsupported, False), promises)  # what was assumed may be what does not fit
+
+
+def _load(shared: ModelImporter, dims: Mapping[str, DimPromise]) -> Imported:
+    importer, signature, outputs = _import(shared, dims)
     names = [info.name for info in importer.shared.model.proto.graph.output]
     results: list[Atom] = []
     for name, value in zip(names, outputs, strict=True):
@@ -52,12 +69,13 @@ def load_model(
         results.append(importer.atom(value))
     # The function carries what is required of its dims: for passes, these are uses.
     requirements = tuple(importer.builder.requirements)
-    carried = tuple((r.condition, r.message) for r in requirements)
+    carried = carried_requirements(requirements)
     attrs: tuple[tuple[str, AttrValue], ...] = (("input_names", tuple(signature.inputs)), ("output_names", tuple(names)))
     if carried:
         attrs = (*attrs, ("requirements", carried))
     function = importer.builder.function("main", results, attrs)
-    return Imported(IRModule((function,)), requirements, _reports(importer.shared), importer.shared.model.reader.files)
+    files, assumes = importer.shared.model.reader.files, importer.shared.assumes
+    return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes)
 
 
 def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None) -> Inspection:
@@ -66,7 +84,7 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
     Raises ModelError for what is no readable ONNX model.
     """
     read = read_model(model)
-    importer, signature, outputs = _import(read, dims or {}, "inspect")
+    importer, signature, outputs = _import(_shared(read, "inspect", False), dims or {})
     inputs = [_value_report(name, value) for name, value in signature.inputs.items()]
     results = [
         _value_report(info.name, value) if isinstance(value, Value) else _declared_report(info)
@@ -98,11 +116,15 @@ def _declared_report(info: ValueInfoProto) -> ValueReport:
     return ValueReport(info.name, shape, dtype)
 
 
+def _shared(model: Model, mode: str, assume_equal: bool) -> ModelImporter:
+    return ModelImporter(model, mode, (expand_model_function, expand_schema_function, call_reference), assume_equal)
+
+
 def _import(
-    model: Model, dims: Mapping[str, DimPromise], mode: str
+    shared: ModelImporter, dims: Mapping[str, DimPromise]
 ) -> tuple[GraphImporter, _Signature, list[Any]]:
+    model = shared.model
     graph = model.proto.graph
-    shared = ModelImporter(model, mode, (expand_model_function, expand_schema_function, call_reference))
     builder = GraphBuilder()
     importer = GraphImporter(shared, builder)
     importer.add_initializers(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
@@ -12,6 +13,7 @@ from tc.ir.arith import prove
 from tc.ir.dtype import DType, bool_, f32, u8
 from tc.ir.expr import equal
 from tc.ir.types import product
+from tc.ops.common import require_broadcasts_to
 
 # -- elementwise
 
@@ -242,6 +244,7 @@ def import_gemm(n: NodeContext) -> NodeResult:
         result = n.call("mul", result, n.const(alpha, result.dtype))
     if c is None or beta == 0.0:
         return result
+    n.graph.state(partial(require_broadcasts_to, c.shape, result.shape, "Gemm: C"), n.span)
     if beta != 1.0:
         c = n.call("mul", c, n.const(beta, c.dtype))
     return n.call("add", result, c)

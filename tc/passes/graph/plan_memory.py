@@ -103,7 +103,7 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     their dims are known; those that a function carries (attribute "requirements"), when it is entered.
     """
     func = module.main
-    checks = [*(Check(r.condition, r.message) for r in requirements), *_carried_checks(func)]
+    checks = [*(Check(r.condition, r.message, r.assumed) for r in requirements), *_carried_checks(func)]
     planner = _Planner(module, func, list(dict.fromkeys(checks)))
     planner.measure(func)
     planner.take_over()
@@ -541,9 +541,9 @@ def _have_same_size(first: _Storage, second: _Storage) -> bool:
 
 
 def _carried_checks(func: Function) -> list[Check]:
-    """The checks in a function's attribute "requirements": pairs (condition, message)."""
+    """The checks in a function's attribute "requirements": (condition, message), and True for those that are assumed."""
     carried = dict(func.attrs).get("requirements", ())
-    assert isinstance(carried, tuple), "requirements are pairs of condition and message"
+    assert isinstance(carried, tuple), "requirements hold condition and message"
     return [Check(*pair) for pair in carried]  # type: ignore[misc,arg-type]
 
 
