@@ -1,0 +1,385 @@
+"""The oracles: ONNX's reference evaluator and ONNX Runtime, on whole models and on single nodes.
+
+`step` runs one node on concrete values and says how far another correct implementation may be from the result. The bound is measured, not
+assumed: the inputs are moved by what is already uncertain about them and the node runs again, and the node's own roundings are added by
+the number of its additions. A node whose integers, booleans or shapes change under such a move has no answer to compare (`Unstable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper
+
+
+Value = Any  # np.ndarray, a list of them (a sequence), or None (an absent optional)
+Feeds = dict[str, Value]
+
+# No arithmetic on floats: what goes in comes out.
+MOVES = frozenset(
+    """Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Split Slice Gather GatherElements GatherND Expand Tile
+    DepthToSpace SpaceToDepth Compress Trilu ReverseSequence Relu Neg Abs Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin Where Clip
+    SequenceConstruct SequenceAt SequenceInsert SequenceErase ConcatFromSequence SplitToSequence Optional OptionalGetElement Dropout
+    CenterCropPad MaxUnpool TensorScatter Scatter""".split()
+)
+# Exact as long as operands and results are small multiples of a power of two.
+EXACT = MOVES | frozenset(
+    """Add Sub Mul Sum MatMul Gemm ReduceSum ReduceL1 ReduceSumSquare CumSum PRelu LeakyRelu Floor Ceil Round Sign Einsum Cast CastLike
+    ScatterElements ScatterND Pad TopK Unique Mod Shape Size NonZero Equal Greater Less GreaterOrEqual LessOrEqual IsNaN IsInf ArgMax
+    ArgMin Hardmax OneHot Range ThresholdedRelu Constant ConstantOfShape EyeLike Not And Or Xor SequenceLength OptionalHasElement
+    NonMaxSuppression Col2Im HardSigmoid""".split()
+)
+# Sums of products: the error is relative to the sum of the products' magnitudes, which the node itself gives on |inputs|.
+LINEAR = frozenset(
+    """Add Sub Sum MatMul Gemm Conv ConvTranspose ReduceSum ReduceMean ReduceSumSquare ReduceL1 CumSum Einsum AveragePool Mean
+    GlobalAveragePool Col2Im""".split()
+)
+# Results that may be off by one: a quotient is rounded, and the quotient may be computed with a reciprocal.
+ROUNDED = frozenset("QuantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QLinearAdd".split())
+CONTROL = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+_EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(np.float16): 2.0**-10}
+_GRID = {11: 2.0**4, 24: 2.0**8, 8: 2.0**2}  # by the bits of a significand: in what multiples exact values are counted
+_NATIVE = frozenset("fiub")
+
+
+class Unstable(Exception):
+    """The result depends on how the inputs were rounded."""
+
+
+class Failed(Exception):
+    """No oracle runs the node or model; or, within a node, they disagree."""
+
+
+def is_float(array: Value) -> bool:
+    """Whether an array holds floating-point numbers, the kinds numpy lacks included."""
+    return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16)
+
+
+def epsilon(dtype: np.dtype) -> float:
+    """The distance from 1 to the next number of a float type; that of bfloat16 for all that numpy does not know."""
+    return _EPS.get(dtype, 2.0**-7)
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The bodies that a node carries."""
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+
+
+def free_names(graph: onnx.GraphProto) -> set[str]:
+    """Names that a body takes from the graph around it."""
+    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    free: set[str] = set()
+    for node in graph.node:
+        free |= node_reads(node) - bound
+        bound |= set(node.output)
+    return free | ({o.name for o in graph.output} - bound)
+
+
+def node_reads(node: onnx.NodeProto) -> set[str]:
+    """All names that a node reads, those of its bodies included."""
+    return {name for name in node.input if name}.union(*(free_names(body) for body in subgraphs(node)))
+
+
+def _value_info(name: str, value: Value) -> onnx.ValueInfoProto:
+    if isinstance(value, list):
+        kind = helper.np_dtype_to_tensor_dtype(value[0].dtype) if value else onnx.TensorProto.FLOAT
+        return helper.make_tensor_sequence_value_info(name, kind, None)
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def node_model(node: onnx.NodeProto, feeds: Feeds, opsets: Sequence[onnx.OperatorSetIdProto], ir_version: int) -> onnx.ModelProto:
+    """A model of one node, whose inputs are all that it reads."""
+    inputs = [_value_info(name, feeds[name]) for name in sorted(node_reads(node))]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    return helper.make_model(graph, opset_imports=list(opsets), ir_version=ir_version)
+
+
+def run_reference(model: onnx.ModelProto, feeds: Feeds) -> list[Value]:
+    """The outputs by ONNX's reference evaluator; Failed with its words."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(model).run(None, dict(feeds))
+    except Exception as error:  # whatever it cannot do it says in its own way
+        raise Failed(f"reference: {type(error).__name__}: {error}") from error
+    return [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
+
+
+@cache
+def _session_options() -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def has_onnxruntime() -> bool:
+    """Whether the second oracle is installed."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def run_onnxruntime(model: onnx.ModelProto, feeds: Feeds) -> list[Value]:
+    """The outputs by ONNX Runtime without graph optimizations; Failed with its words, or when it is not installed."""
+    if not has_onnxruntime():
+        raise Failed("onnxruntime: not installed")
+    if any(isinstance(v, np.ndarray) and v.dtype.kind not in _NATIVE for v in feeds.values()):
+        raise Failed("onnxruntime: its Python interface takes no such dtype")
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), _session_options(), providers=["CPUExecutionProvider"])
+        run_options = onnxruntime.RunOptions()
+        run_options.log_severity_level = 4
+        names = {i.name for i in session.get_inputs()}
+        results: list[Value] = session.run(None, {k: v for k, v in feeds.items() if k in names}, run_options)
+    except Exception as error:
+        raise Failed(f"onnxruntime: {type(error).__name__}: {error}") from error
+    return results
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a node gives: its values; for each, how far a correct implementation may be from it; who says so."""
+
+    outputs: list[Value]
+    errors: list[float]
+    by_reference: bool
+    by_onnxruntime: bool
+    missing: str = ""  # what the oracle said that does not run it
+
+
+def step(
+    node: onnx.NodeProto,
+    values: Mapping[str, Value],
+    errors: Mapping[str, float],
+    opsets: Sequence[onnx.OperatorSetIdProto],
+    ir_version: int,
+    *,
+    both: bool = False,
+) -> Step:
+    """Run one node. With `both`, ONNX Runtime runs it too, and Failed is raised when the oracles disagree."""
+    feeds = {name: values[name] for name in sorted(node_reads(node))}
+    model = node_model(node, feeds, opsets, ir_version)
+    by_reference = by_onnxruntime = False
+    missing = ""
+    try:
+        outputs, run = run_reference(model, feeds), run_reference
+        by_reference = True
+    except Failed as error:
+        outputs, run = run_onnxruntime(model, feeds), run_onnxruntime
+        by_onnxruntime, missing = True, str(error)
+    bounds = _bounds(node, model, feeds, errors, outputs, run)
+    if both and by_reference:
+        try:
+            other = run_onnxruntime(model, feeds)
+            by_onnxruntime = True
+        except Failed as error:
+            return Step(outputs, bounds, True, False, str(error))
+        for mine, theirs, bound in zip(outputs, other, bounds):
+            if text := disagreement(mine, theirs, 4 * bound):
+                raise Failed(f"the oracles disagree on {node.op_type}: {text}")
+    return Step(outputs, bounds, by_reference, by_onnxruntime, missing)
+
+
+def _bounds(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, errors: Mapping[str, float], outputs: list[Value], run: Any) -> list[float]:
+    """For each output, the error carried over from the inputs plus the node's own."""
+    uncertain = {name: errors.get(name, 0.0) for name in feeds if errors.get(name, 0.0)}
+    if any(isinstance(v, list) for v in (*feeds.values(), *outputs)):
+        worst = max(uncertain.values(), default=0.0)
+        return [worst] * len(outputs)
+    if not uncertain and not any(is_float(v) for v in (*feeds.values(), *outputs)):
+        return [0.0] * len(outputs)
+    if not uncertain and not any(is_float(v) for v in outputs) and node.op_type not in ROUNDED:
+        return [0.0] * len(outputs)
+    carried = _carried(model, feeds, uncertain, outputs, run)
+    if _is_exact(node) and not uncertain:
+        scales = _linear_scales(node, model, feeds, outputs, run)
+        if all(_on_grid(o, s) for o, s in zip(outputs, scales)) and all(_on_grid(v, 0.0) for v in feeds.values()):
+            return carried
+    return [c + o for c, o in zip(carried, _own(node, model, feeds, outputs, run))]
+
+
+def _is_exact(node: onnx.NodeProto) -> bool:
+    if node.op_type in CONTROL:
+        return all(_is_exact(inner) for body in subgraphs(node) for inner in body.node)
+    return node.op_type in EXACT
+
+
+def _on_grid(value: Value, scale: float) -> bool:
+    """Whether all numbers are multiples of one power of two, and sums up to `scale` of them fit a significand."""
+    if not is_float(value):
+        return True
+    bits = {np.dtype(np.float64): 24, np.dtype(np.float32): 24, np.dtype(np.float16): 11}.get(value.dtype, 8)
+    unit = _GRID[bits]
+    counted = value.astype(np.float64) * unit
+    counted = counted[np.isfinite(counted)]
+    most = max(float(np.abs(counted).max(initial=0.0)), scale * unit)
+    return most <= 2.0**bits and bool((counted == np.rint(counted)).all())
+
+
+def _carried(model: onnx.ModelProto, feeds: Feeds, uncertain: dict[str, float], outputs: list[Value], run: Any) -> list[float]:
+    """How far the outputs move when the inputs do, the largest of three random moves, doubled."""
+    moved = [0.0] * len(outputs)
+    rng = np.random.default_rng(0)
+    if not uncertain:
+        return moved
+    for size in (1.0, 1.0, 8.0):
+        nudged = dict(feeds)
+        for name, error in uncertain.items():
+            nudged[name] = _nudge(feeds[name], error * size, rng)
+        try:
+            again = run(model, nudged)
+        except Failed as error:
+            raise Unstable(str(error)) from error
+        for k, (old, new) in enumerate(zip(outputs, again)):
+            if old.shape != new.shape or (not is_float(old) and old.dtype.kind == "b" and not np.array_equal(old, new)):
+                raise Unstable("its shape or its truth depends on roundings")
+            with np.errstate(all="ignore"):
+                difference = np.abs(old.astype(np.float64) - new.astype(np.float64))
+            if old.dtype.kind in "iu" and difference.max(initial=0.0) > 1:
+                raise Unstable("its integers depend on roundings")
+            difference = np.where(old == new, 0.0, difference)  # inf - inf
+            moved[k] = max(moved[k], 2 * float(np.nan_to_num(difference, nan=0.0).max(initial=0.0)) / size)
+    for k, old in enumerate(outputs):
+        if old.dtype.kind in "iu" and moved[k]:
+            moved[k] = 1.0
+    return moved
+
+
+def _nudge(array: np.ndarray, error: float, rng: np.random.Generator) -> np.ndarray:
+    signs = rng.integers(0, 2, array.shape) * 2 - 1
+    if is_float(array):
+        return np.asarray(array.astype(np.float64) + signs * error).astype(array.dtype)
+    return np.asarray(array.astype(np.int64) + signs * int(np.ceil(error))).astype(array.dtype)
+
+
+def _linear_scales(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: list[Value], run: Any) -> list[float]:
+    if node.op_type in LINEAR:
+        positive = {name: np.abs(v) if is_float(v) else v for name, v in feeds.items()}
+        if node.op_type == "Sub":
+            node = onnx.NodeProto.FromString(node.SerializeToString())
+            node.op_type = "Add"
+            model = onnx.ModelProto.FromString(model.SerializeToString())
+            model.graph.node[0].CopyFrom(node)
+        try:
+            return [_largest(v) for v in run(model, positive)]
+        except Failed:
+            pass
+    return [_largest(v) for v in outputs]
+
+
+def _own(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: list[Value], run: Any) -> list[float]:
+    """Roundings inside the node: (4 + log2 n) of them, n its operands per result, each of the largest intermediate."""
+    if node.op_type in ROUNDED:
+        return [1.0 if o.dtype.kind in "iu" else epsilon(o.dtype) * 8 * _largest(o) for o in outputs]
+    if node.op_type in MOVES:
+        return [0.0] * len(outputs)
+    floats = [v for v in (*feeds.values(), *outputs) if is_float(v)]
+    eps = max((epsilon(v.dtype) for v in floats), default=0.0)
+    terms = max((v.size for v in floats), default=1)
+    count = 4 + np.log2(1 + terms) + np.sqrt(terms) / 4
+    scales = _linear_scales(node, model, feeds, outputs, run)
+    if node.op_type not in LINEAR:
+        widest = max((_largest(v) for v in feeds.values() if is_float(v)), default=0.0)
+        scales = [s + (min(widest, 100.0) if node.op_type != "Div" else 0.0) for s in scales]
+        count *= 64 if node.op_type in CONTROL | {"LSTM", "GRU", "RNN", "Attention", "DFT", "STFT"} else 2
+    return [eps * count * s if is_float(o) else 0.0 for o, s in zip(outputs, scales)]
+
+
+def _largest(value: Value) -> float:
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "b":
+        return 0.0
+    numbers = np.abs(value.astype(np.float64))
+    return float(numbers[np.isfinite(numbers)].max(initial=0.0))
+
+
+def agrees(found: Value, expected: Value, bound: float) -> bool:
+    """Same kind, dtype, shape, NaNs and infinities, and no number further away than `bound`."""
+    return not disagreement(found, expected, bound)
+
+
+def disagreement(found: Value, expected: Value, bound: float) -> str:
+    """What is wrong with `found`, in words; nothing when it agrees."""
+    if isinstance(expected, list) or isinstance(found, list):
+        if not isinstance(found, list) or not isinstance(expected, list) or len(found) != len(expected):
+            return "another length of a sequence"
+        return next((text for f, e in zip(found, expected) if (text := disagreement(f, e, bound))), "")
+    if found is None or expected is None:
+        return "" if found is expected else "an optional that is there and not there"
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.shape != expected.shape:
+        return f"shape {found.shape} instead of {expected.shape}"
+    if found.dtype != expected.dtype:
+        return f"dtype {found.dtype} instead of {expected.dtype}"
+    if found.dtype.kind in "OUS" or found.dtype.kind == "b":
+        return "" if np.array_equal(found, expected) else "other values"
+    f, e = found.astype(np.float64), expected.astype(np.float64)
+    if found.dtype.kind in "iu" and bound < 1:
+        return "" if np.array_equal(found, expected) else _worst(f, e, bound)
+    finite = np.isfinite(e)
+    if not np.array_equal(f[~finite], e[~finite], equal_nan=True) or not np.isfinite(f[finite]).all():
+        return "NaN or infinity elsewhere"
+    return "" if (np.abs(f[finite] - e[finite]) <= bound).all() else _worst(f, e, bound)
+
+
+def _worst(found: np.ndarray, expected: np.ndarray, bound: float) -> str:
+    with np.errstate(all="ignore"):
+        distance = np.nan_to_num(np.abs(found - expected), nan=0.0)
+    at = np.unravel_index(int(distance.argmax()), distance.shape)
+    return f"{found[at]!r} instead of {expected[at]!r} at {tuple(map(int, at))}, allowed is {bound:.3g}"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All values of a model by name, by running its nodes one after another, and the error allowed for each."""
+
+    values: Feeds
+    errors: dict[str, float]
+    by_reference: bool
+    problem: str  # why the run ended early, or empty
+
+
+def trace(model: onnx.ModelProto, feeds: Feeds) -> Trace:
+    """Run a model node by node. A node that is unstable leaves infinite errors from there on."""
+    from onnx import numpy_helper
+
+    values: Feeds = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    values |= feeds
+    errors: dict[str, float] = {}
+    by_reference = True
+    for node in model.graph.node:
+        known = {n: e for n, e in errors.items() if e != float("inf")}
+        lost = any(errors.get(name) == float("inf") for name in node_reads(node))
+        try:
+            done = step(node, values, {} if lost else known, model.opset_import, model.ir_version)
+            bounds = [float("inf")] * len(done.errors) if lost else done.errors
+            results = done.outputs
+            by_reference &= done.by_reference
+        except Unstable:
+            done = step(node, values, {}, model.opset_import, model.ir_version)
+            results, bounds = done.outputs, [float("inf")] * len(done.outputs)
+        except Failed as error:
+            return Trace(values, errors, by_reference, f"{node.op_type}: {error}")
+        for name, value, bound in zip([n for n in node.output if n], results, bounds):
+            values[name], errors[name] = value, bound
+    return Trace(values, errors, by_reference, "")
+
+
+def output_names(model: onnx.ModelProto) -> list[str]:
+    """The names of a model's results."""
+    return [value.name for value in model.graph.output]
