@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "verification": ("passes",),
     "autotune": ("collector", "kernels", "measure", "verification"),
     "compiler": ("autotune", "frontend", "verification"),
+    "check": ("compiler",),
     "roofline": ("compiler", "measure"),
     "workshop": ("compiler",),
     "graph_search": ("workshop",),
@@ -42,7 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "lowering": ("compiler", "interp"),
     "demo": ("lowering",),
     "": ("lowering", "tuning"),  # tc/__init__.py, the public names
-    "cli": ("", "demo", "roofline", "tuning"),
+    "cli": ("", "check", "demo", "roofline", "tuning"),
     "__main__": ("cli",),
 }
 

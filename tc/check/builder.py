@@ -80,7 +80,7 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """An input of the model. `kind`: "data" may hold other numbers, "fixed" may not, "index" is in range and to be spoilt."""
+    """An input of the model. `kind`: "data" and "weights" may hold other numbers, "fixed" may not, "index" is in range and to be spoilt."""
 
     name: str
     array: np.ndarray
@@ -114,7 +114,9 @@ class Builder:
         self.root: Builder = parent.root if parent else self
         opsets = [helper.make_opsetid("", style.opset)]
         self.opsets = opsets
-        self.ir_version = max(4, helper.find_min_ir_version_for(opsets, ignore_unknown=True))  # before 4, constants are inputs
+        self.ir_version = max(
+            4, helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+        )  # before 4, constants are inputs
 
     # chance
 
@@ -215,6 +217,13 @@ class Builder:
             array = np.where(where, self.rng.choice(extremes, shape), array).astype(dtype)
         return np.asarray(array)
 
+    def weights(self, dtype: np.dtype, shape: Sequence[int]) -> Held:
+        """Fresh numbers whose dims are nearly always known, whether they are a constant or not."""
+        numbers = self.numbers(dtype, shape)
+        return (
+            self.data(dtype, shape) if self.chance(0.03) else self.fresh(numbers, "weights", self.style.p_initializer)
+        )
+
     def data(self, dtype: np.dtype, shape: Sequence[int]) -> Held:
         """Fresh numbers, as an input or an initializer."""
         return self.fresh(self.numbers(dtype, shape), "data", self.style.p_initializer)
@@ -243,7 +252,9 @@ class Builder:
     def input(self, array: np.ndarray, kind: str = "data") -> Held:
         """An input of the model, some of whose dims are symbols."""
         name = self.new_name("x")
-        steers = kind == "fixed" and array.ndim < 2 and not self.chance(0.03)  # of unknown length, it would leave ranks unknown
+        steers = (
+            kind == "fixed" and array.ndim < 2 and not self.chance(0.03)
+        )  # of unknown length, it would leave ranks unknown
         shape = tuple(int(n) if steers else self._declare(int(n)) for n in array.shape)
         self.shared.inputs.append(Input(name, array, shape, kind))
         return self._hold(name, array, pool=self.root)
@@ -308,7 +319,9 @@ class Builder:
         known = [h for h in self.pool if fits(h)]
         if known and self.chance(0.65):
             return known[int(len(known) * self.rng.random() ** 0.6)]
-        dims = [n if self.chance(0.7) else 1 for n in held.shape][self.integer(0, held.rank) if self.chance(0.3) else 0 :]
+        dims = [n if self.chance(0.7) else 1 for n in held.shape][
+            self.integer(0, held.rank) if self.chance(0.3) else 0 :
+        ]
         if grow:
             dims = [self.dim() if n == 1 and self.chance(0.4) else n for n in dims]
             if self.chance(0.1) and len(dims) == held.rank < 5:
@@ -326,7 +339,11 @@ class Builder:
         size = int(np.prod(shape, dtype=np.int64))
         movable = [h for h in self.pool if h.dtype in dtypes and h.array.size == size]
         if movable and self.chance(0.5):
-            return self.emit("Reshape", [self.choose(movable), self.parameter(shape)])[0] if 0 not in shape else self.choose(same)
+            return (
+                self.emit("Reshape", [self.choose(movable), self.parameter(shape)])[0]
+                if 0 not in shape
+                else self.choose(same)
+            )
         return self.data(self.dtype(dtypes), shape)
 
     def image(self, dtypes: Iterable[np.dtype], rank: int, most: int = 1500) -> Held:
@@ -335,7 +352,11 @@ class Builder:
         known = [h for h in self.pool if h.dtype in dtypes and h.rank == rank and h.array.size <= 3000]
         if known and self.chance(0.7):
             return known[int(len(known) * self.rng.random() ** 0.6)]
-        dims = [self.choose((1, 1, 2, 3)), self.choose((1, 2, 3, 4, 5, 6, 8, 16, 17)), *(self.choose((1, 3, 4, 5, 6, 7, 8, 9, 12)) for _ in range(rank - 2))]
+        dims = [
+            self.choose((1, 1, 2, 3)),
+            self.choose((1, 2, 3, 4, 5, 6, 8, 16, 17)),
+            *(self.choose((1, 3, 4, 5, 6, 7, 8, 9, 12)) for _ in range(rank - 2)),
+        ]
         if self.chance(self.style.p_zero):
             dims[self.integer(0, rank - 1)] = 0
         if rank == 4 and self.chance(0.3):
@@ -344,7 +365,9 @@ class Builder:
             dims[int(np.argmax(dims))] //= 2
         return self.data(self.dtype(dtypes), dims)
 
-    def parameter(self, values: Any, dtype: np.dtype = I64, *, kind: str = "fixed", p_runtime: float | None = None) -> Held:
+    def parameter(
+        self, values: Any, dtype: np.dtype = I64, *, kind: str = "fixed", p_runtime: float | None = None
+    ) -> Held:
         """An operand that steers an operator: a constant, an input, or, for int64, computed from shapes."""
         array = np.asarray(values, dtype)
         p_runtime = self.style.p_runtime if p_runtime is None else p_runtime
@@ -378,7 +401,9 @@ class Builder:
             numbers = held.array.astype(np.float64)
             return bool(np.isfinite(numbers).all() and (numbers >= lo).all() and (numbers <= hi).all())
 
-        held = self.pick(dtypes, where=lambda h: h.array.size == 0 or bool(np.isfinite(h.array.astype(np.float64)).all()), **options)
+        held = self.pick(
+            dtypes, where=lambda h: h.array.size == 0 or bool(np.isfinite(h.array.astype(np.float64)).all()), **options
+        )
         if fits(held):
             return held
         bounds = [self.constant(np.array(max(min(v, 1e4), -1e4), held.dtype)) for v in (lo, hi)]
@@ -402,7 +427,12 @@ class Builder:
             done = step(node, shared.values, shared.errors, self.opsets, self.ir_version, both=self._native(node))
         except (Failed, Unstable) as error:
             raise Rejected(f"{node.op_type}: {error}") from error
-        if self.style.both and self._native(node) and has_onnxruntime() and not (done.by_reference and done.by_onnxruntime):
+        if (
+            self.style.both
+            and self._native(node)
+            and has_onnxruntime()
+            and not (done.by_reference and done.by_onnxruntime)
+        ):
             raise Rejected(f"{node.op_type}: only one oracle runs it: {done.missing}")
         held = []
         for name, value, error in zip([n for n in node.output if n], done.outputs, done.errors):

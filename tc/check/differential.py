@@ -86,12 +86,21 @@ def _bound(steps: Trace, name: str, value: Any) -> float:
         return 4 * steps.errors[name]
     if name in steps.values:  # an input or a constant that is an output too
         return 0.0
-    largest = np.abs(value.astype(np.float64)).max(initial=0.0) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else 0.0
+    largest = (
+        np.abs(value.astype(np.float64)).max(initial=0.0)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+        else 0.0
+    )
     return 1e-4 * float(largest)
 
 
 def judge(
-    model: onnx.ModelProto, runs: Sequence[Run], *, threads: int = 1, numerics: str = "default", tell: Callable[[str], None] = lambda stage: None
+    model: onnx.ModelProto,
+    runs: Sequence[Run],
+    *,
+    threads: int = 1,
+    numerics: str = "default",
+    tell: Callable[[str], None] = lambda stage: None,
 ) -> Verdict:
     """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works: "oracles" or "tc"."""
     tell("oracles")
@@ -112,7 +121,9 @@ def judge(
     return Verdict("undecided", "the oracles disagree")
 
 
-def _judge_run(model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int, oracles: int) -> Verdict | None:
+def _judge_run(
+    model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int, oracles: int
+) -> Verdict | None:
     feeds = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in run.feeds.items()}
     try:
         found = module.run(feeds)
@@ -145,7 +156,11 @@ def _refusal(model: onnx.ModelProto, error: Exception, wanted: Expected, index: 
         return Verdict("undecided", f"one oracle runs what tc does not: {text}", index)
     if any(re.search(pattern, text) for _, pattern in KNOWN_REFUSALS):
         return Verdict("known", text, index)
-    return Verdict("refused" if isinstance(error, TcError) and type(error) is not InputError or index else "internal", text, index)
+    return Verdict(
+        "refused" if (isinstance(error, TcError) and type(error) is not InputError) or index else "internal",
+        text,
+        index,
+    )
 
 
 def runs_of(case: Case) -> list[Run]:
@@ -163,7 +178,11 @@ def runs_of(case: Case) -> list[Run]:
 
 
 def _other_data(i: Input, rng: np.random.Generator) -> np.ndarray:
-    return np.asarray(rng.permutation(i.array.reshape(-1)).reshape(i.array.shape)) if i.kind == "data" else i.array
+    return (
+        np.asarray(rng.permutation(i.array.reshape(-1)).reshape(i.array.shape))
+        if i.kind in ("data", "weights")
+        else i.array
+    )
 
 
 def _other_shape(i: Input, sizes: dict[str, int], rng: np.random.Generator) -> np.ndarray:

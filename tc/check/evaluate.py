@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from onnx import helper
 
-
 Value = Any  # np.ndarray, a list of them (a sequence), or None (an absent optional)
 Feeds = dict[str, Value]
 
@@ -93,7 +92,9 @@ def _value_info(name: str, value: Value) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
-def node_model(node: onnx.NodeProto, feeds: Feeds, opsets: Sequence[onnx.OperatorSetIdProto], ir_version: int) -> onnx.ModelProto:
+def node_model(
+    node: onnx.NodeProto, feeds: Feeds, opsets: Sequence[onnx.OperatorSetIdProto], ir_version: int
+) -> onnx.ModelProto:
     """A model of one node, whose inputs are all that it reads."""
     inputs = [_value_info(name, feeds[name]) for name in sorted(node_reads(node))]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
@@ -142,7 +143,9 @@ def run_onnxruntime(model: onnx.ModelProto, feeds: Feeds) -> list[Value]:
     import onnxruntime
 
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), _session_options(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), _session_options(), providers=["CPUExecutionProvider"]
+        )
         run_options = onnxruntime.RunOptions()
         run_options.log_severity_level = 4
         names = {i.name for i in session.get_inputs()}
@@ -196,7 +199,14 @@ def step(
     return Step(outputs, bounds, by_reference, by_onnxruntime, missing)
 
 
-def _bounds(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, errors: Mapping[str, float], outputs: list[Value], run: Any) -> list[float]:
+def _bounds(
+    node: onnx.NodeProto,
+    model: onnx.ModelProto,
+    feeds: Feeds,
+    errors: Mapping[str, float],
+    outputs: list[Value],
+    run: Any,
+) -> list[float]:
     """For each output, the error carried over from the inputs plus the node's own."""
     uncertain = {name: errors.get(name, 0.0) for name in feeds if errors.get(name, 0.0)}
     if any(isinstance(v, list) for v in (*feeds.values(), *outputs)):
@@ -232,7 +242,9 @@ def _on_grid(value: Value, scale: float) -> bool:
     return most <= 2.0**bits and bool((counted == np.rint(counted)).all())
 
 
-def _carried(model: onnx.ModelProto, feeds: Feeds, uncertain: dict[str, float], outputs: list[Value], run: Any) -> list[float]:
+def _carried(
+    model: onnx.ModelProto, feeds: Feeds, uncertain: dict[str, float], outputs: list[Value], run: Any
+) -> list[float]:
     """How far the outputs move when the inputs do, the largest of three random moves, doubled."""
     moved = [0.0] * len(outputs)
     rng = np.random.default_rng(0)
@@ -268,7 +280,9 @@ def _nudge(array: np.ndarray, error: float, rng: np.random.Generator) -> np.ndar
     return np.asarray(array.astype(np.int64) + signs * int(np.ceil(error))).astype(array.dtype)
 
 
-def _linear_scales(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: list[Value], run: Any) -> list[float]:
+def _linear_scales(
+    node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: list[Value], run: Any
+) -> list[float]:
     if node.op_type in LINEAR:
         positive = {name: np.abs(v) if is_float(v) else v for name, v in feeds.items()}
         if node.op_type == "Sub":

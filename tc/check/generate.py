@@ -40,7 +40,9 @@ class Case:
 
 def draw_style(rng: np.random.Generator, mode: str = "general") -> Style:
     """What the next model is like."""
-    dtypes = (F32, I64, BOOL, I32) if rng.random() < 0.5 else (F32, F16, F64, I64, I32, BOOL) if rng.random() < 0.4 else ALL
+    dtypes = (
+        (F32, I64, BOOL, I32) if rng.random() < 0.5 else (F32, F16, F64, I64, I32, BOOL) if rng.random() < 0.4 else ALL
+    )
     both = bool(rng.random() < 0.8)
     newest = NEWEST_OPSET if both else onnx.defs.onnx_opset_version()
     style = Style(
@@ -63,7 +65,12 @@ def grow(b: Builder, count: int) -> None:
     """Add `count` rows, of those that bodies may hold or, at the top, of all."""
     only_indexing = b.style.check_indices and not b.depth
     rows = [r for r in ROWS if r.exists(b.style.opset) and (r.simple or b.depth < 2)]
-    weights = np.array([r.weight * (0.3 if b.depth and not r.simple else 1.0) * (12 if only_indexing and r in INDEXING else 1) for r in rows])
+    weights = np.array(
+        [
+            r.weight * (0.3 if b.depth and not r.simple else 1.0) * (12 if only_indexing and r in INDEXING else 1)
+            for r in rows
+        ]
+    )
     weights /= weights.sum()
     added = attempts = 0
     while added < count and attempts < 12 * (count + 1):
@@ -77,7 +84,14 @@ def _try(b: Builder, row: Row) -> bool:
     state = b.state()
     try:
         row.draw(b)
-    except (Rejected, ValueError, IndexError, KeyError, TypeError, OverflowError):  # a draw that does not fit what there is
+    except (
+        Rejected,
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        OverflowError,
+    ):  # a draw that does not fit what there is
         b.restore(state)
         return False
     return True
@@ -93,7 +107,9 @@ ROWS: tuple[Row, ...] = (
     *quantize.ROWS,
     *control.rows(grow),
 )
-INDEXING = frozenset((*indexing.ROWS, *(r for r in ROWS if r.op in ("LSTM", "GRU", "RNN", "RotaryEmbedding", "RoiAlign", "MaxUnpool"))))
+INDEXING = frozenset(
+    (*indexing.ROWS, *(r for r in ROWS if r.op in ("LSTM", "GRU", "RNN", "RotaryEmbedding", "RoiAlign", "MaxUnpool")))
+)
 
 
 def generate(seed: int, mode: str = "general") -> Case:

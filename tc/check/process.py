@@ -96,7 +96,9 @@ class Judge:
         if stage != "tc":
             return _judged(Verdict("undecided", f"{'timeout' if late else 'crash'} while at work: {stage}"), drawn)
         code = child.returncode
-        text = "no answer in time" if late else f"the process died of {signal.Signals(-code).name if code < 0 else code}"
+        text = (
+            "no answer in time" if late else f"the process died of {signal.Signals(-code).name if code < 0 else code}"
+        )
         return _judged(Verdict("timeout" if late else "crash", text), drawn)
 
     def _messages(self, child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
-from tc.cli import bench, db, demo, doctor, inspect, profile, run, tune
+from tc.cli import bench, db, demo, doctor, fuzz, inspect, profile, run, tune
 from tc.cli import compile as compile_command
+from tc.cli import reduce as reduce_command
 from tc.errors import TcError
 from tc.version import __version__
 
@@ -25,6 +26,8 @@ COMMANDS = {
     "profile": (profile, "time every kernel of a model"),
     "bench": (bench, "measure a model beside other runtimes"),
     "tune": (tune, "search for faster schedules under a time budget"),
+    "fuzz": (fuzz, "compile random models and compare them with other runtimes"),
+    "reduce": (reduce_command, "make a model that fails small"),
     "db": (db, "look into tuning databases; join, shrink and export them"),
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),

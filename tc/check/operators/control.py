@@ -27,7 +27,11 @@ def body(b: Builder, grow: Grow, count: int) -> Builder:
 def like(b: Builder, held: Held, *, shape: bool = True) -> Held:
     """A value made in this body of the dtype and rank (or shape) of `held`; at least one step away from it."""
     made = {name for node in b.nodes for name in node.output}
-    known = [h for h in b.pool if h.name in made and h.dtype == held.dtype and (h.shape == held.shape if shape else h.rank == held.rank)]
+    known = [
+        h
+        for h in b.pool
+        if h.name in made and h.dtype == held.dtype and (h.shape == held.shape if shape else h.rank == held.rank)
+    ]
     if known and b.chance(0.7):
         return b.choose(known)
     if held.dtype == BOOL:
@@ -65,7 +69,11 @@ def condition(b: Builder) -> Held:
         return b.choose(known)
     x = b.pick((F32, I64), where=lambda h: 0 < h.array.size < 500)
     size = b.emit("Size", [x])[0]
-    return b.emit("Less", [size, b.constant(np.array(b.integer(0, 30), I64))])[0] if b.since(9) else b.parameter(True, BOOL)
+    return (
+        b.emit("Less", [size, b.constant(np.array(b.integer(0, 30), I64))])[0]
+        if b.since(9)
+        else b.parameter(True, BOOL)
+    )
 
 
 def if_(grow: Grow) -> Callable[[Builder], None]:
@@ -92,17 +100,28 @@ def loop(grow: Grow) -> Callable[[Builder], None]:
     def draw(b: Builder) -> None:
         trips = b.integer(0 if b.chance(0.2) else 1, 4)
         bound = b.parameter(trips) if b.chance(0.85) else None
-        carried = [b.pick((*FLOATS[:2], I64, I32), where=lambda h: h.array.size < 300) for _ in range(b.integer(0 if bound else 1, 2))]
+        carried = [
+            b.pick((*FLOATS[:2], I64, I32), where=lambda h: h.array.size < 300)
+            for _ in range(b.integer(0 if bound else 1, 2))
+        ]
         inner = Builder(b.rng, b.style, b)
         if inner.depth > 2:
             raise Rejected("deep enough")
         count = inner._hold(inner.new_name("i"), np.array(0, np.int64))
         going = inner._hold(inner.new_name("g"), np.array(True))
         states = [step_input(inner, h) for h in carried]
-        inputs = [bindable(count.name, count), bindable(going.name, going), *(bindable(s.name, s, shaped=b.chance(0.5)) for s in states)]
+        inputs = [
+            bindable(count.name, count),
+            bindable(going.name, going),
+            *(bindable(s.name, s, shaped=b.chance(0.5)) for s in states),
+        ]
         grow(inner, b.integer(0, 3))
         if bound is None or b.chance(0.4):
-            goes_on = inner.emit("Less", [count, inner.constant(np.array(b.integer(-1, 4), np.int64))])[0] if b.since(9) else going
+            goes_on = (
+                inner.emit("Less", [count, inner.constant(np.array(b.integer(-1, 4), np.int64))])[0]
+                if b.since(9)
+                else going
+            )
         else:
             goes_on = inner.emit("Identity", [going])[0]
         if bound is None and not b.since(9):
@@ -112,7 +131,12 @@ def loop(grow: Grow) -> Callable[[Builder], None]:
         stacked = [h for h in inner.pool if h.name in made and h.array.size < 200 and h.dtype != BF16]
         scans = [b.choose(stacked) for _ in range(b.integer(0 if carried else 1, 2))] if stacked else []
         truth = b.parameter(True, BOOL) if b.chance(0.7) else None
-        b.emit("Loop", [bound, truth, *carried], len(carried) + len(scans), body=graph(inner, "body", inputs, [*results, *scans]))
+        b.emit(
+            "Loop",
+            [bound, truth, *carried],
+            len(carried) + len(scans),
+            body=graph(inner, "body", inputs, [*results, *scans]),
+        )
 
     return draw
 
@@ -133,7 +157,10 @@ def scan(grow: Grow) -> Callable[[Builder], None]:
         if inner.depth > 2:
             raise Rejected("deep enough")
         states = [step_input(inner, h) for h in carried]
-        slices = [step_input(inner, h, np.take(h.array, length - 1 if back else 0, a)) for (h, a), back in zip(scanned, reverse)]
+        slices = [
+            step_input(inner, h, np.take(h.array, length - 1 if back else 0, a))
+            for (h, a), back in zip(scanned, reverse)
+        ]
         for s in slices:
             if states:
                 inner.emit("Add", [states[0], s] if s.shape == states[0].shape else [s, s])
@@ -154,7 +181,13 @@ def scan(grow: Grow) -> Callable[[Builder], None]:
         if scans and b.chance(0.2):
             attrs["scan_output_axes"] = [b.integer(0, h.rank) for h in scans]
         inputs = [bindable(h.name, h) for h in (*states, *slices)]
-        b.emit("Scan", [*carried, *(h for h, _ in scanned)], len(results) + len(scans), body=graph(inner, "body", inputs, [*results, *scans]), **attrs)
+        b.emit(
+            "Scan",
+            [*carried, *(h for h, _ in scanned)],
+            len(results) + len(scans),
+            body=graph(inner, "body", inputs, [*results, *scans]),
+            **attrs,
+        )
 
     return draw
 
@@ -166,7 +199,9 @@ def sequence(b: Builder) -> None:
     made = b.emit("SequenceConstruct", parts)[0]
     count = len(parts)
     if b.chance(0.4):
-        made = b.emit("SequenceInsert", [made, parts[0], b.parameter(b.integer(-count, count)) if b.chance(0.6) else None])[0]
+        made = b.emit(
+            "SequenceInsert", [made, parts[0], b.parameter(b.integer(-count, count)) if b.chance(0.6) else None]
+        )[0]
         count += 1
     if b.chance(0.3):
         made = b.emit("SequenceErase", [made, b.parameter(b.integer(-count, count - 1)) if b.chance(0.6) else None])[0]
@@ -175,7 +210,12 @@ def sequence(b: Builder) -> None:
         case 0:
             b.emit("SequenceAt", [made, b.parameter(b.integer(-count, count - 1), kind="index")])
         case 1:
-            b.emit("ConcatFromSequence", [made], axis=b.integer(0, x.rank - 1), **({"new_axis": 1} if b.chance(0.4) else {}))
+            b.emit(
+                "ConcatFromSequence",
+                [made],
+                axis=b.integer(0, x.rank - 1),
+                **({"new_axis": 1} if b.chance(0.4) else {}),
+            )
         case _:
             b.emit("SequenceLength", [made])
 

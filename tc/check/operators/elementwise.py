@@ -39,7 +39,9 @@ def without_zeros(b: Builder, held: Held) -> Held:
     if held.array.size and bool((np.abs(held.array.astype(np.float64)) >= 0.25).all()):
         return held
     if held.dtype.kind == "u":
-        return b.emit("Add", [b.emit("Min", [held, b.constant(np.array(9, held.dtype))])[0], b.constant(np.array(1, held.dtype))])[0]
+        return b.emit(
+            "Add", [b.emit("Min", [held, b.constant(np.array(9, held.dtype))])[0], b.constant(np.array(1, held.dtype))]
+        )[0]
     squeezed = b.emit("Abs", [held])[0]
     return b.emit("Add", [squeezed, b.constant(np.array(1, held.dtype))])[0]
 
@@ -62,7 +64,9 @@ def power(b: Builder) -> None:
     base = b.in_range(b.types("Pow"), 0.25 if b.chance(0.5) else 1, 4)
     other = b.dtype(b.types("Pow", "T1")) if b.since(12) else base.dtype
     exponent = b.partner(base, other)
-    if np.abs(exponent.array.astype(np.float64)).max(initial=0) > 5 or (base.dtype.kind in "iu" and (exponent.array.astype(np.float64) < 0).any()):
+    if np.abs(exponent.array.astype(np.float64)).max(initial=0) > 5 or (
+        base.dtype.kind in "iu" and (exponent.array.astype(np.float64) < 0).any()
+    ):
         exponent = b.constant(np.array(b.choose((0, 1, 2, 3)), other))
     b.emit("Pow", [base, exponent])
 
@@ -78,7 +82,9 @@ def clip(b: Builder) -> None:
     x = b.pick(b.types("Clip"))
     lo, hi = sorted((b.integer(-4, 4) / 2, b.integer(-4, 4) / 2))
     if b.since(11):
-        bounds = [b.parameter(np.array(max(v, 0) if x.dtype.kind == "u" else v).astype(x.dtype), x.dtype) for v in (lo, hi)]
+        bounds = [
+            b.parameter(np.array(max(v, 0) if x.dtype.kind == "u" else v).astype(x.dtype), x.dtype) for v in (lo, hi)
+        ]
         if BF16 == x.dtype:
             raise Rejected("no such input")
         b.emit("Clip", [x, *(v if b.chance(0.8) else None for v in bounds)])
@@ -105,7 +111,9 @@ def cast_target(b: Builder, x: Held, op: str, parameter: str) -> np.dtype:
     numbers = x.array.astype(np.float64)
     if to.kind in "iu":
         info = np.iinfo(to)
-        fits = np.isfinite(numbers).all() and (numbers > info.min - 1).all() and (numbers < min(info.max, 2.0**62)).all()
+        fits = (
+            np.isfinite(numbers).all() and (numbers > info.min - 1).all() and (numbers < min(info.max, 2.0**62)).all()
+        )
         if is_float(x.array) and not fits:
             raise Rejected("such a cast means nothing")
     return to
@@ -136,7 +144,10 @@ def swiglu(b: Builder) -> None:
 SMALL = {"lo": -8.0, "hi": 8.0}
 ROWS = (
     *(unary(op) for op in ("Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "Relu", "Sigmoid", "Tanh", "Erf", "Not")),
-    *(unary(op) for op in ("Softsign", "Softplus", "HardSwish", "Mish", "Sin", "Cos", "Atan", "Asinh", "BitwiseNot", "Identity")),
+    *(
+        unary(op)
+        for op in ("Softsign", "Softplus", "HardSwish", "Mish", "Sin", "Cos", "Atan", "Asinh", "BitwiseNot", "Identity")
+    ),
     unary("Tan", lo=-1.25, hi=1.25),
     unary("Asin", lo=-0.75, hi=0.75),
     unary("Acos", lo=-0.75, hi=0.75),

@@ -29,7 +29,10 @@ def gather(b: Builder) -> None:
 def gather_elements(b: Builder) -> None:
     x = b.pick(b.types("GatherElements"), ranks=(1, 4))
     axis = b.axis(x.rank)
-    shape = [b.dim() if k == axis % x.rank else b.integer(min(n, 1), n) if b.chance(0.3) else n for k, n in enumerate(x.shape)]
+    shape = [
+        b.dim() if k == axis % x.rank else b.integer(min(n, 1), n) if b.chance(0.3) else n
+        for k, n in enumerate(x.shape)
+    ]
     b.emit("GatherElements", [x, indices(b, x.shape[axis], shape)], axis=axis)
 
 
@@ -68,7 +71,9 @@ def scatter_elements(b: Builder) -> None:
     axis = b.axis(x.rank, negative=b.since(11))
     how = reduction(b, x.dtype, 18) if b.since(11) else {}
     shape = [b.integer(1, n) for n in x.shape]
-    places = np.stack([b.rng.permutation(x.shape[axis])[: shape[axis]] for _ in range(int(np.prod(shape)) // shape[axis])])
+    places = np.stack(
+        [b.rng.permutation(x.shape[axis])[: shape[axis]] for _ in range(int(np.prod(shape)) // shape[axis])]
+    )
     if how and b.chance(0.6):
         places = b.rng.integers(0, x.shape[axis], places.shape)
     rest = [n for k, n in enumerate(shape) if k != axis % x.rank]
@@ -90,7 +95,10 @@ def scatter_nd(b: Builder) -> None:
 
 def one_hot(b: Builder) -> None:
     depth = b.integer(1, 8)
-    index = b.parameter(b.rng.integers(-depth, depth + 2 if b.chance(0.3) else depth, b.shape(b.integer(0, 3), most=50)), b.choose((I64, I32, F32)))
+    index = b.parameter(
+        b.rng.integers(-depth, depth + 2 if b.chance(0.3) else depth, b.shape(b.integer(0, 3), most=50)),
+        b.choose((I64, I32, F32)),
+    )
     values = b.parameter(np.array([b.integer(-2, 2), b.integer(-2, 3)]), b.choose((F32, I64, I32)))
     axis = b.integer(-index.rank - 1, index.rank)
     depth_held = b.parameter(b.choose(([depth], depth)), b.choose((I64, I32)))
@@ -126,7 +134,11 @@ def distinct(b: Builder, dtypes: Any) -> Held:
 
 def top_k(b: Builder) -> None:
     dtypes = b.types("TopK")
-    x = distinct(b, [d for d in dtypes if d.kind in "fi" and d.itemsize > 2]) if b.chance(0.7) else b.pick(dtypes, ranks=(1, 4))
+    x = (
+        distinct(b, [d for d in dtypes if d.kind in "fi" and d.itemsize > 2])
+        if b.chance(0.7)
+        else b.pick(dtypes, ranks=(1, 4))
+    )
     axis = b.axis(x.rank, negative=b.since(11))
     k = b.integer(0 if b.chance(0.1) else min(1, x.shape[axis]), x.shape[axis])
     attrs: dict[str, Any] = {"axis": axis} if axis != -1 or b.chance(0.5) else {}
@@ -146,17 +158,32 @@ def non_max_suppression(b: Builder) -> None:
     box = np.concatenate([corners.min(2), corners.max(2) + 0.5], -1).astype(np.float32)
     scores = (b.rng.permutation(batches * boxes * classes).reshape(batches, classes, boxes) / 64).astype(np.float32)
     inputs: list[Held | None] = [b.fresh(box, "fixed", 0.2), b.fresh(scores, "fixed", 0.2)]
-    limits = [b.parameter([b.integer(0, 5)]), b.parameter([b.choose((0.25, 0.5))], F32), b.parameter([b.choose((0.0, 0.25))], F32)]
+    limits = [
+        b.parameter([b.integer(0, 5)]),
+        b.parameter([b.choose((0.25, 0.5))], F32),
+        b.parameter([b.choose((0.0, 0.25))], F32),
+    ]
     inputs += limits[: b.integer(0, 3)]
     b.emit("NonMaxSuppression", inputs, **({"center_point_box": 1} if b.chance(0.2) else {}))
 
 
 def tensor_scatter(b: Builder) -> None:
-    batch, heads, length, width, new = b.integer(1, 3), b.integer(1, 2), b.integer(2, 8), b.integer(1, 4), b.integer(1, 2)
+    batch, heads, length, width, new = (
+        b.integer(1, 3),
+        b.integer(1, 2),
+        b.integer(2, 8),
+        b.integer(1, 4),
+        b.integer(1, 2),
+    )
     dtype = b.dtype(b.types("TensorScatter"))
     mode = b.choose(("linear", "circular"))
     places = b.parameter(b.rng.integers(0, length - new + 1, batch), kind="index") if b.chance(0.7) else None
-    b.emit("TensorScatter", [b.data(dtype, (batch, heads, length, width)), b.data(dtype, (batch, heads, new, width)), places], mode=mode, axis=-2)
+    b.emit(
+        "TensorScatter",
+        [b.data(dtype, (batch, heads, length, width)), b.data(dtype, (batch, heads, new, width)), places],
+        mode=mode,
+        axis=-2,
+    )
 
 
 def embedding(b: Builder) -> None:

@@ -19,7 +19,11 @@ def matmul(b: Builder) -> None:
     if batch and b.chance(0.2):
         batch = [b.dim() if m == 1 and x.shape[i - len(batch) - 2] == 1 else m for i, m in enumerate(batch)]
     shape = (k,) if b.chance(0.1) else (*batch, k, n)
-    known = [h for h in b.pool if h.dtype == x.dtype and h.rank >= 2 and h.shape[-2] == k and h.shape[:-2] in ((), x.shape[:-2])]
+    known = [
+        h
+        for h in b.pool
+        if h.dtype == x.dtype and h.rank >= 2 and h.shape[-2] == k and h.shape[:-2] in ((), x.shape[:-2])
+    ]
     y = b.choose(known) if known and b.chance(0.5) else b.data(x.dtype, shape)
     b.emit("MatMul", [x, y])
 
@@ -31,8 +35,14 @@ def gemm(b: Builder) -> None:
     m, k = x.shape[::-1] if left else x.shape
     n = b.dim()
     y = b.data(x.dtype, (n, k) if right else (k, n))
-    c = b.data(x.dtype, b.choose(((m, n), (n,), (1, n), (m, 1), (), (1,)))) if b.chance(0.7) or not b.since(11) else None
-    attrs: dict[str, Any] = {name: value for name, value in (("transA", left), ("transB", right)) if value or b.chance(0.3)}
+    c = (
+        b.data(x.dtype, b.choose(((m, n), (n,), (1, n), (m, 1), (), (1,))))
+        if b.chance(0.7) or not b.since(11)
+        else None
+    )
+    attrs: dict[str, Any] = {
+        name: value for name, value in (("transA", left), ("transB", right)) if value or b.chance(0.3)
+    }
     attrs |= {name: b.choose((0.5, 2.0, -1.0, 0.0)) for name in ("alpha", "beta") if b.chance(0.3)}
     b.emit("Gemm", [x, y, c], **attrs)
 
@@ -61,7 +71,11 @@ def batch_norm(b: Builder) -> None:
     c = x.shape[1]
     scale, bias, mean = (b.data(x.dtype, (c,)) for _ in range(3))
     variance = b.fresh((b.rng.integers(1, 9, c) / 4).astype(x.dtype), "fixed", 0.7)
-    b.emit("BatchNormalization", [x, scale, bias, mean, variance], **({"epsilon": b.choose((1e-5, 1e-3))} if b.chance(0.5) else {}))
+    b.emit(
+        "BatchNormalization",
+        [x, scale, bias, mean, variance],
+        **({"epsilon": b.choose((1e-5, 1e-3))} if b.chance(0.5) else {}),
+    )
 
 
 def instance_norm(b: Builder) -> None:
@@ -86,7 +100,9 @@ def group_norm(b: Builder) -> None:
     x = b.image(b.types("GroupNormalization"), b.choose((3, 4, 5)))
     groups = b.choose([g for g in (1, 2, 3, 4, 8) if x.shape[1] and x.shape[1] % g == 0])
     size = x.shape[1] if b.since(21) else groups
-    b.emit("GroupNormalization", [x, b.data(x.dtype, (size,)), b.data(x.dtype, (size,))], num_groups=groups, epsilon=1e-2)
+    b.emit(
+        "GroupNormalization", [x, b.data(x.dtype, (size,)), b.data(x.dtype, (size,))], num_groups=groups, epsilon=1e-2
+    )
 
 
 def mean_variance(b: Builder) -> None:
@@ -96,7 +112,9 @@ def mean_variance(b: Builder) -> None:
 
 def lrn(b: Builder) -> None:
     x = b.image(b.types("LRN"), b.choose((4, 4, 3)))
-    b.emit("LRN", [x], size=b.choose((1, 3, 5, 2)), **({"alpha": 0.5, "beta": 0.5, "bias": 2.0} if b.chance(0.5) else {}))
+    b.emit(
+        "LRN", [x], size=b.choose((1, 3, 5, 2)), **({"alpha": 0.5, "beta": 0.5, "bias": 2.0} if b.chance(0.5) else {})
+    )
 
 
 def recurrent(op: str, gates: int) -> Row:
@@ -105,7 +123,7 @@ def recurrent(op: str, gates: int) -> Row:
         direction = b.choose(("forward", "reverse", "bidirectional"))
         ways = 2 if direction == "bidirectional" else 1
         x = b.reshaped((F32,), (length, batch, width))
-        w, r = b.data(F32, (ways, gates * hidden, width)), b.data(F32, (ways, gates * hidden, hidden))
+        w, r = b.weights(F32, (ways, gates * hidden, width)), b.weights(F32, (ways, gates * hidden, hidden))
         bias = b.data(F32, (ways, 2 * gates * hidden)) if b.chance(0.6) else None
         lengths = b.parameter(b.rng.integers(1, length + 1, batch), I32, kind="index") if b.chance(0.4) else None
         start = b.data(F32, (ways, batch, hidden)) if b.chance(0.4) else None
@@ -175,7 +193,9 @@ def loss(op: str) -> Row:
             raise Rejected("no samples")
         x = b.reshaped((F32,), shape)
         target = b.parameter(b.rng.integers(0, shape[1], (shape[0], *shape[2:])), b.choose((I64, I32)), kind="index")
-        weight = b.fresh((b.rng.integers(1, 8, shape[1]) / 4).astype(np.float32), "fixed", 0.3) if b.chance(0.4) else None
+        weight = (
+            b.fresh((b.rng.integers(1, 8, shape[1]) / 4).astype(np.float32), "fixed", 0.3) if b.chance(0.4) else None
+        )
         attrs: dict[str, Any] = {"reduction": b.choose(("mean", "sum", "none"))} if b.chance(0.8) else {}
         if b.chance(0.3):
             attrs["ignore_index"] = b.integer(0, shape[1] - 1)
@@ -204,18 +224,29 @@ def stft(b: Builder) -> None:
     frame, step = b.integer(2, 8), b.integer(1, 4)
     x = b.reshaped((F32,), (b.integer(1, 2), b.integer(frame, 24), 1))
     tail = b.data(F32, (frame,))
-    b.emit("STFT", [x, b.constant(np.array(step, np.int64)), tail, b.constant(np.array(frame, np.int64))], onesided=b.integer(0, 1))
+    b.emit(
+        "STFT",
+        [x, b.constant(np.array(step, np.int64)), tail, b.constant(np.array(frame, np.int64))],
+        onesided=b.integer(0, 1),
+    )
 
 
 def window_function(op: str) -> Row:
     def draw(b: Builder) -> None:
-        b.emit(op, [b.parameter(b.integer(1, 12), b.choose((I64, I32)))], **({"periodic": b.integer(0, 1)} if b.chance(0.6) else {}))
+        b.emit(
+            op,
+            [b.parameter(b.integer(1, 12), b.choose((I64, I32)))],
+            **({"periodic": b.integer(0, 1)} if b.chance(0.6) else {}),
+        )
 
     return Row(op, draw, since=17, weight=0.4)
 
 
 def mel_weights(b: Builder) -> None:
-    numbers = [b.constant(np.array(v, t)) for v, t in ((b.integer(1, 8), I64), (b.choose((8, 16)), I64), (8000, I64), (0.0, F32), (4000.0, F32))]
+    numbers = [
+        b.constant(np.array(v, t))
+        for v, t in ((b.integer(1, 8), I64), (b.choose((8, 16)), I64), (8000, I64), (0.0, F32), (4000.0, F32))
+    ]
     b.emit("MelWeightMatrix", numbers)
 
 

@@ -20,10 +20,14 @@ def zero_point(b: Builder, dtype: np.dtype, shape: tuple[int, ...] = ()) -> Held
     return b.fresh(b.rng.integers(0, 5, shape).astype(dtype), "fixed", 0.8)
 
 
-def bytes_like(b: Builder, dtype: np.dtype, shape: tuple[int, ...]) -> Held:
+def bytes_like(b: Builder, dtype: np.dtype, shape: tuple[int, ...], kind: str = "data") -> Held:
     known = [h for h in b.pool if h.dtype == dtype and h.shape == shape]
     info = np.iinfo(dtype)
-    return b.choose(known) if known and b.chance(0.6) else b.fresh(b.rng.integers(info.min, info.max + 1, shape).astype(dtype), "data", 0.3)
+    return (
+        b.choose(known)
+        if known and b.chance(0.6)
+        else b.fresh(b.rng.integers(info.min, info.max + 1, shape).astype(dtype), kind, 0.3)
+    )
 
 
 def quantize(b: Builder) -> None:
@@ -65,7 +69,10 @@ def matmul_integer(b: Builder) -> None:
     m, k, n = (b.dim() for _ in range(3))
     batch = b.shape(b.integer(0, 1), most=3)
     x, y = bytes_like(b, left, (*batch, m, k)), bytes_like(b, right, (k, n))
-    zeros = [zero_point(b, left) if b.chance(0.6) else None, zero_point(b, right, b.choose(((), (n,)))) if b.chance(0.5) else None]
+    zeros = [
+        zero_point(b, left) if b.chance(0.6) else None,
+        zero_point(b, right, b.choose(((), (n,)))) if b.chance(0.5) else None,
+    ]
     b.emit("MatMulInteger", [x, y, *zeros])
 
 
@@ -73,7 +80,16 @@ def qlinear_matmul(b: Builder) -> None:
     left, right = b.choose((U8, I8)), b.choose((U8, I8))
     m, k, n = (max(1, b.dim()) for _ in range(3))
     x, y = bytes_like(b, left, (m, k)), bytes_like(b, right, (k, n))
-    inputs = [x, scale(b), zero_point(b, left), y, scale(b), zero_point(b, right), b.constant(np.array(64.0, np.float32)), zero_point(b, left)]
+    inputs = [
+        x,
+        scale(b),
+        zero_point(b, left),
+        y,
+        scale(b),
+        zero_point(b, right),
+        b.constant(np.array(64.0, np.float32)),
+        zero_point(b, left),
+    ]
     b.emit("QLinearMatMul", inputs)
 
 
@@ -83,7 +99,7 @@ def conv_shapes(b: Builder) -> tuple[Held, Held, dict[str, Any], int]:
     c, m = group * b.integer(1, 3), group * b.integer(1, 3)
     kernel, attrs = window(b, (h, w), auto=False)
     x = bytes_like(b, b.choose((U8, I8)), (n, c, h, w))
-    weights = bytes_like(b, x.dtype if x.dtype == I8 else b.choose((U8, I8)), (m, c // group, *kernel))
+    weights = bytes_like(b, x.dtype if x.dtype == I8 else b.choose((U8, I8)), (m, c // group, *kernel), "weights")
     return x, weights, attrs | ({"group": group} if group > 1 else {}), m
 
 
@@ -101,7 +117,21 @@ def qlinear_conv(b: Builder) -> None:
     wz = b.constant(np.zeros((m,) if per_channel else (), w.dtype)) if per_channel else zero_point(b, w.dtype)
     if not b.since(10):
         raise Rejected("not yet")
-    b.emit("QLinearConv", [x, scale(b), zero_point(b, x.dtype), w, ws, wz, b.constant(np.array(64.0, np.float32)), zero_point(b, x.dtype), bias], **attrs)
+    b.emit(
+        "QLinearConv",
+        [
+            x,
+            scale(b),
+            zero_point(b, x.dtype),
+            w,
+            ws,
+            wz,
+            b.constant(np.array(64.0, np.float32)),
+            zero_point(b, x.dtype),
+            bias,
+        ],
+        **attrs,
+    )
 
 
 ROWS = (

@@ -67,7 +67,10 @@ def along_axis(op: str, *, since: int = 7, weight: float = 1.0, **choices: tuple
 
 ROWS = (
     reducer("ReduceSum", axes_since=13),
-    *(reducer(op) for op in ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")),
+    *(
+        reducer(op)
+        for op in ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+    ),
     reducer("ReduceLogSum", lo=0.25),
     reducer("ReduceLogSumExp"),
     arg_reducer("ArgMax"),

@@ -60,7 +60,7 @@ def with_axes(b: Builder, op: str, x: Held, axes: list[int] | None, since: int, 
     if axes is None:
         return b.emit(op, [x], **attrs)
     if b.since(since):
-        return b.emit(op, [x, b.parameter(axes)], **attrs)
+        return b.emit(op, [x, b.parameter(axes, p_runtime=0.03 * b.style.p_runtime)], **attrs)
     if not b.since(11):
         axes = [a % 8 if a >= 0 else a for a in axes]
         if any(a < 0 for a in axes):
@@ -71,7 +71,10 @@ def with_axes(b: Builder, op: str, x: Held, axes: list[int] | None, since: int, 
 def squeeze(b: Builder) -> None:
     x = b.pick(b.types("Squeeze"), where=lambda h: 1 in h.shape)
     ones = [k for k, n in enumerate(x.shape) if n == 1]
-    axes = [int(k) - (x.rank if b.since(11) and b.chance(0.3) else 0) for k in b.rng.permutation(ones)[: b.integer(1, len(ones))]]
+    axes = [
+        int(k) - (x.rank if b.since(11) and b.chance(0.3) else 0)
+        for k in b.rng.permutation(ones)[: b.integer(1, len(ones))]
+    ]
     with_axes(b, "Squeeze", x, None if b.chance(0.15) else axes, 13)
 
 
@@ -85,7 +88,9 @@ def unsqueeze(b: Builder) -> None:
 
 def transpose(b: Builder) -> None:
     x = b.pick(b.types("Transpose"))
-    b.emit("Transpose", [x], **({"perm": [int(k) for k in b.rng.permutation(x.rank)]} if x.rank and b.chance(0.8) else {}))
+    b.emit(
+        "Transpose", [x], **({"perm": [int(k) for k in b.rng.permutation(x.rank)]} if x.rank and b.chance(0.8) else {})
+    )
 
 
 def flatten(b: Builder) -> None:
@@ -99,8 +104,13 @@ def concat(b: Builder) -> None:
     axis = b.axis(x.rank, negative=b.since(11))
     inputs = [x]
     for _ in range(b.integer(0, 3)):
-        known = [h for h in b.pool if h.dtype == x.dtype and h.rank == x.rank and all(
-            h.shape[k] == x.shape[k] for k in range(x.rank) if k != axis % x.rank)]
+        known = [
+            h
+            for h in b.pool
+            if h.dtype == x.dtype
+            and h.rank == x.rank
+            and all(h.shape[k] == x.shape[k] for k in range(x.rank) if k != axis % x.rank)
+        ]
         if known and b.chance(0.7):
             inputs.append(b.choose(known))
         else:
@@ -149,13 +159,19 @@ def slice_(b: Builder) -> None:
     dtype = b.choose((I64, I64, I32))
     if dtype == I32:
         starts, ends = ([max(min(v, 2**31 - 1), -(2**31)) for v in vs] for vs in (starts, ends))
-    tail: list[Held | None] = [b.parameter(axes, dtype), b.parameter(steps, dtype) if steps != [1] * len(steps) or b.chance(0.5) else None]
+    tail: list[Held | None] = [
+        b.parameter(axes, dtype),
+        b.parameter(steps, dtype) if steps != [1] * len(steps) or b.chance(0.5) else None,
+    ]
     b.emit("Slice", [x, b.parameter(starts, dtype), b.parameter(ends, dtype), *tail])
 
 
 def tile(b: Builder) -> None:
     x = b.pick(b.types("Tile"), ranks=(1, 4), where=lambda h: h.array.size < 800)
-    b.emit("Tile", [x, b.parameter([b.choose((0, 1, 1, 2, 3) if b.chance(b.style.p_zero) else (1, 1, 2, 3)) for _ in x.shape])])
+    b.emit(
+        "Tile",
+        [x, b.parameter([b.choose((0, 1, 1, 2, 3) if b.chance(b.style.p_zero) else (1, 1, 2, 3)) for _ in x.shape])],
+    )
 
 
 def pad(b: Builder) -> None:
@@ -164,10 +180,19 @@ def pad(b: Builder) -> None:
     axes = b.axes(x.rank, 1) if b.since(18) and b.chance(0.4) else list(range(x.rank))
     sizes = [x.shape[a] for a in axes]
     most = [min(3, n - 1 if mode == "reflect" else n if mode in ("wrap", "edge") else 3) for n in sizes]
-    begins, ends = ([b.integer(-1 if mode == "constant" and n > 2 and b.chance(0.2) else 0, max(m, 0)) for m, n in zip(most, sizes)] for _ in "ab")
+    begins, ends = (
+        [b.integer(-1 if mode == "constant" and n > 2 and b.chance(0.2) else 0, max(m, 0)) for m, n in zip(most, sizes)]
+        for _ in "ab"
+    )
     attrs: dict[str, Any] = {} if mode == "constant" and b.chance(0.5) else {"mode": mode}
     if not b.since(11):
-        b.emit("Pad", [x], pads=begins + ends, **attrs, **({"value": b.integer(-4, 4) / 2} if mode == "constant" and b.chance(0.5) else {}))
+        b.emit(
+            "Pad",
+            [x],
+            pads=begins + ends,
+            **attrs,
+            **({"value": b.integer(-4, 4) / 2} if mode == "constant" and b.chance(0.5) else {}),
+        )
         return
     value = b.parameter(b.numbers(x.dtype, ()), x.dtype) if mode == "constant" and b.chance(0.5) else None
     given = b.parameter(axes) if len(axes) < x.rank or (b.since(18) and b.chance(0.1)) else None
@@ -178,7 +203,12 @@ def depth_to_space(b: Builder) -> None:
     block = b.choose((1, 2, 3))
     shape = (b.choose((1, 2)), block * block * b.choose((1, 2, 3)), b.choose((1, 2, 3, 5)), b.choose((1, 2, 4)))
     x = b.reshaped(b.types("DepthToSpace"), shape)
-    b.emit("DepthToSpace", [x], blocksize=block, **({"mode": b.choose(("DCR", "CRD"))} if b.since(11) and b.chance(0.6) else {}))
+    b.emit(
+        "DepthToSpace",
+        [x],
+        blocksize=block,
+        **({"mode": b.choose(("DCR", "CRD"))} if b.since(11) and b.chance(0.6) else {}),
+    )
 
 
 def space_to_depth(b: Builder) -> None:
@@ -214,7 +244,11 @@ def range_(b: Builder) -> None:
     limit = start + step * count - (b.integer(0, abs(step) - 1) * (1 if step > 0 else -1) if count else 0)
     if dtype == I64 and b.chance(0.5):
         size = b.from_shapes(np.array([b.choose([n for h in b.pool[-8:] for n in h.shape])], I64))
-        scalar = b.emit("Squeeze", [size] if not b.since(13) else [size, b.constant(np.array([0], I64))], **({} if b.since(13) else {"axes": [0]}))[0]
+        scalar = b.emit(
+            "Squeeze",
+            [size] if not b.since(13) else [size, b.constant(np.array([0], I64))],
+            **({} if b.since(13) else {"axes": [0]}),
+        )[0]
         b.emit("Range", [b.parameter(0), scalar, b.parameter(1)])
         return
     b.emit("Range", [b.parameter(v, dtype) for v in (start, limit, step)])

@@ -10,7 +10,9 @@ from tc.check.builder import F16, F32, U8, Builder, Held, Rejected
 from tc.check.operators.row import Row
 
 
-def window(b: Builder, spatial: tuple[int, ...], *, dilate: bool = True, auto: bool = True) -> tuple[list[int], dict[str, Any]]:
+def window(
+    b: Builder, spatial: tuple[int, ...], *, dilate: bool = True, auto: bool = True
+) -> tuple[list[int], dict[str, Any]]:
     """A kernel shape and attributes of a window that fits at least once."""
     n = len(spatial)
     kernel = [b.integer(1, min(5, max(1, s))) for s in spatial]
@@ -22,14 +24,18 @@ def window(b: Builder, spatial: tuple[int, ...], *, dilate: bool = True, auto: b
     dilations = [1] * n
     if dilate and b.chance(0.3):
         dilations = attrs["dilations"] = [b.choose((1, 2, 3)) for _ in spatial]
-    mode = b.choose(("pads", "pads", "none", "SAME_UPPER", "SAME_LOWER", "VALID")) if auto else b.choose(("pads", "none"))
+    mode = (
+        b.choose(("pads", "pads", "none", "SAME_UPPER", "SAME_LOWER", "VALID")) if auto else b.choose(("pads", "none"))
+    )
     pads = [0] * (2 * n)
     if mode == "pads":
         pads = attrs["pads"] = [b.integer(0, max(0, min(2, k - 1))) for k in (*kernel, *kernel)]
     elif mode != "none":
         attrs["auto_pad"] = mode
     for k in range(n):
-        while not mode.startswith("SAME") and (kernel[k] - 1) * dilations[k] + 1 > spatial[k] + pads[k] + pads[k + n] > 0:
+        while (
+            not mode.startswith("SAME") and (kernel[k] - 1) * dilations[k] + 1 > spatial[k] + pads[k] + pads[k + n] > 0
+        ):
             kernel[k] -= 1
             if kernel[k] <= pads[k] or kernel[k] <= pads[k + n]:
                 raise Rejected("a pad as wide as the kernel")
@@ -47,8 +53,8 @@ def conv(b: Builder) -> None:
     if channels == 0 or outputs > 64:
         raise Rejected("no channels")
     kernel, attrs = window(b, x.shape[2:])
-    w = b.data(x.dtype, (outputs, channels // group, *kernel))
-    bias = b.data(x.dtype, (outputs,)) if b.chance(0.5) else None
+    w = b.weights(x.dtype, (outputs, channels // group, *kernel))
+    bias = b.weights(x.dtype, (outputs,)) if b.chance(0.5) else None
     if b.chance(0.6):
         attrs["kernel_shape"] = kernel
     if group > 1 or b.chance(0.3):
@@ -79,15 +85,19 @@ def conv_transpose(b: Builder) -> None:
     if b.chance(0.5):
         attrs["kernel_shape"] = kernel
     outputs = b.integer(1, 3)
-    bias = b.data(x.dtype, (outputs * group,)) if b.chance(0.4) else None
-    b.emit("ConvTranspose", [x, b.data(x.dtype, (x.shape[1], outputs, *kernel)), bias], **attrs)
+    bias = b.weights(x.dtype, (outputs * group,)) if b.chance(0.4) else None
+    b.emit("ConvTranspose", [x, b.weights(x.dtype, (x.shape[1], outputs, *kernel)), bias], **attrs)
 
 
 def pool(op: str) -> Row:
     def draw(b: Builder) -> None:
         within = (F32, F16) if op != "MaxPool" else (F32, F16, U8)
         x = b.image(b.types(op, within=within), b.choose((3, 4, 4, 4, 5)))
-        dilate = (op == "MaxPool" and b.since(10)) or (op == "AveragePool" and b.since(19)) or (op == "LpPool" and b.since(18))
+        dilate = (
+            (op == "MaxPool" and b.since(10))
+            or (op == "AveragePool" and b.since(19))
+            or (op == "LpPool" and b.since(18))
+        )
         kernel, attrs = window(b, x.shape[2:], dilate=dilate)
         if b.since(10) and "auto_pad" not in attrs and b.chance(0.3) and (op != "LpPool" or b.since(18)):
             attrs["ceil_mode"] = 1
@@ -129,7 +139,10 @@ def resize(b: Builder) -> None:
         raise Rejected("nothing to resize")
     mode = b.choose(("nearest", "linear", "cubic") if b.since(11) else ("nearest", "linear"))
     axes = list(range(x.rank)) if not (b.since(18) and b.chance(0.3)) else list(range(2, x.rank))
-    sizes = [n if k < 2 and b.chance(0.95) else b.choose((1, n, n + 1, 2 * n, 3 * n, max(1, n // 2), max(1, n - 1))) for k, n in enumerate(x.shape)]
+    sizes = [
+        n if k < 2 and b.chance(0.95) else b.choose((1, n, n + 1, 2 * n, 3 * n, max(1, n // 2), max(1, n - 1)))
+        for k, n in enumerate(x.shape)
+    ]
     by_scale = b.chance(0.5) or not b.since(11)
     scales = [1.0 if s == n else b.choose((2.0, 0.5, 1.5, 3.0, s / n)) for s, n in zip(sizes, x.shape)]
     if any(int(np.floor(n * s)) < 1 for n, s in zip(x.shape, scales)):
@@ -139,7 +152,12 @@ def resize(b: Builder) -> None:
         op = "Upsample" if not b.since(10) else "Resize"
         if op == "Upsample":
             scales = [max(s, 1.0) for s in scales]
-        b.emit(op, [x, b.parameter(np.array(scales), F32)] if b.since(9) else [x], **({"scales": scales} if not b.since(9) else {}), **attrs)
+        b.emit(
+            op,
+            [x, b.parameter(np.array(scales), F32)] if b.since(9) else [x],
+            **({"scales": scales} if not b.since(9) else {}),
+            **attrs,
+        )
         return
     coordinates = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
     coordinates += ["tf_half_pixel_for_nn"] if not b.since(13) else []
@@ -180,7 +198,11 @@ def affine_grid(b: Builder) -> None:
     batch = b.integer(1, 3)
     n = b.choose((2, 2, 3))
     size = [batch, b.integer(1, 3), *(b.integer(1, 5) for _ in range(n))]
-    b.emit("AffineGrid", [b.data(F32, (batch, n, n + 1)), b.parameter(size)], **({"align_corners": b.integer(0, 1)} if b.chance(0.6) else {}))
+    b.emit(
+        "AffineGrid",
+        [b.data(F32, (batch, n, n + 1)), b.parameter(size)],
+        **({"align_corners": b.integer(0, 1)} if b.chance(0.6) else {}),
+    )
 
 
 def roi_align(b: Builder) -> None:
@@ -189,7 +211,11 @@ def roi_align(b: Builder) -> None:
     corner = b.rng.integers(0, 8, (count, 2)) / 2
     rois = np.concatenate([corner, corner + b.rng.integers(1, 8, (count, 2)) / 2], 1).astype(np.float32)
     batches = b.parameter(b.rng.integers(0, x.shape[0], count), kind="index")
-    attrs: dict[str, Any] = {"output_height": b.integer(1, 3), "output_width": b.integer(1, 3), "sampling_ratio": b.integer(0, 2)}
+    attrs: dict[str, Any] = {
+        "output_height": b.integer(1, 3),
+        "output_width": b.integer(1, 3),
+        "sampling_ratio": b.integer(0, 2),
+    }
     if b.chance(0.5):
         attrs["mode"] = b.choose(("avg", "max"))
     if b.since(16) and b.chance(0.5):
@@ -201,7 +227,9 @@ def max_roi_pool(b: Builder) -> None:
     x = b.image((F32,), 4, most=500)
     count = b.integer(1, 3)
     corner = b.rng.integers(0, 3, (count, 2))
-    rois = np.concatenate([b.rng.integers(0, x.shape[0], (count, 1)), corner, corner + b.rng.integers(1, 4, (count, 2))], 1).astype(np.float32)
+    rois = np.concatenate(
+        [b.rng.integers(0, x.shape[0], (count, 1)), corner, corner + b.rng.integers(1, 4, (count, 2))], 1
+    ).astype(np.float32)
     b.emit("MaxRoiPool", [x, b.fresh(rois, "fixed", 0.2)], pooled_shape=[b.integer(1, 3), b.integer(1, 3)])
 
 
@@ -211,8 +239,8 @@ def deform_conv(b: Builder) -> None:
     out = (h - k + 1, w - k + 1)
     offset = b.data(F32, (n, 2 * k * k, *out))
     mask = b.data(F32, (n, k * k, *out)) if b.chance(0.4) else None
-    weight = b.data(F32, (b.integer(1, 3), c, k, k))
-    bias = b.data(F32, (weight.shape[0],)) if b.chance(0.5) or mask is not None else None
+    weight = b.weights(F32, (b.integer(1, 3), c, k, k))
+    bias = b.weights(F32, (weight.shape[0],)) if b.chance(0.5) or mask is not None else None
     b.emit("DeformConv", [b.data(F32, (n, c, h, w)), weight, offset, bias, mask])
 
 
@@ -227,7 +255,7 @@ def square_image(b: Builder) -> None:
     """An image whose height and width are one symbol, through a convolution and a pool."""
     n = b.choose((1, 2, 3, 5, 8, 9))
     x: Held = b.data(F32, (b.choose((1, 2)), b.choose((1, 3, 8, 17)), n, n))
-    y = b.emit("Conv", [x, b.data(F32, (b.choose((1, 4, 8, 16)), x.shape[1], 1, 1))])[0]
+    y = b.emit("Conv", [x, b.weights(F32, (b.choose((1, 4, 8, 16)), x.shape[1], 1, 1))])[0]
     b.emit(b.choose(("GlobalAveragePool", "GlobalMaxPool", "Relu", "Identity")), [y])
 
 

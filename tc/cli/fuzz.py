@@ -1,0 +1,107 @@
+"""`tc fuzz`: random models against onnxruntime and the onnx reference evaluator."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tc.check.campaign import Failure, Settings, Summary, run_campaign
+from tc.check.generate import MODES
+from tc.check.reduce import describe as describe_subject
+from tc.cli.outcome import Outcome, make_table
+from tc.errors import UserError
+
+EPILOG = """\
+examples:
+  tc fuzz                                  100 random models
+  tc fuzz --seed 1000 --count 5000 -j 2    those of the seeds 1000 to 5999, two at a time
+  tc fuzz --budget 10m --folder failing    as many as ten minutes allow; failing models to a folder
+  tc fuzz --mode indices                   operators that index, with indices out of range
+exit code 3 when a result is wrong, a process died, or tc refused what both others run
+"""
+_BUDGET = re.compile(r"(\d+)([smh]?)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
+    parser.add_argument("--count", type=int, help="how many seeds (default 100; without end when there is a budget)")
+    parser.add_argument("--budget", metavar="TIME", help="stop after this time: 90s, 10m, 2h")
+    parser.add_argument("--mode", choices=MODES, default="general", help="indices: more operators that index")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where failing models and their inputs are written")
+    parser.add_argument(
+        "--reduce",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="time to reduce each new kind of failure (default 20)",
+    )
+    parser.add_argument("-j", "--processes", type=int, default=1, metavar="N", help="models at a time (default 1)")
+    parser.add_argument("--threads", type=int, help="threads of a compiled model (default: 1 and 2 in turns)")
+    parser.add_argument("--numerics", choices=("default", "strict"), help="default: every eighth model is strict")
+
+
+def execute(args: argparse.Namespace) -> Outcome:
+    """Judge the seeds and report; exit code 3 when one failed."""
+    if args.count is not None and args.count < 1:
+        raise UserError(f"--count is {args.count}, must be at least 1")
+    if args.processes < 1:
+        raise UserError(f"--processes is {args.processes}, must be at least 1")
+    if args.seed < 0:
+        raise UserError(f"--seed is {args.seed}, must not be negative")
+    seconds = parse_budget(args.budget) if args.budget else None
+    count = args.count or (10**9 if seconds else 100)
+    settings = Settings(args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce)
+    summary = run_campaign(range(args.seed, args.seed + count), settings, args.folder)
+    return Outcome(describe(summary), lambda console: show(console, summary), 3 if summary.failures else 0)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `90s`, `10m` or `2h`."""
+    matched = _BUDGET.fullmatch(text)
+    if matched is None:
+        raise UserError(f"--budget: '{text}' is not a time such as 90s, 10m or 2h")
+    return int(matched[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[matched[2]]
+
+
+def describe(summary: Summary) -> dict[str, Any]:
+    """The summary as plain data."""
+    return {
+        "models": sum(summary.kinds.values()),
+        "seconds": summary.seconds,
+        "kinds": dict(summary.kinds),
+        "operators": dict(sorted(summary.operators.items())),
+        "undecided": dict(summary.undecided.most_common()),
+        "failures": [
+            {
+                "signature": signature,
+                "seeds": [f.seed for f in group],
+                "text": group[0].judged.verdict.text,
+                "reduced": _text(group[0]),
+            }
+            for signature, group in summary.by_signature.items()
+        ],
+    }
+
+
+def _text(failure: Failure) -> str | None:
+    reduced = failure.reduced
+    return None if reduced is None else describe_subject(reduced.subject, reduced.verdict)
+
+
+def show(console: Console, summary: Summary) -> None:
+    for signature, group in summary.by_signature.items():
+        seeds = ", ".join(str(f.seed) for f in group[:8]) + (" ..." if len(group) > 8 else "")
+        console.rule(f"{len(group)} of: {signature}".replace("[", "\\["))
+        console.print(f"seeds {seeds}", highlight=False)
+        console.print(_text(group[0]) or group[0].judged.verdict.text, markup=False, highlight=False)
+    console.print(make_table("models", ("came to", "how many "), summary.kinds.most_common()))
+    rare = sorted(summary.operators.items(), key=lambda item: item[1])
+    console.print(
+        f"{len(summary.operators)} operators; rarest: {', '.join(f'{name} {n}' for name, n in rare[:12])}",
+        highlight=False,
+    )
+    console.print(f"{summary.seconds:.0f} s", highlight=False)

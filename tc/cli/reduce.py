@@ -1,0 +1,102 @@
+"""`tc reduce`: the smallest part of a model that still fails, as ONNX text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+from rich.console import Console
+
+from tc.check.campaign import write_subject
+from tc.check.differential import Run
+from tc.check.process import Judge
+from tc.check.reduce import describe, reduce_failure
+from tc.cli.options import parse_dims, read_arrays
+from tc.cli.outcome import Outcome
+from tc.errors import ModelError, UserError
+
+EPILOG = """\
+examples:
+  tc reduce model.onnx                              random inputs; free dims are 1
+  tc reduce failing/17.onnx --inputs failing/17.npz
+  tc reduce model.onnx -o small                     also writes small.onnx and small.npz
+A model fails when tc crashes, differs from onnxruntime and the onnx reference evaluator, or refuses what both run.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="an ONNX file")
+    parser.add_argument("--inputs", type=Path, metavar="FILE.npz", help="all inputs by name")
+    parser.add_argument(
+        "--dims", action="append", default=[], metavar="NAME=N", help="sizes of free dims for random inputs"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default 0)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the compiled model (default 1)")
+    parser.add_argument("--numerics", choices=("default", "strict"), default="default")
+    parser.add_argument("--seconds", type=float, default=120.0, help="stop after this time (default 120)")
+    parser.add_argument("-o", "--output", type=Path, metavar="STEM", help="write STEM.onnx and STEM.npz")
+
+
+def execute(args: argparse.Namespace) -> Outcome:
+    """Judge the model, and reduce it when it fails; exit code 3 then."""
+    model = load(args.model)
+    feeds = read_arrays(args.inputs) if args.inputs else random_feeds(model, args)
+    missing = {i.name for i in model.graph.input} - set(feeds) - {t.name for t in model.graph.initializer}
+    if missing:
+        raise UserError(f"--inputs {args.inputs}: holds no {', '.join(sorted(missing))}")
+    judge = Judge()
+    try:
+        verdict = judge.model(model, [Run(feeds)], threads=args.threads, numerics=args.numerics)
+        if not verdict.failed:
+            text = f"does not fail: {verdict.kind}{f' ({verdict.text})' if verdict.text else ''}"
+            return Outcome({"kind": verdict.kind, "text": verdict.text}, lambda console: _print(console, text))
+        found = reduce_failure(
+            model, [Run(feeds)], verdict, judge, threads=args.threads, numerics=args.numerics, seconds=args.seconds
+        )
+    finally:
+        judge.close()
+    if args.output:
+        write_subject(args.output, found.subject)
+    text = describe(found.subject, found.verdict)
+    data = {
+        "kind": found.verdict.kind,
+        "text": found.verdict.text,
+        "model": text,
+        "tried": found.tried,
+        "taken": found.taken,
+    }
+    return Outcome(data, lambda console: _print(console, text), 3)
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False)
+
+
+def load(path: Path) -> onnx.ModelProto:
+    """The model in a file; ModelError when it is none."""
+    try:
+        return onnx.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # protobuf's errors share no base that onnx promises
+        raise ModelError(f"{path}: cannot be read as an ONNX file: {error}") from error
+
+
+def random_feeds(model: onnx.ModelProto, args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Seeded random inputs: floats are standard normal, integers and booleans 0 or 1; free dims as `--dims` says or 1."""
+    sizes = {name: spec.lo for name, spec in parse_dims(args.dims).items()}
+    rng = np.random.default_rng(args.seed)
+    constants = {t.name for t in model.graph.initializer}
+    feeds = {}
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        tensor = value.type.tensor_type
+        shape = [d.dim_value if d.HasField("dim_value") else sizes.get(d.dim_param, 1) for d in tensor.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        numbers = rng.standard_normal(shape) if dtype.kind not in "iub" else rng.integers(0, 2, shape)
+        feeds[value.name] = np.asarray(numbers).astype(dtype)
+    return feeds
