@@ -21,19 +21,31 @@ from tc.compiler import compile_model
 from tc.errors import InputError, TcError
 
 # What both oracles run and `tc` does not, yet: the operator, and what the refusal says. Everything else that is refused is a defect.
-KNOWN_REFUSALS: tuple[tuple[str, str], ...] = ()
+KNOWN_REFUSALS: tuple[tuple[str, str], ...] = (
+    ("Reduce*, Squeeze, Unsqueeze", r"axes \(input 1\) must be constant"),
+    ("Squeeze", r"Squeeze without axes: whether the dim \S+ is 1 is not known"),
+    ("MaxUnpool", r"MaxUnpool of ONNX, opset \d+, is not supported: it has no operator in tc"),
+    ("DeformConv", r"DeformConv of ONNX, opset \d+, is not supported: it has no operator in tc"),
+    ("Conv, ConvInteger, QLinearConv, ConvTranspose", r"the kernel size is not known"),
+    ("Reshape, Expand, Slice, Tile, Resize", r"depends on data, so its length must be known"),
+    ("SplitToSequence", r"the number of parts of the dim \S+ is not known"),
+    ("SequenceAt", r"the position \(input 1\) must be constant"),
+)
 
+Tell = Callable[[str, int], None]
 FAILURES = ("wrong", "crash", "timeout", "internal", "refused", "unchecked")
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What came of one model. `kind`: "ok", "undecided" (no oracle, or they disagree), "known" (a listed refusal), or one of FAILURES:
-    "internal" is a refusal in words that are not `tc`'s own, "unchecked" a bad index that went through. `run` says on which inputs."""
+    "internal" is a refusal in words that are not `tc`'s own, "unchecked" a bad index that went through. `run` says on which inputs,
+    `oracles` how many of them ran it."""
 
     kind: str
     text: str = ""
     run: int = 0
+    oracles: int = 2
 
     @property
     def failed(self) -> bool:
@@ -100,20 +112,22 @@ def judge(
     *,
     threads: int = 1,
     numerics: str = "default",
-    tell: Callable[[str], None] = lambda stage: None,
+    tell: Tell = lambda stage, run: None,
 ) -> Verdict:
-    """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works: "oracles" or "tc"."""
-    tell("oracles")
+    """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works, "oracles" or "tc", and on
+    which run."""
+    tell("oracles", 0)
     expected = [expect(model, run.feeds) for run in runs]
     if not expected[0].oracles:
         return Verdict("undecided", "no oracle runs it")
-    tell("tc")
+    tell("tc", 0)
     try:
         module = compile_model(model, threads=threads, numerics=numerics)
     except Exception as error:
         return _refusal(model, error, expected[0], 0)
     for index, (run, wanted) in enumerate(zip(runs, expected)):
-        verdict = _judge_run(model, module, run, wanted, index, expected[0].oracles)
+        tell("tc", index)
+        verdict = _judge_run(model, module, run, wanted, index)
         if verdict is not None:
             return verdict
     if any(b != float("inf") for b in expected[0].bounds):
@@ -128,7 +142,7 @@ def _judge_run(
     try:
         found = module.run(feeds)
     except Exception as error:
-        if index and wanted.oracles < oracles:
+        if index and wanted.oracles < 2:
             return None  # not valid with these dims
         return None if run.spoilt else _refusal(model, error, wanted, index)
     if run.spoilt:
@@ -136,17 +150,17 @@ def _judge_run(
     for name, value in feeds.items():
         if isinstance(value, np.ndarray) and value.tobytes() != run.feeds[name].tobytes():
             return Verdict("wrong", "an input was written to", index)
-    if index and wanted.oracles < oracles:
+    if index and wanted.oracles < 2:
         return None
     again = module.run(feeds)
     for name, values, bound in zip(wanted.names, wanted.values, wanted.bounds):
         if isinstance(found[name], np.ndarray) and found[name].tobytes() != again[name].tobytes():
-            return Verdict("wrong", "another result when called again", index)
+            return Verdict("wrong", "another result when called again", index, wanted.oracles)
         if bound == float("inf"):
             continue
         texts = [disagreement(found[name], value, bound) for value in values]
         if all(texts):
-            return Verdict("wrong", f"{name}: {texts[0]}", index)
+            return Verdict("wrong", f"{name}: {texts[0]}", index, wanted.oracles)
     return None
 
 

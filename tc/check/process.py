@@ -85,11 +85,11 @@ class Judge:
         assert child.stdin is not None
         child.stdin.write(json.dumps(request).encode() + b"\n")
         child.stdin.flush()
-        stage, drawn = "generate", {}
+        stage, run, drawn = "generate", 0, {}
         for message in self._messages(child):
             if "verdict" in message:
                 return _judged(Verdict(**message["verdict"]), drawn)
-            stage = message["stage"]
+            stage, run = message["stage"], message["run"]
             drawn = message if "model" in message else drawn
         late = child.poll() is None
         self.close()
@@ -124,6 +124,10 @@ def _selector(stream: Any) -> Iterator[selectors.DefaultSelector]:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         yield selector
+
+
+def _is_spoilt(message: dict[str, Any], run: int) -> bool:
+    return bool(message["runs"][run]["spoilt"])
 
 
 def _judged(verdict: Verdict, drawn: dict[str, Any]) -> Judged:

@@ -75,10 +75,11 @@ def reduce_failure(
 
     def fails(subject: Subject) -> bool:
         found = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics)
-        return found.kind == verdict.kind and (found.kind == "wrong" or found.signature == verdict.signature)
+        alike = found.kind == verdict.kind and found.oracles == verdict.oracles
+        return alike and (found.kind == "wrong" or found.signature == verdict.signature)
 
     start = Subject(model, runs[verdict.run].feeds)
-    if spoilt or not fails(start):
+    if (spoilt and verdict.kind == "unchecked") or not fails(start):
         return Reduced(start, verdict, 1, 0)
     subject, tried, taken = reduce_model(start, fails, seconds=seconds)
     subject = renamed(subject)

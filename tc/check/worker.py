@@ -63,14 +63,18 @@ def answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
 
     operators: tuple[str, ...] = ()
     if "seed" in request:
-        say(stage="generate")
+        say(stage="generate", run=0)
         case = generate(request["seed"], request["mode"])
         model, runs, operators = case.model, runs_of(case), case.operators
-        say(stage="oracles", model=pack_model(model), runs=pack_runs(runs), operators=operators)
+        say(stage="oracles", run=0, model=pack_model(model), runs=pack_runs(runs), operators=operators)
     else:
         model, runs = unpack_model(request["model"]), unpack_runs(request["runs"])
     verdict = judge(
-        model, runs, threads=request["threads"], numerics=request["numerics"], tell=lambda stage: say(stage=stage)
+        model,
+        runs,
+        threads=request["threads"],
+        numerics=request["numerics"],
+        tell=lambda stage, run: say(stage=stage, run=run),
     )
     return {"verdict": dataclasses.asdict(verdict)}
 
