@@ -136,7 +136,7 @@ def judge(
 
 
 def _judge_run(
-    model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int, oracles: int
+    model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int
 ) -> Verdict | None:
     feeds = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in run.feeds.items()}
     try:

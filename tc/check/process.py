@@ -89,6 +89,8 @@ class Judge:
         for message in self._messages(child):
             if "verdict" in message:
                 return _judged(Verdict(**message["verdict"]), drawn)
+            if "broken" in message:
+                raise RuntimeError(f"the checker failed on {request.get('seed', 'a model')}:\n{message['broken']}")
             stage, run = message["stage"], message["run"]
             drawn = message if "model" in message else drawn
         late = child.poll() is None

@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import sys
+import traceback
 import warnings
 from typing import Any, TextIO
 
@@ -87,7 +88,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
-        out.write(json.dumps(answer(json.loads(line), out)) + "\n")
+        try:
+            message = answer(json.loads(line), out)
+        except Exception:  # what `tc` raises is a verdict; this is about the checker itself
+            message = {"broken": traceback.format_exc()}
+        out.write(json.dumps(message) + "\n")
         out.flush()
 
 

@@ -74,7 +74,7 @@ register(
     OpDef(
         "transpose",
         _infer_transpose,
-        lambda arrays, attrs: np.ascontiguousarray(np.transpose(arrays[0], _perm(attrs, arrays[0].ndim))),  # type: ignore[union-attr, arg-type]
+        lambda arrays, attrs: np.transpose(arrays[0], _perm(attrs, arrays[0].ndim)).copy(),  # type: ignore[union-attr, arg-type]
         _compute_transpose,
         {"perm": None},
         samples=lambda rng: iter(
