@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +99,27 @@ def run_campaign(
 
 
 def _all(seeds: range, settings: Settings, begun: float) -> Iterator[tuple[int, Judged]]:
-    """The seeds and what came of them, in the order in which they are done."""
+    """The seeds and what came of them, in their order."""
     judges = [Judge(timeout_seconds=settings.timeout_seconds) for _ in range(settings.processes)]
 
-    def work(seed: int) -> tuple[int, Judged] | None:
-        if settings.seconds is not None and time.monotonic() - begun > settings.seconds:
-            return None
+    def work(seed: int) -> tuple[int, Judged]:
         judge = judges.pop()
         try:
             return seed, judge.draw(seed, **settings.of(seed))
         finally:
             judges.append(judge)
 
+    def in_time() -> bool:
+        return settings.seconds is None or time.monotonic() - begun < settings.seconds
+
     try:
         with ThreadPoolExecutor(settings.processes) as pool:
-            yield from (done for done in pool.map(work, seeds) if done is not None)
+            running: deque[Future[tuple[int, Judged]]] = deque()
+            for seed in takewhile(lambda _: in_time(), seeds):
+                running.append(pool.submit(work, seed))
+                if len(running) == settings.processes:
+                    yield running.popleft().result()
+            yield from (future.result() for future in running)
     finally:
         for judge in judges:
             judge.close()

@@ -78,7 +78,12 @@ register(
         _compute_transpose,
         {"perm": None},
         samples=lambda rng: iter(
-            [([_f32(rng, 2, 3, 4)], {"perm": (2, 0, 1)}), ([_f32(rng, 2, 3)], {}), ([_f32(rng, 5)], {"perm": (0,)})]
+            [
+                ([_f32(rng, 2, 3, 4)], {"perm": (2, 0, 1)}),
+                ([_f32(rng, 2, 3)], {}),
+                ([_f32(rng, 5)], {"perm": (0,)}),
+                ([_f32(rng)], {}),
+            ]
         ),
     )
 )
@@ -93,16 +98,16 @@ register(
     OpDef(
         "expand",
         _infer_expand,
-        lambda arrays, attrs: np.ascontiguousarray(
-            np.broadcast_to(arrays[0], np.broadcast_shapes(arrays[0].shape, ints(attrs.shape)))  # type: ignore[union-attr, arg-type]
-        ),
+        lambda arrays, attrs: np.broadcast_to(
+            arrays[0], np.broadcast_shapes(arrays[0].shape, ints(attrs.shape))  # type: ignore[union-attr, arg-type]
+        ).copy(),
         lambda tensors, attrs, types: te.compute(
             types[0].shape,
             lambda *axes: broadcast_read(tensors[0], axes, types[0].shape),  # type: ignore[arg-type]
             "expand",
         ),
         {"shape": REQUIRED},
-        samples=lambda rng: iter([([_f32(rng, 3, 1)], {"shape": (2, 1, 4)}), ([_f32(rng, 3)], {"shape": (1,)})]),
+        samples=lambda rng: iter([([_f32(rng, 3, 1)], {"shape": (2, 1, 4)}), ([_f32(rng, 3)], {"shape": (1,)}), ([_f32(rng)], {"shape": ()})]),
     )
 )
 

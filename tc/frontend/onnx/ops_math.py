@@ -10,8 +10,9 @@ from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove
-from tc.ir.dtype import DType, bool_, f32, u8
+from tc.ir.dtype import DType, bool_, f32, f64, u8
 from tc.ir.expr import equal
+from tc.ir.graph import AttrValue
 from tc.ir.types import product
 from tc.ops.common import require_broadcasts_to
 
@@ -96,8 +97,15 @@ _WITH_FLOATS: dict[str, tuple[str, dict[str, float]]] = {
 }
 
 
+def _in_floats(n: NodeContext, op: str, x: Value, **attrs: AttrValue) -> Value:
+    """An operator of floats. Integers are computed as doubles, and the result is cut."""
+    if x.dtype.is_float:
+        return n.call(op, x, **attrs)
+    return n.call("cast", n.call(op, n.call("cast", x, dtype=f64), **attrs), dtype=x.dtype)
+
+
 def _with_floats(op: str, defaults: dict[str, float]) -> Callable[[NodeContext], Value]:
-    return lambda n: n.call(op, n.value(0), **{name: float(n.attr(name, value)) for name, value in defaults.items()})
+    return lambda n: _in_floats(n, op, n.value(0), **{name: float(n.attr(name, value)) for name, value in defaults.items()})
 
 
 for _name, (_op, _defaults) in _WITH_FLOATS.items():
@@ -284,6 +292,7 @@ _REDUCTIONS = {
     "ReduceSum": "sum",
     "ReduceSumSquare": "sum_square",
 }
+_ROOTS_AND_LOGARITHMS = ("l2", "log_sum", "log_sum_exp")
 
 
 def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> Value:
@@ -298,6 +307,8 @@ def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> Value:
         raise ShapeError(f"{n.op_type}: axes {axes} of {x.type}")
     if x.dtype.is_bool:
         return n.call("cast", n.call(op, n.call("cast", x, dtype=u8), axes=given, keepdims=keepdims), dtype=bool_)
+    if op in _ROOTS_AND_LOGARITHMS:
+        return _in_floats(n, op, x, axes=given, keepdims=keepdims)
     return n.call(op, x, axes=given, keepdims=keepdims)
 
 
@@ -307,7 +318,7 @@ def _reduce_nothing(op: str, n: NodeContext, x: Value) -> Value:
         case "l1" | "l2":
             return n.call("abs", x)
         case "log_sum":
-            return n.call("log", x)
+            return _in_floats(n, "log", x)
         case "sum_square":
             return n.call("mul", x, x)
     return x
