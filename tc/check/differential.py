@@ -85,7 +85,8 @@ def expect(model: onnx.ModelProto, feeds: Feeds) -> Expected:
         theirs: list[Any] | None = run_onnxruntime(model, feeds)
     except Failed:
         theirs = None
-    mine = [steps.values[n] for n in names] if not steps.problem and steps.by_reference else None
+    known = not steps.problem and steps.by_reference and all(n in steps.values for n in names)
+    mine = [steps.values[n] for n in names] if known else None
     bounds = [_bound(steps, name, value) for name, value in zip(names, theirs or mine or names)]
     if mine is not None and theirs is not None:
         bounds = [b if not disagreement(m, t, b) else float("inf") for m, t, b in zip(mine, theirs, bounds)]
@@ -135,9 +136,7 @@ def judge(
     return Verdict("undecided", "the oracles disagree")
 
 
-def _judge_run(
-    model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int
-) -> Verdict | None:
+def _judge_run(model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int) -> Verdict | None:
     feeds = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in run.feeds.items()}
     try:
         found = module.run(feeds)

@@ -377,6 +377,10 @@ def trace(model: onnx.ModelProto, feeds: Feeds) -> Trace:
     errors: dict[str, float] = {}
     by_reference = True
     for node in model.graph.node:
+        if missing := node_reads(node) - set(values):
+            return Trace(
+                values, errors, by_reference, f"{node.op_type} reads {', '.join(sorted(missing))}, which nothing makes"
+            )
         known = {n: e for n, e in errors.items() if e != float("inf")}
         lost = any(errors.get(name) == float("inf") for name in node_reads(node))
         try:

@@ -101,7 +101,9 @@ class Judge:
         text = (
             "no answer in time" if late else f"the process died of {signal.Signals(-code).name if code < 0 else code}"
         )
-        return _judged(Verdict("timeout" if late else "crash", text), drawn)
+        if (drawn or request)["runs"][run]["spoilt"]:
+            text += ", with an index out of range"
+        return _judged(Verdict("timeout" if late else "crash", text, run), drawn)
 
     def _messages(self, child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
         """What the child says, until it is silent for too long or dead."""
@@ -126,10 +128,6 @@ def _selector(stream: Any) -> Iterator[selectors.DefaultSelector]:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         yield selector
-
-
-def _is_spoilt(message: dict[str, Any], run: int) -> bool:
-    return bool(message["runs"][run]["spoilt"])
 
 
 def _judged(verdict: Verdict, drawn: dict[str, Any]) -> Judged:

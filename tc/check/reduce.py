@@ -74,7 +74,10 @@ def reduce_failure(
         return [Run(subject.feeds, spoilt)]
 
     def fails(subject: Subject) -> bool:
-        found = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics)
+        try:
+            found = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics)
+        except RuntimeError:  # simplified to something that is no model
+            return False
         alike = found.kind == verdict.kind and found.oracles == verdict.oracles
         return alike and (found.kind == "wrong" or found.signature == verdict.signature)
 
