@@ -32,7 +32,7 @@ KNOWN_REFUSALS: tuple[tuple[str, str], ...] = (
     ("SequenceAt", r"the position \(input 1\) must be constant"),
 )
 
-Tell = Callable[[str, int], None]
+Tell = Callable[[str, int, int], None]
 FAILURES = ("wrong", "crash", "timeout", "internal", "refused", "unchecked")
 
 
@@ -113,21 +113,21 @@ def judge(
     *,
     threads: int = 1,
     numerics: str = "default",
-    tell: Tell = lambda stage, run: None,
+    tell: Tell = lambda stage, run, oracles: None,
 ) -> Verdict:
-    """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works, "oracles" or "tc", and on
-    which run."""
-    tell("oracles", 0)
+    """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works, "oracles" or "tc", on which
+    run, and how many oracles took its inputs."""
+    tell("oracles", 0, 0)
     expected = [expect(model, run.feeds) for run in runs]
     if not expected[0].oracles:
         return Verdict("undecided", "no oracle runs it")
-    tell("tc", 0)
+    tell("tc", 0, expected[0].oracles)
     try:
         module = compile_model(model, threads=threads, numerics=numerics)
     except Exception as error:
         return _refusal(model, error, expected[0], 0)
     for index, (run, wanted) in enumerate(zip(runs, expected)):
-        tell("tc", index)
+        tell("tc", index, wanted.oracles)
         verdict = _judge_run(model, module, run, wanted, index)
         if verdict is not None:
             return verdict

@@ -85,13 +85,13 @@ class Judge:
         assert child.stdin is not None
         child.stdin.write(json.dumps(request).encode() + b"\n")
         child.stdin.flush()
-        stage, run, drawn = "generate", 0, {}
+        stage, run, oracles, drawn = "generate", 0, 0, {}
         for message in self._messages(child):
             if "verdict" in message:
                 return _judged(Verdict(**message["verdict"]), drawn)
             if "broken" in message:
                 raise RuntimeError(f"the checker failed on {request.get('seed', 'a model')}:\n{message['broken']}")
-            stage, run = message["stage"], message["run"]
+            stage, run, oracles = message["stage"], message["run"], message["oracles"]
             drawn = message if "model" in message else drawn
         late = child.poll() is None
         self.close()
@@ -103,7 +103,9 @@ class Judge:
         )
         if (drawn or request)["runs"][run]["spoilt"]:
             text += ", with an index out of range"
-        return _judged(Verdict("timeout" if late else "crash", text, run), drawn)
+        elif oracles < 2 and run:
+            text += ", on inputs that do not fit the model"
+        return _judged(Verdict("timeout" if late else "crash", text, run, oracles), drawn)
 
     def _messages(self, child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
         """What the child says, until it is silent for too long or dead."""

@@ -64,10 +64,10 @@ def answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
 
     operators: tuple[str, ...] = ()
     if "seed" in request:
-        say(stage="generate", run=0)
+        say(stage="generate", run=0, oracles=0)
         case = generate(request["seed"], request["mode"])
         model, runs, operators = case.model, runs_of(case), case.operators
-        say(stage="oracles", run=0, model=pack_model(model), runs=pack_runs(runs), operators=operators)
+        say(stage="oracles", run=0, oracles=0, model=pack_model(model), runs=pack_runs(runs), operators=operators)
     else:
         model, runs = unpack_model(request["model"]), unpack_runs(request["runs"])
     verdict = judge(
@@ -75,7 +75,7 @@ def answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
         runs,
         threads=request["threads"],
         numerics=request["numerics"],
-        tell=lambda stage, run: say(stage=stage, run=run),
+        tell=lambda stage, run, oracles: say(stage=stage, run=run, oracles=oracles),
     )
     return {"verdict": dataclasses.asdict(verdict)}
 

@@ -107,7 +107,9 @@ register(
             "expand",
         ),
         {"shape": REQUIRED},
-        samples=lambda rng: iter([([_f32(rng, 3, 1)], {"shape": (2, 1, 4)}), ([_f32(rng, 3)], {"shape": (1,)}), ([_f32(rng)], {"shape": ()})]),
+        samples=lambda rng: iter(
+            [([_f32(rng, 3, 1)], {"shape": (2, 1, 4)}), ([_f32(rng, 3)], {"shape": (1,)}), ([_f32(rng)], {"shape": ()})]
+        ),
     )
 )
 

@@ -17,7 +17,11 @@ CASES = {
     # Shrink wanted floats
     "Shrink of integers": ("g (int32[2,2] x) => (int32[a,b] y) { y = Shrink <bias=1.5, lambd=2.5> (x) }", 9, SMALL.astype(np.int32)),
     # what numpy makes contiguous has at least one dim
-    "Transpose of a folded scalar": ("g (float[n] x) => (float y, float[m] z) <float w = {3}> { y = Transpose(w) z = Add(x, y) }", 13, np.ones(2, np.float32)),
+    "Transpose of a folded scalar": (
+        "g (float[n] x) => (float y, float[m] z) <float w = {3}> { y = Transpose(w) z = Add(x, y) }",
+        13,
+        np.ones(2, np.float32),
+    ),
     "Expand of a scalar to no dims": ("g (int64[0] s) => (float y) <float w = {3}> { y = Expand(w, s) }", 13, np.zeros(0, np.int64)),
 }  # fmt: skip
 
