@@ -107,7 +107,13 @@ def test_a_child_that_dies_is_a_crash_and_its_successor_works(monkeypatch: pytes
 
 
 # Seeds that fail as of today, and why; to be emptied.
-PENDING: dict[int, str] = {}
+PENDING: dict[int, str] = {
+    9: "a NaN spreads in ConvTranspose",
+    22: "indices are not checked",
+    26: "indices are not checked",
+    52: "indices are not checked",
+    56: "a symbol twice in one tensor",
+}
 
 
 def test_sixty_random_models_agree_with_the_oracles(tmp_path: Path) -> None:
