@@ -20,7 +20,7 @@ from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
 from tc.collector import rare_collections
-from tc.errors import ModelError, UserError, located
+from tc.errors import ModelError, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import Imported, load_model
 from tc.frontend.onnx.tensors import map_file
@@ -50,6 +50,7 @@ from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
 from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
+from tc.runtime.callbacks import provide_reference_kernels
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import Library, compile_objects, link
 from tc.runtime.memory import place_constants
@@ -302,7 +303,7 @@ def compile_model(
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()
         }
         verify_kernels(stages.graph, stages.lowered, kernels, stages.imported.requirements, threads=count)
-    if key is not None and module.can_save and not stages.imported.data_files:  # the key says nothing of other files
+    if key is not None and not stages.imported.data_files:  # the key says nothing of other files
         ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)
     return module
 
@@ -413,6 +414,18 @@ def run_reference(call: CallOut, args: list[np.ndarray | None], env: dict[Var, i
         attrs = Attrs(tuple((key, _literal(value, env)) for key, value in op.attrs(call.attrs).items()))
         with inference(Facts()), np.errstate(all="ignore"):
             return op.run_reference(args, attrs)
+
+
+def check_reference(symbol: str) -> None:
+    """UnsupportedError for the symbol of a call out that nothing here is registered for."""
+    kind, _, name = symbol.partition(":")
+    if kind == "op":
+        get_op(name)
+    elif kind != "py" or name not in PYTHON_FUNCTIONS:
+        raise UnsupportedError(f"the module calls {symbol!r}, which is not registered in this process")
+
+
+provide_reference_kernels(run_reference, check_reference)
 
 
 def _literal(value: AttrValue, env: Mapping[Var, int]) -> AttrValue:

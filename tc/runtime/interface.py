@@ -10,6 +10,7 @@ from tc.ir.graph import TensorVar
 from tc.ir.node import walk
 from tc.ir.plan import ExecutionPlan, Place, Slot
 from tc.ir.types import TensorType
+from tc.runtime.callbacks import call_from_json, call_to_json
 from tc.runtime.entry import EntrySource, FailedCheck, FrameLayout
 from tc.runtime.saved import dim_text, parse_dim
 
@@ -32,6 +33,7 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
     inputs = [tensor(var) for var in plan.inputs]
     outputs = [tensor(var) for var in plan.outputs]
     layout = entry.layout
+    names.update({var: f"v{k}" for k, var in enumerate(layout.dim_vars) if var not in names})
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -40,6 +42,8 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
         "num_dynamic": plan.num_dynamic,
         "places": [[slot.place.value, slot.index] for slot in plan.output_slots],
         "layout": [layout.inputs, layout.outputs, layout.dynamic, layout.dims, layout.words],
+        "dim_words": [names[var] for var in layout.dim_vars],
+        "calls": [call_to_json(call, names) for call in entry.calls],
         "checks": [[check.message, check.input, check.axis, check.dims, check.assumed] for check in entry.checks],
     }
 
@@ -60,9 +64,10 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
     arena_bytes = parse_dim(header["arena_bytes"], variables)
     plan = ExecutionPlan("main", inputs, outputs, (), (), arena_bytes, header["num_dynamic"], (), slots)
     ins, outs, dynamic, dims, words = header["layout"]
-    layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, ())
+    layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, tuple(variables[name] for name in header["dim_words"]))
+    calls = tuple(call_from_json(item, variables) for item in header["calls"])
     checks = tuple(
         FailedCheck(message, index, axis, tuple((name, word) for name, word in dims), assumed)
         for message, index, axis, dims, assumed in header["checks"]
     )
-    return plan, EntrySource("", checks, (), layout)
+    return plan, EntrySource("", checks, calls, layout)

@@ -28,6 +28,7 @@ from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, ExecutionPlan, Launch, Place, Slot
 from tc.ir.types import TensorType
+from tc.runtime.callbacks import Callback, callback_for
 from tc.runtime.entry import (
     ARENA,
     ARENA_BYTES,
@@ -44,9 +45,6 @@ from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import Seal, as_array, plain_seal, read_module, write_module
 from tc.target import Target, native_target
-
-Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
-
 
 _Port = tuple[int, int, Any, Any]
 """Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
@@ -487,11 +485,6 @@ class CompiledModule:
     # -- files
 
     @property
-    def can_save(self) -> bool:
-        """Whether a file can hold the module: no node runs on a Python reference kernel."""
-        return not self._entry.calls
-
-    @property
     def general(self) -> CompiledModule:
         """The module that takes what this one does not, because it assumes dims to be equal that may be broadcast; compiled when first
         needed. This module itself where it assumes nothing."""
@@ -520,7 +513,7 @@ class CompiledModule:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the module to a file that `tc.load` reads, with the one that assumes nothing (`general`).
 
-        UnsupportedError when nodes run on Python reference kernels.
+        A node that runs on a reference kernel is in it as the kernel's name.
         """
         header, sections = self._content()
         try:
@@ -539,8 +532,6 @@ class CompiledModule:
 
     def _content(self) -> tuple[dict[str, Any], list[bytes | np.ndarray]]:
         """The header and the sections of a file of this module alone."""
-        if self._entry.calls:
-            raise UnsupportedError(f"save: {self._entry.calls[0].span} runs on a reference kernel, which a file cannot hold")
         header = {
             **interface_to_json(self.plan, self._entry),
             "target": self.target,
@@ -588,6 +579,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     general = header["general"]
     report = Report(
         tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
+        tuple(f"{call.span} ({call.symbol})" for call in entry.calls),
         arena=header["arena_bytes"],
         constant_bytes=sum(c.nbytes for c in constants),
     )
@@ -600,7 +592,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         header["symbol"],
         constants,
         min(header["threads"], threads or native_target().cores),  # the scratch memory is for so many
-        None,
+        callback_for(entry.calls),
         report,
         header["explanations"],
         objects,

@@ -183,9 +183,14 @@ def _evaluator(data: bytes) -> Any:
 
 
 def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
-    """Run the node in `attrs["model"]` on the arrays, in the order of the model's inputs."""
+    """Run the node in `attrs["model"]` on the arrays, in the order of the model's inputs. UnsupportedError when it fails."""
     evaluator = _evaluator(base64.b64decode(str(attrs["model"])))
-    results = evaluator.run(None, dict(zip(evaluator.input_names, arrays, strict=True)))
+    inputs = dict(zip(evaluator.input_names, arrays, strict=True))
+    try:
+        results = evaluator.run(None, inputs)
+    except Exception as error:  # whatever ONNX's Python, or numpy below it, raises for these inputs
+        shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in inputs.items())
+        raise UnsupportedError(f"ONNX's reference implementation fails on {shapes}: {type(error).__name__}: {error}") from error
     return tuple(np.ascontiguousarray(result).reshape(np.shape(result)) for result in results)
 
 
