@@ -343,7 +343,7 @@ def test_what_has_no_bytes_is_not_cached(folder: Path, kind: str) -> None:
     assert not was_cached(tc.compile(given)) and entries(folder) == []
 
 
-def test_nodes_on_reference_kernels_keep_a_module_out(folder: Path) -> None:
+def test_a_module_with_nodes_on_reference_kernels_is_cached_too(folder: Path) -> None:
     graph = oh.make_graph(
         [oh.make_node("NonZero", ["x"], ["y"])],
         "g",
@@ -351,9 +351,13 @@ def test_nodes_on_reference_kernels_keep_a_module_out(folder: Path) -> None:
         [oh.make_tensor_value_info("y", TensorProto.INT64, None)],
     )
     data = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=9).SerializeToString()
-    tc.compile(data)
+    x = np.eye(3, 4, dtype=np.float32)
+    first = tc.compile(data)
 
-    assert not was_cached(tc.compile(data)) and entries(folder) == []
+    second = tc.compile(data)
+
+    assert was_cached(second) and second.report().fallbacks == first.report().fallbacks
+    np.testing.assert_array_equal(second(x), np.array(x.nonzero()))
 
 
 def test_always_verifying_is_never_answered_from_the_cache(folder: Path) -> None:
