@@ -21,7 +21,7 @@ from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
 from tc.collector import rare_collections
 from tc.errors import ModelError, UnsupportedError, UserError, located
-from tc.frontend.dims import Dim
+from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported, load_model
 from tc.frontend.onnx.tensors import map_file
 from tc.ir.arith import Facts, evaluate
@@ -59,7 +59,7 @@ from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
-from tc.target import Target
+from tc.target import Target, check_threads
 from tc.verification import CompiledKernel, verify_kernels
 from tc.version import __version__
 
@@ -225,10 +225,28 @@ def run_stages(
     return Stages(found.imported, found.fused, found.lowered, kernels, module, plan, watch.seconds)
 
 
+def check_model(model: object) -> None:
+    """UserError for what no model can be made of."""
+    if not isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview, onnx.ModelProto, IRModule)):
+        kinds = "the path of an ONNX file, its bytes, an onnx.ModelProto or a tc IRModule"
+        raise UserError(f"the model is a {type(model).__name__}, must be {kinds}")
+
+
+def check_words(numerics: object, on_unsupported: object, verify: object = "auto") -> None:
+    """UserError for an option that is none of the words it may be."""
+    if numerics not in ("default", "strict"):
+        raise UserError(f"numerics is {numerics!r}; it must be 'default' or 'strict'")
+    if verify not in ("auto", "always", "never"):
+        raise UserError(f"verify is {verify!r}; it must be 'auto', 'always' or 'never'")
+    if on_unsupported not in ("fallback", "error"):
+        raise UserError(f"on_unsupported is {on_unsupported!r}; it must be 'fallback' or 'error'")
+
+
 def import_model(
     model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str, assume_equal: bool = True
 ) -> Imported:
     """The front end for whatever `model` is."""
+    check_model(model)
     if isinstance(model, IRModule):
         return Imported(model, (), ())
     return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal)
@@ -254,7 +272,7 @@ def compile_model(
     tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found;
         `report().notes` says which of them could not be used. `tc.compile` also takes a time budget such as "10m": the model is tuned
         first.
-    threads: how many threads a call may use; all available cores by default.
+    threads: how many threads a call may use; by default what TC_NUM_THREADS or OMP_NUM_THREADS say, else one for each core.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
         input may spoil a tile of results). "strict" computes each operator as it is defined, every sum
@@ -265,17 +283,14 @@ def compile_model(
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """
-    if numerics not in ("default", "strict"):
-        raise UserError(f"numerics is {numerics!r}; it must be 'default' or 'strict'")
-    if verify not in ("auto", "always", "never"):
-        raise UserError(f"verify is {verify!r}; it must be 'auto', 'always' or 'never'")
-    chosen = Target.parse(target) if isinstance(target, str) else target
-    count = chosen.cores if threads is None else threads
-    if count < 1:
-        raise UserError(f"threads is {count}, must be at least 1")
+    check_words(numerics, on_unsupported, verify)
+    check_model(model)
+    dims = checked_dims(dims)
+    chosen = Target.of(target)
+    count = chosen.cores if threads is None else check_threads(threads)
     chosen = dataclasses.replace(chosen, cores=count)
     tuned = None if tune is None else _open_tuned(tune, chosen)
-    facts = (str(chosen), sorted((dims or {}).items(), key=lambda item: item[0]), count, numerics, on_unsupported, _state_of(tune))
+    facts = (str(chosen), sorted(dims.items()), count, numerics, on_unsupported, _state_of(tune))
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
 
@@ -310,6 +325,8 @@ def compile_model(
 
 def _open_tuned(path: str | os.PathLike[str], target: Target) -> TunedSchedules:
     """What a tuning database knows for this target."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UserError(f"tune is a {type(path).__name__}, must be a time budget such as '10m' or the path of a tuning database")
     if not Path(path).is_file():
         raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
     return TunedSchedules(Database(Path(path), create=False), target, target.cores)

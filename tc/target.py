@@ -9,6 +9,7 @@ Feature flags are trusted, CPU names are not: virtual machines report a name tha
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import re
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from tc.errors import UnsupportedError, UserError
 MOST_SHUFFLED_STRIDE = 4
 """Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors and shuffled; beyond they are gathered, which
 takes as long for any distance."""
+
+MAX_THREADS = 256
+"""The most threads that a call may use: the workers' room, and kernels' scratch memory, is for so many."""
 
 # The psABI levels. Each adds to the one before; the first is what every x86-64 has.
 _V1 = ("cmov", "cx8", "fxsr", "mmx", "sse", "sse2")
@@ -41,6 +45,9 @@ _SYSFS = Path("/sys")
 _PROC = Path("/proc")
 _SIZE = re.compile(r"(\d+)([KMG]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+_LEAST = {"cores": 1, "num_vector_registers": 1, "l1_bytes": 1, "l2_bytes": 1, "l3_bytes": 0, "cache_line_bytes": 1}
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,18 @@ class Target:
             )
         if self.kind != "cpu":
             raise UserError(f"target: unknown kind '{self.kind}'; the only kind is 'cpu'")
+        if not isinstance(self.cpu, str) or not isinstance(self.features, tuple) or not all(isinstance(f, str) for f in self.features):
+            raise UserError("target: cpu must be a name, and features a tuple of names")
         if self.vector_bits not in (128, 256, 512):
             raise UserError(f"target: vector_bits is {self.vector_bits}, must be 128, 256 or 512")
         widest = widest_vector_bits(self.features)
         if self.vector_bits > widest:
             raise UserError(f"target: vector_bits is {self.vector_bits}, but the features allow {widest} at most")
-        for name in ("cores", "num_vector_registers", "l1_bytes", "l2_bytes", "cache_line_bytes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"target: {name} is {getattr(self, name)}, must be at least 1")
+        for name, least in _LEAST.items():
+            if type(getattr(self, name)) is not int or getattr(self, name) < least:
+                raise UserError(f"target: {name} is {getattr(self, name)!r}, must be at least {least}")
+        if self.cores > MAX_THREADS:
+            raise UserError(f"target: cores is {self.cores}, must be at most {MAX_THREADS}")
 
     def has(self, feature: str) -> bool:
         """Whether instructions of `feature` (an LLVM name such as "avx512vnni") may be used."""
@@ -127,6 +138,15 @@ class Target:
         return "cpu:" + ",".join(f"{key}={value}" for key, value in facts.items())
 
     @staticmethod
+    def of(target: object) -> Target:
+        """A target, or the text of one. UserError for anything else."""
+        if isinstance(target, Target):
+            return target
+        if not isinstance(target, str):
+            raise UserError(f"target is a {type(target).__name__}, must be a name such as 'native', or a tc.Target")
+        return Target.parse(target)
+
+    @staticmethod
     def parse(text: str) -> Target:
         """Read a target from text.
 
@@ -137,6 +157,8 @@ class Target:
 
         Raises UserError for a name or a fact that is not known, UnsupportedError for devices that are not CPUs.
         """
+        if not isinstance(text, str):
+            raise UserError(f"target is a {type(text).__name__}, must be a name such as 'native'")
         base, _, facts = text.strip().partition(":")
         if base in ("cuda", "opencl"):
             return Target(kind=base)
@@ -145,7 +167,7 @@ class Target:
         elif base == "cpu":
             target = Target()
         elif base in _LEVELS:
-            target = replace(_LEVELS[base], cores=available_cores())
+            target = replace(_LEVELS[base], cores=default_threads())
         else:
             known = ", ".join(("native", *_LEVELS, "cpu:..."))
             raise UserError(f"target: unknown target '{text}'; known are {known}")
@@ -174,6 +196,33 @@ def available_cores() -> int:
     return _within_quota(len(siblings), _cgroup_quota(_PROC, _SYSFS))
 
 
+def default_threads() -> int:
+    """How many threads a call uses unless told: TC_NUM_THREADS, else OMP_NUM_THREADS, else as many as there are cores.
+
+    UserError for a TC_NUM_THREADS that is no such number. Other libraries read OMP_NUM_THREADS as well, so an odd value of it counts as
+    none, and of a list of levels ("4,2") the first is meant.
+    """
+    own = os.environ.get("TC_NUM_THREADS", "").strip()
+    if own:
+        return check_threads(int(own) if own.isdecimal() else own, "TC_NUM_THREADS")
+    shared = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    count = int(shared) if shared.isdecimal() else 0
+    return count if 1 <= count <= MAX_THREADS else min(available_cores(), MAX_THREADS)
+
+
+def check_threads(count: object, what: str = "threads") -> int:
+    """A number of threads that a user gave; UserError, which calls it `what`, for anything but a whole number that can be served."""
+    try:
+        number = operator.index(count)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(f"{what} is {count!r}, must be a whole number from 1 to {MAX_THREADS}") from None
+    if isinstance(count, bool) or number < 1:
+        raise UserError(f"{what} is {count}, must be at least 1")
+    if number > MAX_THREADS:
+        raise UserError(f"{what} is {count}, must be at most {MAX_THREADS}")
+    return number
+
+
 def affinity_cpus() -> tuple[int, ...]:
     """The numbers of the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -182,8 +231,8 @@ def affinity_cpus() -> tuple[int, ...]:
 
 
 def native_target() -> Target:
-    """The machine this process runs on, with the cores it may use now."""
-    return replace(_host_target(), cores=available_cores())
+    """The machine this process runs on, with the cores it uses unless told."""
+    return replace(_host_target(), cores=default_threads())
 
 
 @cache

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,25 @@ from tc.autotune.runner import Runner
 from tc.autotune.standing import Standing
 from tc.autotune.task import Task
 from tc.autotune.tuner import Tuner, TuningResult
-from tc.compiler import Model, PreparedModel, compile_model, lay_out, lower_model, prepare_model
+from tc.compiler import (
+    Model,
+    PreparedModel,
+    check_model,
+    check_words,
+    compile_model,
+    lay_out,
+    lower_model,
+    prepare_model,
+)
 from tc.errors import TcError, UserError
-from tc.frontend.dims import Dim
+from tc.frontend.dims import Dim, checked_dims
 from tc.graph_search import search_forms
 from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.graph.questions import own_answer
 from tc.rehearsal import rehearse
 from tc.runtime.module import CompiledModule
 from tc.schedule.knobs import Value
-from tc.target import Target
+from tc.target import Target, check_threads
 from tc.tasks import measured_sizes, tasks_of
 from tc.verification import differing_result, sized_inputs
 
@@ -73,10 +83,10 @@ class Tuned:
 
 def parse_budget(text: str | float) -> float:
     """Seconds of a time budget: "10m", "90s", "1h30m", "600" or a number. UserError for anything else, or for none at all."""
-    if isinstance(text, int | float):
+    if isinstance(text, int | float) and not isinstance(text, bool):
         seconds = float(text)
     else:
-        matched = _BUDGET.fullmatch(text.strip()) if text.strip() else None
+        matched = _BUDGET.fullmatch(text.strip()) if isinstance(text, str) and text.strip() else None
         if matched is None:
             raise UserError(f"budget: {text!r} is not a time such as 10m, 90s or 1h30m")
         hours, minutes, rest = (float(part or 0) for part in matched.groups())
@@ -126,12 +136,17 @@ def tune(
     Raises UserError when there is nothing to tune or the database cannot be used.
     """
     seconds = parse_budget(budget)
-    if trials is not None and trials < 1:
-        raise UserError(f"trials is {trials}, must be at least 1")
-    chosen = Target.parse(target) if isinstance(target, str) else target
-    chosen = chosen if threads is None else dataclasses.replace(chosen, cores=threads)
+    check_model(model)
+    dims, sizes = checked_dims(dims), checked_sizes(sizes)
+    _check_search(tasks, trials, seed, database, callback)
+    chosen = Target.of(target)
+    chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     path = Path(database) if database is not None else default_database()
     prepared = prepare_model(model, chosen, dims)
+    symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
+    for name in sizes:
+        if name not in symbolic:
+            raise UserError(f"sizes: the model has no symbolic dim {name!r}; it has {', '.join(symbolic) or 'none'}")
     known = TunedSchedules(Database(path, create=False), chosen, chosen.cores).answer if path.is_file() else own_answer
     found = tasks_of(prepared, sizes, known)
     selected = _select(found.tasks, tasks)
@@ -166,6 +181,33 @@ def tune(
     if not is_used:
         _restore(Database(path), chosen, before, selected, forms)
     return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), forms, is_used)
+
+
+def checked_sizes(sizes: object) -> dict[str, int]:
+    """Sizes of symbolic dims by name; UserError for anything else."""
+    found = {}
+    for name, dim in checked_dims(sizes, "sizes").items():
+        if dim.fixed is None:
+            raise UserError(f"sizes: {name} is {dim}, must be one size")
+        found[name] = dim.fixed
+    return found
+
+
+def _check_search(tasks: object, trials: object, seed: object, database: object, callback: object) -> None:
+    """UserError for what `tune` cannot use, before any time is spent."""
+    if trials is not None and (not isinstance(trials, int) or trials < 1):
+        raise UserError(f"trials is {trials!r}, must be at least 1")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise UserError(f"seed is {seed!r}, must be a whole number, not negative")
+    if database is not None and not isinstance(database, (str, os.PathLike)):
+        raise UserError(f"database is a {type(database).__name__}, must be a path")
+    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+        raise UserError(f"tasks is a {type(tasks).__name__}, must be a list of patterns such as ['conv*']")
+    for pattern in tasks:
+        if not isinstance(pattern, str):
+            raise UserError(f"tasks: {pattern!r} is not a pattern such as 'conv*'")
+    if callback is not None and not callable(callback):
+        raise UserError(f"callback is a {type(callback).__name__}, must be a function")
 
 
 def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
@@ -319,8 +361,11 @@ def _ratio(untuned: CompiledModule, tuned: CompiledModule, inputs: Mapping[str, 
 @wraps(compile_model)
 def compile_and_tune(model: Model, target: str | Target = "native", **options: Any) -> CompiledModule:
     """`compile_model`; where `tune` is a time budget, the model is tuned first, with `default_database()`."""
+    signature(compile_model).bind(model, target, **options)
     budget = options.get("tune")
     if is_budget(budget):
+        words = (options.get(name, usual) for name, usual in (("numerics", "default"), ("on_unsupported", "fallback"), ("verify", "auto")))
+        check_words(*words)  # before the budget is spent
         found = tune(
             model, budget, target=target, dims=options.get("dims"), threads=options.get("threads")
         )

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -13,12 +15,14 @@ import pytest
 from onnx import TensorProto, helper
 from rich.console import Console
 
+import tc
 from tc.cli import demo, doctor, main
 from tc.cli.main import report_error, to_json
 from tc.cli.options import ArraySpec, DimSpec, InputSpec, parse_array_spec, parse_dims, parse_input, random_array
 from tc.cli.outcome import format_bytes, format_seconds, make_table, write_file
 from tc.cli.profile import by_kernel
 from tc.cli.reference import relative_error
+from tc.cli.values import Values, array_of, parse_values
 from tc.demo import MODEL_PATH, load_heldout
 from tc.errors import CheckError, LimitError, ModelError, UnsupportedError, UserError, VerifyError
 from tc.ir import dtype
@@ -129,6 +133,75 @@ def test_a_wrong_command_line_exits_with_1(arguments: list[str], capsys: pytest.
 
     assert stopped.value.code == 1
     assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["run", "--json"], ["run", "m", "--nope", "--json"], ["--json", "fly"], ["db", "show", "--json"]])
+def test_a_wrong_command_line_is_json_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It was plain text, whatever --json said."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert stopped.value.code == error["exit_code"] == 1
+    assert error["kind"] == "UsageError" and "--help" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "values"),
+    [
+        ("16000", None, (16000,)),
+        ("-3", None, (-3,)),
+        ("1e-5", None, (1e-5,)),
+        (".5", None, (0.5,)),
+        ("true", None, (True,)),
+        ("-inf", None, (-math.inf,)),
+        ("[1,2,3]", (3,), (1, 2, 3)),
+        ("[[1,2],[3,4.5]]", (2, 2), (1, 2, 3, 4.5)),
+        ("[]", (0,), ()),
+    ],
+)
+def test_values_are_read(text: str, shape: tuple[int, ...] | None, values: tuple) -> None:
+    assert parse_input(f"x={text}") == InputSpec("x", Values(text, values, shape))
+
+
+@pytest.mark.parametrize("text", ["[1,[2]]", "[1", '["a"]', "[null]", "[{}]", "1.2.3", "0x10", "one"])
+def test_other_text_is_not_a_value(text: str) -> None:
+    with pytest.raises(UserError, match=r"not a (list of numbers|shape)"):
+        parse_input(f"x={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "element", "words"),
+    [
+        ("300", dtype.u8, "300 does not fit into u8, which holds 0 to 255"),
+        ("-1", dtype.u64, "-1 does not fit into u64"),
+        ("9223372036854775808", dtype.i64, "does not fit into i64"),
+        ("1.5", dtype.i32, "1.5 is not a whole number, but the input is i32"),
+        ("nan", dtype.i32, "nan is not a whole number"),
+        ("2", dtype.bool_, "2 does not fit into bool"),
+        ("70000", dtype.f16, "70000 is too large for f16"),
+        ("1e999", dtype.f64, "inf"),
+    ],
+)
+def test_values_that_a_type_cannot_hold_are_refused(text: str, element: dtype.DType, words: str) -> None:
+    values = parse_values(text)
+    if text == "1e999":  # Python reads it as infinity
+        assert array_of(values, "x", element, ()).tolist() == math.inf
+        return
+    with pytest.raises(UserError, match=words):
+        array_of(values, "x", element, ())
+
+
+def test_one_value_fills_an_input_and_lists_have_their_own_shape() -> None:
+    assert array_of(parse_values("3"), "x", dtype.i64, (2, 2)).tolist() == [[3, 3], [3, 3]]
+    assert array_of(parse_values("18446744073709551615"), "x", dtype.u64, ()).tolist() == 2**64 - 1
+    assert array_of(parse_values("[[1],[2]]"), "x", dtype.f32, (5,)).tolist() == [[1.0], [2.0]]
+    assert array_of(parse_values("[true,0]"), "x", dtype.bool_, ()).tolist() == [True, False]
+
+
+def test_a_shape_with_names_hints_at_dims() -> None:
+    with pytest.raises(UserError, match="--dims batch=4,seq=4 gives the sizes of symbolic dims"):
+        parse_input("x=batchx3xseqxf32")
 
 
 # Errors and printing.
@@ -356,6 +429,126 @@ def test_compiled_modules_run_from_their_file(affine: Path, tmp_path: Path, caps
 
     assert code == 0
     assert data["outputs"]["y"]["shape"] == "2x3xf32"
+
+
+@pytest.fixture
+def renamed(affine: Path, tmp_path: Path) -> Path:
+    """A compiled module whose name does not tell."""
+    tc.compile(affine).save(tmp_path / "compiled.onnx")
+    return tmp_path / "compiled.onnx"
+
+
+def test_compiled_modules_are_known_by_their_contents(renamed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = run_json(capsys, "run", renamed, "--dims", "batch=2", "--threads", 1, "--input", "x=2")
+    assert (code, data["outputs"]["y"]["values"]) == (0, [[6.0] * 3] * 2)
+
+    code, data = run_json(capsys, "inspect", renamed)
+    assert (code, data["compiled"], data["dims"]) == (0, True, ["batch"])
+    assert data["inputs"] == [{"name": "x", "shape": "batchx3xf32"}]
+    assert [kernel["nodes"] for kernel in data["kernels"]] == [["square", "sum"]]
+    assert main(["inspect", str(renamed)]) == 0
+    assert "compiled module" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--target", "x86-64-v3"], "--target: .* is compiled already"),
+        (["run", "--numerics", "strict"], "--numerics: .* is compiled already"),
+        (["run", "--verify", "always"], "--verify: .* is compiled already"),
+        (["run", "--on-unsupported", "error"], "--on-unsupported: .* is compiled already"),
+        (["run", "--tune", "t.db"], "--tune: .* is compiled already"),
+        (["run", "--check", "onnxruntime"], "no reference can read; --check wants the ONNX file"),
+        (["run", "--dims", "seq=4"], "has no symbolic dim 'seq'; it has batch"),
+        (["profile"], "no launch has a clock; tc profile wants the ONNX file"),
+        (["bench"], "other runtimes cannot read; tc bench wants the ONNX file"),
+        (["tune"], "tc tune wants the ONNX file"),
+        (["compile"], "tc compile wants the ONNX file"),
+    ],
+)
+def test_what_a_compiled_module_cannot_do_is_said(
+    renamed: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([arguments[0], str(renamed), *arguments[1:]]) == 1
+
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_dims_that_were_taken_as_1_are_named(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "run", affine)[1]["assumed_dims"] == ["batch"]
+    assert run_json(capsys, "run", affine, "--dims", "batch=2")[1]["assumed_dims"] == []
+    assert run_json(capsys, "run", affine, "--input", "x=2x3xf32")[1]["assumed_dims"] == []
+    assert main(["run", str(affine)]) == 0
+    assert "nothing is said of batch: taken as 1; --dims batch=N says otherwise" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_error_over_dims_taken_as_1_hints_at_dims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [helper.make_node("Concat", ["x", "x"], ["xx"], axis=0), helper.make_node("Reshape", ["xx", "four"], ["y"], name="four rows")]
+    x = (TensorProto.FLOAT, ["rows", 3])
+    path = save_model(tmp_path, nodes, {"x": x}, {"y": (TensorProto.FLOAT, [4, 3])})
+    model = onnx.load(path)
+    model.graph.initializer.append(helper.make_tensor("four", TensorProto.INT64, [2], [4, 3]))
+    onnx.save(model, path)
+
+    assert main(["run", str(path)]) == 1
+
+    assert "nothing is said of rows: taken as 1; --dims rows=N says otherwise" in capsys.readouterr().err
+    assert main(["run", str(path), "--dims", "rows=2"]) == 0
+
+
+def test_a_range_of_multiples_is_run_at_its_smallest(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = run_json(capsys, "run", affine, "--dims", "batch=1:64:8")
+
+    assert (code, data["inputs"]["x"]) == (0, "8x3xf32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "-o", "nowhere/y.npz"], "--output nowhere/y.npz: there is no folder 'nowhere'"),
+        (["compile", "-o", "nowhere/m.tcm"], "--output nowhere/m.tcm: there is no folder 'nowhere'"),
+        (["tune", "--report", "nowhere/r.html"], "--report nowhere/r.html: there is no folder 'nowhere'"),
+        (["run", "--threads", "1000000"], "--threads is 1000000, must be at most 256"),
+        (["tune", "--threads", "1000000"], "--threads is 1000000, must be at most 256"),
+        (["run", "--seed", "-1"], "--seed is -1"),
+        (["tune", "--seed", "-1"], "seed is -1"),
+        (["tune", "--size", "batch=x"], "--size: 'batch=x'"),
+        (["run", "--tolerance", "nan"], "--tolerance is nan"),
+        (["compile", "--emit", "graph", "--tune", "t.db"], "--tune: not for --emit"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_work(
+    affine: Path, arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was compiled")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tc.compiler.run_stages", refuse)
+    monkeypatch.setattr("tc.tuning.prepare_model", refuse)
+
+    assert main([arguments[0], str(affine), *arguments[1:]]) == 1
+
+    assert words in capsys.readouterr().err
+
+
+def test_a_stage_is_of_the_numerics_that_were_asked_for(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--emit took no notice of --numerics."""
+    assert main(["compile", str(affine), "--emit", "scheduled"]) == 0
+    usual = capsys.readouterr().out
+    assert main(["compile", str(affine), "--emit", "scheduled", "--numerics", "strict"]) == 0
+
+    assert "strict" in capsys.readouterr().out and "strict" not in usual
+
+
+def test_arrays_from_git_lfs_are_called_by_their_name(affine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x.npy", "x.npz"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+    assert main(["run", str(affine), "--input", str(tmp_path / "x.npy")]) == 1
+    assert main(["run", str(affine), "--inputs", str(tmp_path / "x.npz")]) == 1
+
+    assert capsys.readouterr().err.count("it is a Git LFS pointer") == 2
 
 
 def test_a_kernel_without_a_stage_is_refused(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tc.autotune.report_style import STYLE
 from tc.autotune.standing import Standing
 from tc.autotune.task import Task
 from tc.errors import TcError, UserError
+from tc.measure.harness import Ratio
 from tc.schedule.knobs import Value
 from tc.target import Target
 from tc.version import __version__
@@ -47,6 +49,15 @@ _TEXT_LIMIT = 1 << 14
 _LOOP_WORDS = re.compile(r"\b(parallel|vectorized|unrolled|bound)(?=\()")
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What tuning did for the whole model: its seconds tuned over untuned, taken in turns (None: no kernel is another one, or nothing
+    was measured), and whether it compiles with what was found."""
+
+    ratio: Ratio | None
+    is_used: bool = True
+
+
 def write_report(
     path: str | Path,
     *,
@@ -56,15 +67,16 @@ def write_report(
     records: Sequence[Record],
     importance: Sequence[tuple[str, float]] = (),
     standings: Sequence[Standing] = (),
+    verdict: Verdict | None = None,
 ) -> None:
     """Write the report of a tuning run to `path`, which changes only when the whole page is there.
 
     Any of `events`, `tasks` and `records` may be empty: the page says what it can. `importance`: features of the cost model with
-    their parts of its gain. `standings`: how schedules did inside the model. UserError when matplotlib is missing or the file cannot be
-    written.
+    their parts of its gain. `standings`: how schedules did inside the model. `verdict`: how the whole model did. UserError when matplotlib
+    is missing or the file cannot be written.
     """
     require_matplotlib()
-    page = make_page(gather_facts(model, events, tasks, records), importance, standings)
+    page = make_page(gather_facts(model, events, tasks, records), importance, standings, verdict)
     file = Path(path)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
@@ -76,10 +88,15 @@ def write_report(
         unfinished.unlink(missing_ok=True)
 
 
-def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = (), standings: Sequence[Standing] = ()) -> str:
+def make_page(
+    facts: RunFacts,
+    importance: Sequence[tuple[str, float]] = (),
+    standings: Sequence[Standing] = (),
+    verdict: Verdict | None = None,
+) -> str:
     """The whole page."""
     sections = (
-        _headline(facts),
+        _headline(facts, verdict),
         _tasks(facts),
         _over_time(facts),
         _curves(facts),
@@ -103,7 +120,7 @@ def make_page(facts: RunFacts, importance: Sequence[tuple[str, float]] = (), sta
 # The sections.
 
 
-def _headline(facts: RunFacts) -> str:
+def _headline(facts: RunFacts, verdict: Verdict | None) -> str:
     is_known = 0 < facts.default_ms < math.inf
     what = "A run of the model" if facts.is_whole_model else "A call of each task"
     times = f"{format_ms(facts.default_ms)} → {format_ms(facts.tuned_ms)}" if is_known else NOT_KNOWN
@@ -112,7 +129,7 @@ def _headline(facts: RunFacts) -> str:
     budget = "" if facts.budget_seconds is None else f"of {format_duration(facts.budget_seconds)} allowed"
     cards = [
         (what, times, f"{format_ms(saved_ms)} less" if saved_ms > 0 else "default, then tuned"),
-        ("Gain", format_gain(facts.gain), "default time over tuned time"),
+        ("Gain", format_gain(facts.gain), "kernels added up; the whole model is below" if verdict else "default time over tuned time"),
         ("Time spent", format_duration(facts.seconds), budget),
         ("Trials", f"{facts.trials:,}", f"{failures:,} of them failed" if failures else "none of them failed"),
         ("As much time again", *_remaining(facts)),
@@ -124,9 +141,20 @@ def _headline(facts: RunFacts) -> str:
         element("h1", words(f"Tuning of {facts.model}")),
         element("p", words(_place(facts)), class_="where"),
         element("div", *(_card(*card) for card in cards), class_="cards"),
+        element("p", element("b", "The whole model: "), words(say_verdict(verdict)), class_="reason") if verdict else "",
         element("p", element("b", "Why it stopped: "), words(facts.reason), class_="reason"),
         element("p", words(left_out), class_="note") if left_out else "",
     )
+
+
+def say_verdict(verdict: Verdict) -> str:
+    """What the whole model gained, in a sentence."""
+    if verdict.ratio is None:
+        return "it gained nothing: no kernel got another schedule, so it is what it was."
+    times = f"{format_gain(1 / verdict.ratio.median)} [{format_gain(1 / verdict.ratio.high)}, {format_gain(1 / verdict.ratio.low)}]"
+    if verdict.is_used:
+        return f"{times} as fast as untuned, measured in turns."
+    return f"it gained nothing: {times} as fast as untuned, measured in turns. It compiles as it did before."
 
 
 def _place(facts: RunFacts) -> str:

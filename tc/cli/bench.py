@@ -16,10 +16,12 @@ import numpy as np
 from rich.console import Console
 
 import tc
-from tc.cli.options import add_compile_arguments, compile_options
+from tc.cli.options import add_compile_arguments, compile_options, need_model
 from tc.cli.outcome import Outcome, format_array, format_bytes, format_seconds, make_table
-from tc.cli.run import add_input_arguments, is_compiled, make_inputs
+from tc.cli.reference import check_outputs, describe_check
+from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
 from tc.errors import CheckError, MeasureError, UserError
+from tc.lowering import interpret_in_f64
 from tc.measure.compare import SUBJECT, Comparison, Loader, compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan, Ratio
 from tc.measure.runtimes import PEERS, Arrays, Runtime, as_runtime, reference_outputs
@@ -100,15 +102,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile, check, and measure for each number of threads, each in a process of its own. Exit code 3 for wrong results."""
-    if is_compiled(args.model):
-        raise UserError(f"{args.model}: bench wants an ONNX file, which the other runtimes can read too")
+    need_model(args.model, "tc bench", "which other runtimes cannot read")
     if args.top < 0 or args.rounds < 1 or not 0 < args.seconds < 86400:
         raise UserError("--top must not be negative, --rounds at least 1, --seconds more than 0")
     peers, counts = parse_peers(args.vs), parse_threads(args.threads)
     options = compile_options(argparse.Namespace(**{**vars(args), "threads": 1}))
     module = tc.compile(args.model, **options)
     arrays = make_inputs(module, args)
-    reference, expected = reference_for(args.model, arrays, [value.name for value in module.outputs])
+    with hint_at_dims(module, args):
+        reference, expected = reference_for(args.model, arrays, [value.name for value in module.outputs])
     plan = Plan(budget_seconds=args.seconds, max_rounds=args.rounds, min_rounds=min(Plan.min_rounds, args.rounds))
     request = Request(args.model, peers, 1, arrays, expected, options, plan, args.kernels)
     measured = [measure_apart(replace(request, threads=count)) for count in counts]
@@ -120,6 +122,11 @@ def execute(args: argparse.Namespace) -> Outcome:
         "runs": [as_data(m) for m in measured],
     }
     wrong = max(errors, default=0.0) > args.tolerance
+    if wrong:
+        expected_by_name = dict(zip((value.name for value in module.outputs), expected, strict=True))
+        checks, _ = check_outputs(module.run(arrays), expected_by_name, args.tolerance, lambda: interpret_in_f64(args.model, arrays))
+        data["judged_by_float64"] = [describe_check(each, reference, args.tolerance) for each in checks if each.own_error is not None]
+        wrong = not all(each.is_right for each in checks)
     return Outcome(data, lambda console: show(console, data, args.top), CheckError.exit_code if wrong else 0)
 
 
@@ -260,6 +267,8 @@ def show(console: Console, data: dict[str, Any], top: int) -> None:
     versions = ", ".join(f"{name} {r['version']}" for name, r in data["runs"][0]["results"].items() if r["version"])
     console.print(f"inputs: {inputs}", highlight=False, markup=False)
     console.print(f"errors: largest difference over largest value, against {data['reference']}", highlight=False)
+    for line in data.get("judged_by_float64", ()):
+        console.print(f"by float64: {line}", highlight=False, markup=False)
     console.print(f"versions: {versions}", highlight=False, markup=False)
 
 

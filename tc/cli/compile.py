@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 import tc
-from tc.cli.options import add_compile_arguments, compile_options
-from tc.cli.outcome import Outcome, format_bytes, format_seconds, write_file
+from tc.cli.options import add_compile_arguments, compile_options, need_model
+from tc.cli.outcome import Outcome, check_output, format_bytes, format_seconds, write_file
 from tc.errors import UserError
+from tc.target import Target
 
 STAGES = ("graph", "loops", "scheduled", "llvm", "asm")
 
@@ -22,11 +24,13 @@ examples:
   tc compile model.onnx --emit scheduled --kernel k    one kernel's loops as they are compiled
   tc compile model.onnx --emit asm -o model.s          machine code as text
   tc compile model.onnx --target x86-64-v3 -o any.tcm  for every machine of that level
+
+A compiled module is native code: run only those that you trust as you trust a program.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="an ONNX file")
+    parser.add_argument("model", type=Path, help="an ONNX file")
     parser.add_argument("-o", "--output", type=Path, help="file to write; without it, text goes to the terminal")
     parser.add_argument("--emit", choices=STAGES, help="write this stage as text instead of a compiled module")
     parser.add_argument("--kernel", metavar="NAME", help="only this kernel of the stage")
@@ -35,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile, or with `--emit` stop at a stage and print it."""
+    need_model(args.model, "tc compile", "not a model")
+    if args.output:
+        check_output(args.output, "--output")
     if args.emit:
         return emit_stage(args)
     if args.kernel:
@@ -60,7 +67,13 @@ def execute(args: argparse.Namespace) -> Outcome:
 
 def emit_stage(args: argparse.Namespace) -> Outcome:
     options = compile_options(args)
-    lowered = tc.lower(args.model, stage=args.emit, target=options["target"], dims=options["dims"])
+    if args.tune or args.verify != "auto":
+        raise UserError(f"--{'tune' if args.tune else 'verify'}: not for --emit, which shows what is compiled by default")
+    target = Target.of(options["target"])
+    if options["threads"] is not None:
+        target = replace(target, cores=options["threads"])
+    chosen = {name: options[name] for name in ("dims", "numerics", "on_unsupported")}
+    lowered = tc.lower(args.model, stage=args.emit, target=target, **chosen)
     text = lowered.as_text(kernel=args.kernel) if args.kernel else lowered.as_text()
     data = {"model": str(args.model), "stage": args.emit, "kernel": args.kernel}
     if args.output:

@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 import tc
+from tc.cli.options import THREADS_HELP
 from tc.cli.outcome import Outcome, format_seconds
 from tc.cli.reference import relative_error, run_interpreter
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
@@ -33,7 +34,7 @@ Here it reads the other fifth.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pictures", type=int, default=8, metavar="N", help="how many digits to show (default 8)")
-    parser.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
+    parser.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
 
 
 def execute(args: argparse.Namespace) -> Outcome:

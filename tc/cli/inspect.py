@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import tc
-from tc.cli.outcome import Outcome, format_shape, make_table
+from tc.cli.options import is_compiled
+from tc.cli.outcome import Outcome, format_bytes, format_shape, make_table
+from tc.target import Target
 
 STATUSES = {
     "native": "compiled to machine code",
@@ -22,6 +25,7 @@ EPILOG = """\
 examples:
   tc inspect model.onnx                 inputs, outputs, dims, operators; every node that is not native
   tc inspect model.onnx --nodes         every node
+  tc inspect model.tcm                  a compiled module: inputs, outputs, dims, target, kernels
   tc inspect model.onnx --json | jq '.nodes[] | select(.status != "native")'
 
 exit code 2 when a node is refused
@@ -29,12 +33,14 @@ exit code 2 when a node is refused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="an ONNX file")
+    parser.add_argument("model", type=Path, help="an ONNX file, or a module from `tc compile`")
     parser.add_argument("--nodes", action="store_true", help="list every node, not only those that are not native")
 
 
 def execute(args: argparse.Namespace) -> Outcome:
     """Read the model named by `args.model` and describe it. A refused node makes the exit code 2."""
+    if is_compiled(args.model):
+        return describe_compiled(args.model)
     inspection = tc.inspect(args.model)
     nodes: list[dict[str, str]] = [
         {"name": n.name, "op_type": n.op_type, "domain": n.domain, "status": n.status, "reason": n.reason}
@@ -53,18 +59,52 @@ def execute(args: argparse.Namespace) -> Outcome:
     return Outcome(data, lambda console: show(console, data, args.nodes), exit_code)
 
 
+def describe_compiled(path: Path) -> Outcome:
+    """What a compiled module says of itself."""
+    module = tc.load(path)
+    report = module.report()
+    data: dict[str, Any] = {
+        "model": str(path),
+        "compiled": True,
+        "target": module.target,
+        "threads": module.threads,
+        "size_bytes": path.stat().st_size,
+        "constant_bytes": report.constant_bytes,
+        "inputs": [describe_value(value) for value in module.inputs],
+        "outputs": [describe_value(value) for value in module.outputs],
+        "dims": list(module.dims),
+        "kernels": [{"name": k.name, "nodes": list(k.nodes), "calls": k.calls, "rule": k.rule} for k in report.kernels],
+    }
+    return Outcome(data, lambda console: show_compiled(console, data))
+
+
+def show_compiled(console: Console, data: dict[str, Any]) -> None:
+    console.print(f"[bold]compiled module[/bold] of {format_bytes(data['size_bytes'])}", highlight=False)
+    target = Target.parse(data["target"])
+    where = f"{target.cpu}, {target.vector_bits}-bit vectors"
+    console.print(f"  for {where}, at most {data['threads']} threads (--json has every feature)", highlight=False, markup=False)
+    show_signature(console, data)
+    rows = [(k["name"], k["calls"], k["rule"], ", ".join(k["nodes"])) for k in data["kernels"]]
+    console.print(make_table("kernels", ("kernel", "calls ", "rule", "nodes"), rows))
+
+
 def describe_value(value: Any) -> dict[str, str]:
     """Name and shape of an input or output."""
     return {"name": value.name, "shape": format_shape(value.shape, value.dtype)}
 
 
-def show(console: Console, data: dict[str, Any], all_nodes: bool) -> None:
+def show_signature(console: Console, data: dict[str, Any]) -> None:
+    """Inputs, outputs and dims."""
     for kind in ("inputs", "outputs"):
         console.print(f"[bold]{kind}[/bold]")
         for value in data[kind]:
             console.print(f"  {value['name']}={value['shape']}", highlight=False, markup=False)
     if data["dims"]:
         console.print(f"[bold]symbolic dims[/bold]\n  {', '.join(data['dims'])}")
+
+
+def show(console: Console, data: dict[str, Any], all_nodes: bool) -> None:
+    show_signature(console, data)
     operators = ", ".join(f"{name} {count}" for name, count in data["operators"].items())
     console.print(f"[bold]operators[/bold] ({len(data['nodes'])} nodes)\n  {operators}", highlight=False)
     console.print("[bold]how they run[/bold]")

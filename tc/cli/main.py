@@ -16,7 +16,7 @@ from rich.console import Console
 from tc.cli import bench, db, demo, doctor, fuzz, inspect, profile, run, tune
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
-from tc.errors import TcError
+from tc.errors import TcError, UserError
 from tc.version import __version__
 
 COMMANDS = {
@@ -51,11 +51,15 @@ exit codes:
 """
 
 
+class UsageError(UserError):
+    """A command line that cannot be read."""
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser that leaves with exit code 1, since 2 means "not supported"."""
+    """An argument parser that raises `UsageError`: the exit code is 1, since 2 means "not supported"."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(1, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+        raise UsageError(f"{message} (try {self.prog} --help)")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -92,7 +96,11 @@ class _Console(Console):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` are those of the process if not given. Returns the exit code."""
-    args = make_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        args = make_parser().parse_args(given)
+    except UsageError as error:
+        raise SystemExit(report_error(error, as_json="--json" in given)) from None
     try:
         outcome = args.execute(args)
         if args.json:
@@ -104,17 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("tc: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        return report_error(error, as_json=args.json)
     except Exception as error:
         if args.debug:
             raise
         return report_error(error, as_json=args.json)
 
 
-def report_error(error: Exception, *, as_json: bool) -> int:
-    """Print `error` as one message; returns the exit code that belongs to it."""
+def report_error(error: BaseException, *, as_json: bool) -> int:
+    """Print `error` as one message, as a JSON object too if asked to; returns the exit code that belongs to it."""
     kind = type(error).__name__
     match error:
         case TcError():
@@ -123,6 +130,8 @@ def report_error(error: Exception, *, as_json: bool) -> int:
             message, exit_code = f"{name}: {error.strerror}", 1
         case MemoryError():
             message, exit_code = "out of memory", 4
+        case KeyboardInterrupt():
+            message, exit_code = "interrupted", 130
         case _:
             message, exit_code = f"internal error: {kind}: {error} (--debug shows where)", 1
     if as_json:

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 
 import tc
+from tc.cli.values import Values, parse_values
 from tc.errors import UserError
+from tc.frontend.formats import foreign_format
 from tc.ir.dtype import DType, parse_dtype
+from tc.runtime.saved import MAGIC
+from tc.target import check_threads
 
 _SHAPE = re.compile(r"((?:\d+x)*)(bool|bf16|[fiu]\d+)")
+_NAMED_SHAPE = re.compile(r"((?:(?:\d+|[A-Za-z_][\w.]*?)x)+)(bool|bf16|[fiu]\d+)")
 _DIM = re.compile(r"(\d+)(?::(\d+)(?::(\d+))?)?")
 
 
@@ -37,41 +42,54 @@ class DimSpec:
     hi: int
     multiple_of: int = 1
 
+    @property
+    def smallest(self) -> int:
+        """The smallest size that is left."""
+        return -(-self.lo // self.multiple_of) * self.multiple_of
+
+
+Source = Path | ArraySpec | Values
+
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Where one input comes from: a `.npy` file, or random numbers of a shape. Without a name it is the only input."""
+    """Where one input comes from: a `.npy` file, random numbers of a shape, or values. Without a name it is the only input."""
 
     name: str | None
-    source: Path | ArraySpec
+    source: Source
 
 
 def parse_array_spec(text: str) -> ArraySpec:
     """Read `1x3x224x224xf32`."""
     matched = _SHAPE.fullmatch(text)
-    if matched is None:
-        raise UserError(f"'{text}' is not a shape such as 1x3x224x224xf32")
-    return ArraySpec(tuple(int(dim) for dim in matched[1].split("x")[:-1]), parse_dtype(matched[2]))
+    if matched is not None:
+        return ArraySpec(tuple(int(dim) for dim in matched[1].split("x")[:-1]), parse_dtype(matched[2]))
+    named = _NAMED_SHAPE.fullmatch(text)
+    if named is not None:
+        names = [part for part in named[1].split("x")[:-1] if not part.isdecimal()]
+        hint = ",".join(f"{name}=4" for name in names)
+        raise UserError(f"'{text}' is not a shape such as 1x3x224x224xf32; --dims {hint} gives the sizes of symbolic dims")
+    raise UserError(f"'{text}' is not a shape such as 1x3x224x224xf32")
 
 
-def parse_dims(texts: list[str]) -> dict[str, DimSpec]:
-    """Read `batch=4` and `batch=1:16,seq=32:512:32`."""
+def parse_dims(texts: list[str], option: str = "--dims") -> dict[str, DimSpec]:
+    """Read `batch=4` and `batch=1:16,seq=32:512:32`, the values of `option`."""
     dims = {}
     for part in ",".join(texts).split(",") if texts else []:
         name, equals, fact = part.strip().partition("=")
         matched = _DIM.fullmatch(fact)
         if not name or not equals or matched is None:
-            raise UserError(f"--dims: '{part}' is not of the form name=8, name=1:64 or name=32:512:32")
+            raise UserError(f"{option}: '{part}' is not of the form name=8, name=1:64 or name=32:512:32")
         lo = int(matched[1])
         spec = DimSpec(lo, int(matched[2] or lo), int(matched[3] or 1))
         if spec.hi < spec.lo or spec.multiple_of < 1:
-            raise UserError(f"--dims: '{part}' holds no number")
+            raise UserError(f"{option}: '{part}' holds no number")
         dims[name] = spec
     return dims
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read `x=image.npy`, `image.npy` or `x=1x3x224x224xf32`."""
+    """Read `x=image.npy`, `image.npy`, `x=1x3x224x224xf32`, `rate=16000` or `ids=[[101,2023,102]]`."""
     name, equals, source = text.partition("=")
     if not equals:
         name, source = "", text
@@ -79,7 +97,13 @@ def parse_input(text: str) -> InputSpec:
         return InputSpec(name or None, Path(source))
     if source.endswith(".npz"):
         raise UserError(f"--input {text}: give an .npz file to --inputs; it holds all inputs by name")
-    return InputSpec(name or None, parse_array_spec(source))
+    values = parse_values(source)
+    if values is not None:
+        return InputSpec(name or None, values)
+    try:
+        return InputSpec(name or None, parse_array_spec(source))
+    except UserError as error:
+        raise UserError(f"--input: {error}. It may also be a value, such as 16000 or [1,2,3], or a .npy file") from None
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -87,8 +111,18 @@ def read_array(path: Path) -> np.ndarray:
     try:
         array: np.ndarray = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read as a .npy file: {error}") from error
+        raise UserError(f"{path}: cannot be read as a .npy file: {_why(path, error)}") from error
     return array
+
+
+def _why(path: Path, error: Exception) -> str:
+    """What the file is instead, where that shows; else the error's own words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    with path.open("rb") as file:
+        head = file.read(512)
+    foreign = None if head.startswith((b"\x93NUMPY", b"PK")) else foreign_format(head)
+    return str(error) if foreign is None else f"it is {foreign}"
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -97,7 +131,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read as an .npz file: {error}") from error
+        raise UserError(f"{path}: cannot be read as an .npz file: {_why(path, error)}") from error
 
 
 def random_array(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray:
@@ -105,6 +139,33 @@ def random_array(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray:
     if spec.dtype.is_float:
         return rng.standard_normal(spec.shape, np.float32).astype(spec.dtype.numpy)
     return rng.integers(0, 2, spec.shape).astype(spec.dtype.numpy)
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether a file holds a compiled module, whatever it is called."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # whoever reads it next says what is wrong
+
+
+def need_model(path: Path, command: str, why: str) -> None:
+    """UserError for a compiled module, where only the model will do."""
+    if is_compiled(path):
+        raise UserError(f"{path} is a compiled module, {why}; {command} wants the ONNX file that it was made from")
+
+
+THREADS_HELP = "how many threads to use (default: TC_NUM_THREADS, else OMP_NUM_THREADS, else one for each core)"
+_COMPILE_DEFAULTS = {"target": "native", "tune": None, "numerics": "default", "verify": "auto", "on_unsupported": "fallback"}
+
+
+def refuse_compile_options(args: argparse.Namespace) -> None:
+    """UserError for options that come too late: of a module that is compiled already."""
+    for name, default in _COMPILE_DEFAULTS.items():
+        if getattr(args, name) != default:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option}: {args.model} is compiled already; the option is for compiling its ONNX file")
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
@@ -119,7 +180,7 @@ def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = Tr
         help="what is promised about symbolic dims, such as batch=4 or batch=1:16,seq=32:512:32",
     )
     if threads:
-        group.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
+        group.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
     group.add_argument("--tune", metavar="FILE", help="a tuning database")
     group.add_argument(
         "--numerics",
@@ -143,14 +204,13 @@ def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = Tr
 
 def compile_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `tc.compile` that the command line gives."""
-    if args.threads is not None and args.threads < 1:
-        raise UserError(f"--threads is {args.threads}, must be at least 1")
+    threads = None if args.threads is None else check_threads(args.threads, "--threads")
     dims = {name: tc.Dim(spec.lo, spec.hi, spec.multiple_of) for name, spec in parse_dims(args.dims).items()}
     return {
         "target": args.target,
         "dims": dims or None,
         "tune": args.tune,
-        "threads": args.threads,
+        "threads": threads,
         "numerics": args.numerics,
         "verify": args.verify,
         "on_unsupported": args.on_unsupported,

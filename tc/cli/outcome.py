@@ -74,6 +74,17 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
+def check_output(path: Path, option: str) -> None:
+    """UserError, before any work is done, when no file can be written there."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {str(folder)!r}")
+    if path.is_dir():
+        raise UserError(f"{option} {path}: that is a folder")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{option} {path}: the folder {str(folder)!r} cannot be written")
+
+
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a file beside `path` that then takes its name: an interruption leaves nothing half written."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part{path.suffix}")

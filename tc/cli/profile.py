@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 import tc
-from tc.cli.options import add_compile_arguments, compile_options
+from tc.cli.options import add_compile_arguments, compile_options, need_model
 from tc.cli.outcome import Outcome, format_array, format_seconds, make_table
-from tc.cli.run import add_input_arguments, make_inputs
+from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
 from tc.errors import UserError
 
 EPILOG = """\
@@ -38,9 +38,11 @@ def execute(args: argparse.Namespace) -> Outcome:
         raise UserError(f"--repeat is {args.repeat}, must be at least 1")
     if args.top < 0:
         raise UserError(f"--top is {args.top}, must not be negative")
+    need_model(args.model, "tc profile", "in which no launch has a clock")
     module = tc.compile(args.model, **compile_options(args))
     inputs = make_inputs(module, args)
-    launches = module.profile(inputs, repeat=args.repeat)
+    with hint_at_dims(module, args):
+        launches = module.profile(inputs, repeat=args.repeat)
     rules = {kernel.name: kernel.rule for kernel in module.report().kernels}
     rows = [
         {"node": launch.node, "kernel": launch.kernel, "rule": rules.get(launch.kernel, ""), "calls": 1, "seconds": launch.seconds}

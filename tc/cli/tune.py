@@ -27,11 +27,12 @@ from tc.autotune.events import (
     WinnerChecked,
 )
 from tc.autotune.record import target_key
-from tc.autotune.report import write_report
-from tc.cli.options import parse_dims
-from tc.cli.outcome import Outcome, format_seconds, make_table, write_file
+from tc.autotune.report import Verdict, write_report
+from tc.autotune.report_plots import require_matplotlib
+from tc.cli.options import THREADS_HELP, need_model, parse_dims
+from tc.cli.outcome import Outcome, check_output, format_seconds, make_table, write_file
 from tc.errors import UserError
-from tc.target import Target
+from tc.target import Target, check_threads
 from tc.tuning import Tuned, default_database, parse_budget, tune
 
 EPILOG = """\
@@ -50,7 +51,7 @@ and its results agree with the reference.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="an ONNX file")
+    parser.add_argument("model", type=Path, help="an ONNX file")
     parser.add_argument("--budget", default="10m", metavar="TIME", help="wall time of the search, such as 90s, 10m, 1h30m (default 10m)")
     parser.add_argument("--trials", type=int, metavar="N", help="at most so many trials per kernel")
     parser.add_argument(
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with curves, schedules and failures")
     group = parser.add_argument_group("compilation")
     group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...")
-    group.add_argument("--threads", type=int, help="how many threads to use (default: every core there is)")
+    group.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
     facts, sizes = "what is promised about symbolic dims, as for tc compile", "what a symbolic dim is measured with, such as batch=4"
     group.add_argument("--dims", action="append", default=[], metavar="NAME=N|LO:HI[:MULTIPLE]", help=facts)
     group.add_argument("--size", action="append", default=[], metavar="NAME=N", help=sizes)
@@ -71,8 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Tune, showing what happens; the outcome is what was found."""
     parse_budget(args.budget)
-    if args.threads is not None and args.threads < 1:
-        raise UserError(f"--threads is {args.threads}, must be at least 1")
+    threads = None if args.threads is None else check_threads(args.threads, "--threads")
+    need_model(args.model, "tc tune", "whose schedules are chosen already")
+    if args.report:  # before the budget is spent
+        require_matplotlib()
+        check_output(args.report, "--report")
     database = args.db or default_database()
     if args.resume and not database.is_file():
         raise UserError(f"--resume: there is no database {str(database)!r}; without --resume it is made")
@@ -85,8 +89,8 @@ def execute(args: argparse.Namespace) -> Outcome:
             args.budget,
             target=args.target,
             dims=dims or None,
-            sizes={name: spec.lo for name, spec in parse_dims(args.size).items()},
-            threads=args.threads,
+            sizes={name: spec.lo for name, spec in parse_dims(args.size, "--size").items()},
+            threads=threads,
             database=database,
             tasks=args.tasks,
             trials=args.trials,
@@ -113,6 +117,7 @@ def _write_report(args: argparse.Namespace, found: Tuned, events: list[Event]) -
             records=records,
             importance=found.result.importance,
             standings=found.standings,
+            verdict=Verdict(found.ratio, found.is_used),
         ),
     )
 
@@ -271,8 +276,10 @@ def _as_data(args: argparse.Namespace, found: Tuned, events: list[Event]) -> dic
         "default_ms": result.default_ms,
         "tuned_ms": result.tuned_ms,
         "remaining_ms": result.remaining_ms,
+        "report": None if args.report is None else str(args.report),
         "model_ratio": None if found.ratio is None else dataclasses.asdict(found.ratio),
         "is_used": found.is_used,
+        "gained": found.is_used and found.ratio is not None,
         "dropped": list(found.dropped),
         "forms": [
             {
@@ -320,11 +327,13 @@ def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: 
         console.print(f"{len(result.tasks) - len(tried)} more kernels were not worth a trial", highlight=False, markup=False)
     say = _printer(console)
     say(f"kernels: {result.default_ms:.3f} ms a run untuned, {result.tuned_ms:.3f} ms tuned ({result.reason})")
-    if found.ratio is not None:
+    if found.ratio is None:
+        say("no kernel got another schedule: the whole model gained nothing")
+    else:
         low, high = _gain(found.ratio.high), _gain(found.ratio.low)
         say(f"the whole model, in turns: {_gain(found.ratio.median)} as fast [{low}, {high}]")
     if not found.is_used:
-        say("that is no gain: the model compiles as it did before; more time may still find one")
+        say("the whole model gained nothing: it compiles as it did before; more time may still find something")
     say(f"as much time again is expected to save {result.remaining_ms:.3f} ms a run")
     others = [each.kernel for each in found.standings if each.chosen != each.alone]
     if others:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tc.errors import UserError
@@ -16,6 +18,10 @@ class Dim:
     multiple_of: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("lo", "hi", "multiple_of"):
+            value = getattr(self, name)
+            if name != "hi" or value is not None:
+                object.__setattr__(self, name, _whole(value, f"Dim: {name}"))
         if self.lo < 0 or (self.hi is not None and self.hi < self.lo) or self.multiple_of < 1:
             raise UserError(f"{self} holds for no dim: needed are 0 <= lo <= hi and multiple_of >= 1")
         if self.hi is not None and self._first() > self.hi:
@@ -29,3 +35,32 @@ class Dim:
 
     def _first(self) -> int:
         return -(-self.lo // self.multiple_of) * self.multiple_of
+
+
+def checked_dims(dims: object, what: str = "dims") -> dict[str, Dim]:
+    """Promises about dims by name, each as a Dim; a number promises just that size. UserError, saying `what`, for anything else."""
+    if dims is None:
+        return {}
+    if not isinstance(dims, Mapping):
+        raise UserError(f"{what} is a {type(dims).__name__}, must map names of dims to sizes or tc.Dim, such as {{'batch': 4}}")
+    found = {}
+    for name, promise in dims.items():
+        if not isinstance(name, str):
+            raise UserError(f"{what}: {name!r} is not the name of a dim")
+        if not isinstance(promise, Dim):
+            size = _whole(promise, f"{what}: {name}", " or a tc.Dim")
+            if size < 0:
+                raise UserError(f"{what}: {name} is {size}, must not be negative")
+            promise = Dim(size, size)
+        found[name] = promise
+    return found
+
+
+def _whole(value: object, what: str, other: str = "") -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise UserError(f"{what} is {value!r}, must be a whole number{other}")
+    return number

@@ -268,12 +268,21 @@ def _tensor(type_: object) -> TensorType:
     return type_
 
 
+def _as_argument(value: object, param: TensorVar) -> np.ndarray:
+    """The value of a parameter as an array; InputError when it is of another dtype."""
+    array = np.asarray(value)
+    type_ = _tensor(param.type)
+    if array.dtype != type_.dtype.numpy:
+        raise InputError(f'input "{param.name}": dtype is {array.dtype}, but must be {type_.dtype}')
+    return array
+
+
 def run_named(
     module: IRModule, inputs: Mapping[str, np.ndarray], requirements: Iterable[Requirement] = ()
 ) -> dict[str, np.ndarray]:
     """Run the entry on inputs by name; results by the names of the module's outputs."""
     func = module.main
-    arrays = [np.asarray(inputs[param.name]) for param in func.params]
+    arrays = [_as_argument(inputs[param.name], param) for param in func.params]
     results = run_function(module, func.name, arrays, requirements=requirements)
     names = dict(func.attrs).get("output_names") or tuple(f"output{k}" for k in range(len(results)))
     assert isinstance(names, tuple)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import InputError, ModelError, TcError, UnsupportedError
+from tc.errors import InputError, ModelError, TcError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Const, Expr, Var
@@ -44,7 +44,7 @@ from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.saved import Seal, as_array, plain_seal, read_module, write_module
-from tc.target import Target, native_target
+from tc.target import Target, check_threads, native_target
 
 _Port = tuple[int, int, Any, Any]
 """Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
@@ -174,6 +174,9 @@ class CompiledModule:
         return {info.name: result for info, result in zip(self.outputs, results, strict=True)}
 
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        if not isinstance(inputs, Mapping):
+            names = ", ".join(self._positions)
+            raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}")
         unknown = [name for name in inputs if name not in self._positions]
         missing = [info.name for info in self.inputs if info.name not in inputs]
         if unknown:
@@ -416,7 +419,11 @@ class CompiledModule:
         return tuple(sorted({var.name for var in dim_vars(self.plan)}))
 
     def peak_bytes(self, **dims: int) -> int:
-        """Memory of one call beyond inputs and constants, for these dims: arena and outputs. InputError when a dim is missing."""
+        """Memory of one call beyond inputs and constants, for these dims: arena and outputs.
+
+        InputError for a dim that is missing, that the module does not have, or of a size that it cannot have.
+        """
+        self._check_dims(dims)
         env = {n: dims[n.name] for n in dim_vars(self.plan) if n.name in dims}
         total = self._evaluate(self.plan.arena_bytes, env)
         for var, slot in zip(self.plan.outputs, self.plan.output_slots, strict=True):
@@ -424,6 +431,14 @@ class CompiledModule:
                 assert isinstance(var.type, TensorType)
                 total += self._evaluate(var.type.size_bytes, env)
         return total
+
+    def _check_dims(self, dims: Mapping[str, object]) -> None:
+        """Refuse what is no size, or contradicts what the module was compiled for."""
+        for name, size in dims.items():
+            if name not in self.dims:
+                raise InputError(f"there is no dim {name!r}; the dims are: {', '.join(self.dims) or 'none, all shapes are fixed'}")
+            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 0:
+                raise InputError(f"dim {name} is {size!r}, must be a whole number, not negative")
 
     def _evaluate(self, expr: Expr, env: Mapping[Var, int]) -> int:
         for node in walk(expr):
@@ -437,7 +452,7 @@ class CompiledModule:
 
     def explain(self, node: str) -> str:
         """Why the model's node `node` was fused and scheduled as it was; InputError for a name that is not in the model."""
-        if node not in self._explanations:
+        if not isinstance(node, str) or node not in self._explanations:
             raise InputError(f"no node {node!r}; the nodes are: {', '.join(list(self._explanations)[:20])} ...")
         return self._explanations[node]
 
@@ -449,8 +464,8 @@ class CompiledModule:
         """
         if self._make_profiled is None:
             raise UnsupportedError("profile: a module loaded from a file cannot be instrumented; compile the model again")
-        if repeat < 1:
-            raise InputError(f"profile: repeat is {repeat}, must be at least 1")
+        if not isinstance(repeat, (int, np.integer)) or isinstance(repeat, bool) or repeat < 1:
+            raise InputError(f"profile: repeat is {repeat!r}, must be at least 1")
         if self._profiled is None:
             self._profiled = self._make_profiled()
         entry, library = self._profiled
@@ -515,6 +530,8 @@ class CompiledModule:
 
         A node that runs on a reference kernel is in it as the kernel's name.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise UserError(f"save: the path is a {type(path).__name__}, must be a string or path")
         header, sections = self._content()
         try:
             general = self.general
@@ -523,7 +540,11 @@ class CompiledModule:
         if general is not self:
             header["general"], others = general._content()
             sections = [*sections, *others]
-        write_module(path, header, sections, plain_seal)
+        try:
+            write_module(path, header, sections, plain_seal)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"save: {os.fspath(path)!r} cannot be written: {why}") from error
 
     def save_sealed(self, path: str | os.PathLike[str], seal: Seal) -> None:
         """This module alone, for those who can make the one again that assumes nothing, under a seal that whoever loads the file must
@@ -552,7 +573,14 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
     A module is native code, and is run: load only what you trust as you trust a program.
     ModelError when the file is damaged or was compiled for a CPU with features that this one lacks.
     """
-    return load_sealed(path, plain_seal, threads)
+    if not isinstance(path, (str, os.PathLike)):
+        raise UserError(f"load: the path is a {type(path).__name__}, must be a string or path")
+    try:
+        return load_sealed(path, plain_seal, None if threads is None else check_threads(threads))
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {os.fspath(path)!r}") from None
+    except OSError as error:
+        raise ModelError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from None
 
 
 def load_sealed(path: str | os.PathLike[str], seal: Seal, threads: int | None = None) -> CompiledModule:
@@ -591,7 +619,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         library,
         header["symbol"],
         constants,
-        min(header["threads"], threads or native_target().cores),  # the scratch memory is for so many
+        min(header["threads"], native_target().cores if threads is None else threads),  # the scratch memory is for so many
         callback_for(entry.calls),
         report,
         header["explanations"],
@@ -677,9 +705,9 @@ def _checked_out(array: Any, shape: tuple[int, ...], dtype: np.dtype, name: str)
 
 
 def _dtype_name(dtype: np.dtype) -> str:
-    from_kind = {"f": "f", "i": "i", "u": "u"}
-    if dtype.kind in from_kind:
-        return f"{from_kind[dtype.kind]}{dtype.itemsize * 8}"
-    return str(dtype)
+    if dtype.kind not in "fiu":
+        return str(dtype)
+    name = f"{dtype.kind}{dtype.itemsize * 8}"
+    return name if dtype.isnative else f"{name} in the byte order of another machine (big-endian)"
 
 

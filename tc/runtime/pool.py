@@ -30,9 +30,9 @@ import time
 from llvmlite import binding as llvm
 
 from tc.runtime.jit import Library, compile_object, link
-from tc.target import affinity_cpus, available_cpus
+from tc.target import MAX_THREADS, affinity_cpus, available_cpus
 
-MAX_WORKERS = 255
+MAX_WORKERS = MAX_THREADS - 1
 _SPIN = 4000  # pauses before a worker sleeps, about 50 us
 _SYSTEM_CALLS = {
     "x86_64": {"futex": 202, "set_affinity": 203, "get_id": 186},

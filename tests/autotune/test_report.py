@@ -23,7 +23,15 @@ from tc.autotune.events import (
     WinnerChecked,
 )
 from tc.autotune.record import Record
-from tc.autotune.report import format_count, format_duration, format_ms, format_seconds, write_report
+from tc.autotune.report import (
+    Verdict,
+    format_count,
+    format_duration,
+    format_ms,
+    format_seconds,
+    make_page,
+    write_report,
+)
 from tc.autotune.report_facts import gather_facts
 from tc.autotune.space import Candidate
 from tc.autotune.standing import Standing
@@ -446,3 +454,19 @@ def test_numbers_have_the_units_that_fit() -> None:
     assert [format_ms(x) for x in (0.0123, 12.5, 1234.5, math.inf)] == ["0.012 ms", "12.50 ms", "1,234.5 ms", "–"]
     assert [format_duration(x) for x in (0.5, 59.0, 60.0, 605.0, 7500.0)] == ["0.5 s", "59 s", "1 min", "10 min 5 s", "2 h 5 min"]
     assert [format_count(x) for x in (123.4, 3.4e6, 1e12)] == ["123", "3.4 million", "10^12"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (Verdict(Ratio(0.8, 0.75, 0.85)), "The whole model: 1.25× [1.18×, 1.33×] as fast as untuned, measured in turns."),
+        (Verdict(Ratio(1.25, 1.2, 1.3), is_used=False), "The whole model: it gained nothing: 0.80×"),
+        (Verdict(None), "The whole model: it gained nothing: no kernel got another schedule"),
+    ],
+)
+def test_the_page_says_what_the_whole_model_gained(verdict: Verdict, words: str) -> None:
+    """The sum over kernels stood there alone, also where the whole model was no faster and nothing of it is used."""
+    page = make_page(gather_facts("m.onnx", (), (), ()), verdict=verdict)
+
+    text = " ".join(re.sub(r"<[^>]*>", "", page).split())
+    assert words in text

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from tc.errors import ModelError, ShapeError, Span, UnsupportedError, UserError, located
-from tc.frontend.dims import Dim
+from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
@@ -177,7 +177,7 @@ class _Signature:
     """The inputs and dims of a model, made from its declarations and the user's promises."""
 
     def __init__(self, promises: Mapping[str, DimPromise], builder: GraphBuilder) -> None:
-        self.promises = promises
+        self.promises = checked_dims(promises)
         self.builder = builder
         self.dims: dict[str, Expr] = {}
         self.inputs: dict[str, Value] = {}
@@ -203,8 +203,6 @@ class _Signature:
 
     def _make(self, name: str) -> Expr:
         promise = self.promises.get(name, Dim())
-        if isinstance(promise, int):
-            promise = Dim(promise, promise)
         if promise.fixed is not None:
             return const(promise.fixed)
         var = Var(name)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 from google.protobuf.message import DecodeError
 
-from tc.errors import ModelError, Span, UnsupportedError, located
+from tc.errors import ModelError, Span, UnsupportedError, UserError, located
+from tc.frontend.formats import foreign_format
 from tc.frontend.onnx.tensors import TensorReader, map_file
 from tc.frontend.onnx.wire import split_tensors
 
@@ -53,13 +54,17 @@ def _read_model(source: ModelSource) -> Model:
     else:
         if isinstance(source, (bytes, bytearray, memoryview)):
             data = memoryview(source).cast("B")
+        elif not isinstance(source, (str, os.PathLike)):
+            kinds = "the path of an ONNX file, its bytes or an onnx.ModelProto"
+            raise UserError(f"the model is a {type(source).__name__}, must be {kinds}")
         else:
             path = Path(source)
-            if not path.exists():
-                raise ModelError(f"there is no file {str(path)!r}")
             folder, data = path.parent, map_file(path)
         if len(data) == 0:
             raise ModelError("the model is empty: 0 bytes")
+        foreign = foreign_format(data)
+        if foreign is not None:
+            raise ModelError(f"this is not an ONNX model but {foreign}")
         raw: bytes | memoryview = data
         if len(data) >= _SPLIT_FROM_BYTES:
             split = split_tensors(data)

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from tc.errors import LimitError, ModelError, UnsupportedError
+from tc.frontend.formats import is_lfs_pointer
 from tc.ir import dtype as dtypes
 from tc.ir.dtype import DType
 
@@ -155,6 +156,8 @@ class TensorReader:
         found = self._files.get(location)
         if found is None:
             found = map_file(self._contained(location, what))
+            if is_lfs_pointer(found):
+                raise ModelError(f"{what}: external data {location!r} is a Git LFS pointer; 'git lfs pull' fetches the data")
             self._files[location] = found
         return found
 
@@ -183,8 +186,10 @@ def map_file(path: Path) -> memoryview:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {str(path)!r}") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {str(path)!r}: {error}") from error
+        raise ModelError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _num_elements(shape: tuple[int, ...], dtype: DType, what: str) -> int:
