@@ -163,10 +163,12 @@ def test_bad_numbers_of_threads_are_refused(text: str, monkeypatch: pytest.Monke
         parse_threads(text)
 
 
-def test_wrong_requests_are_refused(conv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_requests_are_refused(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = tmp_path / "compiled.onnx"
+    compiled.write_bytes(b"tcmodule")
     for arguments, words in (
         ((conv, "--vs", "abacus"), "there is no runtime 'abacus'; there are onnxruntime, openvino"),
-        ((conv.with_suffix(".tcm"),), "bench wants an ONNX file"),
+        ((compiled,), "tc bench wants the ONNX file"),
         ((conv, "--seconds", "0"), "--seconds more than 0"),
     ):
         assert main(["bench", *map(str, arguments)]) == 1
