@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import shutil
 import subprocess
@@ -68,6 +69,28 @@ def test_readme_opens_with_two_commands() -> None:
     assert text.index("```sh") < 100
 
 
+def test_the_license_is_apache_2_word_for_word() -> None:
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_in_the_documents_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8"))
+
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_map_of_the_code_has_every_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "tc").glob("*/__init__.py")} - {"demo"}
+
+    assert sorted(name for name in packages if f"`tc/{name}/`" not in text) == []
+
+
+def test_the_changelog_has_this_version() -> None:
+    assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_the_ci_script_is_valid_shell() -> None:
     subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
 
@@ -77,7 +100,7 @@ def test_the_wheel_holds_every_module_and_the_demo_files(tmp_path: Path) -> None
     pytest.importorskip("setuptools", minversion="69")
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "tc", source / "tc", ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -94,7 +117,8 @@ def test_the_wheel_holds_every_module_and_the_demo_files(tmp_path: Path) -> None
         entry_points = archive.read(f"tc-{__version__}.dist-info/entry_points.txt").decode()
     shipped = [path for path in (ROOT / "tc").rglob("*") if path.suffix in (".py", ".onnx", ".npz", ".typed")]
     assert {str(path.relative_to(ROOT)) for path in shipped} <= held
-    assert f"Version: {__version__}" in metadata
+    assert f"Version: {__version__}" in metadata and "Apache-2.0" in metadata
+    assert [name for name in held if name.endswith("LICENSE")]
     assert "tc = tc.cli:main" in entry_points
 
 
