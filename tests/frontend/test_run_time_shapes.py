@@ -238,3 +238,35 @@ def test_a_scale_of_another_size_is_refused() -> None:
     compiled = tc.compile(model("g (float[n,k] x, float[m] s) => (float[n,k] y) { y = LayerNormalization(x, s) }"))
     with pytest.raises(InputError, match="layer_norm: the scale"):
         compiled(np.ones((2, 8), np.float32), np.ones(4, np.float32))
+
+
+# A backward slice of nothing had one element, read before the buffer.
+@pytest.mark.parametrize(
+    "place", [(-1, -(1 << 40), -1), (5, 0, -1), (100, -3, -1), (0, -100, -1), (-50, -100, -1), (1, -5, -1), (-1, -9, -2), (1, 9, 2)]
+)
+def test_slices_of_axes_that_may_be_empty(place: tuple[int, int, int], rng: np.random.Generator) -> None:
+    start, end, step = place
+    feeds = [{"x": rng.standard_normal((n, 2)).astype(np.float32)} for n in (0, 1, 2, 5)]
+    constants = f"<int64[1] s = {{{start}}}, int64[1] e = {{{end}}}, int64[1] ax = {{0}}, int64[1] st = {{{step}}}>"
+    check(f"g (float[n,2] x) => (float[a,2] y) {constants} {{ y = Slice(x, s, e, ax, st) }}", feeds)
+    check(
+        "g (float[n,2] x, int64[1] s, int64[1] e) => (float[a,2] y) "
+        f"<int64[1] ax = {{0}}, int64[1] st = {{{step}}}> {{ y = Slice(x, s, e, ax, st) }}",
+        [{**feed, "s": i64(start), "e": i64(end)} for feed in feeds],
+    )
+
+
+# The cost of a layout was divided by the channels of a tensor that has none.
+def test_a_tensor_without_elements_beside_convolutions(rng: np.random.Generator) -> None:
+    text = (
+        "g (float[1,3,8,8] x, float[1,0,4] e) => (float[1,16,8,8] y, float[1,0,4] z) <int64[4] ws = {16,3,3,3}, "
+        "int64[4] vs = {16,1,3,3}> { w = ConstantOfShape<value = float[1] {0.5}>(ws) v = ConstantOfShape<value = float[1] {0.25}>(vs) "
+        "u = Conv<pads = [1,1,1,1]>(x, w) r = Relu(u) y = Conv<pads = [1,1,1,1], group = 16>(r, v) z = Relu(e) }"
+    )
+    onnx_model, x = model(text), rng.standard_normal((1, 3, 8, 8)).astype(np.float32)
+    expected = onnxruntime.InferenceSession(onnx_model.SerializeToString()).run(None, {"x": x, "e": np.ones((1, 0, 4), np.float32)})
+
+    y, z = tc.compile(onnx_model)(x, np.ones((1, 0, 4), np.float32))
+
+    np.testing.assert_allclose(y, expected[0], rtol=1e-5, atol=1e-5)
+    assert z.shape == (1, 0, 4)

@@ -340,8 +340,11 @@ def _slice_range(c: Calls, start: Expr, end: Expr, step: int, dim: Expr) -> tupl
     else:
         last = _clamp(c, end, dim, -1, dim - 1)
         whole = is_const(start, -1) or (isinstance(start, Const) and int(start) >= _TO_THE_END)
-        first = dim - 1 if whole and not isinstance(dim, Const) else _clamp(c, start, dim, 0, dim - 1)
+        whole = whole and not isinstance(dim, Const)
+        first = dim - 1 if whole else _clamp(c, start, dim, 0, dim - 1)
         reach = first - last
+        if not whole and prove(dim > 0, c.facts) is not True:
+            reach = select(equal(dim, 0), 0, reach)  # the first index is 0 at least, but there is none
     size = maximum(ceildiv(reach, abs(step)), 0)
     return simplify(maximum(first, 0), c.facts), simplify(size, c.facts)
 
@@ -381,7 +384,7 @@ def _slice_by_data(n: NodeContext, x: Value, axes: Sequence[int], steps: Sequenc
     first, last = bound(1, zero), bound(2, lo)
     sign = constant_value(np.sign(np.array(steps, np.int64)))
     reach = n.call("add", n.call("sub", last, first), n.call("sub", step, sign))
-    size = n.call("maximum", n.call("div", reach, step), zero)
+    size = n.call("minimum", n.call("maximum", n.call("div", reach, step), zero), dims)  # of no elements none are taken
     begin: list[Expr] = [const(0)] * x.rank
     sizes, strides = list(x.shape), [1] * x.rank
     starts = n.graph.dims(first, f"{n.label}.start", n.span)

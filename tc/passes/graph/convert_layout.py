@@ -223,12 +223,12 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     call, result = binding.value, binding.targets[0].type
     assert isinstance(call, Call) and isinstance(result, TensorType)
     channels = _value(result.shape[1])
-    waste = -(-channels // block) * block / channels if form is not None else 1.0
+    waste = -(-channels // block) * block / max(channels, 1) if form is not None else 1.0
     if call.op != "conv":
         return 2 * _elements(result) * 4 * waste / rates.moves
     weights = call.args[1]
     assert weights is not None and isinstance(weights.type, TensorType)
-    flops = 2.0 * _elements(result) * _elements(weights.type) / channels * waste
+    flops = 2.0 * _elements(result) * _elements(weights.type) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
     if form is not None:
         return flops / (rates.blocked_depthwise if is_depthwise else rates.blocked)
@@ -243,7 +243,7 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
 
 def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static: bool) -> float:
     """Of a plain depthwise convolution that puts neighbours of a row into vectors."""
-    width = _value(result.shape[-1])
+    width = max(_value(result.shape[-1]), 1)
     stride = (full_attrs(call).strides or (1,))[-1]
     strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_SHUFFLED_STRIDE else FAR
     return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
