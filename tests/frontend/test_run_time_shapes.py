@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 
 import tc
 from tc.errors import InputError
@@ -270,3 +271,50 @@ def test_a_tensor_without_elements_beside_convolutions(rng: np.random.Generator)
 
     np.testing.assert_allclose(y, expected[0], rtol=1e-5, atol=1e-5)
     assert z.shape == (1, 0, 4)
+
+
+X6 = np.array([0, 1, 2, 0, 3, 4], np.float32)
+
+
+# The later of two equal calls went away, and with it what the sizes it found were bound to.
+@pytest.mark.parametrize(
+    "body",
+    [
+        "p = NonZero(x) q = NonZero(x) pt = Transpose(p) y = Cast<to = 1>(pt) z = Squeeze(q, zero)",
+        "p = NonZero(x) q = NonZero(x) pt = Reshape(p, minus) y = Neg(pt) n = Shape(q) k = Slice(n, one, two, zero) "
+        "z = ConstantOfShape<value = int64[1] {7}>(k)",
+        "y = Unique(x) q = Unique(x) z = Exp(q)",
+    ],
+)
+def test_equal_calls_that_find_sizes_find_the_same(body: str) -> None:
+    constants = "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] minus = {-1}>"
+    text = f"g (float[6] x) => (y, z) {constants} {{ {body.replace('Exp', 'Abs')} }}"
+    check(text, [{"x": X6}, {"x": X6 * 0}])
+
+
+# What the call found was written to a result of another size, which was checked only afterwards.
+def test_a_size_that_a_call_finds_may_be_forced_later() -> None:
+    text = "g (float[6] x) => (int64[1,4,1] y) <int64[3] s = {1, 4, 1}> { p = NonZero(x) y = Reshape(p, s) }"
+    check(text, [{"x": X6}])
+    with pytest.raises(InputError, match=r"Reshape_1.*nonzero = 2"):
+        tc.compile(model(text))(np.array([1, 0, 0, 0, 0, 1], np.float32))
+
+
+# ONNX's definition of the operator squeezes a batch of one away.
+@pytest.mark.parametrize("align", [0, 1])
+@pytest.mark.parametrize(("batch", "sizes"), [(1, (3, 4, 5)), (2, (3, 4, 5)), (1, (3, 2, 4, 5)), (1, (3, 4, 1))])
+@pytest.mark.parametrize("known", [True, False])
+def test_affine_grid(align: int, batch: int, sizes: tuple[int, ...], known: bool, rng: np.random.Generator) -> None:
+    space = len(sizes) - 1
+    theta = rng.standard_normal((batch, space, space + 1)).astype(np.float32)
+    size = i64(batch, *sizes)
+    given = f"<int64[{space + 2}] s = {{{', '.join(map(str, size))}}}>" if known else ""
+    inputs = f"float[{batch},{space},{space + 1}] t" + ("" if known else f", int64[{space + 2}] s")
+    text = f"g ({inputs}) => (float[{','.join('abcde'[: space + 2])}] y) {given} {{ y = AffineGrid<align_corners = {align}>(t, s) }}"
+    onnx_model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}')
+    feed = {"t": theta} if known else {"t": theta, "s": size}
+    (expected,) = ReferenceEvaluator(onnx_model).run(None, feed)
+
+    (result,) = tc.compile(onnx_model).run(feed).values()
+
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)

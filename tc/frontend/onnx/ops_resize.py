@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.shapes import Ratio
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.shapes import Ratio, make_elements
+from tc.frontend.onnx.values import Value, elements_value
 from tc.ir.arith import simplify
-from tc.ir.expr import Const, Expr, const, floordiv, is_const
+from tc.ir.dtype import i64
+from tc.ir.expr import Const, Expr, const, equal, floordiv, is_const, maximum
 from tc.ir.graph import AttrValue
 from tc.ir.types import product
+from tc.ops.registry import require
 
 
 @onnx_op("Upsample")
@@ -147,3 +150,36 @@ def _keep_aspect(
     return sizes, scales
 
 
+
+
+@onnx_op("AffineGrid", since=20)
+def import_affine_grid(n: NodeContext) -> NodeResult:
+    """Places in [-1, 1] of the elements of a result, mapped by one matrix per batch: theta @ (x, y[, z], 1)."""
+    theta, sizes = n.value(0), n.dims(1, "size")
+    space = len(sizes) - 2
+    if space not in (2, 3) or theta.rank != 3:
+        raise ShapeError(f"AffineGrid: a size of {len(sizes)} dims and {theta.type}; 4 or 5 dims and [n, 2, 3] or [n, 3, 4] are needed")
+    for axis, (dim, wanted) in enumerate(zip(theta.shape, (sizes[0], space, space + 1), strict=True)):
+        message = f"AffineGrid: dim {axis} of {theta.type} is {dim}, but must be {wanted}"
+        n.graph.state(partial(require, equal(dim, wanted), message), n.span)
+    lines = [_grid_line(n, size, axis, space, theta) for axis, size in enumerate(sizes[2:])]
+    full = (*sizes[2:], const(1))
+    columns = [n.call("expand", line, shape=full) for line in (*reversed(lines), n.const(np.ones((1,) * (space + 1)), theta.dtype))]
+    base = n.call("reshape", n.call("concat", *columns, axis=space), shape=(product(sizes[2:]), const(space + 1)))
+    moved = n.call("matmul", base, n.call("transpose", theta, perm=(0, 2, 1)))
+    return n.call("reshape", moved, shape=(theta.shape[0], *sizes[2:], const(space)))
+
+
+def _grid_line(n: NodeContext, size: Expr, axis: int, space: int, theta: Value) -> Value:
+    """The places along one axis, as a tensor that broadcasts over the grid; its last axis holds the one number."""
+    dtype = theta.dtype
+    align = bool(n.attr("align_corners", 0))
+    steps = maximum(size - 1, 1) if align else size  # a single place is the first one, as ONNX's reference has it
+    count = n.call("cast", elements_value(make_elements([steps], (1,)), i64), dtype=dtype)
+    index = n.call("cast", n.call("range", start=0, size=size, step=1), dtype=dtype)
+    two, one = n.const(2, dtype), n.const(1, dtype)
+    step = n.call("div", two, count)
+    start = n.const([-1], dtype) if align else n.call("sub", n.call("div", step, two), one)
+    line = n.call("add", start, n.call("mul", index, step))
+    shape = tuple(size if d == axis else const(1) for d in range(space + 1))
+    return n.call("reshape", line, shape=shape)

@@ -171,11 +171,17 @@ class _Planner:
         for index, result in enumerate(func.results):
             if isinstance(result, TensorVar) and result in made and self._is_input_sized(result.type):
                 root = view_root(result, made)
-                if root is not None and root not in self.wanted:
+                if root is not None and root not in self.wanted and self._fits(root, result):
                     self.wanted[root] = _View(_Storage(Place.OUTPUT, index, root.type))  # type: ignore[arg-type]
 
     def _is_input_sized(self, type_: object) -> bool:
         return all(v in self.bound_dims for v in walk(type_) if isinstance(v, Var))  # type: ignore[arg-type]
+
+    def _fits(self, root: TensorVar, whole: TensorVar) -> bool:
+        """Whether a value has the size that it is to have in `whole` as soon as it is made: where that says nothing of its dims, it is
+        checked only afterwards."""
+        known = {v for v in walk(whole.type) if isinstance(v, Var)} | self.bound_dims  # type: ignore[arg-type]
+        return all(v in known for v in walk(root.type) if isinstance(v, Var))  # type: ignore[arg-type]
 
     def _want_parts(self, func: Function) -> None:
         """Let operands of joins be made in their places in the results."""
@@ -183,7 +189,7 @@ class _Planner:
             place = self.views.get(part.whole) or self.wanted.get(part.whole)
             if place is None and self._is_input_sized(part.whole.type):
                 place = self.wanted[part.whole] = _View(self._new_storage(_tensor_type(part.whole), NOT_YET))
-            if place is not None and root not in self.wanted:
+            if place is not None and root not in self.wanted and self._fits(root, part.whole):
                 self.wanted[root] = _View(place.storage, place.offset + part.offset)
 
     def _new_storage(self, type_: TensorType, start: int | None = None) -> _Storage:
@@ -410,7 +416,7 @@ class _Planner:
         made = made_here(branch)
         for result, target in zip(branch.results, targets, strict=True):
             root = view_root(result, made) if isinstance(result, TensorVar) and result in made else None
-            if root is not None:
+            if root is not None and self._fits(root, target):
                 self.wanted.setdefault(root, self.views[target])
         steps = self._walk_nested(branch)
         self.time += 1
@@ -476,7 +482,7 @@ class _Planner:
         made = made_here(body)
         if isinstance(result, TensorVar) and result in made:
             root = view_root(result, made)
-            if root is not None:
+            if root is not None and self._fits(root, target):
                 self.wanted.setdefault(root, self._row(target, _tensor_type(result), index))
 
     def _row(self, target: TensorVar, row: TensorType, index: Var) -> _View:
