@@ -133,7 +133,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[tc.CompiledModule], Any], str]] = {
     "records": (lambda m: m(np.zeros((2, 4), [("a", "f4")])), "dtype is"),
     "dates": (lambda m: m(np.zeros((2, 4), "M8[s]")), "datetime64"),
     "complex": (lambda m: m(X.astype(np.complex64)), "complex64"),
-    "big-endian": (lambda m: m(X.astype(">f4")), "big-endian|byte order"),
+    "big-endian": (lambda m: m(X, out=X.astype(">f4")), "big-endian"),
     "run a list": (lambda m: m.run([X]), "the inputs are a list"),
     "run nothing": (lambda m: m.run({}), 'input "x" is missing'),
     "run none": (lambda m: m.run(None), "the inputs are a NoneType"),

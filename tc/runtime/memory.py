@@ -53,7 +53,10 @@ class Arena:
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._memory = mmap.mmap(-1, max(size_bytes, 1) + _HUGE_PAGE, **_PRIVATE)
+        try:
+            self._memory = mmap.mmap(-1, max(size_bytes, 1) + _HUGE_PAGE, **_PRIVATE)
+        except (OSError, OverflowError):
+            raise MemoryError(f"no memory for {size_bytes} bytes") from None
         if size_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))

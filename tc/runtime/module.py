@@ -8,10 +8,11 @@ from its parent, whatever the parent's threads were at when it forked.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import math
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, ExecutionPlan, Launch, Place, Slot
 from tc.ir.types import TensorType
+from tc.runtime.arrays import NO_OVERLAP, dtype_name, input_array, like, listed, output_array, overlapping
 from tc.runtime.callbacks import Callback, callback_for
 from tc.runtime.entry import (
     ARENA,
@@ -43,8 +45,12 @@ from tc.runtime.jit import Library, link
 from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
+from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
 from tc.runtime.saved import Seal, as_array, plain_seal, read_module, write_module
 from tc.target import Target, check_threads, native_target
+
+_Wanted = tuple[tuple[int, ...], Any]
+"""Of a result: shape and dtype."""
 
 _Port = tuple[int, int, Any, Any]
 """Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
@@ -64,6 +70,10 @@ class _Frame:
     error: BaseException | None = None
     thread: int = 0
     """That of the call, or of the last one."""
+    places: list[int] | None = None
+    """The addresses that are in `words`, of inputs and results that are apart and of fixed sizes."""
+    apart: tuple[object, ...] | None = None
+    """Addresses and sizes that were found to be apart."""
 
 
 _living: weakref.WeakSet[CompiledModule] = weakref.WeakSet()
@@ -78,6 +88,9 @@ class CompiledModule:
 
     Arrays are numpy arrays or anything with `__dlpack__` on the CPU; results are of the kind of the first input. An array that
     is C-contiguous is used in place, another is copied once. dtypes are never converted: a wrong one raises InputError.
+
+    `out` may lie upon inputs: such a result is computed apart and copied. Results without `out` are the caller's for as long as
+    anything holds them; their memory then serves later results of this module, until `trim` gives it back.
     """
 
     def __init__(
@@ -130,10 +143,21 @@ class CompiledModule:
         self._is_static = self._is_static and self._static_arena is not None and not plan.num_dynamic
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
         self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
+        self._known_out = [
+            (shape, word, dtype, rank)
+            for shape, word, (dtype, rank), dynamic in zip(
+                self._static_out, entry.layout.outputs, self._out_types, self._dynamic_out, strict=True
+            )
+            if not dynamic
+        ]
         # What the calls of a static module need, looked up here once.
         layout, out_dtypes = entry.layout, [dtype for dtype, _ in self._out_types]
         self._wanted: list[_Port] = list(zip(range(len(self.inputs)), layout.inputs, self._dtypes, self._static_in, strict=True))
         self._made: list[_Port] = list(zip(range(len(self.outputs)), layout.outputs, out_dtypes, self._static_out, strict=True))
+        self._result_types = [(shape, dtype) for _, _, dtype, shape in self._made]
+        self._lends = self._is_static and any(math.prod(s) * d.itemsize >= LEAST_LENT_BYTES for s, d in self._result_types)
+        self._results = ResultPool()
+        self._address_words = [word for _, word, _, _ in (*self._wanted, *self._made)]
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
         if threads > 1:
             get_pool().start(threads)
@@ -156,9 +180,9 @@ class CompiledModule:
         results: Any = None
         if self._is_static and _fit(args, self._wanted):
             if out is None:
-                results = self._run_static(args, [result_array(shape, dtype) for _, _, dtype, shape in self._made])
-            elif _fit(given := _listed(out), self._made) and all(array.flags.writeable for array in given):
-                results = self._run_static(args, given)
+                results = self._run_static(args)
+            elif _fit(given := listed(out), self._made) and all(array.flags.carray for array in given):
+                results = self._run_into(args, given)
         if results is None:
             if len(args) == 1 and isinstance(args[0], Mapping):
                 args = self._by_name(args[0])
@@ -185,15 +209,39 @@ class CompiledModule:
             raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}')
         return tuple(inputs[info.name] for info in self.inputs)
 
-    def _run_static(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def _run_static(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run where nothing but addresses changes from call to call: the other words of a frame and its arena are what they were."""
+        if self._lends:
+            results = self._results.arrays(self._result_types, len(self._frames))
+        else:
+            results = [result_array(shape, dtype) for shape, dtype in self._result_types]
         frame = self._take_frame()
         try:
-            words = frame.words
+            words, frame.places = frame.words, None
             for k, word, _, _ in self._wanted:
                 words[word] = data_address(arrays[k])
             for k, word, _, _ in self._made:
                 words[word] = data_address(results[k])
+            status = self._run(frame.address)
+            if status:
+                self._fail(status, frame)
+            return results
+        finally:
+            self._idle.append(frame)
+
+    def _run_into(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
+        """`_run_static` with results in arrays of the caller. None, and nothing is done, when one lies upon an input or another."""
+        places = [data_address(array) for array in arrays]
+        places += [data_address(array) for array in results]
+        frame = self._take_frame()
+        try:
+            if places != frame.places:  # sizes are fixed: the same places are as far apart as they were
+                if overlapping(arrays, results) != NO_OVERLAP:
+                    return None
+                words, frame.places = frame.words, None
+                for word, place in zip(self._address_words, places):
+                    words[word] = place
+                frame.places = places
             status = self._run(frame.address)
             if status:
                 self._fail(status, frame)
@@ -212,13 +260,13 @@ class CompiledModule:
             results = self._run_frame(frame, arrays, out)
         finally:
             self._idle.append(frame)
-        return [_like(first, result) for result in results] if foreign else results
+        return [like(first, result) for result in results] if foreign and out is None else results
 
     def _as_input(self, k: int, value: Any) -> np.ndarray:
-        array = value if type(value) is np.ndarray else _as_numpy(value, self.inputs[k].name)
+        array = value if type(value) is np.ndarray and value.dtype.isnative else input_array(value, self.inputs[k].name)
         if array.dtype != self._dtypes[k]:
             expected = self.inputs[k].dtype
-            raise InputError(f'input "{self.inputs[k].name}": dtype is {_dtype_name(array.dtype)}, but must be {expected}')
+            raise InputError(f'input "{self.inputs[k].name}": dtype is {dtype_name(array.dtype)}, but must be {expected}')
         static = self._static_in[k]
         if static is not None:
             if array.shape != static:
@@ -238,25 +286,36 @@ class CompiledModule:
                 raise InputError(f'input "{info.name}": dim {axis} is {actual}, but must be {expected} ({info})')
 
     def _run_frame(self, frame: _Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
-        words, layout = frame.words, self._entry.layout
-        for word, array in zip(layout.inputs, arrays, strict=True):
-            words[word] = data_address(array)
-            if not self._is_static:
-                for axis, size in enumerate(array.shape):
-                    words[word + 1 + axis] = size
+        words, frame.places = frame.words, None
+        starts = [data_address(array) for array in arrays]
+        for word, start in zip(self._entry.layout.inputs, starts):
+            words[word] = start
         if not self._is_static:
+            for word, array in zip(self._entry.layout.inputs, arrays):
+                for size in array.shape:
+                    word += 1
+                    words[word] = size
             status = self._prepare(frame.address)
             if status:
                 self._fail(status, frame)
             self._provide(frame, words[ARENA_BYTES])
-        results = self._make_outputs(frame, out)
-        status = self._run(frame.address)
-        if status:
-            self._free_dynamic(frame)
-            self._fail(status, frame)
+        wanted = [
+            (shape or tuple(words[word + 1 : word + 1 + rank]), dtype) for shape, word, dtype, rank in self._known_out
+        ]
+        meant: dict[int, np.ndarray] = {}
+        if out is None:
+            results = self._make_outputs(frame, wanted)
+        else:
+            results, meant = self._take_outputs(frame, arrays, starts, listed(out), wanted)
         if self.plan.num_dynamic:
-            results = self._take_dynamic(frame, results)
-        return results
+            self._run_dynamic(frame, results)
+        else:
+            status = self._run(frame.address)
+            if status:
+                self._fail(status, frame)
+        for k, array in meant.items():
+            array[...] = results[k]
+        return results if out is None else listed(out)
 
     def _provide(self, frame: _Frame, needed: int) -> None:
         """Give a frame an arena of so many bytes at least."""
@@ -264,24 +323,58 @@ class CompiledModule:
             frame.arena = Arena(needed)
             frame.words[ARENA] = frame.arena.address
 
-    def _make_outputs(self, frame: _Frame, out: Any) -> list[Any]:
-        given = None if out is None else _listed(out)
-        if given is not None and len(given) != len(self.outputs):
-            raise InputError(f"out: {len(given)} arrays given, but the model has {len(self.outputs)} outputs")
-        results: list[Any] = []
-        words = frame.words
-        for k, word in enumerate(self._entry.layout.outputs):
-            if self._dynamic_out[k]:
-                if given is not None:
-                    raise InputError(f'out: output "{self.outputs[k].name}" has a size that depends on the data')
-                results.append(None)
-                continue
-            dtype, rank = self._out_types[k]
-            shape = self._static_out[k] or tuple(words[word + 1 : word + 1 + rank])
-            array = result_array(shape, dtype) if given is None else _checked_out(given[k], shape, dtype, self.outputs[k].name)
-            words[word] = data_address(array)
-            results.append(array)
+    def _make_outputs(self, frame: _Frame, wanted: Sequence[_Wanted]) -> list[Any]:
+        """Fresh arrays for results, None for those whose size data decide."""
+        results: list[Any] = self._results.arrays(wanted, len(self._frames))
+        if len(results) < len(self.outputs):
+            made = iter(results)
+            results = [None if is_dynamic else next(made) for is_dynamic in self._dynamic_out]
+        for word, result in zip(self._entry.layout.outputs, results):
+            if result is not None:
+                frame.words[word] = data_address(result)
         return results
+
+    def _take_outputs(
+        self, frame: _Frame, arrays: Sequence[np.ndarray], starts: list[int], given: list[Any], wanted: Sequence[_Wanted]
+    ) -> tuple[list[Any], dict[int, np.ndarray]]:
+        """The caller's arrays for results, and by number those that lie upon an input: such a result is computed apart, to be copied."""
+        results = self._check_outputs(given, wanted)
+        meant: dict[int, np.ndarray] = {}
+        ends = [data_address(array) for array in results]
+        places = (starts, [array.shape for array in arrays], ends)
+        if places != frame.apart:
+            meant = self._set_apart(arrays, results)
+            frame.apart = None if meant else places
+            ends = [data_address(array) for array in results]
+        for word, end in zip(self._entry.layout.outputs, ends):
+            frame.words[word] = end
+        return results, meant
+
+    def _set_apart(self, arrays: Sequence[np.ndarray], results: list[np.ndarray]) -> dict[int, np.ndarray]:
+        """Put fresh arrays in the place of results that lie upon inputs; returns those, by number."""
+        over_input, pair = overlapping(arrays, results)
+        if pair is not None:
+            one, other = (self.outputs[k].name for k in pair)
+            raise InputError(f'out: the buffers for "{one}" and "{other}" overlap')
+        meant = {k: results[k] for k in over_input}
+        for k, array in meant.items():
+            results[k] = result_array(array.shape, array.dtype)
+        return meant
+
+    def _check_outputs(self, given: list[Any], wanted: Sequence[_Wanted]) -> list[np.ndarray]:
+        """The memory of the caller's arrays for results. InputError for what cannot hold them."""
+        if len(given) != len(self.outputs):
+            raise InputError(f"out: {len(given)} arrays given, but the model has {len(self.outputs)} outputs")
+        if len(wanted) != len(given):
+            name = self.outputs[self._dynamic_out.index(True)].name
+            raise InputError(f'out: output "{name}" has a size that depends on the data')
+        fits = [
+            type(array) is np.ndarray and array.shape == shape and array.dtype == dtype and array.flags.carray
+            for array, (shape, dtype) in zip(given, wanted)
+        ]
+        if all(fits):
+            return given
+        return [output_array(array, *type_, info.name) for array, type_, info in zip(given, wanted, self.outputs, strict=True)]
 
     # -- frames
 
@@ -309,6 +402,15 @@ class CompiledModule:
             self._frames[frame.address] = frame
         return frame
 
+    def trim(self) -> None:
+        """Give memory back that is kept for calls to come: arenas, and blocks for results. The next calls ask for it again."""
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread took the last one
+                frame = self._idle.pop()
+                with self._lock:
+                    del self._frames[frame.address]
+        self._results.trim()
+
     def _start_anew(self) -> None:
         """In a forked child: no frame is idle, and those of calls on threads that are not here are gone, memory and all.
 
@@ -316,6 +418,7 @@ class CompiledModule:
         """
         idle, self._idle = {id(frame) for frame in self._idle}, []
         self._lock = threading.Lock()
+        self._results.trim()
         for address, frame in list(self._frames.items()):
             if id(frame) in idle or frame.thread != get_ident():
                 del self._frames[address]
@@ -345,18 +448,26 @@ class CompiledModule:
                 _FREE(frame.words[word])
                 frame.words[word] = 0
 
-    def _take_dynamic(self, frame: _Frame, results: list[Any]) -> list[Any]:
-        """Copy outputs out of dynamic blocks, then free all of them."""
+    def _run_dynamic(self, frame: _Frame, results: list[Any]) -> None:
+        """Run, and give what results of unknown size there are; blocks are freed whatever happens."""
+        try:
+            status = self._run(frame.address)
+            if status:
+                self._fail(status, frame)
+            self._take_dynamic(frame, results)
+        finally:
+            self._free_dynamic(frame)
+
+    def _take_dynamic(self, frame: _Frame, results: list[Any]) -> None:
+        """Copy outputs out of dynamic blocks."""
         words = frame.words
-        for k, word in enumerate(self._entry.layout.outputs):
-            if self._dynamic_out[k]:
-                dtype, rank = self._out_types[k]
-                shape = tuple(words[word + 1 : word + 1 + rank])
-                results[k] = np.empty(shape, dtype)
-                if results[k].nbytes:
-                    ctypes.memmove(data_address(results[k]), words[word], results[k].nbytes)
-        self._free_dynamic(frame)
-        return results
+        found = [(k, word) for k, word in enumerate(self._entry.layout.outputs) if self._dynamic_out[k]]
+        types = [self._out_types[k] for k, _ in found]
+        wanted = [(tuple(words[word + 1 : word + 1 + rank]), dtype) for (_, word), (dtype, rank) in zip(found, types, strict=True)]
+        for (k, word), array in zip(found, self._results.arrays(wanted, len(self._frames)), strict=True):
+            results[k] = array
+            if array.nbytes:
+                ctypes.memmove(data_address(array), words[word], array.nbytes)
 
     # -- reference kernels
 
@@ -655,31 +766,6 @@ def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
     return raw.view(dtype).reshape(shape)
 
 
-def _as_numpy(value: Any, name: str) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    if hasattr(value, "__dlpack__"):
-        try:
-            return np.from_dlpack(value)
-        except (RuntimeError, TypeError, BufferError) as error:
-            raise InputError(f'input "{name}": cannot be read through DLPack: {error}') from None
-    if isinstance(value, (int, float, bool, np.generic)):
-        return np.asarray(value)
-    raise InputError(f'input "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack')
-
-
-def _like(first: Any, result: np.ndarray) -> Any:
-    """`result` as the kind of array that `first` is, through that kind's own `from_dlpack`."""
-    module = type(first).__module__.partition(".")[0]
-    reader = getattr(sys.modules.get(module), "from_dlpack", None)
-    return reader(result) if reader is not None and hasattr(first, "__dlpack__") else result
-
-
-def _listed(out: Any) -> list[Any]:
-    """The arrays for results, of which one may be given as it is."""
-    return list(out) if isinstance(out, (list, tuple)) else [out]
-
-
 def _fit(arrays: Sequence[Any], wanted: Sequence[_Port]) -> bool:
     """Whether these are arrays as kernels take them, each of its dtype and shape: nothing to convert, and no error to explain."""
     if len(arrays) != len(wanted):
@@ -689,25 +775,3 @@ def _fit(arrays: Sequence[Any], wanted: Sequence[_Port]) -> bool:
         if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
             return False
     return True
-
-
-def _checked_out(array: Any, shape: tuple[int, ...], dtype: np.dtype, name: str) -> np.ndarray:
-    if not isinstance(array, np.ndarray):
-        raise InputError(f'out: the buffer for "{name}" must be a numpy array')
-    if array.shape != shape or array.dtype != dtype:
-        raise InputError(
-            f'out: the buffer for "{name}" is {_dtype_name(array.dtype)}{list(array.shape)}, '
-            f"but must be {_dtype_name(dtype)}{list(shape)}"
-        )
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise InputError(f'out: the buffer for "{name}" must be C-contiguous and writeable')
-    return array
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    if dtype.kind not in "fiu":
-        return str(dtype)
-    name = f"{dtype.kind}{dtype.itemsize * 8}"
-    return name if dtype.isnative else f"{name} in the byte order of another machine (big-endian)"
-
-

@@ -343,11 +343,11 @@ class ThreadPool:
         """Write down where workers may run."""
         if not self._native:
             return
-        words = [0] * 16
+        allowed = (ctypes.c_uint64 * 16).from_address(self._library.address("tc_allowed"))
+        ctypes.memset(allowed, 0, ctypes.sizeof(allowed))
         for cpu in affinity_cpus():
             if cpu < 1024:
-                words[cpu // 64] |= 1 << cpu % 64
-        (ctypes.c_uint64 * 16).from_address(self._library.address("tc_allowed"))[:] = words
+                allowed[cpu // 64] |= 1 << cpu % 64
 
     @property
     def num_workers(self) -> int:
