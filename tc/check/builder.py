@@ -200,10 +200,10 @@ class Builder:
         self.shared.names += 1
         return f"{prefix}{self.shared.names}"
 
-    def numbers(self, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
-        """Random data: quarters for floats, so that sums are exact; small integers."""
+    def numbers(self, dtype: np.dtype, shape: Sequence[int], *, special: bool | None = None) -> np.ndarray:
+        """Random data: quarters for floats, so that sums are exact; small integers. `special`: with infinities and extremes."""
         shape = tuple(shape)
-        special = self.chance(self.style.p_special)
+        special = self.chance(self.style.p_special) if special is None else special
         if dtype == BOOL:
             return self.rng.random(shape) < 0.5
         if is_float(np.empty(0, dtype)):
@@ -330,6 +330,12 @@ class Builder:
         if np.prod(np.broadcast_shapes(held.shape, tuple(dims))) > MOST_ELEMENTS:
             dims = list(held.shape)
         return self.data(dtype, dims)
+
+    def finite(self, held: Held) -> Held:
+        """`held`, if it has no NaN and no infinity: what they do to their neighbours in a window is not said anywhere."""
+        if is_float(held.array) and not np.isfinite(held.array.astype(np.float64)).all():
+            raise Rejected("not finite")
+        return held
 
     def reshaped(self, dtypes: Iterable[np.dtype], shape: Sequence[int]) -> Held:
         """A value of exactly this shape: one there is, one reshaped to it, or fresh data."""

@@ -46,7 +46,7 @@ def window(
 
 def conv(b: Builder) -> None:
     rank = b.choose((3, 4, 4, 4, 5))
-    x = b.image(b.types("Conv", within=(F32, F16)), rank)
+    x = b.finite(b.image(b.types("Conv", within=(F32, F16)), rank))
     channels = x.shape[1]
     group = b.choose([g for g in (1, 1, 1, 2, 3, 4, channels) if channels and channels % g == 0])
     outputs = group * b.choose((1, 1, 2, 3, 8))
@@ -65,7 +65,7 @@ def conv(b: Builder) -> None:
 
 
 def conv_transpose(b: Builder) -> None:
-    x = b.image((F32,), b.choose((3, 4, 4, 5)), most=600)
+    x = b.finite(b.image((F32,), b.choose((3, 4, 4, 5)), most=600))
     group = b.choose([g for g in (1, 1, 2, x.shape[1]) if x.shape[1] and x.shape[1] % g == 0])
     n = x.rank - 2
     kernel = [b.integer(1, 4) for _ in range(n)]
@@ -92,7 +92,7 @@ def conv_transpose(b: Builder) -> None:
 def pool(op: str) -> Row:
     def draw(b: Builder) -> None:
         within = (F32, F16) if op != "MaxPool" else (F32, F16, U8)
-        x = b.image(b.types(op, within=within), b.choose((3, 4, 4, 4, 5)))
+        x = b.finite(b.image(b.types(op, within=within), b.choose((3, 4, 4, 4, 5))))
         dilate = (
             (op == "MaxPool" and b.since(10))
             or (op == "AveragePool" and b.since(19))
@@ -115,7 +115,7 @@ def pool(op: str) -> Row:
 
 def global_pool(op: str) -> Row:
     def draw(b: Builder) -> None:
-        x = b.image(b.types(op), b.choose((3, 4, 4, 5)))
+        x = b.finite(b.image(b.types(op), b.choose((3, 4, 4, 5))))
         b.emit(op, [x], **({"p": b.choose((1, 2, 3))} if op == "GlobalLpPool" and b.chance(0.5) else {}))
 
     return Row(op, draw)
