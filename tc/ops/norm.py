@@ -234,6 +234,22 @@ def _affine_channel(
     return affine
 
 
+def _infer_channels(name: str) -> Callable[[Types, Attrs], TensorType]:
+    """The type of the operand, whose scale and bias have an element for each channel."""
+
+    def infer(types: Types, attrs: Attrs) -> TensorType:
+        x = operand(types, 0, name)
+        for what, type_ in zip(("scale", "bias"), types[1:3], strict=False):
+            if type_ is not None:
+                message = f"{name}: {x} has {x.shape[1]} channels, the {what} is {type_}"
+                if type_.rank != 1:
+                    raise ShapeError(message)
+                require(equal(type_.shape[0], x.shape[1]), message)
+        return x
+
+    return infer
+
+
 def _compute_instance_norm(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x = tensors[0]
     assert x is not None
@@ -251,7 +267,7 @@ def _run_instance_norm(arrays: Arrays, attrs: Attrs) -> np.ndarray:
 register(
     OpDef(
         "instance_norm",
-        lambda types, attrs: operand(types, 0, "instance_norm"),
+        _infer_channels("instance_norm"),
         _run_instance_norm,
         _compute_instance_norm,
         {"epsilon": 1e-5},
@@ -289,7 +305,7 @@ def _compute_group_norm(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 register(
     OpDef(
         "group_norm",
-        lambda types, attrs: operand(types, 0, "group_norm"),
+        _infer_channels("group_norm"),
         _run_group_norm,
         _compute_group_norm,
         {"groups": REQUIRED, "epsilon": 1e-5},

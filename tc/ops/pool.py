@@ -13,8 +13,8 @@ from tc.ir.arith import simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Select, cast, const, is_const, logical_and, maximum, minimum
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, operand, sum_dtype, wide
+from tc.ir.types import TensorType, product
+from tc.ops.common import Arrays, Tensors, Types, operand, sum_dtype, unravel, wide
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
 from tc.ops.window import Window, int_window, numpy_windows, output_dim, pad_stage, taps, window_of
 from tc.te import Tensor
@@ -160,19 +160,23 @@ register(
 )
 
 
-def _flat_position(x: Tensor, n: Expr, c: Expr, space: Sequence[Expr], column_major: bool) -> Expr:
+_NOWHERE = 2**62  # the position of padding: behind every element that is as large
+
+
+def _flat_position(x: Tensor, n: Expr, c: Expr, space: Sequence[Expr]) -> Expr:
     flat: Expr = n * x.shape[1] + c
-    dims = x.shape[2:]
-    if column_major:
-        inner: Expr = const(0)
-        for index, dim in reversed(list(zip(space, dims, strict=True))):
-            inner = inner * dim + index
-        for dim in dims:
-            flat = flat * dim
-        return flat + inner
-    for index, dim in zip(space, dims, strict=True):
+    for index, dim in zip(space, x.shape[2:], strict=True):
         flat = flat * dim + index
     return flat
+
+
+def _column_major(flat: Expr, dims: Sequence[Expr]) -> Expr:
+    """A row-major position in [n, c, *space] with the axes of space in the other order, the first one fastest."""
+    size = product(tuple(dims))
+    inner: Expr = const(0)
+    for index, dim in reversed(list(zip(unravel(flat % size, dims), dims, strict=True))):
+        inner = inner * dim + index
+    return flat // size * size + inner
 
 
 def _compute_max_pool_indices(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> tuple[Tensor, Tensor]:
@@ -186,10 +190,12 @@ def _compute_max_pool_indices(tensors: Tensors, attrs: Attrs, types: Sequence[Te
         places = [p - b for p, b in zip(taps(window, rest[:rank], rest[rank:]), window.begin, strict=True)]
         inside = [t for p, dim in zip(places, x.shape[2:], strict=True) for t in (p >= 0, p < dim)]
         value = Select(logical_and(*inside), x[(n, c, *places)], low)
-        position = _flat_position(x, n, c, places, attrs.storage_order == 1)
-        return value, Select(logical_and(*inside), position, const(2**62))
+        return value, Select(logical_and(*inside), _flat_position(x, n, c, places), const(_NOWHERE))
 
     values, indices = te.reduce_many("argmax", types[0].shape, attrs.kernel, body, ("max_pool", "indices"))
+    if attrs.storage_order == 1:  # of equal numbers the first in rows is taken, in whatever order positions are counted
+        rows = indices
+        indices = te.compute(rows.shape, lambda *axes: _column_major(rows[axes], x.shape[2:]), "columns")
     return values, indices
 
 
@@ -199,19 +205,28 @@ def _run_max_pool_indices(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.
     low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
     flat = np.arange(x.size, dtype=np.int64).reshape(x.shape)
+    positions, _, _ = _padded_windows(flat, attrs, _NOWHERE, "max_pool")
+    taps_axes = tuple(range(x.ndim, windows.ndim))
+    values = windows.max(axis=taps_axes)
+    largest = (windows == values.reshape(*values.shape, *(1,) * len(taps_axes))) | (windows != windows)
+    places = np.where(largest, positions, _NOWHERE).min(axis=taps_axes)
     if attrs.storage_order == 1:
-        per_map = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:], order="F")
-        flat = flat[(slice(None), slice(None), *(slice(0, 1),) * (x.ndim - 2))] + per_map
-    positions, _, _ = _padded_windows(flat, attrs, 2**62, "max_pool")
-    taps_shape = (*windows.shape[: x.ndim], -1)
-    best = windows.reshape(taps_shape).argmax(axis=-1)[..., None]
-    values = np.take_along_axis(windows.reshape(taps_shape), best, -1)[..., 0]
-    return values, np.take_along_axis(positions.reshape(taps_shape), best, -1)[..., 0]
+        size = int(np.prod(x.shape[2:]))
+        per_map = np.arange(size).reshape(x.shape[2:], order="F").reshape(-1)
+        places = places // size * size + per_map[places % size]
+    return values, places
 
 
 def _infer_max_pool_indices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     values = _infer_pool("max_pool_with_indices")(types, attrs)
     return values, TensorType(values.shape, i64)
+
+
+def _indexed_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from _pool_samples(rng)
+    padded = {"kernel": (2, 3), "strides": (2, 2), "pads": (1, 1, 0, 1)}
+    yield [np.zeros((1, 2, 3, 4), np.uint8)], padded
+    yield [rng.integers(0, 3, (2, 2, 3, 5)).astype(np.float32)], {**padded, "storage_order": 1}
 
 
 register(
@@ -221,7 +236,7 @@ register(
         _run_max_pool_indices,
         _compute_max_pool_indices,
         {**_POOL_DEFAULTS, "storage_order": 0},
-        samples=_pool_samples,
+        samples=_indexed_samples,
     )
 )
 

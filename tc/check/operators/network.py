@@ -69,7 +69,7 @@ def det(b: Builder) -> None:
 def batch_norm(b: Builder) -> None:
     x = b.image(b.types("BatchNormalization"), b.choose((2, 3, 4, 4, 5)))
     c = x.shape[1]
-    scale, bias, mean = (b.data(x.dtype, (c,)) for _ in range(3))
+    scale, bias, mean = (b.weights(x.dtype, (c,)) for _ in range(3))
     variance = b.fresh((b.rng.integers(1, 9, c) / 4).astype(x.dtype), "fixed", 0.7)
     b.emit(
         "BatchNormalization",
@@ -80,7 +80,7 @@ def batch_norm(b: Builder) -> None:
 
 def instance_norm(b: Builder) -> None:
     x = b.image(b.types("InstanceNormalization"), b.choose((3, 4, 4, 5)))
-    scale, bias = (b.data(x.dtype, (x.shape[1],)) for _ in range(2))
+    scale, bias = (b.weights(x.dtype, (x.shape[1],)) for _ in range(2))
     b.emit("InstanceNormalization", [x, scale, bias], **({"epsilon": 1e-2} if b.chance(0.7) else {}))
 
 
@@ -101,7 +101,7 @@ def group_norm(b: Builder) -> None:
     groups = b.choose([g for g in (1, 2, 3, 4, 8) if x.shape[1] and x.shape[1] % g == 0])
     size = x.shape[1] if b.since(21) else groups
     b.emit(
-        "GroupNormalization", [x, b.data(x.dtype, (size,)), b.data(x.dtype, (size,))], num_groups=groups, epsilon=1e-2
+        "GroupNormalization", [x, b.weights(x.dtype, (size,)), b.weights(x.dtype, (size,))], num_groups=groups, epsilon=1e-2
     )
 
 

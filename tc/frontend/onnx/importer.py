@@ -34,6 +34,7 @@ from tc.frontend.onnx.shapes import (
     array_of_elements,
     elements_of_array,
     evaluate,
+    fits,
     is_constant,
 )
 from tc.frontend.onnx.tensors import CODES, dtype_of
@@ -711,7 +712,9 @@ class NodeContext(Calls):
         if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
             return None
         found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
-        return None if found is None else [elements_value(elements, dtype) for elements, dtype in found]
+        if found is None or not all(fits(elements, dtype) for elements, dtype in found):
+            return None
+        return [elements_value(elements, dtype) for elements, dtype in found]
 
     def _operand(self, value: Value | None) -> Operand | None:
         return None if value is None else Operand(value.shape, value.dtype, self.graph.elements(value))

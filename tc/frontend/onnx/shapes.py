@@ -123,6 +123,14 @@ def is_constant(elements: Elements) -> bool:
     )
 
 
+def fits(elements: Elements, dtype: DType) -> bool:
+    """Whether the constants among the elements are numbers of this type; a sum or product that wraps around is not."""
+    if dtype.is_float or dtype.is_bool:
+        return True
+    limits = np.iinfo(dtype.numpy)
+    return all(limits.min <= e.value <= limits.max for e in elements.reshape(-1) if isinstance(e, Const))
+
+
 def array_of_elements(elements: Elements, dtype: DType) -> np.ndarray:
     """The numpy array of constant elements."""
     values = [
