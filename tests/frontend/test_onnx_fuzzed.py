@@ -38,6 +38,18 @@ CASES = {
     ),
     # integers known at import were not wrapped: "131 out of bounds for int8"
     "Sub of bytes that wraps around": ("g () => (int8[n] y) <int8 c = {3}, int8[2] x = {-128, 3}> { y = Sub(c, x) }", 15, None),
+    # the node whose result's size was asked for was dropped as dead: "variable s.0 has no value here"
+    "Shape of a Slice": (
+        "g (int64[1] st) => (int64[a] y) <int64[1] x = {0}, int64[1] e = {2}, int64[1] ax = {0}> { s = Slice (x, e, ax, st) y = Shape(s) }",
+        15,
+        np.array([0]),
+    ),
+    "Shape of a NonZero in a branch": (
+        "g (float[4] x) => (int64[a] y) <bool c = {1}> { s = NonZero(x) t = Shape(s) z = Size(s) g = Greater(z, z) "
+        "y = If(g) <then_branch = t () => (int64[2] p) { p = Identity(t) }, else_branch = e () => (int64[2] q) { q = Neg(t) }> }",
+        15,
+        np.array([0, 1, 2, 0], np.float32),
+    ),
 }  # fmt: skip
 
 

@@ -12,22 +12,23 @@ from tc.passes.manager import graph_pass, map_graph_functions
 @graph_pass
 def remove_dead_code(module: IRModule) -> IRModule:
     """Drop bindings without effect whose results, or bound dims, are not used; also inside the bodies of If and Loop."""
-    return map_graph_functions(module, lambda func: _clean(func, set()))
+    return map_graph_functions(module, lambda func: _clean(func, set(), set()))
 
 
-def _clean(func: Function, live: set[Node]) -> Function:
+def _clean(func: Function, live: set[Node], outer: set[Node]) -> Function:
     """`live` collects the tensor variables and dims in use, going backwards; uses inside bodies, and in what the function requires of
-    its dims, count."""
+    its dims, count. `outer`: the dims that have a value when the function begins."""
     live.update(_vars_in(dict(func.attrs).get("requirements", ())))
     for result in func.results:
         _use(result, live)
+    found, known = _found_dims(func, outer)
     kept: list[Binding] = []
     changed = False
-    for binding in reversed(func.bindings):
-        if not _is_needed(binding, live):
+    for index, binding in reversed(list(enumerate(func.bindings))):
+        if not _is_needed(binding, live) and not found[index] & live:
             changed = True
             continue
-        cleaned = _clean_bodies(binding, live)
+        cleaned = _clean_bodies(binding, live, known[index])
         changed = changed or cleaned is not binding
         for atom in atoms_of(cleaned.value):
             _use(atom, live)
@@ -36,10 +37,27 @@ def _clean(func: Function, live: set[Node]) -> Function:
     return replace(func, bindings=tuple(reversed(kept))) if changed else func
 
 
+def _found_dims(func: Function, outer: set[Node]) -> tuple[list[set[Node]], list[set[Node]]]:
+    """For each binding, the dims that get their values from the shapes of its results, and those that have one before it."""
+    seen = outer.union(*(_type_dims(param) for param in func.params))
+    found, known = [], []
+    for binding in func.bindings:
+        known.append(set(seen))
+        found.append(set().union(*(_type_dims(target) for target in binding.targets)) - seen)
+        seen |= found[-1]
+        if isinstance(binding.value, ReadDims):
+            seen.update(binding.value.dims)
+    return found, known
+
+
+def _type_dims(var: TensorVar) -> set[Node]:
+    return {node for node in walk(var.type) if isinstance(node, Var)}
+
+
 def _use(atom: Node, live: set[Node]) -> None:
     if isinstance(atom, TensorVar):
         live.add(atom)
-        live.update(node for node in walk(atom.type) if isinstance(node, Var))
+        live.update(_type_dims(atom))
 
 
 def _is_needed(binding: Binding, live: set[Node]) -> bool:
@@ -55,15 +73,15 @@ def _is_needed_inside(body: Function) -> bool:
     return any(_is_needed(binding, set()) for binding in body.bindings)
 
 
-def _clean_bodies(binding: Binding, live: set[Node]) -> Binding:
-    return replace(binding, value=map_bodies(binding.value, lambda body: _clean(body, live)))
+def _clean_bodies(binding: Binding, live: set[Node], known: set[Node]) -> Binding:
+    return replace(binding, value=map_bodies(binding.value, lambda body: _clean(body, live, known)))
 
 
 def _dims_in(binding: Binding) -> set[Node]:
     """Dims that a binding mentions in its result types and attributes."""
     found: set[Node] = set()
     for target in binding.targets:
-        found.update(node for node in walk(target.type) if isinstance(node, Var))
+        found.update(_type_dims(target))
     for name in ("attrs", "dims", "trip_count"):
         found.update(_vars_in(getattr(binding.value, name, ())))
     return found
