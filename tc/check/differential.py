@@ -28,6 +28,9 @@ KNOWN_REFUSALS: tuple[tuple[str, str], ...] = (
     ("DeformConv", r"DeformConv of ONNX, opset \d+, is not supported: it has no operator in tc"),
     ("Conv, ConvInteger, QLinearConv, ConvTranspose", r"the kernel size is not known"),
     ("Reshape, Expand, Slice, Tile, Resize", r"depends on data, so its length must be known"),
+    ("GatherND", r"how many axes are chosen is not known"),
+    ("Pad", r"Pad: axes \(input 3\) must be constant"),
+    ("SplitToSequence", r"split \(input 1\) must be constant"),
     ("SplitToSequence", r"the number of parts of the dim \S+ is not known"),
     ("SequenceAt", r"the position \(input 1\) must be constant"),
 )

@@ -50,6 +50,12 @@ CASES = {
         15,
         np.array([0, 1, 2, 0], np.float32),
     ),
+    # "TypeError: m is not a known integer"
+    "ScatterND of indices of a dim": (
+        "g (int64[1,m] i) => (float[a,b] y) <float[2,3] x = {1, 2, 3, 4, 5, 6}, float[1] u = {9}> { y = ScatterND(x, i, u) }",
+        17,
+        np.array([[1, 2]]),
+    ),
 }  # fmt: skip
 
 
@@ -81,3 +87,10 @@ def test_a_scale_that_is_not_one_number_a_channel_is_refused(op: str) -> None:
     with pytest.raises(tc.TcError, match="4 channels"):
         module.run({"x": x, "scale": np.ones(1, np.float32), "bias": np.ones(1, np.float32)})
     assert module.run({"x": x, "scale": np.ones(4, np.float32), "bias": np.ones(4, np.float32)})["y"].max() == 1.0
+
+
+def test_a_gather_whose_rank_hangs_on_a_dim_is_refused_by_name() -> None:
+    model = from_text("g (float[2,3] x, int64[1,m] i) => (float[a] y) { y = GatherND(x, i) }", 17)
+
+    with pytest.raises(tc.TcError, match="GatherND: how many axes are chosen is not known"):
+        tc.compile(model, threads=1)

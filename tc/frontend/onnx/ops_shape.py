@@ -489,7 +489,10 @@ def import_gather_elements(n: NodeContext) -> NodeResult:
 
 @onnx_op("GatherND")
 def import_gather_nd(n: NodeContext) -> NodeResult:
-    return n.call("gather_nd", n.value(0), n.value(1), batch_dims=n.attr("batch_dims", 0))
+    indices = n.value(1)
+    if indices.rank and not isinstance(indices.shape[-1], Const):
+        raise UnsupportedError(f"GatherND: how many axes are chosen is not known: indices {indices.type}")
+    return n.call("gather_nd", n.value(0), indices, batch_dims=n.attr("batch_dims", 0))
 
 
 @onnx_op("Scatter", "ScatterElements")
@@ -499,7 +502,11 @@ def import_scatter_elements(n: NodeContext) -> NodeResult:
 
 @onnx_op("ScatterND")
 def import_scatter_nd(n: NodeContext) -> NodeResult:
-    return n.call("scatter_nd", *n.values(), reduction=n.attr("reduction", "none"))
+    x, indices, updates = n.values()
+    if indices.rank and not isinstance(indices.shape[-1], Const):  # how many axes are chosen follows from the ranks
+        depth = x.rank - (updates.rank - (indices.rank - 1))
+        indices = n.call("reshape", indices, shape=(*indices.shape[:-1], const(depth)))
+    return n.call("scatter_nd", x, indices, updates, reduction=n.attr("reduction", "none"))
 
 
 @onnx_op("NonZero")
