@@ -77,18 +77,15 @@ def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
     return TensorType(sizes, x.dtype)
 
 
-def _axis_weights(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> np.ndarray:
-    """float64[n_out, n_in]: how much of each input element goes into each output element along one axis.
+def _axis_taps(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """(int64[n_out] index, float64[n_out] weight) of each input element that goes into an output element along one axis; None means 1.
 
     The nearest element is a matter of the last bit of its place, which is of f32 as in ONNX.
     """
     kind = np.float32 if attrs.mode == "nearest" else np.float64
     places = np.asarray(_source_place(np.arange(n_out, dtype=kind), n_in, n_out, scale, attrs.coordinate_mode, kind))
-    weights = np.zeros((n_out, n_in))
-    rows = np.arange(n_out)
     if attrs.mode == "nearest":
-        np.add.at(weights, (rows, np.clip(_np_nearest(places, attrs.nearest_mode), 0, n_in - 1)), 1.0)
-        return weights
+        return [(np.clip(_np_nearest(places, attrs.nearest_mode), 0, n_in - 1), None)]
     base = np.floor(places).astype(np.int64)
     t = places - base
     if attrs.mode == "linear":
@@ -100,9 +97,7 @@ def _axis_weights(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> n
         np.where((base + k >= 0) & (base + k < n_in), w, 0.0) if attrs.exclude_outside else w for k, w in terms
     ]
     total = sum(kept) if attrs.exclude_outside else 1.0
-    for (k, _), weight in zip(terms, kept, strict=True):
-        np.add.at(weights, (rows, np.clip(base + k, 0, n_in - 1)), weight / total)
-    return weights
+    return [(np.clip(base + k, 0, n_in - 1), weight / total) for (k, _), weight in zip(terms, kept, strict=True)]
 
 
 def _np_nearest(places: np.ndarray, mode: str) -> np.ndarray:
@@ -133,13 +128,15 @@ def _cubic(t: Any, a: float) -> list[Any]:
 def _run_resize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
-    result = wide(x)
+    result: Any = wide(x)
     sizes = ints(attrs.sizes)
     for axis, (size, scale) in enumerate(zip(sizes, attrs.scales, strict=True)):
         if size == x.shape[axis] and (scale is None or scale == 1.0):
             continue
-        weights = _axis_weights(x.shape[axis], size, scale, attrs)
-        result = np.moveaxis(np.tensordot(result, weights, ([axis], [1])), -1, axis)
+        column = [-1 if d == axis else 1 for d in range(x.ndim)]
+        taps = _axis_taps(x.shape[axis], size, scale, attrs)
+        parts = (np.take(result, place, axis) * (1 if weight is None else weight.reshape(column)) for place, weight in taps)
+        result = sum(parts)
     if x.dtype.kind in "iu":
         low, high = np.iinfo(x.dtype).min, np.iinfo(x.dtype).max
         return np.clip(np.trunc(result) if attrs.mode != "nearest" else result, low, high).astype(x.dtype)

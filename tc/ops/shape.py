@@ -389,6 +389,14 @@ def _infer_tile(types: Types, attrs: Attrs) -> TensorType:
     return TensorType(tuple(simplify(mul(dim, r)) for dim, r in zip(x.shape, repeats, strict=True)), x.dtype)
 
 
+def _run_tile(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, repeats = arrays[0], ints(attrs.repeats)
+    assert x is not None
+    if 0 in repeats:  # numpy repeats axis by axis, whatever becomes of the result
+        return np.empty([dim * repeat for dim, repeat in zip(x.shape, repeats, strict=True)], x.dtype)
+    return np.tile(x, repeats)
+
+
 def _compute_tile(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x = tensors[0]
     assert x is not None
@@ -408,7 +416,7 @@ register(
     OpDef(
         "tile",
         _infer_tile,
-        lambda arrays, attrs: np.tile(arrays[0], ints(attrs.repeats)),  # type: ignore[arg-type]
+        _run_tile,
         _compute_tile,
         {"repeats": REQUIRED},
         samples=lambda rng: iter([([_f32(rng, 2, 3)], {"repeats": (2, 3)}), ([_f32(rng, 2)], {"repeats": (0,)})]),

@@ -19,6 +19,9 @@ from tc.ops.common import Arrays, Tensors, Types, operand, ravel, same_dtype, su
 from tc.ops.registry import BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
+_MOST_COPIED = 1 << 26
+"""So many elements of windows, most of them many times, the reference of a convolution puts side by side."""
+
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
 
 
@@ -141,10 +144,15 @@ def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     if result.size:
         windows = numpy_windows(padded, window, counts)
         axes = [1, *range(2 + rank, 2 + 2 * rank)]
+        many = windows[:, : w.shape[1]].size > _MOST_COPIED
         for g in range(groups):
             chosen = windows[:, g * w.shape[1] : (g + 1) * w.shape[1]]
             weights = wide(w[g * per_group : (g + 1) * per_group])
-            part = np.tensordot(chosen, weights, (axes, list(range(1, 2 + rank))))
+            if many:  # tap by tap, as the windows side by side would not fit
+                taps_of = np.ndindex(*weights.shape[2:])
+                part = sum(np.tensordot(chosen[(..., *tap)], weights[(..., *tap)], ([1], [1])) for tap in taps_of)
+            else:
+                part = np.tensordot(chosen, weights, (axes, list(range(1, 2 + rank))))
             result[:, g * per_group : (g + 1) * per_group] = np.moveaxis(part, -1, 1)
     if len(arrays) > 2 and arrays[2] is not None:
         result = result + wide(arrays[2]).reshape(1, -1, *(1,) * rank)

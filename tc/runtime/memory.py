@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tc.runtime.available import check_fits
+
 ALIGNMENT = 64
 """Bytes at whose multiples values begin: a cache line, and the longest vector."""
 
@@ -107,13 +109,15 @@ def _aligned(value: np.ndarray) -> np.ndarray:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array that begins at a multiple of ALIGNMENT, its elements not set. Vectors that straddle two cache lines are stored twice."""
     size = math.prod(shape) * dtype.itemsize
+    check_fits(size)
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -data_address(room) % ALIGNMENT
     return room[start : start + size].view(dtype).reshape(shape)
 
 
 def result_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array for a result: aligned where it is large enough to be worth the microsecond that this takes."""
+    """An array for a result: aligned where it is large enough to be worth the microsecond that this takes. LimitError when there is no
+    memory for it."""
     if math.prod(shape) * dtype.itemsize >= _LEAST_ALIGNED:
         return aligned_empty(shape, dtype)
     return np.empty(shape, dtype)

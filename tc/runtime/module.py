@@ -30,6 +30,7 @@ from tc.ir.node import walk
 from tc.ir.plan import CallOut, ExecutionPlan, Launch, Place, Slot
 from tc.ir.types import TensorType
 from tc.runtime.arrays import NO_OVERLAP, dtype_name, input_array, like, listed, output_array, overlapping
+from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback, callback_for
 from tc.runtime.entry import (
     ARENA,
@@ -139,6 +140,7 @@ class CompiledModule:
         self._static_out = [v.type.static_shape for v in plan.outputs]  # type: ignore[union-attr]
         self._is_static = all(s is not None for s in (*self._static_in, *self._static_out))
         self._static_arena = int(plan.arena_bytes.value) if isinstance(plan.arena_bytes, Const) else None
+        self._static_results = sum(v.type.dtype.size_bytes * math.prod(v.type.static_shape or (0,)) for v in plan.outputs)  # type: ignore[union-attr]
         # Blocks of a size that depends on data are freed after every call, which is not for the short way.
         self._is_static = self._is_static and self._static_arena is not None and not plan.num_dynamic
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
@@ -318,8 +320,9 @@ class CompiledModule:
         return results if out is None else listed(out)
 
     def _provide(self, frame: _Frame, needed: int) -> None:
-        """Give a frame an arena of so many bytes at least."""
+        """Give a frame an arena of so many bytes at least. LimitError when there is no memory for it, and for results of known size."""
         if needed and (frame.arena is None or frame.arena.size_bytes < needed):
+            check_fits(needed + self._static_results)
             frame.arena = Arena(needed)
             frame.words[ARENA] = frame.arena.address
 

@@ -53,6 +53,7 @@ from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.common import broadcast_dim
+from tc.ops.folding import FoldBudget
 from tc.ops.registry import Requirement, get_op, inference
 
 MAX_TENSOR_BYTES = 1 << 37
@@ -106,8 +107,9 @@ class ModelImporter:
         self.assumes = False
         self.attempts = 0  # branches being imported to see whether they can work at all
         self.reports: dict[str, NodeReport] = {}
-        self.definitions: dict[TensorVar, tuple[Call, int]] = {}
+        self.definitions: dict[TensorVar, tuple[Call, tuple[TensorVar, ...]]] = {}
         self._folded: dict[TensorVar, np.ndarray | None] = {}
+        self._budget = FoldBudget.for_model(0)  # the values that shapes are made of are small
         self._initializers: dict[int, Value] = {}
         self._dim_counts: dict[str, int] = {}
 
@@ -133,7 +135,7 @@ class ModelImporter:
         return self._folded[atom]
 
     def _evaluate(self, var: TensorVar) -> np.ndarray | None:
-        call, index = self.definitions[var]
+        call, results = self.definitions[var]
         shape = var.type.static_shape if isinstance(var.type, TensorType) else None
         if shape is None or np.prod(shape, dtype=object) > _FOLD_LIMIT:
             return None
@@ -147,8 +149,9 @@ class ModelImporter:
         numbers = {name: _plain_attr(value) for name, value in attrs.items()}
         if any(value is _SYMBOLIC for value in numbers.values()):
             return None
-        with np.errstate(all="ignore"):
-            return get_op(call.op).run_reference(arrays, type(attrs)(tuple(numbers.items())))[index]
+        types = [_tensor_type(result) for result in results]
+        found = self._budget.evaluate(get_op(call.op), arrays, type(attrs)(tuple(numbers.items())), types)
+        return None if found is None else found[results.index(var)]
 
 
 _SYMBOLIC: Any = object()
@@ -322,9 +325,9 @@ class GraphImporter:
         results = self.builder.call_many(op, *atoms, span=span, names=names, **attrs)
         made = self.builder.bindings[-1].value
         assert isinstance(made, Call), "a call binds a Call"
-        for index, result in enumerate(results):
+        for result in results:
             self._check_type(_tensor_type(result), op, span)
-            self.shared.definitions[result] = (made, index)
+            self.shared.definitions[result] = (made, results)
         return tuple(Value(_tensor_type(result), result) for result in results)
 
     def _aligned(

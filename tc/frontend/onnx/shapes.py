@@ -619,7 +619,10 @@ def _tile(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts
     known, repeats = _known(operands, 1), _ints(operands[1])
     if known is None or repeats is None or len(repeats) != known[0].ndim:
         return None
-    return [np.tile(known[0], repeats)] if known[0].size * np.prod(repeats, dtype=object) <= MAX_ELEMENTS else None
+    shape = [dim * repeat for dim, repeat in zip(known[0].shape, repeats, strict=True)]
+    if min(shape, default=1) == 0:  # numpy repeats axis by axis, whatever becomes of the result
+        return [np.empty(shape, object)]
+    return [np.tile(known[0], repeats)] if np.prod(shape, dtype=object) <= MAX_ELEMENTS else None
 
 
 @rule("ScatterND")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from onnx import SparseTensorProto, TensorProto
 
 MAX_TENSOR_BYTES = 1 << 37
+# A sparse tensor becomes a dense one, which may be so large, or so many times as large as what the file holds.
+_SPARSE_FLOOR_BYTES = 256 << 20
+_SPARSE_GROWTH = 64
 
 # onnx.TensorProto.DataType -> our dtype
 DTYPES: Mapping[int, DType] = {
@@ -116,7 +119,11 @@ class TensorReader:
         what = f"sparse tensor {sparse.values.name!r}"
         dtype = dtypes.from_numpy(values.dtype)
         shape = tuple(sparse.dims)
-        _num_elements(shape, dtype, what)
+        count = _num_elements(shape, dtype, what)
+        if count * dtype.size_bytes > max(_SPARSE_FLOOR_BYTES, _SPARSE_GROWTH * (values.nbytes + indices.nbytes)):
+            raise LimitError(
+                f"{what} of shape {list(shape)} would take {count * dtype.size_bytes} bytes, more than {_SPARSE_GROWTH} times what it holds"
+            )
         if values.ndim != 1 or indices.ndim not in (1, 2) or len(indices) != len(values):
             raise ModelError(f"{what}: {values.shape} values do not fit {indices.shape} indices")
         if indices.ndim == 2 and indices.shape[1] != len(shape):

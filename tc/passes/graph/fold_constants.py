@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from tc.ir.arith import Facts
 from tc.ir.expr import Const, Expr
-from tc.ir.graph import Attrs, AttrValue, Binding, Call, Function, TensorConst, TensorVar, bodies_of, map_bodies
+from tc.ir.graph import (
+    Attrs,
+    AttrValue,
+    Binding,
+    Call,
+    Function,
+    TensorConst,
+    all_bindings,
+    atoms_of,
+    bodies_of,
+    map_bodies,
+)
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
+from tc.ops.folding import FoldBudget
 from tc.ops.registry import get_op, inference
 from tc.passes.manager import graph_pass, map_graph_functions
 
@@ -21,35 +31,21 @@ from tc.passes.manager import graph_pass, map_graph_functions
 def fold_constants(module: IRModule, *, max_bytes: int = 256 << 20, growth: int = 4, max_seconds: float = 10.0) -> IRModule:
     """Replace operator calls on literals by their results, computed by the operators' references.
 
-    A result may be at most `growth` times as large as the operands, or 64 KiB; all results together at most `max_bytes`. No new
-    evaluation starts after `max_seconds`. A call whose attributes are symbolic is kept.
+    A result may be at most `growth` times as large as the operands, or 64 KiB; all results together at most `growth` times the
+    module's literals, or 16 MiB, and at most `max_bytes`. No new evaluation starts after `max_seconds`, and none of more than seconds
+    (`FoldBudget`). A call whose attributes are symbolic is kept.
     """
-    budget = _Budget(max_bytes, growth, time.perf_counter() + max_seconds)
+    budget = FoldBudget.for_model(_held_bytes(module), max_bytes=max_bytes, growth=growth, max_seconds=max_seconds)
     return map_graph_functions(module, lambda func: _fold_function(func, budget, {}))
 
 
-class _Budget:
-    def __init__(self, max_bytes: int, growth: int, deadline: float) -> None:
-        self.left_bytes = max_bytes
-        self.growth = growth
-        self.deadline = deadline
-
-    def allows(self, call: Call, results: tuple[TensorVar, ...]) -> bool:
-        """Whether the results are of known size and fit what is left."""
-        sizes = [_size_bytes(target) for target in results]
-        if any(size is None for size in sizes) or time.perf_counter() > self.deadline:
-            return False
-        total = sum(size for size in sizes if size is not None)
-        given = sum(arg.value.nbytes for arg in call.args if isinstance(arg, TensorConst))
-        return total <= self.left_bytes and total <= max(64 << 10, self.growth * given)
+def _held_bytes(module: IRModule) -> int:
+    """The bytes of the module's literals."""
+    atoms = (atom for func in module.graph_functions for b in all_bindings(func) for atom in atoms_of(b.value))
+    return sum({id(atom.value): atom.value.nbytes for atom in atoms if isinstance(atom, TensorConst)}.values())
 
 
-def _size_bytes(target: TensorVar) -> int | None:
-    shape = target.type.static_shape if isinstance(target.type, TensorType) else None
-    return None if shape is None else int(np.prod(shape, dtype=np.int64)) * target.type.dtype.size_bytes  # type: ignore[union-attr]
-
-
-def _fold_function(func: Function, budget: _Budget, known: dict[Node, Node]) -> Function:
+def _fold_function(func: Function, budget: FoldBudget, known: dict[Node, Node]) -> Function:
     kept: list[Binding] = []
     changed = False
     for old in func.bindings:
@@ -73,7 +69,7 @@ def _has_bodies(binding: Binding) -> bool:
     return bool(bodies_of(binding.value))
 
 
-def _fold_bodies(binding: Binding, budget: _Budget, known: dict[Node, Node]) -> Binding:
+def _fold_bodies(binding: Binding, budget: FoldBudget, known: dict[Node, Node]) -> Binding:
     if not _has_bodies(binding):
         return binding
     folded = map_bodies(binding.value, lambda body: _fold_function(body, budget, known))
@@ -87,19 +83,19 @@ def _fold_bodies(binding: Binding, budget: _Budget, known: dict[Node, Node]) -> 
     return replace(binding, value=replace(folded, **plain))
 
 
-def _evaluate(binding: Binding, budget: _Budget, func: Function) -> list[TensorConst] | None:
+def _evaluate(binding: Binding, budget: FoldBudget, func: Function) -> list[TensorConst] | None:
     call = binding.value
     if not isinstance(call, Call) or not all(arg is None or isinstance(arg, TensorConst) for arg in call.args):
         return None
-    if not budget.allows(call, binding.targets):
-        return None
     attrs = _literal_attrs(full_attrs(call))
-    if attrs is None:
+    types = [target.type for target in binding.targets]
+    if attrs is None or not all(isinstance(type_, TensorType) for type_ in types):
         return None
     arrays = [arg.value if isinstance(arg, TensorConst) else None for arg in call.args]
-    with inference(Facts.of(func.facts)), np.errstate(all="ignore"):
-        results = get_op(call.op).run_reference(arrays, attrs)
-    budget.left_bytes -= sum(result.nbytes for result in results)
+    with inference(Facts.of(func.facts)):
+        results = budget.evaluate(get_op(call.op), arrays, attrs, types)  # type: ignore[arg-type]
+    if results is None:
+        return None
     return [
         TensorConst(np.ascontiguousarray(r).reshape(r.shape), target.name, span=binding.span)
         for r, target in zip(results, binding.targets, strict=True)
