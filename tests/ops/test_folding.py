@@ -97,7 +97,7 @@ def test_weights_are_folded_as_far_as_the_file_is_large() -> None:
 
 
 def test_a_sparse_tensor_of_nothing_does_not_fill_memory() -> None:
-    with pytest.raises(LimitError, match="sparse tensor 'w' of shape .* would take 17179869184 bytes, more than 64 times what it holds"):
+    with pytest.raises(LimitError, match=r"sparse tensor 'w' of shape .* would take 17179869184 bytes, more than 64 times what it holds"):
         load_model(with_sparse(np.ones(1, F32), np.array([7], np.int64), [1 << 32]))
 
 
