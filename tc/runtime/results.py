@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tc.runtime.available import check_fits
 from tc.runtime.memory import Arena, result_array
 
 LEAST_LENT_BYTES = 128 << 10
@@ -54,6 +55,7 @@ class Shelf:
         try:
             block = self.idle.pop()
         except IndexError:
+            check_fits(self.size_bytes)
             block = Arena(self.size_bytes)
         loan = self._loan.from_address(block.address)  # type: ignore[attr-defined]
         loan.shelf = self
