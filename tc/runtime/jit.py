@@ -52,7 +52,11 @@ def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     tuning.loop_interleaving = False
     builder = llvm.create_pass_builder(machine, tuning)
     manager = builder.getModulePassManager()
-    ffi.lib._lib.LLVMPY_RunNewModulePassManager(manager, module, builder)
+    try:
+        ffi.lib._lib.LLVMPY_RunNewModulePassManager(manager, module, builder)
+    finally:  # llvmlite's own finalizer finds a method that does nothing first: every pipeline, 56 KB, would stay
+        ffi.lib.LLVMPY_DisposeNewModulePassManger(manager)
+        manager.detach()
 
 
 def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleRef:
