@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import struct
 import weakref
+from _weakref import _remove_dead_weakref
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -25,7 +26,20 @@ from tc.ir.node import Node
 Value = Union[int, float, bool]
 ExprLike = Union["Expr", int, float, bool]
 
-_INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+class _Entry(weakref.ref["Expr"]):
+    """An interned node, as long as it lives, and the key that it is found by."""
+
+    __slots__ = ("key",)
+    key: tuple[Any, ...]
+
+
+_INTERNED: dict[tuple[Any, ...], _Entry] = {}
+"""Shared by all threads without a lock: every access is one operation of a dictionary, which is atomic."""
+
+
+def _forget(entry: _Entry) -> None:
+    """Take a dead node's entry out, unless another node has taken its place by now."""
+    _remove_dead_weakref(_INTERNED, entry.key)
 
 
 def _key_part(value: Any) -> Any:
@@ -36,17 +50,27 @@ def _key_part(value: Any) -> Any:
 
 
 class _Interned(type):
-    """Metaclass that returns the existing node when one with the same class and fields is alive."""
+    """Metaclass that returns the existing node when one with the same class and fields is alive.
+
+    Of two threads that make equal nodes at once, both get the one that was entered first.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args = (*args, *(kwargs[name] for name in cls.__match_args__[len(args) :]))  # type: ignore[attr-defined]
         key = (cls, *map(_key_part, args))
-        found = _INTERNED.get(key)
-        if found is None:
-            found = super().__call__(*args)
-            _INTERNED[key] = found
-        return found
+        entry = _INTERNED.get(key)
+        if entry is not None and (found := entry()) is not None:
+            return found
+        made = super().__call__(*args)
+        own = _Entry(made, _forget)
+        own.key = key
+        while (entry := _INTERNED.setdefault(key, own)) is not own:
+            found = entry()
+            if found is not None:
+                return found
+            _forget(entry)  # it died just now, and is about to be taken out
+        return made
 
 
 class Expr(Node, metaclass=_Interned):

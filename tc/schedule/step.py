@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections import OrderedDict
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -17,6 +17,8 @@ from tc.schedule.knobs import Choice, Decide, Knob, Value, take_default
 from tc.schedule.tree import block_names, find_block, fresh_names, rename_loops
 
 LANGUAGE_VERSION = 1
+
+_log = logging.getLogger("tc.schedule")
 
 ValueT = TypeVar("ValueT", bound=Value)
 
@@ -68,7 +70,9 @@ _SIGNATURES = {name: inspect.signature(run) for name, run in PRIMITIVES.items()}
 APPLIED_STEPS = 2048
 """How many applied steps are remembered."""
 
-_APPLIED: OrderedDict[tuple[int, Step], tuple[PrimFunc, PrimFunc]] = OrderedDict()
+_APPLIED: dict[tuple[int, Step], tuple[PrimFunc, PrimFunc]] = {}
+"""The last used last. Threads share it without a lock: each access is one operation of a plain dictionary, which is atomic, and
+to compute a step twice is no harm."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class Step:
         result = self._run(func)
         _APPLIED[key] = (func, result)  # holds the function too: its id is its own as long as it lives
         if len(_APPLIED) > APPLIED_STEPS:
-            _APPLIED.popitem(last=False)
+            for old in list(_APPLIED)[: APPLIED_STEPS // 8]:
+                _APPLIED.pop(old, None)
         return result
 
     def _run(self, func: PrimFunc) -> PrimFunc:
@@ -207,6 +212,22 @@ class Schedule:
         assert value in values, f"{name}: {value!r} is not an option"
         self._choices[name] = Choice(knob, value)
         return cast(ValueT, value)
+
+    def attempt(self, rule: Callable[[], str | None]) -> str | None:
+        """What `rule` returns. None, with nothing changed, when a step of it is not legal and all answers were its own.
+
+        An answer from outside that leads to an illegal step stays an error: the point is not of the space.
+        """
+        func, count, choices = self.func, len(self._steps), dict(self._choices)
+        try:
+            return rule()
+        except ScheduleError as error:
+            if any(choice.value != choice.knob.default for name, choice in self._choices.items() if name not in choices):
+                raise
+            _log.debug("%s: a rule does not fit: %s", func.name, error)
+        self.func, self._choices = func, choices
+        del self._steps[count:]
+        return None
 
     def apply(self, step: Step) -> None:
         """Run and record a step."""
