@@ -19,7 +19,7 @@ from tc.codegen.memory import Lane, State, alias_scopes, memory_type
 from tc.codegen.scalars import emit_float_operation
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, simplify
-from tc.ir.dtype import i64
+from tc.ir.dtype import bf16, i64
 from tc.ir.expr import Add, Buffer, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var
 from tc.ir.loop import (
     Alloc,
@@ -146,7 +146,9 @@ class _Emitter(ExpressionEmitter):
             self._unrolled(loop, int(count))
         elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is None and count > 1:
             if _can_vectorize(loop):
-                self._vectorized(loop, int(count))
+                whole = int(count) - _odd_lanes(loop, int(count))
+                self._vectorized(loop, whole)
+                self._one_by_one(loop, range(whole, int(count)))
             else:
                 self._serial(loop)
         elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is not None and count <= 16:
@@ -160,7 +162,10 @@ class _Emitter(ExpressionEmitter):
             return
         if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
             return
-        for iteration in range(count):
+        self._one_by_one(loop, range(count))
+
+    def _one_by_one(self, loop: For, iterations: Iterable[int]) -> None:
+        for iteration in iterations:
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
 
@@ -416,7 +421,10 @@ class _Emitter(ExpressionEmitter):
                     known[var] = value
                 else:
                     captured.append((var, value))
-        inner_extents = [(Var(f"extent{k}", i64), extent) for k, extent in enumerate(extents) if k and extent.known is None]
+        sizes: list[Value | Var] = [  # by place: a symbolic dim may be the extent of several loops
+            Var(f"extent{k}", i64) if k and extent.known is None else extent for k, extent in enumerate(extents)
+        ]
+        inner_extents = [(size, extent) for size, extent in zip(sizes, extents, strict=True) if isinstance(size, Var)]
         captured += inner_extents
         captured += [(buffer, pointer) for buffer, pointer in outer.pointers.items() if buffer in used]
         frame = b.alloca("i64", max(len(captured), 1), 16, "frame")
@@ -428,9 +436,6 @@ class _Emitter(ExpressionEmitter):
         grain = int(annotation(loop, "grain", 1) or 1)
         self.module.declare(PARALLEL_FOR, "void", ["ptr", "ptr", "i64", "i64", "i64"])
         b.emit_void(f"call void @{PARALLEL_FOR}(ptr @{name}, {frame}, {end}, i64 {grain}, i64 {self._max_threads()})")
-        sizes: list[Value | Var] = list(extents)
-        for var, extent in inner_extents:
-            sizes[extents.index(extent)] = var
         self._outlined(nest, sizes, name, captured, known)
         self.state = outer
 
@@ -484,6 +489,16 @@ def _parallel_nest(loop: For) -> tuple[For, ...]:
             break
         nest.append(inner)
     return tuple(nest)
+
+
+def _odd_lanes(loop: For, count: int) -> int:
+    """How many of the last lanes of a vectorized loop to run by themselves.
+
+    LLVM 22 ends the process at vectors of 8 n + 1 bfloats: it has no way to "soft promote" the last one.
+    """
+    if count < 9 or count % 8 != 1:
+        return 0
+    return int(any(isinstance(node, (Expr, Buffer)) and node.dtype == bf16 for node in walk(loop.body)))
 
 
 def _can_vectorize(loop: For) -> bool:
