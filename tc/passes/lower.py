@@ -31,6 +31,7 @@ from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import structural_hash
 from tc.ir.types import DimFact, TensorType
 from tc.ops.registry import get_op, inference
+from tc.passes.loop.drop_unread import drop_unread
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.manager import graph_pass
 from tc.te import Tensor, compute, create_prim_func, placeholder
@@ -145,7 +146,7 @@ def lower_function(func: Function) -> PrimFunc:
     assert len(outputs) == len(func.results), "results of a primitive function are variables"
     dims = free_dims(func)
     prim = create_prim_func(func.name, inputs, outputs, dims, tuple(fact for fact in func.facts if fact.var in dims))
-    return simplify_loops(prim)
+    return drop_unread(simplify_loops(prim))
 
 
 def _lower_binding(binding: Binding, tensors: dict[TensorVar, Tensor]) -> tuple[Tensor, ...]:

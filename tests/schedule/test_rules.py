@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, Load, Var, maximum
@@ -18,9 +19,11 @@ from tc.kernels import finish_loops
 from tc.ops.registry import OPS, inference
 from tc.ops.winograd import transform_weights
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.schedule import rules
 from tc.schedule.knobs import follow
 from tc.schedule.rules import apply_rules
 from tc.schedule.rules.common import divisors
+from tc.schedule.step import Schedule
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.ops.kernels import make_prim_func, run
@@ -412,3 +415,33 @@ def test_bands_of_winograd_tiles_of_any_height_give_the_same_bits(tile: int, siz
     for each in found:
         np.testing.assert_array_equal(each, found[0])
         np.testing.assert_allclose(each, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+
+
+def test_a_rule_that_finds_no_legal_schedule_leaves_the_kernel_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a rule meant to do with a kernel that it does not fit, the user got a ScheduleError."""
+
+    def hopeless(schedule: Schedule, target: Target) -> str | None:
+        schedule.choose("hopeless", (1, 2), 1)
+        schedule.split(schedule.loops_of("mm")[0], 2)
+        schedule.parallel("nowhere")
+        return "hopeless"
+
+    func, target = simplify_loops(product_of(5, 20, 7)), native_target()
+    usual = apply_rules(func, target)
+    monkeypatch.setattr(rules, "RULES", (hopeless, *rules.RULES))
+
+    assert apply_rules(func, target).trace == usual.trace
+    assert apply_rules(func, target).choices == usual.choices
+    with pytest.raises(ScheduleError, match="nowhere"):  # an answer of a search that is not legal is no schedule
+        apply_rules(func, target, follow({"hopeless": 2}))
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 20), (2, 1, 3, 1, 4), (1, 40, 1)])
+def test_stages_that_no_rule_fits_run_one_by_one(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    monkeypatch.setattr(rules, "RULES", (rules.schedule_stages,))
+    x = normal(np.random.default_rng(1), *shape)
+    exact = np.exp(x.astype(np.float64))
+
+    func = scheduled(make_prim_func(OPS["softmax"], [x], {"axis": 1}), "stage by stage")
+
+    check(func, [x], exact / exact.sum(1, keepdims=True), 40)

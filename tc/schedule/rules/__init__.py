@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from tc.ir.loop import PrimFunc
 from tc.schedule.knobs import Choice, Decide, take_default
 from tc.schedule.rules.attention import schedule_attention
 from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction
-from tc.schedule.rules.reduction import schedule_reduction
+from tc.schedule.rules.reduction import schedule_reduction, schedule_stages
 from tc.schedule.rules.spatial import schedule_spatial
 from tc.schedule.rules.window import schedule_window
 from tc.schedule.rules.winograd import schedule_winograd
 from tc.schedule.step import Schedule, Trace
 from tc.target import Target
 
-RULES = (schedule_contraction, schedule_window, schedule_reduction, schedule_spatial)
-"""Tried in this order. A rule returns its name when it applies, else None, and then has not changed the schedule."""
+ScheduleRule = Callable[[Schedule, Target], "str | None"]
+
+BEFORE_INLINING = (schedule_attention, schedule_winograd)
+"""Tried before anything is inlined into the stages that these rules look for."""
+
+RULES = (schedule_contraction, schedule_window, schedule_reduction, schedule_spatial, schedule_stages)
+"""Tried in this order. A rule returns its name when it applies, else None, and then has not changed the schedule. One that finds
+on its way that a step is not legal has not applied either."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,14 @@ def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -
 
 
 def _apply(schedule: Schedule, target: Target) -> str | None:
-    for rule in (schedule_attention, schedule_winograd):  # before anything is inlined into their stages
-        name = rule(schedule, target)
-        if name is not None:
-            return name
+    return _first(BEFORE_INLINING, schedule, target) or _after_inlining(schedule, target)
+
+
+def _after_inlining(schedule: Schedule, target: Target) -> str | None:
     inline_elementwise(schedule)
-    for rule in RULES:
-        name = rule(schedule, target)
-        if name is not None:
-            return name
-    return None
+    return _first(RULES, schedule, target)
+
+
+def _first(rules: Iterable[ScheduleRule], schedule: Schedule, target: Target) -> str | None:
+    """The name of the first of the rules that applies."""
+    return next((name for rule in rules if (name := schedule.attempt(partial(rule, schedule, target))) is not None), None)

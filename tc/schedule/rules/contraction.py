@@ -150,7 +150,7 @@ def _schedule_versions(
         versions.append((few, replace(tile, rows=FEW_ROWS)))
         few_row = _roles(schedule, _contraction(schedule, few[name]), few[final], lanes).rows[-1]
         fewer = _split_off(schedule, list(few.values()), partial(schedule.specialize, few_row, FEW_ROWS))
-        few = {block: fewer[copy] for block, copy in few.items()}
+        few = {block: fewer[copy] for block, copy in few.items()} if fewer else {}
     if few:
         count = _num_blocks(schedule, roles, lanes)
         panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()

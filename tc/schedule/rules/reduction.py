@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Var
@@ -128,12 +129,15 @@ def _reduce_along_lanes(
     if not depth:
         return
     lanes = lanes_for(info, target)
-    nested = _nested(schedule, depth, info.name)
-    extent = known_product(schedule, depth, 1 << 20) if nested else extent_value(schedule, depth[-1])
+    if not _nested(schedule, depth, info.name):
+        loops = list(schedule.loops_of(info.name))
+        around = loops[loops.index(depth[0]) :]
+        schedule.reorder(*(loop for loop in around if loop not in depth), *depth)
+    extent = known_product(schedule, depth, 1 << 20)
     if len(info.written_buffers) > 1 or (extent is not None and extent < lanes):
         schedule.decompose_reduction(info.name, depth[0])
         return
-    along = schedule.fuse(*depth) if len(depth) > 1 and nested else depth[-1]
+    along = schedule.fuse(*depth)
     accumulators = _choose_accumulators(schedule, extent_value(schedule, along), lanes, most)
     width = lanes * accumulators
     out, inner = schedule.split(along, width)
@@ -318,6 +322,21 @@ def _schedule_one(schedule: Schedule, name: str, target: Target) -> None:
         _vectorize_row(schedule, last, lanes_for(info, target))
         if outer:
             set_parallel(schedule, outer, 64)
+
+
+def schedule_stages(schedule: Schedule, target: Target) -> str | None:
+    """What no other rule fits: each stage on its own, those for which there is no legal schedule as they are written."""
+
+    def schedule_stage(name: str) -> str:
+        _schedule_one(schedule, name, target)
+        return name
+
+    infos = block_infos(schedule.func)
+    if any(info.is_opaque for info in infos):
+        return None
+    names = [info.name for info in infos if info.loops]
+    done = [name for name in names if schedule.attempt(partial(schedule_stage, name))]
+    return "stage by stage" if done else None
 
 
 def _schedule_apart(schedule: Schedule, target: Target) -> None:

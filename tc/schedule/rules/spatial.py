@@ -22,9 +22,11 @@ def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
 
 
 def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
-    """Vectorize and parallelize one elementwise block."""
+    """Vectorize and parallelize one elementwise block; one that is a single point stays."""
     info = next(i for i in block_infos(schedule.func) if i.name == block)
     loops = list(schedule.loops_of(block))
+    if not loops:
+        return
     lanes = lanes_for(info, target)
     if len(loops) > 1 and _is_flat(info) and schedule.choose("stream/flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]

@@ -1,0 +1,64 @@
+"""Remove the blocks whose results nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tc.ir.expr import Buffer, Load
+from tc.ir.loop import Alloc, Block, For, PrimFunc, Seq, Stmt, Store, seq
+from tc.ir.node import Node, children, replace, transform, walk
+from tc.passes.manager import loop_pass
+
+
+@loop_pass
+def drop_unread(func: PrimFunc) -> PrimFunc:
+    """Remove blocks on whose results no result of the PrimFunc depends, the loops around them and their buffers.
+
+    Simplification leaves such blocks behind: `c > c` is false, and reads no c. What they read stays a parameter.
+    """
+    blocks: list[Block] = []
+    live = set(func.buffers)
+    for node in _outside_blocks(func.body):
+        if isinstance(node, Block):
+            blocks.append(node)
+        elif isinstance(node, Load):
+            live.add(node.buffer)
+    waiting = blocks
+    while read := [block for block in waiting if _accessed(block, Store) & live]:
+        live.update(*(_accessed(block, Load) for block in read))
+        waiting = [block for block in waiting if block not in read]
+    if not waiting:
+        return func
+    dead = {block.name for block in waiting}
+
+    def remove(node: Node) -> Node | None:
+        match node:
+            case Block(name=name) if name in dead:
+                return Seq(())
+            case For(body=Seq(stmts=())):
+                return Seq(())
+            case Seq(stmts=stmts) if any(_is_empty(stmt) for stmt in stmts):
+                return seq(*stmts)
+            case Alloc(buffer=buffer, body=body) if buffer not in live:
+                return body
+        return None
+
+    return replace(func, body=transform(func.body, remove))
+
+
+def _is_empty(stmt: Stmt) -> bool:
+    return isinstance(stmt, Seq) and not stmt.stmts
+
+
+def _outside_blocks(root: Stmt) -> Iterator[Node]:
+    """What is in a program, its outermost blocks included, but not what is in these."""
+    stack: list[Node] = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, Block):
+            stack += children(node)
+
+
+def _accessed(block: Block, access: type[Load] | type[Store]) -> set[Buffer]:
+    return {node.buffer for node in walk(block) if isinstance(node, access)}
