@@ -52,6 +52,7 @@ from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
 from tc.runtime.callbacks import provide_reference_kernels
 from tc.runtime.entry import EntrySource, emit_entry
+from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.jit import Library, compile_objects, link
 from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule, load_sealed
@@ -253,6 +254,7 @@ def import_model(
 
 
 @rare_collections()
+@usual_float_mode()
 def compile_model(
     model: Model,
     target: str | Target = "native",

@@ -31,6 +31,7 @@ from tc.ir.plan import (
     StoreIndex,
 )
 from tc.ir.types import TensorType
+from tc.runtime.float_mode import wrapped_in_usual_mode
 
 THREADS, ARENA, CONSTANTS, CALLBACK, DYNAMIC, DETAIL, ARENA_BYTES = range(7)
 _HEADER_WORDS = 8
@@ -270,7 +271,7 @@ class _EntryEmitter:
     # -- run
 
     def emit_run(self, name: str) -> None:
-        """Run the steps."""
+        """Run the steps, in the usual floating-point mode whatever the caller's is."""
         self._start()
         self._bind_inputs(check=False)
         self.threads = self._word(THREADS)
@@ -279,7 +280,8 @@ class _EntryEmitter:
         for index, slot in enumerate(self.plan.output_slots):
             self._finish_output(index, slot)
         self.b.emit_void("ret i64 0")
-        self._finish(f"define i64 @{name}(ptr noundef %frame) nounwind")
+        self._finish(f"define internal i64 @{name}_steps(ptr noundef %frame) noinline nounwind")
+        self.module.definitions.append(wrapped_in_usual_mode(name, f"{name}_steps"))
 
     def _finish(self, header: str) -> None:
         self.module.definitions.append("\n".join([f"{header} {{", "entry:", *self.b.entry, *self.b.lines, "}"]))

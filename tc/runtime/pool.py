@@ -29,6 +29,7 @@ import time
 
 from llvmlite import binding as llvm
 
+from tc.runtime.float_mode import set_usual_mode
 from tc.runtime.jit import Library, compile_object, link
 from tc.target import MAX_THREADS, affinity_cpus, available_cpus
 
@@ -138,6 +139,7 @@ done:
 
 define ptr @tc_worker(ptr %argument) nounwind {{
 entry:
+{float_mode}
   %index = ptrtoint ptr %argument to i64
   %id = call i64 (i64, ...) @syscall(i64 {get_id})
   %id32 = trunc i64 %id to i32
@@ -331,7 +333,7 @@ class ThreadPool:
         if self._native:
             pause = 'call void asm sideeffect "pause", ""()' if machine == "x86_64" else ""
             sizes = {"spin": _SPIN, "shares": _SHARES_PER_THREAD, "most_threads": MAX_WORKERS + 1}
-            text = _IR.format(pause=pause, **sizes, **_SYSTEM_CALLS[machine])
+            text = _IR.format(pause=pause, float_mode=set_usual_mode(), **sizes, **_SYSTEM_CALLS[machine])
         else:
             text = _SERIAL_IR
         self._library: Library = link([compile_object(text)])
