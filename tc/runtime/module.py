@@ -47,7 +47,7 @@ from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
-from tc.runtime.saved import Seal, as_array, plain_seal, read_module, write_module
+from tc.runtime.saved import Seal, as_array, pack_module, plain_seal, read_module, unpack_module, write_module
 from tc.target import Target, check_threads, native_target
 
 _Wanted = tuple[tuple[int, ...], Any]
@@ -646,6 +646,19 @@ class CompiledModule:
         """
         if not isinstance(path, (str, os.PathLike)):
             raise UserError(f"save: the path is a {type(path).__name__}, must be a string or path")
+        header, sections = self._whole_content()
+        try:
+            write_module(path, header, sections, plain_seal)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"save: {os.fspath(path)!r} cannot be written: {why}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A module is pickled, and copied, as the bytes of its file. It is native code: unpickle only what you trust."""
+        return _from_bytes, (pack_module(*self._whole_content()), self.threads)
+
+    def _whole_content(self) -> tuple[dict[str, Any], list[bytes | np.ndarray]]:
+        """The header and the sections of a file of this module and of the one that assumes nothing."""
         header, sections = self._content()
         try:
             general = self.general
@@ -654,11 +667,7 @@ class CompiledModule:
         if general is not self:
             header["general"], others = general._content()
             sections = [*sections, *others]
-        try:
-            write_module(path, header, sections, plain_seal)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UserError(f"save: {os.fspath(path)!r} cannot be written: {why}") from error
+        return header, sections
 
     def save_sealed(self, path: str | os.PathLike[str], seal: Seal) -> None:
         """This module alone, for those who can make the one again that assumes nothing, under a seal that whoever loads the file must
@@ -699,11 +708,20 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
 
 def load_sealed(path: str | os.PathLike[str], seal: Seal, threads: int | None = None) -> CompiledModule:
     """`load`, of a file that was saved under a seal."""
+    return _loaded(str(path), lambda: read_module(path, seal), threads)
+
+
+def _from_bytes(data: bytes, threads: int) -> CompiledModule:
+    """The module that was pickled."""
+    return _loaded("the pickled module", lambda: unpack_module(data), threads)
+
+
+def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]]], threads: int | None) -> CompiledModule:
     try:
-        header, sections = read_module(path, seal)
+        header, sections = read()
         return _load(header, sections, threads)
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ModelError(f"{path} is not a valid module: {error!r}") from None
+        raise ModelError(f"{name} is not a valid module: {error!r}") from None
 
 
 def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | None) -> CompiledModule:

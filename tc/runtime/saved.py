@@ -14,7 +14,8 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,30 +69,47 @@ def write_module(
 ) -> None:
     """Write a module file; it appears whole or not at all."""
     target = Path(path)
+    length, pieces = _body(header, sections)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        with temporary.open("w+b") as file:
+            file.write(b"\0" * _HEAD.size)
+            file.writelines(pieces)
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written, memoryview(written) as whole:
+                digest = digest_of(whole[_HEAD.size :])
+            file.seek(0)
+            file.write(_HEAD.pack(MAGIC, VERSION, seal(digest), length))
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def pack_module(header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray]) -> bytes:
+    """The bytes of the file that `write_module` writes."""
+    length, pieces = _body(header, sections)
+    body = b"".join(pieces)
+    return _HEAD.pack(MAGIC, VERSION, digest_of(body), length) + body
+
+
+def _body(header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray]) -> tuple[int, Iterator[bytes | memoryview]]:
+    """The length of the header as text, and all that follows the head of a file."""
     places, position = [], 0
     for section in sections:
         size = section.nbytes if isinstance(section, np.ndarray) else len(section)
         places.append([position, size])
         position += -(-size // _ALIGNMENT) * _ALIGNMENT
     text = json.dumps({**header, "sections": places}, separators=(",", ":")).encode()
-    body_start = -(-(_HEAD.size + len(text)) // _ALIGNMENT) * _ALIGNMENT
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w+b") as file:
-            file.write(b"\0" * _HEAD.size)
-            file.write(text.ljust(body_start - _HEAD.size, b"\0"))
-            for section in sections:
-                data = _bytes_of(section)
-                file.write(data)
-                file.write(b"\0" * (-len(data) % _ALIGNMENT))
-            file.flush()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written, memoryview(written) as whole:
-                digest = digest_of(whole[_HEAD.size :])
-            file.seek(0)
-            file.write(_HEAD.pack(MAGIC, VERSION, seal(digest), len(text)))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield text
+        yield b"\0" * (-(_HEAD.size + len(text)) % _ALIGNMENT)
+        for section in sections:
+            data = _bytes_of(section)
+            yield data
+            yield b"\0" * (-len(data) % _ALIGNMENT)
+
+    return len(text), pieces()
 
 
 def _bytes_of(section: bytes | np.ndarray) -> bytes | memoryview:
@@ -105,26 +123,42 @@ def read_module(path: str | os.PathLike[str], seal: Seal = plain_seal) -> tuple[
 
     ModelError when it is damaged, of another version, or under another seal. Nothing is looked at before the seal is.
     """
-    source = Path(path)
-    with source.open("rb") as file:  # once: another process may put another file in its place
+    with Path(path).open("rb") as file:  # once: another process may put another file in its place
         size = os.fstat(file.fileno()).st_size
-        head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size or not head.startswith(MAGIC):
-            raise ModelError(f"{source} is not a compiled tc module")
-        _, version, digest, length = _HEAD.unpack(head)
-        if version != VERSION:
-            raise ModelError(f"{source} is a module of version {version}; this is version {VERSION}: compile it again")
-        if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
-            raise ModelError(f"{source} is damaged: its header claims {length} bytes")
-        whole = Arena(size).bytes()
-        if not hmac.compare_digest(seal(read_with_digest(file, _HEAD.size, whole.data[_HEAD.size :])), digest):
-            raise ModelError(f"{source} is damaged: its contents do not match their hash")
+        return _parts(str(path), size, file.read(_HEAD.size), lambda room: read_with_digest(file, _HEAD.size, room), seal)
+
+
+def unpack_module(data: bytes | memoryview) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """`read_module`, of bytes that `pack_module` made."""
+    view = memoryview(data)
+
+    def fill(room: memoryview) -> bytes:
+        room[:] = view[_HEAD.size :]
+        return digest_of(room)
+
+    return _parts("the pickled module", len(view), bytes(view[: _HEAD.size]), fill, plain_seal)
+
+
+def _parts(
+    name: str, size: int, head: bytes, fill: Callable[[memoryview], bytes], seal: Seal
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Header and sections of a file of `size` bytes. `fill` brings what follows the head to where it will stay, and hashes it."""
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        raise ModelError(f"{name} is not a compiled tc module")
+    _, version, digest, length = _HEAD.unpack(head)
+    if version != VERSION:
+        raise ModelError(f"{name} is a module of version {version}; this is version {VERSION}: compile it again")
+    if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
+        raise ModelError(f"{name} is damaged: its header claims {length} bytes")
+    whole = Arena(size).bytes()
+    if not hmac.compare_digest(seal(fill(whole.data[_HEAD.size :])), digest):
+        raise ModelError(f"{name} is damaged: its contents do not match their hash")
     header = json.loads(whole.data[_HEAD.size : _HEAD.size + length].tobytes())
     start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
     sections = []
     for place, count in header["sections"]:
         if place < 0 or count < 0 or start + place + count > size:
-            raise ModelError(f"{source} is damaged: a section lies outside the file")
+            raise ModelError(f"{name} is damaged: a section lies outside the file")
         sections.append(whole[start + place : start + place + count])
     return header, sections
 
