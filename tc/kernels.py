@@ -15,6 +15,7 @@ from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import structural_hash
 from tc.ir.types import TensorType
 from tc.passes.graph.questions import Option, Question
+from tc.passes.loop.check_accesses import check_accesses
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
@@ -27,7 +28,7 @@ from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import __version__
 
-CODEGEN_VERSION = 12
+CODEGEN_VERSION = 13
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 
@@ -60,7 +61,7 @@ def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     func = simplify_loops(lower_blocks(func))
     func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
     func = hoist_guards(partition_loops(func))
-    return mark_in_place(lift_workspace(simplify_loops(func), threads=threads))
+    return check_accesses(mark_in_place(lift_workspace(simplify_loops(func), threads=threads)))
 
 
 def workload_key(prim: PrimFunc) -> str:

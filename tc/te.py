@@ -10,12 +10,16 @@ A `Stage` computes one or more buffers over one space of axes. Expressions read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
+from tc.ir.arith import bounds
 from tc.ir.dtype import DType, i64, int_range
 from tc.ir.expr import (
     Buffer,
+    Checked,
     Const,
     Expr,
     ExprLike,
@@ -95,6 +99,28 @@ class Tensor:
     @property
     def name(self) -> str:
         return self.buffer.name
+
+
+_ORIGIN: ContextVar[int] = ContextVar("origin", default=0)
+
+
+@contextmanager
+def origin(number: int) -> Iterator[None]:
+    """What `checked` makes inside is asked for by operation `number` of the kernel."""
+    token = _ORIGIN.set(number)
+    try:
+        yield
+    finally:
+        _ORIGIN.reset(token)
+
+
+def checked(value: Expr, index: Expr, extent: Expr, message: str, given: Expr | None = None) -> Expr:
+    """`value`, if 0 <= `index` < `extent`; else the call fails with `message`, in which {index} stands for `given` (by default `index`)
+    and {size} for `extent`. Nothing is checked where the dtype of what is loaded says it all."""
+    known = bounds(index)
+    if known.lo is not None and known.lo >= 0 and known.hi is not None and isinstance(extent, Const) and known.hi < extent.value:
+        return value
+    return Checked(value, index, extent, index if given is None else given, message, _ORIGIN.get())
 
 
 def placeholder(shape: Sequence[ExprLike], dtype: DType, name: str) -> Tensor:

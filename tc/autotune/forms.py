@@ -15,6 +15,7 @@ from tc.ir.expr import (
     Add,
     And,
     Cast,
+    Checked,
     Const,
     Div,
     Eq,
@@ -229,6 +230,9 @@ class Forms:
     def _cast(self, expr: Cast) -> Form:
         return self.of(expr.operand)
 
+    def _checked(self, expr: Checked) -> Form:
+        return self.of(expr.value)
+
 
 _RULES: dict[type, Callable[[Forms, Any], Form]] = {
     Const: Forms._constant,
@@ -243,6 +247,7 @@ _RULES: dict[type, Callable[[Forms, Any], Form]] = {
     Max: Forms._max,
     Select: Forms._select,
     Cast: Forms._cast,
+    Checked: Forms._checked,
     Load: Forms._opaque,
 }
 

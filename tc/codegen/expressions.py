@@ -31,6 +31,7 @@ from tc.ir.expr import (
     BinaryExpr,
     Buffer,
     Cast,
+    Checked,
     CompareExpr,
     Const,
     Expr,
@@ -72,6 +73,8 @@ class ExpressionEmitter(MemoryEmitter):
                 return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
             case Select():
                 return self._select(expr)
+            case Checked():
+                raise CodegenError(f"{expr} reached code generation; run check_accesses first")
             case Not(operand=operand):
                 value = self.value(operand)
                 if value.known is not None:

@@ -18,6 +18,7 @@ from tc.codegen.masks import has_spare_lanes
 from tc.codegen.memory import Lane, State, alias_scopes, memory_type
 from tc.codegen.scalars import emit_float_operation
 from tc.errors import CodegenError
+from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import bf16, i64
 from tc.ir.expr import Add, Buffer, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var
@@ -75,6 +76,7 @@ class _Emitter(ExpressionEmitter):
         self.symbol = symbol
         self.func = func
         self.parallel_count = 0
+        self.report = report_buffer(func)
 
     # -- functions
 
@@ -145,7 +147,7 @@ class _Emitter(ExpressionEmitter):
         elif loop.kind is LoopKind.UNROLLED and count is not None:
             self._unrolled(loop, int(count))
         elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is None and count > 1:
-            if _can_vectorize(loop):
+            if _can_vectorize(loop, self.report):
                 whole = int(count) - _odd_lanes(loop, int(count))
                 self._vectorized(loop, whole)
                 self._one_by_one(loop, range(whole, int(count)))
@@ -466,6 +468,23 @@ class _Emitter(ExpressionEmitter):
         self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread)")
 
     def _store(self, stmt: Store) -> None:
+        if stmt.buffer is self.report and self.mask is not None:
+            self._seldom(self.any_lane(self.mask), lambda: self._store_now(stmt))
+        else:
+            self._store_now(stmt)
+
+    def _seldom(self, condition: Value, emit: Callable[[], None]) -> None:
+        """What happens in hardly any run, out of the way."""
+        b = self.b
+        yes, done = b.label("seldom"), b.label("usual")
+        b.branch_if(condition, yes, done)
+        b.start_block(yes)
+        with self.region():
+            emit()
+        b.branch(done)
+        b.start_block(done)
+
+    def _store_now(self, stmt: Store) -> None:
         self.store_value(stmt, self.to_memory(self.value(stmt.value), stmt.buffer.dtype))
 
     def _intrinsic(self, stmt: IntrinsicCall) -> None:
@@ -501,9 +520,9 @@ def _odd_lanes(loop: For, count: int) -> int:
     return int(any(isinstance(node, (Expr, Buffer)) and node.dtype == bf16 for node in walk(loop.body)))
 
 
-def _can_vectorize(loop: For) -> bool:
+def _can_vectorize(loop: For, report: Buffer | None) -> bool:
     """Whether every lane may run in lockstep: no loop inside with a bound that depends on the lane, no While, and every store
-    goes to a place of its own for each lane."""
+    goes to a place of its own for each lane, except to the report of failed checks, where any lane may be the last."""
     varying: set[Var] = {loop.var}
 
     def depends(expr: Expr) -> bool:
@@ -523,8 +542,8 @@ def _can_vectorize(loop: For) -> bool:
                 return check(body)
             case If(then_body=then_body, else_body=else_body):
                 return check(then_body) and (else_body is None or check(else_body))
-            case Store(indices=indices):
-                return any(map(depends, indices))
+            case Store(buffer=buffer, indices=indices):
+                return buffer is report or any(map(depends, indices))
             case Alloc(body=body):
                 return False
         return False

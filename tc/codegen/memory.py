@@ -275,7 +275,7 @@ class MemoryEmitter:
         if self.mask is None or self.state.pointers.get(buffer) is None or not self.mask.lanes:
             return self.b.emit(f"load {element}, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element)
         b = self.b
-        any_lane = self._any(self.mask)
+        any_lane = self.any_lane(self.mask)
         single = b.insert(Value("zeroinitializer", "i1", 1), any_lane, 0)
         name = f"llvm.masked.load.v1{_short(element)}.p0"
         vector = f"<1 x {element}>"
@@ -285,7 +285,10 @@ class MemoryEmitter:
         )
         return b.extract(loaded, 0)
 
-    def _any(self, mask: Value) -> Value:
+    def any_lane(self, mask: Value) -> Value:
+        """Whether a mask lets any lane through."""
+        if not mask.lanes:
+            return mask
         name = f"llvm.vector.reduce.or.{mangled(mask)}"
         self.module.declare(name, "i1", [mask.type])
         return self.b.emit(f"call i1 @{name}({mask})", "i1")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tc.errors import VerifyError
+from tc.errors import InputError, VerifyError
 from tc.interp import scalars
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType, bool_, i64
@@ -23,6 +23,7 @@ from tc.ir.expr import (
     BinaryExpr,
     Buffer,
     Cast,
+    Checked,
     CompareExpr,
     Const,
     Div,
@@ -94,10 +95,14 @@ def compile_to_python(func: PrimFunc, backward: bool = False) -> Callable[..., N
         writer.declare_shape(buffer)
     writer.statement(func.body)
     writer.emit("return None")
-    names: dict[str, Any] = {**writer.globals, "_out": _out_of_range}
+    names: dict[str, Any] = {**writer.globals, "_out": _out_of_range, "_refuse": _refuse}
     exec(compile("\n".join(writer.lines), f"<{func.name}>", "exec"), names)
     kernel: Callable[..., None] = names["kernel"]
     return kernel
+
+
+def _refuse(message: str, index: int, size: int) -> NoReturn:
+    raise InputError(message.format(index=index, size=size))
 
 
 def _out_of_range(what: str, value: int, extent: int) -> NoReturn:
@@ -262,8 +267,9 @@ class _Writer:
             case Cast(operand=a, dtype=dtype):
                 convert = self.function((a.dtype, dtype), lambda: scalars.convert(a.dtype, dtype))
                 return f"{convert}({visit(a)})"
-            case MathCall(name="thread_index"):
-                return "0"
+            case Checked(value=value, index=index, extent=extent, given=given, message=message):
+                refused = f"_refuse({message!r}, {visit(given)}, {visit(extent)})"
+                return f"({visit(value)} if 0 <= {visit(index)} < {visit(extent)} else {refused})"
             case MathCall(name="thread_index"):
                 return "0"  # one thread runs everything
             case MathCall(name=name, args=args):

@@ -12,6 +12,7 @@ from tc.ir.expr import (
     Add,
     And,
     Cast,
+    Checked,
     Const,
     Eq,
     Expr,
@@ -170,6 +171,8 @@ def _bounds(expr: Expr, facts: Facts) -> Bounds:
         case Max(lhs=a, rhs=b):
             x, y = bounds(a, facts), bounds(b, facts)
             return Bounds(_either(max, x.lo, y.lo), _both(max, x.hi, y.hi))
+        case Checked(value=a):
+            return bounds(a, facts)
         case Select(true_value=a, false_value=b):
             x, y = bounds(a, facts), bounds(b, facts)
             return Bounds(_both(min, x.lo, y.lo), _both(max, x.hi, y.hi))

@@ -305,6 +305,25 @@ class Select(Expr):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Checked(Expr):
+    """`value`, provided that 0 <= `index` < `extent`. Otherwise the statement that needs it does not happen, and the call fails.
+
+    The caller reads `message`, whose {index} and {size} stand for `given` (what the user wrote: the index before it was counted from
+    the end) and `extent`, both i64. `origin` is the number of the graph's operation that asks, among those of the kernel.
+    """
+
+    value: Expr
+    index: Expr
+    extent: Expr
+    given: Expr
+    message: str
+    origin: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", self.value.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Cast(Expr):
     """`operand` converted to `dtype`: floats to integers truncate and saturate, integers wrap, anything to bool is `!= 0`."""
 
@@ -591,6 +610,8 @@ def format_expr(expr: Expr, strength: int = 0, name_of: Any = None) -> str:
             return f"({text})" if strength > 3 else text
         case Select(condition=c, true_value=a, false_value=b):
             return f"select({fmt(c)}, {fmt(a)}, {fmt(b)})"
+        case Checked(value=value, index=index, extent=extent, given=given, message=message, origin=origin):
+            return f"checked({', '.join(map(fmt, (value, index, extent, given)))}, {message!r}, {origin})"
         case Cast(operand=a, dtype=dtype):
             return f"cast({fmt(a)}, {dtype})"
         case MathCall(name=fn, args=args, dtype=dtype):

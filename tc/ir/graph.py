@@ -10,11 +10,12 @@ Effects: everything is pure except `CallExtern` with `effect=True`, and those ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union
 
 import numpy as np
 
+from tc.errors import Span
 from tc.ir import dtype as dtypes
 from tc.ir.expr import Expr, Var, const
 from tc.ir.node import Located, Node, replace
@@ -101,13 +102,15 @@ class CallTir(Located):
     """A call of the loop-level PrimFunc `callee` of the same module, in destination-passing style.
 
     The PrimFunc takes the buffers of `args`, then those of the results, then the scalars `dims`. `result_types` are the types
-    of the results.
+    of the results. `origins`: the nodes whose operators the PrimFunc computes, for a PrimFunc that checks indices: a check says by a
+    number which one asks for it.
     """
 
     callee: str
     args: tuple[Atom, ...]
     dims: tuple[Expr, ...]
     result_types: tuple[TensorType, ...]
+    origins: tuple[Span | None, ...] = field(default=(), compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,10 +37,10 @@ _FIELD_NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    """Names of the fields of a node class that carry meaning (all but `span`), in order."""
+    """Names of the fields of a node class that carry meaning (not where it comes from, as `span`), in order."""
     names = _FIELD_NAMES.get(cls)
     if names is None:
-        names = tuple(f.name for f in fields(cls) if f.name != "span")
+        names = tuple(f.name for f in fields(cls) if f.compare)
         _FIELD_NAMES[cls] = names
     return names
 
@@ -121,11 +121,10 @@ def replace(node: NodeT, **changes: Any) -> NodeT:
         return node
     cls = type(node)
     known = node.__dict__
-    values = {name: known[name] for name in field_names(cls)}
-    values.update(changes)
     if not isinstance(node, Located):
-        return cls(**values)
-    values.setdefault("span", node.span)
+        return cls(**{name: changes.get(name, known[name]) for name in field_names(cls)})
+    values = {f.name: known[f.name] for f in fields(cls)}
+    values.update(changes)
     changed = object.__new__(cls)  # all that the constructor of a frozen dataclass would do, in a third of the time
     changed.__dict__.update(values)
     return changed

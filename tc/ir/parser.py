@@ -19,6 +19,7 @@ from tc.ir.expr import (
     And,
     Buffer,
     Cast,
+    Checked,
     Const,
     Div,
     Eq,
@@ -198,6 +199,9 @@ class _ExprParser:
     def _call(self, node: ast.Call, name: str) -> Expr:
         if name in _CALLS:
             return _CALLS[name](*map(self.expr, node.args))
+        if name == "checked":
+            *parts, message, origin = node.args
+            return Checked(*map(self.expr, parts), _literal(message), _literal(origin))
         if name == "cast":
             return Cast(self.expr(node.args[0]), self.dtype(node.args[1]))
         if name in _DTYPES:

@@ -43,11 +43,16 @@ class Step(Located):
 
 @dataclass(frozen=True, eq=False)
 class Launch(Step):
-    """Run kernel `kernel` (a PrimFunc of the module) on the slots' memory with the scalars `dims`."""
+    """Run kernel `kernel` (a PrimFunc of the module) on the slots' memory with the scalars `dims`.
+
+    With `checks`, the last slot holds three i64 for each: whether an index was out of range, that index, and the size. Then the call
+    stops with the message, in which {index} and {size} stand for these.
+    """
 
     kernel: str
     slots: tuple[Slot, ...]
     dims: tuple[Expr, ...]
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from tc.ir.expr import (
     And,
     BinaryExpr,
     Buffer,
+    Checked,
     CompareExpr,
     Const,
     Expr,
@@ -296,6 +297,9 @@ class _LoopVerifier:
                     raise self.fail(f"the condition of {expr} is {c.dtype}, must be a bool")
                 if a.dtype is not b.dtype:
                     raise self.fail(f"the values of {expr} are {a.dtype} and {b.dtype}")
+            case Checked(index=index, extent=extent, given=given):
+                if any(part.dtype is not i64 for part in (index, extent, given)):
+                    raise self.fail(f"{expr} checks {index.dtype} against {extent.dtype}, must be i64")
             case MathCall(name=name, args=args):
                 if MATH_CALLS.get(name) != len(args):
                     raise self.fail(f"there is no intrinsic {name} with {len(args)} arguments")

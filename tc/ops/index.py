@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tc import te
-from tc.errors import ShapeError
+from tc.errors import InputError, ShapeError
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Load, Var, cast, const, equal, select
 from tc.ir.graph import Attrs
@@ -33,6 +33,29 @@ def wrapped_index(index: Expr, dim: Expr) -> Expr:
     return select(place < 0, place + dim, place)
 
 
+def _place(index: Expr, axis: int, dim: Expr, is_known: bool) -> tuple[Expr, Callable[[Expr], Expr]]:
+    """Where in an axis of size `dim` an index that is data points, and what makes a value depend on that being in range.
+
+    `is_known`: it is in range as others have made sure, so that holding it there changes nothing and costs less than to check.
+    """
+    place = wrapped_index(index, dim)
+    if is_known:
+        return te.maximum(te.minimum(place, dim - 1), const(0)), lambda value: value
+    message = f"index {{index}} is out of range for axis {axis} of size {{size}}"
+    return place, lambda value: te.checked(value, place, dim, message, cast(index, i64))
+
+
+def check_places(indices: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """Indices as data, int64, those below 0 counted from the end. InputError for one outside [-size, size)."""
+    places = indices.astype(np.int64)
+    if indices.dtype.kind != "u":
+        places = np.where(places < 0, places + size, places)
+    wrong = (places < 0) | (places >= size)
+    if wrong.any():
+        raise InputError(f"index {indices[wrong].flat[0]} is out of range for axis {axis} of size {size}")
+    return places
+
+
 # -- gather
 
 
@@ -49,19 +72,26 @@ def _compute_gather(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     rank = len(indices.shape)
 
     def body(*axes: Expr) -> Expr:
-        place = wrapped_index(indices[axes[axis : axis + rank]], x.shape[axis])
-        return x[(*axes[:axis], place, *axes[axis + rank :])]
+        place, checked = _place(indices[axes[axis : axis + rank]], axis, x.shape[axis], attrs.in_range)
+        return checked(x[(*axes[:axis], place, *axes[axis + rank :])])
 
     return te.compute(types[0].shape, body, "gather")
+
+
+def _run_gather(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, indices = arrays[0], arrays[1]
+    assert x is not None and indices is not None
+    axis = normalize_axis(attrs.axis, x.ndim, "gather")
+    return np.take(x, check_places(indices, axis, x.shape[axis]), axis=axis)
 
 
 register(
     OpDef(
         "gather",
         _infer_gather,
-        lambda arrays, attrs: np.take(arrays[0], arrays[1].astype(np.int64), axis=attrs.axis),  # type: ignore[arg-type, union-attr]
+        _run_gather,
         _compute_gather,
-        {"axis": 0},
+        {"axis": 0, "in_range": False},
         samples=lambda rng: iter(
             [
                 ([_normal(rng, 5, 3), np.array([[0, 4], [-1, 2]], np.int64)], {}),
@@ -79,8 +109,8 @@ def _compute_gather_elements(tensors: Tensors, attrs: Attrs, types: Sequence[Ten
     axis = normalize_axis(attrs.axis, len(x.shape), "gather_elements")
 
     def body(*axes: Expr) -> Expr:
-        place = wrapped_index(indices[axes], x.shape[axis])
-        return x[(*axes[:axis], place, *axes[axis + 1 :])]
+        place, checked = _place(indices[axes], axis, x.shape[axis], attrs.in_range)
+        return checked(x[(*axes[:axis], place, *axes[axis + 1 :])])
 
     return te.compute(types[0].shape, body, "gather_elements")
 
@@ -90,7 +120,7 @@ def _run_gather_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None and indices is not None
     axis = normalize_axis(attrs.axis, x.ndim, "gather_elements")
     grid = list(np.indices(indices.shape))
-    grid[axis] = indices.astype(np.int64)
+    grid[axis] = check_places(indices, axis, x.shape[axis])
     return x[tuple(grid)]
 
 
@@ -102,7 +132,7 @@ register(
         ),
         _run_gather_elements,
         _compute_gather_elements,
-        {"axis": 0},
+        {"axis": 0, "in_range": False},
         samples=lambda rng: iter(
             [([_normal(rng, 3, 4), np.array([[0, -1], [2, 1]], np.int64)], {"axis": 1})]
         ),
@@ -124,8 +154,11 @@ def _compute_gather_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTyp
     depth, batch, rank = int(indices.shape[-1]), attrs.batch_dims, len(indices.shape) - 1
 
     def body(*axes: Expr) -> Expr:
-        places = (wrapped_index(indices[(*axes[:rank], const(k))], x.shape[batch + k]) for k in range(depth))
-        return x[(*axes[:batch], *places, *axes[rank:])]
+        found = [_place(indices[(*axes[:rank], const(k))], batch + k, x.shape[batch + k], attrs.in_range) for k in range(depth)]
+        value: Expr = x[(*axes[:batch], *(place for place, _ in found), *axes[rank:])]
+        for _, checked in reversed(found):
+            value = checked(value)
+        return value
 
     return te.compute(types[0].shape, body, "gather_nd")
 
@@ -136,7 +169,9 @@ def _run_gather_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     batch, depth = attrs.batch_dims, indices.shape[-1]
     outer = indices.shape[:-1]
     grid = np.indices(outer)
-    chosen = [grid[k] for k in range(batch)] + [indices[..., k].astype(np.int64) for k in range(depth)]
+    chosen = [grid[k] for k in range(batch)] + [
+        check_places(indices[..., k], batch + k, x.shape[batch + k]) for k in range(depth)
+    ]
     return x[tuple(chosen)]
 
 
@@ -146,7 +181,7 @@ register(
         _infer_gather_nd,
         _run_gather_nd,
         _compute_gather_nd,
-        {"batch_dims": 0},
+        {"batch_dims": 0, "in_range": False},
         samples=lambda rng: iter(
             [
                 ([_normal(rng, 3, 4, 2), np.array([[0, 1], [-1, 3]], np.int64)], {}),
@@ -193,9 +228,11 @@ def _loops(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) -> S
     return stmt
 
 
-def _scatter(
-    x: Tensor, updates: Tensor, place: Callable[[Sequence[Expr]], tuple[Expr, ...]], reduction: str, name: str
-) -> Tensor:
+Places = tuple[tuple[Expr, ...], Callable[[Expr], Expr]]
+"""The indices of an element, and what makes a value depend on their being in range."""
+
+
+def _scatter(x: Tensor, updates: Tensor, place: Callable[[Sequence[Expr]], Places], reduction: str, name: str) -> Tensor:
     """Copy `x`, then apply the updates one after the other, in row-major order."""
 
     def body(out: Any) -> Stmt:
@@ -203,8 +240,8 @@ def _scatter(
             return Store(out, axes, x[axes])
 
         def update(*axes: Expr) -> Stmt:
-            at = place(axes)
-            return Store(out, at, _combine(reduction, Load(out, at), updates[axes]))
+            at, checked = place(axes)
+            return Store(out, at, checked(_combine(reduction, Load(out, at), updates[axes])))
 
         return seq(_loops(x.shape, copy, "c"), _loops(updates.shape, update, "u"))
 
@@ -216,8 +253,9 @@ def _compute_scatter_elements(tensors: Tensors, attrs: Attrs, types: Sequence[Te
     assert x is not None and indices is not None and updates is not None
     axis = normalize_axis(attrs.axis, len(x.shape), "scatter_elements")
 
-    def place(axes: Sequence[Expr]) -> tuple[Expr, ...]:
-        return (*axes[:axis], wrapped_index(indices[tuple(axes)], x.shape[axis]), *axes[axis + 1 :])
+    def place(axes: Sequence[Expr]) -> Places:
+        index, checked = _place(indices[tuple(axes)], axis, x.shape[axis], attrs.in_range)
+        return (*axes[:axis], index, *axes[axis + 1 :]), checked
 
     return _scatter(x, updates, place, attrs.reduction, "scatter_elements")
 
@@ -228,9 +266,10 @@ def _run_scatter_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     axis = normalize_axis(attrs.axis, x.ndim, "scatter_elements")
     result = x.copy()
     combine = _REDUCTIONS[attrs.reduction]
+    places = check_places(indices, axis, x.shape[axis])
     for at in np.ndindex(*indices.shape):
         place = list(at)
-        place[axis] = int(indices[at])
+        place[axis] = int(places[at])
         result[tuple(place)] = combine(result[tuple(place)], updates[at])
     return result
 
@@ -241,7 +280,7 @@ register(
         lambda types, attrs: operand(types, 0, "scatter_elements"),
         _run_scatter_elements,
         _compute_scatter_elements,
-        {"axis": 0, "reduction": "none"},
+        {"axis": 0, "reduction": "none", "in_range": False},
         samples=lambda rng: iter(
             [
                 ([_normal(rng, 3, 4), np.array([[0, -1]], np.int64), _normal(rng, 1, 2)], {"axis": 1}),
@@ -257,9 +296,15 @@ def _compute_scatter_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
     assert x is not None and indices is not None and updates is not None
     depth, rank = int(indices.shape[-1]), len(indices.shape) - 1
 
-    def place(axes: Sequence[Expr]) -> tuple[Expr, ...]:
-        chosen = (wrapped_index(indices[(*axes[:rank], const(k))], x.shape[k]) for k in range(depth))
-        return (*chosen, *axes[rank:])
+    def place(axes: Sequence[Expr]) -> Places:
+        found = [_place(indices[(*axes[:rank], const(k))], k, x.shape[k], attrs.in_range) for k in range(depth)]
+
+        def checked(value: Expr) -> Expr:
+            for _, check in reversed(found):
+                value = check(value)
+            return value
+
+        return (*(index for index, _ in found), *axes[rank:]), checked
 
     return _scatter(x, updates, place, attrs.reduction, "scatter_nd")
 
@@ -269,8 +314,9 @@ def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None and indices is not None and updates is not None
     result = x.copy()
     combine = _REDUCTIONS[attrs.reduction]
+    places = [check_places(indices[..., k], k, x.shape[k]) for k in range(indices.shape[-1])]
     for at in np.ndindex(*indices.shape[:-1]):
-        place = tuple(int(k) for k in indices[at])
+        place = tuple(int(each[at]) for each in places)
         result[place] = combine(result[place], updates[at])
     return result
 
@@ -281,7 +327,7 @@ register(
         lambda types, attrs: operand(types, 0, "scatter_nd"),
         _run_scatter_nd,
         _compute_scatter_nd,
-        {"reduction": "none"},
+        {"reduction": "none", "in_range": False},
         samples=lambda rng: iter(
             [
                 ([_normal(rng, 4, 3), np.array([[1], [-1]], np.int64), _normal(rng, 2, 3)], {}),

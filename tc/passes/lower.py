@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tc.errors import LoweringError, located
+from tc.errors import LoweringError, Span, located
 from tc.ir.arith import Facts, atoms_of_polynomial, bounds
 from tc.ir.dtype import i64
-from tc.ir.expr import Expr, Var, const
+from tc.ir.expr import Checked, Expr, Var, const
 from tc.ir.graph import (
     Atom,
     Attrs,
@@ -34,7 +34,7 @@ from tc.ops.registry import get_op, inference
 from tc.passes.loop.drop_unread import drop_unread
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.manager import graph_pass
-from tc.te import Tensor, compute, create_prim_func, placeholder
+from tc.te import Tensor, compute, create_prim_func, origin, placeholder
 
 
 def is_primitive(func: Function) -> bool:
@@ -47,12 +47,14 @@ def lower_primitives(module: IRModule) -> IRModule:
     """Replace every primitive function by its PrimFunc, and every call of it by a CallTir. Equal kernels are merged."""
     lowered: dict[str, PrimFunc] = {}
     dims_of: dict[str, tuple[Expr, ...]] = {}
+    origins_of: dict[str, tuple[Span | None, ...]] = {}
     by_hash: dict[str, PrimFunc] = {}
     for func in module.graph_functions:
         if is_primitive(func):
             plain, opaque = hide_dim_formulas(func)
             prim = lower_function(plain)
             dims_of[func.name] = tuple(substitute(dim, opaque) for dim in free_dims(plain))
+            origins_of[func.name] = tuple(binding.span for binding in func.bindings) if _has_checks(prim) else ()
             lowered[func.name] = by_hash.setdefault(structural_hash(prim), prim)
     if not lowered:
         return module
@@ -64,12 +66,17 @@ def lower_primitives(module: IRModule) -> IRModule:
                     return None
                 types = tuple(_tensor_type(target) for target in targets)
                 dims = dims_of[name]  # a primitive function speaks of its caller's dims by the same variables
-                return replace(node, value=CallTir(lowered[name].name, args, dims, types, span=call.span))
+                made = CallTir(lowered[name].name, args, dims, types, origins=origins_of[name], span=call.span)
+                return replace(node, value=made)
         return None
 
     kept = [func for func in module.functions if not (isinstance(func, Function) and func.name in lowered)]
     rewritten = [transform(func, call_kernel) if isinstance(func, Function) else func for func in kept]
     return IRModule((*rewritten, *by_hash.values()), module.entry)
+
+
+def _has_checks(func: PrimFunc) -> bool:
+    return any(isinstance(node, Checked) for node in walk(func.body))
 
 
 def _tensor_type(atom: Atom) -> TensorType:
@@ -138,8 +145,8 @@ def lower_function(func: Function) -> PrimFunc:
         tensors[param] = placeholder(type_.shape, type_.dtype, param.name)
         inputs.append(tensors[param])
     with inference(facts):
-        for binding in func.bindings:
-            with located(binding.span):
+        for number, binding in enumerate(func.bindings):
+            with located(binding.span), origin(number):
                 results = _lower_binding(binding, tensors)
             tensors.update(zip(binding.targets, results, strict=True))
     outputs = [tensors[result] for result in func.results if isinstance(result, TensorVar)]

@@ -7,11 +7,13 @@ They return 0, or the number of the check that failed plus 1, or a negative numb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tc.codegen.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.expressions import ScalarEmitter
 from tc.errors import CodegenError
+from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
@@ -33,7 +35,7 @@ from tc.ir.plan import (
 from tc.ir.types import TensorType
 from tc.runtime.float_mode import wrapped_in_usual_mode
 
-THREADS, ARENA, CONSTANTS, CALLBACK, DYNAMIC, DETAIL, ARENA_BYTES = range(7)
+THREADS, ARENA, CONSTANTS, CALLBACK, DYNAMIC, DETAIL, ARENA_BYTES, SIZE = range(8)
 _HEADER_WORDS = 8
 
 
@@ -168,9 +170,17 @@ class _EntryEmitter:
         self.b.emit_void(f"store {value}, {self._word_pointer(word)}, align 8")
 
     def _fail_unless(
-        self, condition: Value, check: FailedCheck, detail: Value | None = None, about: Expr | None = None
+        self,
+        condition: Value,
+        check: FailedCheck,
+        detail: Value | None = None,
+        about: Expr | None = None,
+        details: Callable[[], dict[int, Value]] = dict,
     ) -> None:
-        """Leave with the number of `check` unless `condition` holds; `about` is the expression whose dims the user is told."""
+        """Leave with the number of `check` unless `condition` holds; `about` is the expression whose dims the user is told.
+
+        `details` emits, where it fails, what else goes into words of the frame.
+        """
         if condition.known:
             return
         dims = self._dims_of(about)
@@ -181,6 +191,8 @@ class _EntryEmitter:
         b.start_block(bad)
         if detail is not None:
             self._set_word(DETAIL, detail)
+        for word, value in details().items():
+            self._set_word(word, value)
         for dim in dims:
             self._set_word(self.layout.dims + self.layout.dim_vars.index(dim), self.dims.values[dim])
         b.emit_void(f"ret i64 {len(self.checks)}")
@@ -389,6 +401,19 @@ class _EntryEmitter:
         self.b.emit_void(f"call void @{symbol}({', '.join(map(str, [*pointers, *dims, self.threads]))})")
         if start is not None:
             self._record(start, step)
+        for row, message in enumerate(step.checks):
+            self._check_access(pointers[len(step.slots) - 1], row, message)
+
+    def _check_access(self, report: Value, row: int, message: str) -> None:
+        """Leave with `message` if the kernel found an index out of range: row `row` of its report says so."""
+        b = self.b
+
+        def word(k: int) -> Value:
+            place = b.emit(f"getelementptr i64, {report}, i64 {WORDS_PER_CHECK * row + k}", "ptr")
+            return b.emit(f"load i64, {place}, align 8", "i64")
+
+        good = b.compare("icmp eq", word(0), int_value(0))
+        self._fail_unless(good, FailedCheck(message), details=lambda: {DETAIL: word(1), SIZE: word(2)})
 
     def _clock(self) -> Value:
         """Nanoseconds of the monotonic clock."""

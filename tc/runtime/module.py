@@ -38,6 +38,7 @@ from tc.runtime.entry import (
     CALLBACK,
     CONSTANTS,
     DETAIL,
+    SIZE,
     THREADS,
     EntrySource,
 )
@@ -435,7 +436,10 @@ class CompiledModule:
         check = self._entry.checks[status - 1]
         if check.assumed and self._make_general is not None:
             raise _AssumptionFails
-        message = check.message.format(value=frame.words[DETAIL]) if "{value}" in check.message else check.message
+        found = {"{value}": frame.words[DETAIL], "{index}": frame.words[DETAIL], "{size}": frame.words[SIZE]}
+        message = check.message
+        for name, value in found.items():
+            message = message.replace(name, str(value))
         values = [f"{name} = {frame.words[self._entry.layout.dims + word]}" for name, word in check.dims]
         raise InputError(f"{message} (here {', '.join(values)})" if values else message)
 

@@ -5,12 +5,12 @@ Count the function as it was lowered. A schedule may compute values twice or kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tc.errors import TcError
 from tc.ir.arith import evaluate
-from tc.ir.expr import BinaryExpr, Buffer, CompareExpr, Expr, Load, MathCall, Var
+from tc.ir.expr import BinaryExpr, Buffer, Checked, CompareExpr, Expr, Load, MathCall, Var
 from tc.ir.loop import Block, For, If, IntrinsicCall, PrimFunc, Stmt, Store, While
 from tc.ir.node import Node, children
 
@@ -94,13 +94,23 @@ def _operations(value: Expr) -> int:
     def visit(expr: Node) -> bool:
         nonlocal total
         if expr not in depends_on_load:
-            parts = [] if isinstance(expr, Load) else [visit(child) for child in children(expr) if isinstance(child, Expr)]
+            parts = [visit(child) for child in _computed(expr) if isinstance(child, Expr)]
             depends_on_load[expr] = isinstance(expr, Load) or any(parts)
             total += any(parts) and isinstance(expr, BinaryExpr | CompareExpr | MathCall)
         return depends_on_load[expr]
 
     visit(value)
     return total
+
+
+def _computed(expr: Node) -> Sequence[Node]:
+    """What an expression is computed from; indices and their checks do not count."""
+    match expr:
+        case Load():
+            return ()
+        case Checked(value=value):
+            return (value,)
+    return children(expr)
 
 
 def _touched(store: Store) -> Iterator[Buffer]:

@@ -14,6 +14,7 @@ from tc.ir.dtype import from_numpy
 from tc.ir.loop import PrimFunc
 from tc.ir.types import tensor_type
 from tc.ops.registry import OpDef, inference
+from tc.passes.loop.check_accesses import check_accesses
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.simplify_loops import simplify_loops
@@ -40,7 +41,7 @@ def make_prim_func(op: OpDef, arrays: list[np.ndarray | None], attrs: dict[str, 
 
 def finish(func: PrimFunc) -> PrimFunc:
     """What every kernel goes through after its schedule."""
-    return lift_workspace(simplify_loops(lower_blocks(simplify_loops(func))))
+    return check_accesses(lift_workspace(simplify_loops(lower_blocks(simplify_loops(func)))))
 
 
 def build(func: PrimFunc) -> Any:

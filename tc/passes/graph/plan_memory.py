@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tc.errors import LoweringError, UnsupportedError, located
+from tc.errors import LoweringError, Span, UnsupportedError, located
+from tc.ir.access import access_checks
 from tc.ir.arith import Facts
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Const, Expr, Var, const, mul
@@ -327,6 +328,11 @@ class _Planner:
         self.pending = [check for check in self.pending if check not in ready]
         return list(ready)
 
+    def _messages(self, callee: str, origins: tuple[Span | None, ...]) -> tuple[str, ...]:
+        """What to tell when an index in a kernel is out of range, each with the node that asks."""
+        checks = access_checks(self.module[callee])  # type: ignore[arg-type]
+        return tuple(f"{origins[min(check.origin, len(origins) - 1)] or callee}: {check.message}" for check in checks)
+
     def _walk_binding(self, binding: Binding) -> list[Step]:
         self.time += 1
         with located(binding.span):
@@ -338,12 +344,13 @@ class _Planner:
             case TensorVar() | TensorConst():
                 self.views[targets[0]] = self._use(value)
                 return []
-            case CallTir(callee=callee, args=args, dims=dims):
+            case CallTir(callee=callee, args=args, dims=dims, origins=origins):
                 used = tuple(map(self._used_slot, args))
                 made = tuple(map(self._defined_slot, targets))
                 if self.measuring:
                     self._note_handover(callee, args, targets)
-                return [*self._allocations(targets), Launch(callee, (*used, *made), dims, span=span)]
+                checks = self._messages(callee, origins or (span,))
+                return [*self._allocations(targets), Launch(callee, (*used, *made), dims, checks, span=span)]
             case Call(op=op, args=args) if get_op(op).view:
                 source = self._use(args[0])  # type: ignore[arg-type]
                 self.views[targets[0]] = source

@@ -1,0 +1,342 @@
+"""Every index that comes from data is proved to be in range, or checked before memory is touched.
+
+A statement that needs a `Checked` value, or that reads or writes where data say, happens only if its indices are in range; what was
+wrong is written to an additional output, which the entry point reads after the launch. Each index is loaded once: the number that was
+checked is the number that is used, whatever others write to the memory it came from meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tc.errors import CodegenError
+from tc.ir.access import WORDS_PER_CHECK, AccessCheck, checks_attribute
+from tc.ir.arith import Facts, prove
+from tc.ir.dtype import i64
+from tc.ir.expr import (
+    Buffer,
+    Checked,
+    Expr,
+    Load,
+    Select,
+    Var,
+    cast,
+    const,
+    logical_and,
+    logical_not,
+    logical_or,
+    select,
+)
+from tc.ir.loop import (
+    TRUE,
+    Alloc,
+    For,
+    If,
+    IntrinsicCall,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Seq,
+    Stmt,
+    Store,
+    While,
+    seq,
+)
+from tc.ir.node import binders, map_children, replace, substitute, walk
+from tc.passes.manager import loop_pass
+
+
+@loop_pass
+def check_accesses(func: PrimFunc) -> PrimFunc:
+    """Make every access at an index from data conditional on the index being in range.
+
+        for i in range(n):                                       faults[0, 0] = 0; faults[0, 1] = 0; faults[0, 2] = 0
+            for j in range(8):                                   for i in range(n):
+                y[i, j] = checked(x[t[i], j], t[i], m, ...)          index = t[i]
+                                                            =>       if 0 <= index and index < m:
+                                                                         for j in range(8): y[i, j] = x[index, j]
+                                                                     else:
+                                                                         faults[0, 0] = 1; faults[0, 1] = index; faults[0, 2] = m
+
+    `faults` is a further output; the attribute "checks" holds the messages. A check stands outside the loops that it does not depend
+    on. An access at an index that is loaded, or depends on a loop whose extent is, needs no check where it is proved in range.
+    CodegenError where the condition of a `While` needs a check.
+    """
+    if not any(_from_data(node) for node in walk(func.body)):
+        return func
+    checker = _Checker(func)
+    body = checker.function_body()
+    if not checker.rows:
+        return replace(func, body=body)
+    faults = Buffer("faults", (const(len(checker.rows)), const(WORDS_PER_CHECK)), i64)
+    places = [(const(row), const(word)) for row in range(len(checker.rows)) for word in range(WORDS_PER_CHECK)]
+    return replace(
+        func,
+        params=(*func.buffers, faults, *func.dims),
+        body=seq(*(Store(faults, place, const(0)) for place in places), substitute(body, {checker.faults: faults})),
+        num_outputs=func.num_outputs + 1,
+        attrs=(*func.attrs, checks_attribute(checker.rows)),
+    )
+
+
+def _from_data(node: object) -> bool:
+    """Whether data decide where this touches memory or how often it runs."""
+    match node:
+        case Checked():
+            return True
+        case Load(indices=parts) | Store(indices=parts) | For(extent=parts):
+            below = parts if isinstance(parts, tuple) else (parts,)
+            return any(isinstance(inner, Load) for part in below for inner in walk(part))
+        case Let(value=value):
+            return value.dtype.is_int and any(isinstance(inner, Load) for inner in walk(value))
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """One check: what the number was made from and the number itself, by names; what must hold; and where that is reported.
+
+    `earlier`: the tests whose names this one uses. `needs`: the variables that must be in scope. `is_stable`: nothing that it reads is
+    written by the function.
+    """
+
+    given: Var
+    loaded: Expr
+    index: Var
+    value: Expr
+    holds: Expr
+    extent: Expr
+    row: int
+    earlier: tuple[_Test, ...]
+    needs: frozenset[Var]
+    is_stable: bool
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What is known where something is evaluated: facts, the variables that come from data, and under which condition (`path`)."""
+
+    facts: Facts
+    tainted: frozenset[Var] = frozenset()
+    path: Expr = TRUE
+
+    def within(self, condition: Expr) -> _Scope:
+        """Inside a branch."""
+        return _Scope(self.facts.assume(condition), self.tainted, logical_and(self.path, condition))
+
+    def with_index(self, test: _Test) -> _Scope:
+        """Where a test has been passed."""
+        facts = self.facts.with_range(test.index, test.extent)
+        return _Scope(facts, self.tainted | {test.given, test.index}, self.path)
+
+    def is_tainted(self, expr: Expr) -> bool:
+        return any(isinstance(node, Load) or node in self.tainted for node in walk(expr))
+
+
+Tested = tuple[Stmt, list[_Test]]
+"""A statement, and the tests that must be passed before it, in order."""
+
+
+class _Checker:
+    """Rewrites the statements of one function. `rows` are the checks met so far, each with its row in the report."""
+
+    def __init__(self, func: PrimFunc) -> None:
+        self.func = func
+        self.rows: dict[AccessCheck, int] = {}
+        self.faults = Buffer("faults", (const(1), const(WORDS_PER_CHECK)), i64)
+        self.written = {node.buffer for node in walk(func.body) if isinstance(node, Store)}
+        self.made: dict[tuple[object, ...], _Test] = {}
+        self.test_of: dict[Var, _Test] = {}
+
+    def function_body(self) -> Stmt:
+        return self.wrap(*self.statement(self.func.body, _Scope(Facts.of(self.func.facts))))
+
+    # -- statements
+
+    def statement(self, stmt: Stmt, scope: _Scope, nest: frozenset[Var] = frozenset()) -> Tested:
+        """`nest`: the variables of parallel loops, each the whole body of the one before, of which `stmt` is the last one's."""
+        match stmt:
+            case Seq(stmts=stmts):
+                return self._sequence(stmt, [self.statement(part, scope) for part in stmts])
+            case For():
+                return self._loop(stmt, scope, nest)
+            case If():
+                return self._if(stmt, scope)
+            case Let(var=var, value=value, body=body):
+                new, tests = self.expression(value, scope)
+                inner = _Scope(scope.facts, scope.tainted | ({var} if scope.is_tainted(new) else frozenset()))
+                changed, wanted = self.statement(body, inner)
+                stay, leave = _split(wanted, lambda test: var in test.needs or not test.is_stable)
+                return replace(stmt, value=new, body=self.wrap(changed, stay)), _unique([*tests, *leave])
+            case Alloc(body=body):
+                changed, tests = self.statement(body, scope)
+                return replace(stmt, body=changed), tests
+            case While(condition=condition, body=body):
+                if self.expression(condition, scope)[1]:
+                    raise CodegenError(f"{self.func.name}: the condition of a while loop reads where data say: {condition}")
+                return replace(stmt, body=self.wrap(*self.statement(body, scope))), []
+            case Store(buffer=buffer, indices=indices, value=value):
+                new, tests = self.expression(value, scope)
+                places = [self._expr(index, scope, tests) for index in indices]
+                return replace(stmt, value=new, indices=self._proved(buffer, places, scope, tests)), _unique(tests)
+            case IntrinsicCall(operands=operands):
+                found = [self.expression(operand, scope) for operand in operands]
+                return replace(stmt, operands=tuple(new for new, _ in found)), _unique(t for _, tests in found for t in tests)
+        raise CodegenError(f"{self.func.name}: no checks for {type(stmt).__name__}")
+
+    def _sequence(self, stmt: Seq, parts: list[Tested]) -> Tested:
+        """Tests of what nobody writes move in front of all; the others stay where they are."""
+        done: list[Stmt] = []
+        before: list[_Test] = []
+        for part, tests in parts:
+            stay, leave = _split(tests, lambda test: not test.is_stable)
+            done.append(self.wrap(part, stay))
+            before += leave
+        changed = any(a is not b for a, b in zip(done, stmt.stmts, strict=True))
+        return (seq(*done) if changed else stmt), _unique(before)
+
+    def _loop(self, loop: For, scope: _Scope, nest: frozenset[Var]) -> Tested:
+        """Parallel loops that are each other's whole body stay so: what depends on one of them is tested inside all."""
+        extent, tests = self.expression(loop.extent, scope)
+        tainted = scope.tainted | ({loop.var} if scope.is_tainted(extent) else frozenset())
+        inside = _Scope(scope.facts.with_range(loop.var, extent), tainted)
+        goes_on = loop.kind is LoopKind.PARALLEL and isinstance(loop.body, For) and loop.body.kind is LoopKind.PARALLEL
+        variables = nest | {loop.var}
+        body, wanted = self.statement(loop.body, inside, variables if goes_on else frozenset())
+        if not goes_on:
+            stay, leave = _split(wanted, lambda test: bool(variables & test.needs) or not self._may_leave(test, scope))
+            body, wanted = self.wrap(body, stay), leave
+        return replace(loop, extent=extent, body=body), _unique([*tests, *wanted])
+
+    def _if(self, stmt: If, scope: _Scope) -> Tested:
+        """Tests of a branch that speak of nothing that the condition speaks of may stand outside."""
+        condition, tests = self.expression(stmt.condition, scope)
+        spoken = _variables(condition)
+
+        def branch(body: Stmt | None, holds: Expr) -> Stmt | None:
+            if body is None:
+                return None
+            inner = _Scope(scope.facts.assume(holds), scope.tainted)
+            changed, wanted = self.statement(body, inner)
+            stay, leave = _split(
+                wanted, lambda test: not spoken or bool(spoken & test.needs) or not self._may_leave(test, scope)
+            )
+            tests.extend(leave)
+            return self.wrap(changed, stay)
+
+        then_body, else_body = branch(stmt.then_body, condition), branch(stmt.else_body, logical_not(condition))
+        return replace(stmt, condition=condition, then_body=then_body, else_body=else_body), _unique(tests)
+
+    def _may_leave(self, test: _Test, scope: _Scope) -> bool:
+        """Whether a test may be made where its statement may not run: it reads nothing that is written, and nothing out of range."""
+        if not test.is_stable:
+            return False
+        facts = scope.facts
+        for name in sorted(test.needs & self.test_of.keys(), key=lambda var: self.test_of[var].row):
+            facts = facts.with_range(name, self.test_of[name].extent)
+        loads = [node for part in (test.loaded, test.value, test.extent) for node in walk(part) if isinstance(node, Load)]
+        return all(_is_within(i, n, facts) for load in loads for i, n in zip(load.indices, load.buffer.shape, strict=True))
+
+    def wrap(self, body: Stmt, tests: list[_Test]) -> Stmt:
+        """`body`, if all tests are passed; the first is outermost."""
+        for test in reversed(tests):
+            words = (const(1), test.given, test.extent)
+            report = seq(*(Store(self.faults, (const(test.row), const(k)), word) for k, word in enumerate(words)))
+            fresh = {test.given: Var(test.given.name, i64), test.index: Var(test.index.name, i64)}
+            guarded = substitute(If(test.holds, body, report), fresh)
+            value = substitute(test.value, fresh)
+            if value is fresh[test.given]:
+                guarded = substitute(guarded, {fresh[test.index]: value})
+            else:
+                guarded = Let(fresh[test.index], value, guarded)
+            body = Let(fresh[test.given], test.loaded, guarded)
+        return body
+
+    # -- expressions
+
+    def expression(self, expr: Expr, scope: _Scope) -> tuple[Expr, list[_Test]]:
+        """The expression over names that have been tested, and the tests."""
+        tests: list[_Test] = []
+        return self._expr(expr, scope, tests), _unique(tests)
+
+    def _expr(self, expr: Expr, scope: _Scope, tests: list[_Test]) -> Expr:
+        match expr:
+            case Checked():
+                return self._checked(expr, scope, tests)
+            case Select(condition=condition, true_value=a, false_value=b):
+                c = self._expr(condition, scope, tests)
+                yes = self._expr(a, scope.within(c), tests)
+                no = self._expr(b, scope.within(logical_not(c)), tests)
+                return expr if c is condition and yes is a and no is b else Select(c, yes, no)
+            case Load(buffer=buffer, indices=indices):
+                return Load(buffer, self._proved(buffer, [self._expr(index, scope, tests) for index in indices], scope, tests))
+        return map_children(expr, lambda child: self._expr(child, scope, tests) if isinstance(child, Expr) else child)
+
+    def _checked(self, expr: Checked, scope: _Scope, tests: list[_Test]) -> Expr:
+        index, extent, given = (self._expr(part, scope, tests) for part in (expr.index, expr.extent, expr.given))
+        test = self._test(index, extent, given, AccessCheck(expr.origin, expr.message), scope)
+        tests.append(test)
+        value = substitute(expr.value, {expr.index: test.index})
+        if expr.given is not expr.index:
+            value = substitute(value, {expr.given: test.given})
+        return self._expr(value, scope.with_index(test), tests)
+
+    def _proved(self, buffer: Buffer, indices: list[Expr], scope: _Scope, tests: list[_Test]) -> tuple[Expr, ...]:
+        """Indices that are in range by proof, or by a test."""
+        result = []
+        for axis, (index, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
+            if scope.is_tainted(index) and not _is_within(index, extent, scope.facts):
+                check = AccessCheck(0, f"index {{index}} is out of range for axis {axis} of size {{size}} of {buffer.name}")
+                index = cast(index, i64)
+                test = self._test(index, extent, index, check, scope)
+                tests.append(test)
+                index = test.index
+            result.append(index)
+        return tuple(result)
+
+    def _test(self, index: Expr, extent: Expr, given: Expr, check: AccessCheck, scope: _Scope) -> _Test:
+        """The test of an index; the same object when asked again, so that statements side by side share it."""
+        key = (index, extent, given, check, scope.path)
+        if key not in self.made:
+            name, number = Var("given", i64), Var("index", i64)
+            always = scope.path is TRUE
+            inside = logical_and(const(0) <= number, number < extent)
+            parts = (index, extent, given, scope.path)
+            used = frozenset().union(*map(_variables, parts))
+            earlier = _unique(self.test_of[var] for var in used if var in self.test_of)
+            test = _Test(
+                given=name,
+                loaded=given if always else select(scope.path, given, const(0)),
+                index=number,
+                value=substitute(index, {given: name}),
+                holds=inside if always else logical_or(logical_not(scope.path), inside),
+                extent=extent,
+                row=self.rows.setdefault(check, len(self.rows)),
+                earlier=tuple(earlier),
+                needs=used.union(*(one.needs for one in earlier)),
+                is_stable=not self._reads_written(parts) and all(one.is_stable for one in earlier),
+            )
+            self.made[key] = test
+            self.test_of[name] = self.test_of[number] = test
+        return self.made[key]
+
+    def _reads_written(self, parts: Iterable[Expr]) -> bool:
+        return any(isinstance(node, Load) and node.buffer in self.written for part in parts for node in walk(part))
+
+
+def _variables(expr: Expr) -> frozenset[Var]:
+    return frozenset(node for node in binders(expr) if isinstance(node, Var))
+
+
+def _is_within(index: Expr, extent: Expr, facts: Facts) -> bool:
+    return prove(const(0, index.dtype) <= index, facts) is True and prove(cast(index, i64) < extent, facts) is True
+
+
+def _unique(tests: Iterable[_Test]) -> list[_Test]:
+    return list(dict.fromkeys(tests))
+
+
+def _split(tests: list[_Test], stays: object) -> tuple[list[_Test], list[_Test]]:
+    stay = [test for test in tests if stays(test)]  # type: ignore[operator]
+    return stay, [test for test in tests if test not in stay]
