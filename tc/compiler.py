@@ -20,7 +20,7 @@ from tc.autotune.apply import TunedSchedules
 from tc.autotune.database import Database
 from tc.codegen.llvm import emit_prim_func
 from tc.collector import rare_collections
-from tc.errors import ModelError, UnsupportedError, UserError, located
+from tc.errors import InputError, ModelError, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported, load_model
 from tc.frontend.onnx.tensors import map_file
@@ -43,6 +43,7 @@ from tc.passes.graph.fold_constants import fold_constants
 from tc.passes.graph.fuse_ops import fuse_ops
 from tc.passes.graph.pack_matmul import pack_matmul
 from tc.passes.graph.plan_memory import plan_memory
+from tc.passes.graph.prove_indices import prove_indices
 from tc.passes.graph.questions import Answer, own_answer
 from tc.passes.graph.simplify_graph import simplify_graph
 from tc.passes.graph.simplify_splits import simplify_splits
@@ -123,7 +124,7 @@ def optimize_graph(module: IRModule, numerics: str = "default") -> IRModule:
     module = canonicalize(module)  # branches on conditions that folding made known
     module = simplify_graph(module, exact=numerics == "strict")
     module = fold_constants(module)
-    module = share_common_subexpressions(module)
+    module = prove_indices(share_common_subexpressions(module))
     if numerics == "strict":  # what follows computes the same in another way
         return remove_dead_code(module)
     module = find_idioms(module)
@@ -426,13 +427,16 @@ def run_reference(call: CallOut, args: list[np.ndarray | None], env: dict[Var, i
     """Run a node on its reference kernel: an operator's, or a registered Python function."""
     kind, _, name = call.symbol.partition(":")
     with located(call.span):
-        if kind == "py":
-            attrs = Attrs(tuple((key, _literal(value, env)) for key, value in call.attrs))
-            return tuple(PYTHON_FUNCTIONS[name](args, attrs))
-        op = get_op(name)
-        attrs = Attrs(tuple((key, _literal(value, env)) for key, value in op.attrs(call.attrs).items()))
-        with inference(Facts()), np.errstate(all="ignore"):
-            return op.run_reference(args, attrs)
+        try:
+            if kind == "py":
+                attrs = Attrs(tuple((key, _literal(value, env)) for key, value in call.attrs))
+                return tuple(PYTHON_FUNCTIONS[name](args, attrs))
+            op = get_op(name)
+            attrs = Attrs(tuple((key, _literal(value, env)) for key, value in op.attrs(call.attrs).items()))
+            with inference(Facts()), np.errstate(all="ignore"):
+                return op.run_reference(args, attrs)
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:  # numpy's words for values that do not fit
+            raise InputError(f"{type(error).__name__}: {error}") from error
 
 
 def check_reference(symbol: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import InputError, ShapeError
 from tc.ir.dtype import i64
-from tc.ir.expr import Expr, Load, Var, cast, const, equal, select
+from tc.ir.expr import Const, Expr, Load, Var, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import For, Stmt, Store, seq
 from tc.ir.types import TensorType
@@ -142,6 +142,8 @@ register(
 
 def _infer_gather_nd(types: Types, attrs: Attrs) -> TensorType:
     x, indices = operand(types, 0, "gather_nd"), operand(types, 1, "gather_nd")
+    if not isinstance(indices.shape[-1], Const):
+        raise ShapeError(f"gather_nd: the last dim of indices {indices} must be known")
     depth = int(indices.shape[-1])
     if depth + attrs.batch_dims > x.rank:
         raise ShapeError(f"gather_nd: indices {indices} choose {depth} axes of {x}")
@@ -321,10 +323,19 @@ def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return result
 
 
+def _infer_scatter_nd(types: Types, attrs: Attrs) -> TensorType:
+    x, indices = operand(types, 0, "scatter_nd"), operand(types, 1, "scatter_nd")
+    if not isinstance(indices.shape[-1], Const):
+        raise ShapeError(f"scatter_nd: the last dim of indices {indices} must be known")
+    if int(indices.shape[-1]) > x.rank:
+        raise ShapeError(f"scatter_nd: indices {indices} choose {int(indices.shape[-1])} axes of {x}")
+    return x
+
+
 register(
     OpDef(
         "scatter_nd",
-        lambda types, attrs: operand(types, 0, "scatter_nd"),
+        _infer_scatter_nd,
         _run_scatter_nd,
         _compute_scatter_nd,
         {"reduction": "none", "in_range": False},
@@ -334,6 +345,38 @@ register(
                 ([_normal(rng, 4), np.array([[1], [1]], np.int64), _normal(rng, 2)], {"reduction": "max"}),
             ]
         ),
+    )
+)
+
+
+# -- numbers that must stay in a range
+
+
+def _compute_check_range(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    (limit,) = exprs((attrs.limit,))
+    message = f"{attrs.what} {{index}} is out of range: it must be at least 0 and below {{size}}"
+    return te.compute(x.shape, lambda *axes: te.checked(x[axes], cast(x[axes], i64), limit, message), "check_range")
+
+
+def _run_check_range(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    wrong = (x < 0) | (x >= int(attrs.limit))
+    if wrong.any():
+        raise InputError(f"{attrs.what} {x[wrong].flat[0]} is out of range: it must be at least 0 and below {int(attrs.limit)}")
+    return x
+
+
+register(
+    OpDef(
+        "check_range",
+        lambda types, attrs: operand(types, 0, "check_range"),
+        _run_check_range,
+        _compute_check_range,
+        {"limit": REQUIRED, "what": "number"},
+        samples=lambda rng: iter([([np.array([0, 3, 1], np.int32)], {"limit": 4}), ([np.array([7], np.int64)], {"limit": 8})]),
     )
 )
 

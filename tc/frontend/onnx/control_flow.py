@@ -435,7 +435,7 @@ def import_scan(n: NodeContext) -> NodeResult:
 
     def step(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
         items = [
-            c.call("gather", value, c.call("sub", last, i) if backward else i, axis=axis)
+            c.call("gather", value, c.call("sub", last, i) if backward else i, axis=axis, in_range=True)
             for value, axis, backward in zip(sequences, axes, reverse, strict=True)
         ]
         results = [_tensor(v) for v in c.graph.run_graph(body, [*carried, *items])]

@@ -60,6 +60,7 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
         raise UnsupportedError("ONNX's reference does not know Scan of opset 8")
     names = sorted(reads(n.node))
     values = {name: n.graph.lookup(name) for name in names}
+    values.update((name, value) for name, value in zip(n.node.input, n.inputs, strict=True) if name)
     for name, value in values.items():
         if value is not None and not isinstance(value, Value):
             raise UnsupportedError(f"its input {name!r} is a sequence or optional")

@@ -94,17 +94,24 @@ class ModelImporter:
 
     mode: "fallback" lets Python run what has no operator, "error" refuses it, "inspect" goes on after a refusal.
     alternatives: ways to import a node without an adapter, tried in order.
+    check: puts checks in front of a node's operands, before any way is tried.
     assume_equal: whether dims that may be broadcast may be assumed to be equal. `assumes`: whether any were.
     """
 
     def __init__(
-        self, model: Model, mode: str, alternatives: Sequence[Alternative] = (), assume_equal: bool = True
+        self,
+        model: Model,
+        mode: str,
+        alternatives: Sequence[Alternative] = (),
+        check: Callable[[NodeContext], None] = lambda n: None,
+        assume_equal: bool = True,
     ) -> None:
         self.model = model
         self.mode = mode
         self.alternatives = alternatives
         self.assume_equal = assume_equal
         self.assumes = False
+        self.check = check
         self.attempts = 0  # branches being imported to see whether they can work at all
         self.reports: dict[str, NodeReport] = {}
         self.definitions: dict[TensorVar, tuple[Call, tuple[TensorVar, ...]]] = {}
@@ -496,6 +503,7 @@ class GraphImporter:
         is_function = n.function_key in self.shared.model.functions
         if n.schema is not None and not is_function:
             check_node(n.node, n.schema, n.opset)
+        self.shared.check(n)
         mark = self.mark()
         reason = "it has no operator in tc"
         adapter = None if is_function else find_adapter(n.domain, n.op_type, n.opset)

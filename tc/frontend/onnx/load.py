@@ -11,6 +11,7 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
+from tc.frontend.onnx.operand_checks import check_operands
 from tc.frontend.onnx.reading import Model, ModelSource, needed_nodes, order_nodes, read_model
 from tc.frontend.onnx.report import NATIVE, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.tensors import dtype_of
@@ -117,7 +118,7 @@ def _declared_report(info: ValueInfoProto) -> ValueReport:
 
 
 def _shared(model: Model, mode: str, assume_equal: bool) -> ModelImporter:
-    return ModelImporter(model, mode, (expand_model_function, expand_schema_function, call_reference), assume_equal)
+    return ModelImporter(model, mode, (expand_model_function, expand_schema_function, call_reference), check_operands, assume_equal)
 
 
 def _import(

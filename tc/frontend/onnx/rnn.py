@@ -180,7 +180,7 @@ def _row(c: Calls, value: Value, index: int) -> Value:
     """value[index]."""
     if is_const(value.shape[0], 1):
         return c.call("squeeze", value, axes=(0,))
-    return c.call("gather", value, c.const(index, i64), axis=0)
+    return c.call("gather", value, c.const(index, i64), axis=0, in_range=True)
 
 
 def _part(c: Calls, value: Value, start: int, size: int, axis: int = -1) -> Value:
@@ -245,7 +245,7 @@ def _run(
 
     def step(c: Calls, i: Value, states: list[Value]) -> tuple[None, list[Value], list[Value]]:
         index = c.call("sub", last, i) if flipped else i
-        new = _STEPS[n.op_type](c, n, one, c.call("gather", one.projected, index, axis=0), states)
+        new = _STEPS[n.op_type](c, n, one, c.call("gather", one.projected, index, axis=0, in_range=True), states)
         if lengths is None:
             return None, new, new[:1]
         alive = c.call("unsqueeze", c.call("less", i, lengths), axes=(1,))

@@ -43,7 +43,7 @@ from tc.ir.loop import (
     While,
     seq,
 )
-from tc.ir.node import binders, map_children, replace, substitute, walk
+from tc.ir.node import binders, children, map_children, replace, substitute, walk
 from tc.passes.manager import loop_pass
 
 
@@ -98,7 +98,7 @@ class _Test:
     """One check: what the number was made from and the number itself, by names; what must hold; and where that is reported.
 
     `earlier`: the tests whose names this one uses. `needs`: the variables that must be in scope. `is_stable`: nothing that it reads is
-    written by the function.
+    written by the function. `is_unconditional`: it is made in every branch of its statement.
     """
 
     given: Var
@@ -111,24 +111,33 @@ class _Test:
     earlier: tuple[_Test, ...]
     needs: frozenset[Var]
     is_stable: bool
+    is_unconditional: bool
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """What is known where something is evaluated: facts, the variables that come from data, and under which condition (`path`)."""
+    """What is known where something is evaluated: facts, the variables that come from data, and under which condition (`path`) of the
+    statement; `always` are the facts that hold without it."""
 
     facts: Facts
-    tainted: frozenset[Var] = frozenset()
+    tainted: frozenset[Var]
+    always: Facts
     path: Expr = TRUE
+
+    @staticmethod
+    def of(facts: Facts, tainted: frozenset[Var] = frozenset()) -> _Scope:
+        """Where a statement begins."""
+        return _Scope(facts, tainted, facts)
 
     def within(self, condition: Expr) -> _Scope:
         """Inside a branch."""
-        return _Scope(self.facts.assume(condition), self.tainted, logical_and(self.path, condition))
+        return _Scope(self.facts.assume(condition), self.tainted, self.always, logical_and(self.path, condition))
 
     def with_index(self, test: _Test) -> _Scope:
         """Where a test has been passed."""
         facts = self.facts.with_range(test.index, test.extent)
-        return _Scope(facts, self.tainted | {test.given, test.index}, self.path)
+        always = self.always.with_range(test.index, test.extent) if test.is_unconditional else self.always
+        return _Scope(facts, self.tainted | {test.given, test.index}, always, self.path)
 
     def is_tainted(self, expr: Expr) -> bool:
         return any(isinstance(node, Load) or node in self.tainted for node in walk(expr))
@@ -150,7 +159,7 @@ class _Checker:
         self.test_of: dict[Var, _Test] = {}
 
     def function_body(self) -> Stmt:
-        return self.wrap(*self.statement(self.func.body, _Scope(Facts.of(self.func.facts))))
+        return self.wrap(*self.statement(self.func.body, _Scope.of(Facts.of(self.func.facts))))
 
     # -- statements
 
@@ -165,7 +174,7 @@ class _Checker:
                 return self._if(stmt, scope)
             case Let(var=var, value=value, body=body):
                 new, tests = self.expression(value, scope)
-                inner = _Scope(scope.facts, scope.tainted | ({var} if scope.is_tainted(new) else frozenset()))
+                inner = _Scope.of(scope.facts, scope.tainted | ({var} if scope.is_tainted(new) else frozenset()))
                 changed, wanted = self.statement(body, inner)
                 stay, leave = _split(wanted, lambda test: var in test.needs or not test.is_stable)
                 return replace(stmt, value=new, body=self.wrap(changed, stay)), _unique([*tests, *leave])
@@ -200,7 +209,7 @@ class _Checker:
         """Parallel loops that are each other's whole body stay so: what depends on one of them is tested inside all."""
         extent, tests = self.expression(loop.extent, scope)
         tainted = scope.tainted | ({loop.var} if scope.is_tainted(extent) else frozenset())
-        inside = _Scope(scope.facts.with_range(loop.var, extent), tainted)
+        inside = _Scope.of(scope.facts.with_range(loop.var, extent), tainted)
         goes_on = loop.kind is LoopKind.PARALLEL and isinstance(loop.body, For) and loop.body.kind is LoopKind.PARALLEL
         variables = nest | {loop.var}
         body, wanted = self.statement(loop.body, inside, variables if goes_on else frozenset())
@@ -217,7 +226,7 @@ class _Checker:
         def branch(body: Stmt | None, holds: Expr) -> Stmt | None:
             if body is None:
                 return None
-            inner = _Scope(scope.facts.assume(holds), scope.tainted)
+            inner = _Scope.of(scope.facts.assume(holds), scope.tainted)
             changed, wanted = self.statement(body, inner)
             stay, leave = _split(
                 wanted, lambda test: not spoken or bool(spoken & test.needs) or not self._may_leave(test, scope)
@@ -235,8 +244,7 @@ class _Checker:
         facts = scope.facts
         for name in sorted(test.needs & self.test_of.keys(), key=lambda var: self.test_of[var].row):
             facts = facts.with_range(name, self.test_of[name].extent)
-        loads = [node for part in (test.loaded, test.value, test.extent) for node in walk(part) if isinstance(node, Load)]
-        return all(_is_within(i, n, facts) for load in loads for i, n in zip(load.indices, load.buffer.shape, strict=True))
+        return _reads_within((test.loaded, test.value, test.extent), facts)
 
     def wrap(self, body: Stmt, tests: list[_Test]) -> Stmt:
         """`body`, if all tests are passed; the first is outermost."""
@@ -296,26 +304,31 @@ class _Checker:
         return tuple(result)
 
     def _test(self, index: Expr, extent: Expr, given: Expr, check: AccessCheck, scope: _Scope) -> _Test:
-        """The test of an index; the same object when asked again, so that statements side by side share it."""
-        key = (index, extent, given, check, scope.path)
+        """The test of an index; the same object when asked again, so that statements side by side share it.
+
+        It is made whatever branch of the statement is taken, unless what it reads is there in that branch alone.
+        """
+        path = TRUE if scope.path is TRUE or _reads_within((index, extent, given), scope.always) else scope.path
+        key = (index, extent, given, check, path)
         if key not in self.made:
             name, number = Var("given", i64), Var("index", i64)
-            always = scope.path is TRUE
+            always = path is TRUE
             inside = logical_and(const(0) <= number, number < extent)
-            parts = (index, extent, given, scope.path)
+            parts = (index, extent, given, path)
             used = frozenset().union(*map(_variables, parts))
             earlier = _unique(self.test_of[var] for var in used if var in self.test_of)
             test = _Test(
                 given=name,
-                loaded=given if always else select(scope.path, given, const(0)),
+                loaded=given if always else select(path, given, const(0)),
                 index=number,
                 value=substitute(index, {given: name}),
-                holds=inside if always else logical_or(logical_not(scope.path), inside),
+                holds=inside if always else logical_or(logical_not(path), inside),
                 extent=extent,
                 row=self.rows.setdefault(check, len(self.rows)),
                 earlier=tuple(earlier),
                 needs=used.union(*(one.needs for one in earlier)),
                 is_stable=not self._reads_written(parts) and all(one.is_stable for one in earlier),
+                is_unconditional=always,
             )
             self.made[key] = test
             self.test_of[name] = self.test_of[number] = test
@@ -331,6 +344,22 @@ def _variables(expr: Expr) -> frozenset[Var]:
 
 def _is_within(index: Expr, extent: Expr, facts: Facts) -> bool:
     return prove(const(0, index.dtype) <= index, facts) is True and prove(cast(index, i64) < extent, facts) is True
+
+
+def _reads_within(parts: Iterable[Expr], facts: Facts) -> bool:
+    """Whether everything that is loaded, where it is, lies in its buffer."""
+    return all(_part_reads_within(part, facts) for part in parts)
+
+
+def _part_reads_within(expr: Expr, facts: Facts) -> bool:
+    match expr:
+        case Select(condition=condition, true_value=a, false_value=b):
+            branches = ((condition, facts), (a, facts.assume(condition)), (b, facts.assume(logical_not(condition))))
+            return all(_part_reads_within(part, known) for part, known in branches)
+        case Load(buffer=buffer, indices=indices):
+            if not all(_is_within(index, extent, facts) for index, extent in zip(indices, buffer.shape, strict=True)):
+                return False
+    return all(_part_reads_within(child, facts) for child in children(expr) if isinstance(child, Expr))
 
 
 def _unique(tests: Iterable[_Test]) -> list[_Test]:
