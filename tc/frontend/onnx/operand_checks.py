@@ -42,6 +42,10 @@ def _images(n: NodeContext) -> Expr:
     return n.value(0).shape[0]
 
 
+def _positions(n: NodeContext) -> Expr:
+    return n.value(1).shape[0]
+
+
 def _last_write(n: NodeContext) -> Expr:
     """Where an update may begin; a circular one goes on at the front."""
     axis = n.attr("axis", -2)
@@ -68,6 +72,7 @@ OPERAND_CHECKS: dict[str, OperandCheck] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), OperandCheck(4, "sequence length", _steps)),
     "ReverseSequence": OperandCheck(1, "sequence length", _reversed_steps),
     "Attention": OperandCheck(6, "number of keys", _cached),
+    "RotaryEmbedding": OperandCheck(3, "position", _positions),
     "RoiAlign": OperandCheck(2, "batch index", _images),
     "TensorScatter": OperandCheck(2, "place of an update", _last_write),
     "MaxUnpool": OperandCheck(1, "index", _pooled_from),

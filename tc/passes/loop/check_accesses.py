@@ -22,6 +22,7 @@ from tc.ir.expr import (
     Select,
     Var,
     cast,
+    conjuncts,
     const,
     logical_and,
     logical_not,
@@ -97,8 +98,8 @@ def _from_data(node: object) -> bool:
 class _Test:
     """One check: what the number was made from and the number itself, by names; what must hold; and where that is reported.
 
-    `earlier`: the tests whose names this one uses. `needs`: the variables that must be in scope. `is_stable`: nothing that it reads is
-    written by the function. `is_unconditional`: it is made in every branch of its statement.
+    `in_branch`: made only where a condition on data chooses the access. `needs`: the variables that must be in scope. `is_stable`:
+    nothing that it reads is written by the function.
     """
 
     given: Var
@@ -108,36 +109,38 @@ class _Test:
     holds: Expr
     extent: Expr
     row: int
-    earlier: tuple[_Test, ...]
+    in_branch: bool
     needs: frozenset[Var]
     is_stable: bool
-    is_unconditional: bool
 
 
 @dataclass(frozen=True)
 class _Scope:
     """What is known where something is evaluated: facts, the variables that come from data, and under which condition (`path`) of the
-    statement; `always` are the facts that hold without it."""
+    statement. `plain_path` is the part of it that loads nothing.
+
+    Conditions that load are no facts: what is loaded a second time may differ.
+    """
 
     facts: Facts
-    tainted: frozenset[Var]
-    always: Facts
+    tainted: frozenset[Var] = frozenset()
     path: Expr = TRUE
-
-    @staticmethod
-    def of(facts: Facts, tainted: frozenset[Var] = frozenset()) -> _Scope:
-        """Where a statement begins."""
-        return _Scope(facts, tainted, facts)
+    plain_path: Expr = TRUE
 
     def within(self, condition: Expr) -> _Scope:
-        """Inside a branch."""
-        return _Scope(self.facts.assume(condition), self.tainted, self.always, logical_and(self.path, condition))
+        """Inside a branch of an expression."""
+        inner = self.beyond(condition)
+        plain = logical_and(self.plain_path, _plain(condition))
+        return _Scope(inner.facts, self.tainted, logical_and(self.path, condition), plain)
+
+    def beyond(self, condition: Expr) -> _Scope:
+        """Inside a branch of a statement."""
+        return _Scope(self.facts.assume(_plain(condition)), self.tainted)
 
     def with_index(self, test: _Test) -> _Scope:
         """Where a test has been passed."""
         facts = self.facts.with_range(test.index, test.extent)
-        always = self.always.with_range(test.index, test.extent) if test.is_unconditional else self.always
-        return _Scope(facts, self.tainted | {test.given, test.index}, always, self.path)
+        return _Scope(facts, self.tainted | {test.given, test.index}, self.path, self.plain_path)
 
     def is_tainted(self, expr: Expr) -> bool:
         return any(isinstance(node, Load) or node in self.tainted for node in walk(expr))
@@ -159,7 +162,7 @@ class _Checker:
         self.test_of: dict[Var, _Test] = {}
 
     def function_body(self) -> Stmt:
-        return self.wrap(*self.statement(self.func.body, _Scope.of(Facts.of(self.func.facts))))
+        return self.wrap(*self.statement(self.func.body, _Scope(Facts.of(self.func.facts))))
 
     # -- statements
 
@@ -174,7 +177,7 @@ class _Checker:
                 return self._if(stmt, scope)
             case Let(var=var, value=value, body=body):
                 new, tests = self.expression(value, scope)
-                inner = _Scope.of(scope.facts, scope.tainted | ({var} if scope.is_tainted(new) else frozenset()))
+                inner = _Scope(scope.facts, scope.tainted | ({var} if scope.is_tainted(new) else frozenset()))
                 changed, wanted = self.statement(body, inner)
                 stay, leave = _split(wanted, lambda test: var in test.needs or not test.is_stable)
                 return replace(stmt, value=new, body=self.wrap(changed, stay)), _unique([*tests, *leave])
@@ -209,7 +212,7 @@ class _Checker:
         """Parallel loops that are each other's whole body stay so: what depends on one of them is tested inside all."""
         extent, tests = self.expression(loop.extent, scope)
         tainted = scope.tainted | ({loop.var} if scope.is_tainted(extent) else frozenset())
-        inside = _Scope.of(scope.facts.with_range(loop.var, extent), tainted)
+        inside = _Scope(scope.facts.with_range(loop.var, extent), tainted)
         goes_on = loop.kind is LoopKind.PARALLEL and isinstance(loop.body, For) and loop.body.kind is LoopKind.PARALLEL
         variables = nest | {loop.var}
         body, wanted = self.statement(loop.body, inside, variables if goes_on else frozenset())
@@ -226,7 +229,7 @@ class _Checker:
         def branch(body: Stmt | None, holds: Expr) -> Stmt | None:
             if body is None:
                 return None
-            inner = _Scope.of(scope.facts.assume(holds), scope.tainted)
+            inner = scope.beyond(holds)
             changed, wanted = self.statement(body, inner)
             stay, leave = _split(
                 wanted, lambda test: not spoken or bool(spoken & test.needs) or not self._may_leave(test, scope)
@@ -306,17 +309,21 @@ class _Checker:
     def _test(self, index: Expr, extent: Expr, given: Expr, check: AccessCheck, scope: _Scope) -> _Test:
         """The test of an index; the same object when asked again, so that statements side by side share it.
 
-        It is made whatever branch of the statement is taken, unless what it reads is there in that branch alone.
+        An operator looks at all of its indices: whether a choice by data takes its result does not matter, unless what the test reads is
+        there in that branch alone.
         """
-        path = TRUE if scope.path is TRUE or _reads_within((index, extent, given), scope.always) else scope.path
+        used = frozenset().union(*map(_variables, (index, extent, given)))
+        earlier = [self.test_of[var] for var in used if var in self.test_of]
+        is_plain = not any(one.in_branch for one in earlier) and _reads_within((index, extent, given), scope.facts)
+        path = scope.plain_path if is_plain else scope.path
         key = (index, extent, given, check, path)
         if key not in self.made:
             name, number = Var("given", i64), Var("index", i64)
             always = path is TRUE
             inside = logical_and(const(0) <= number, number < extent)
             parts = (index, extent, given, path)
-            used = frozenset().union(*map(_variables, parts))
-            earlier = _unique(self.test_of[var] for var in used if var in self.test_of)
+            used |= _variables(path)
+            earlier = [self.test_of[var] for var in used if var in self.test_of]
             test = _Test(
                 given=name,
                 loaded=given if always else select(path, given, const(0)),
@@ -325,10 +332,9 @@ class _Checker:
                 holds=inside if always else logical_or(logical_not(path), inside),
                 extent=extent,
                 row=self.rows.setdefault(check, len(self.rows)),
-                earlier=tuple(earlier),
+                in_branch=path is not scope.plain_path,
                 needs=used.union(*(one.needs for one in earlier)),
                 is_stable=not self._reads_written(parts) and all(one.is_stable for one in earlier),
-                is_unconditional=always,
             )
             self.made[key] = test
             self.test_of[name] = self.test_of[number] = test
@@ -344,6 +350,11 @@ def _variables(expr: Expr) -> frozenset[Var]:
 
 def _is_within(index: Expr, extent: Expr, facts: Facts) -> bool:
     return prove(const(0, index.dtype) <= index, facts) is True and prove(cast(index, i64) < extent, facts) is True
+
+
+def _plain(condition: Expr) -> Expr:
+    """The part of a condition that loads nothing."""
+    return logical_and(*(part for part in conjuncts(condition) if not any(isinstance(node, Load) for node in walk(part))))
 
 
 def _reads_within(parts: Iterable[Expr], facts: Facts) -> bool:
