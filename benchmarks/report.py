@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tc.measure.compare import SUBJECT, Result
 from tc.measure.harness import Ratio
+from tc.measure.runtimes import BOUND
 
 FORMAT = 1
 
@@ -22,7 +23,7 @@ FORMAT = 1
 class Row:
     """One model on one number of threads, measured side by side.
 
-    `ratios`: each peer's seconds over those of `tc`. `fractions`: of the roofline, what each runtime reaches.
+    `ratios`: each peer's seconds over those of `tc`. `fractions`: of the roofline, what each runtime reaches. `calls`: their kind.
     """
 
     model: str
@@ -35,6 +36,7 @@ class Row:
     commit: str = ""
     cpu: str = ""
     fractions: Mapping[str, Ratio] = field(default_factory=dict)
+    calls: str = BOUND
 
     def best_peer(self) -> str | None:
         """The peer with the least median time, if there is one to compare `tc` with."""
@@ -49,10 +51,10 @@ def describe_machine() -> dict[str, str]:
 
 
 def update(folder: Path, rows: Sequence[Row]) -> None:
-    """Put `rows` in the place of the ones of the same model and threads in RESULTS.json; write RESULTS.md anew."""
+    """Put `rows` in the place of the ones of the same model, threads and calls in RESULTS.json; write RESULTS.md anew."""
     file = folder / "RESULTS.json"
     old = read_rows(file) if file.exists() else ()
-    merged = {(row.model, row.threads): row for row in (*old, *rows)}
+    merged = {(row.model, row.threads, row.calls): row for row in (*old, *rows)}
     data = {"format": FORMAT, "rows": [asdict(row) for row in merged.values()]}
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(file, json.dumps(data, indent=1) + "\n")
@@ -69,10 +71,11 @@ def read_rows(file: Path) -> tuple[Row, ...]:
 def as_markdown(rows: Sequence[Row]) -> str:
     """The whole page: how to read it, a table for each number of threads, where the rows come from."""
     parts = ["# Results", "", *_legend()]
-    for threads in sorted({row.threads for row in rows}):
-        chosen = [row for row in rows if row.threads == threads]
-        parts += ["", f"## {threads} thread{'s' if threads > 1 else ''}", "", *_table(chosen), "", *_summary(chosen)]
-        parts += _load_table(chosen)
+    for threads, calls in sorted({(row.threads, row.calls) for row in rows}):
+        chosen = [row for row in rows if (row.threads, row.calls) == (threads, calls)]
+        title = f"## {threads} thread{'s' if threads > 1 else ''}{'' if calls == BOUND else f', {calls} calls'}"
+        parts += ["", title, "", *_table(chosen), "", *_summary(chosen)]
+        parts += _load_table(chosen) if calls == BOUND else []
     parts += ["", "## Where and with what", ""]
     parts += sorted({f"- {row.date}, commit {row.commit}, {row.cpu}: {_versions(row)}" for row in rows})
     return "\n".join(parts) + "\n"
@@ -83,7 +86,7 @@ def as_line(row: Row) -> str:
     times = "  ".join(f"{name} {_time_cell(result)}" for name, result in row.results.items())
     ratio = f"  best peer / {SUBJECT} {_ratio_cell(row)}" if row.ratios else ""
     problems = "".join(f"\n    {name}: {result.problem}" for name, result in row.results.items() if result.problem)
-    return f"{_model_cell(row):32} {row.threads} thr  {times}{ratio}{problems}"
+    return f"{_model_cell(row):32} {row.threads} thr {row.calls:8}  {times}{ratio}{problems}"
 
 
 def _legend() -> list[str]:
@@ -93,7 +96,9 @@ def _legend() -> list[str]:
         "means that tc is faster) is what to read; times of different rows come from different moments of a shared",
         "machine. The roofline is the longer of all operations at the rate of multiply-adds in registers and of inputs,",
         "weights and outputs at the rate of a stream through memory, both measured in the same rounds. The error is the largest",
-        "difference from onnxruntime without graph rewriting, over the largest magnitude.",
+        "difference from onnxruntime without graph rewriting, over the largest magnitude. Ordinary calls are those that",
+        "people write, each runtime's in its fastest way: tc returns fresh arrays, onnxruntime values of its own, OpenVINO",
+        "memory that its next call writes over. In all others results go to arrays allocated once.",
     ]
 
 

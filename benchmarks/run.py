@@ -25,7 +25,7 @@ from benchmarks.report import SUBJECT, Result, Row
 from benchmarks.runtimes import LOADERS
 from tc.measure.compare import compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan
-from tc.measure.runtimes import reference_outputs
+from tc.measure.runtimes import BOUND, CALLS, reference_outputs
 from tc.roofline import count_model, machine_limits, roofline_fractions
 from tc.target import native_target
 
@@ -49,6 +49,7 @@ class Job:
     fix_dims: bool
     plan: Plan
     seed: int = 0
+    calls: str = BOUND
 
 
 def measure(job: Job) -> Row:
@@ -62,14 +63,14 @@ def measure(job: Job) -> Row:
         expected = reference_outputs(model, arrays)
         target = replace(native_target(), cores=job.threads)
         limits = machine_limits(target)
-        found = compare_runtimes(loaders, model, job.threads, arrays, expected, job.plan, limits)
+        found = compare_runtimes(loaders, model, job.threads, arrays, expected, job.plan, limits, job.calls)
         results = with_load_costs(found.results, loaders, model, job.threads, arrays)
         fractions = {}
         if SUBJECT in loaders and not results[SUBJECT].problem and found.timings:
             work = count_model(model, target, arrays, expected).total
             fractions = roofline_fractions(work, found.timings, limits) if work else {}
     facts = report.describe_machine()
-    return Row(job.model, job.threads, job.dims, results, found.ratios, found.rounds, **facts, fractions=fractions)
+    return Row(job.model, job.threads, job.dims, results, found.ratios, found.rounds, **facts, fractions=fractions, calls=job.calls)
 
 
 def measure_apart(job: Job) -> Row:
@@ -78,7 +79,7 @@ def measure_apart(job: Job) -> Row:
         return run_apart(measure, job)
     except BrokenProcessPool:
         results = dict.fromkeys(job.runtimes, Result(problem="the measuring process died"))
-        return Row(job.model, job.threads, job.dims, results, **report.describe_machine())
+        return Row(job.model, job.threads, job.dims, results, **report.describe_machine(), calls=job.calls)
 
 
 def fix_input_dims(model: Path, arrays: Mapping[str, np.ndarray], folder: Path) -> Path:
@@ -100,6 +101,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Measure models side by side.")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="of the zoo, or ONNX files (default: the table)")
     parser.add_argument("--threads", default="1", metavar="N,N", help="numbers of threads (default: 1)")
+    parser.add_argument("--calls", default=",".join(CALLS), metavar="KIND,KIND", help="bound, ordinary (default: both)")
     parser.add_argument("--vs", default="onnxruntime,openvino", metavar="NAME,NAME", help="peers (default: both)")
     parser.add_argument("--only-peers", action="store_true", help=f"leave {SUBJECT} out")
     parser.add_argument("--dims", nargs="*", default=[], metavar="DIM=N", help="symbolic dims, if not the usual ones")
@@ -122,10 +124,13 @@ def make_jobs(options: argparse.Namespace) -> list[Job]:
         budget_seconds=options.seconds, max_rounds=options.rounds, min_rounds=min(Plan.min_rounds, options.rounds)
     )
     threads = [int(text) for text in options.threads.split(",")]
+    kinds = options.calls.split(",")
+    if set(kinds) - set(CALLS):
+        raise ValueError(f"no calls {options.calls!r}; there are {', '.join(CALLS)}")
     jobs = []
     for model in chosen_models(options.models):
         dims = (zoo.default_dims(model) if model in zoo.names() else {}) | given
-        jobs += [Job(model, count, names, dims, options.fix_dims, plan) for count in threads]
+        jobs += [Job(model, count, names, dims, options.fix_dims, plan, calls=kind) for count in threads for kind in kinds]
     return jobs
 
 

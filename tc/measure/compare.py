@@ -21,7 +21,7 @@ import numpy as np
 
 from tc.measure.harness import Plan, Ratio, Step, Timings, time_interleaved
 from tc.measure.machine import Limit
-from tc.measure.runtimes import Arrays, Runtime, RuntimeMissingError, relative_error
+from tc.measure.runtimes import BOUND, Arrays, Runtime, RuntimeMissingError, relative_error
 
 SUBJECT = "tc"
 Loader = Callable[[Path, int], Runtime]
@@ -70,10 +70,11 @@ def compare_runtimes(
     expected: Sequence[np.ndarray],
     plan: Plan,
     limits: Sequence[Limit] = (),
+    calls: str = BOUND,
 ) -> Comparison:
     """Load `model` into every runtime, compare what it gives with `expected`, and time those that gave something.
 
-    The limits take their turns too.
+    `calls` says how each is called. The limits take their turns too.
     """
     results: dict[str, Result] = {}
     steps: dict[str, Step] = {}
@@ -81,7 +82,7 @@ def compare_runtimes(
         try:
             runtime = load(model, threads)
             error = relative_error(runtime.run(arrays), expected)
-            steps[name] = runtime.bind(arrays)
+            steps[name] = runtime.step(arrays, calls)
             results[name] = Result(runtime.version, runtime.load_seconds, error=error)
         except RuntimeMissingError as missing:
             results[name] = Result(problem=f"not measured: {missing}")

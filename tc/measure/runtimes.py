@@ -1,7 +1,8 @@
 """The programs that are compared: what `tc` compiled and its peers, each at its best settings for one request at a time.
 
 All take the same ONNX file and the same arrays, use the number of threads that they are told, leave the affinity of
-threads alone, compute in float32, and get their outputs without a copy where they can.
+threads alone, compute in float32, and get their outputs without a copy where they can. Each can be called in two ways: with results
+in arrays allocated once, and as people call it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from tc.version import __version__
 
 Arrays = Mapping[str, np.ndarray]
 
+BOUND, ORDINARY = "bound", "ordinary"
+CALLS = (BOUND, ORDINARY)
+"""Kinds of calls: with results in arrays allocated once, and as people write them."""
+
 
 class RuntimeMissingError(Exception):
     """A runtime that is not installed."""
@@ -32,7 +37,9 @@ class RuntimeMissingError(Exception):
 class Runtime:
     """A model loaded into one runtime.
 
-    `run` gives the outputs in the order of the model. `bind` puts the inputs in place and returns the call to be timed.
+    `run` gives the outputs in the order of the model. `bind` puts inputs and outputs in place, where they stay, and returns the
+    call to be timed. `call` returns the one that people write: inputs go in, results that nobody made room for come out, in the
+    runtime's fastest way; where it is None, `bind` has no other.
     """
 
     name: str
@@ -40,6 +47,11 @@ class Runtime:
     load_seconds: float
     run: Callable[[Arrays], Sequence[np.ndarray]]
     bind: Callable[[Arrays], Step]
+    call: Callable[[Arrays], Step] | None = None
+
+    def step(self, arrays: Arrays, calls: str) -> Step:
+        """The call to be timed, of one of the kinds `CALLS`."""
+        return self.call(arrays) if calls == ORDINARY and self.call is not None else self.bind(arrays)
 
 
 def as_runtime(compiled: CompiledModule, load_seconds: float) -> Runtime:
@@ -57,7 +69,11 @@ def as_runtime(compiled: CompiledModule, load_seconds: float) -> Runtime:
             return lambda: compiled(*held)
         return lambda: compiled(*held, out=out)
 
-    return Runtime("tc", __version__, load_seconds, run, bind)
+    def call(arrays: Arrays) -> Step:
+        held = [arrays[info.name] for info in compiled.inputs]
+        return lambda: compiled(*held)
+
+    return Runtime("tc", __version__, load_seconds, run, bind, call)
 
 
 def load_onnxruntime(model: Path, threads: int) -> Runtime:
@@ -76,7 +92,13 @@ def load_onnxruntime(model: Path, threads: int) -> Runtime:
             binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_numpy(result))
         return lambda: session.run_with_iobinding(binding)
 
-    return Runtime("onnxruntime", ort.__version__, seconds, lambda arrays: session.run(None, dict(arrays)), bind)
+    def call(arrays: Arrays) -> Step:
+        """Results stay onnxruntime's own values: arrays of numpy's would be copies."""
+        names = [output.name for output in session.get_outputs()]
+        values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return lambda: session.run_with_ort_values(names, values)
+
+    return Runtime("onnxruntime", ort.__version__, seconds, lambda arrays: session.run(None, dict(arrays)), bind, call)
 
 
 def ort_session(model: Path, threads: int, level: object) -> Any:
@@ -112,11 +134,16 @@ def load_openvino(model: Path, threads: int) -> Runtime:
             request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(array), shared_memory=True))
         return lambda: request.infer(share_outputs=True)
 
+    def call(arrays: Arrays) -> Step:
+        """Inputs are read where they lie, and results are the request's own memory, which the next call writes over."""
+        held = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        return lambda: request.infer(held, share_inputs=True, share_outputs=True)
+
     def run(arrays: Arrays) -> list[np.ndarray]:
         results = request.infer(dict(arrays))
         return [np.array(results[index]) for index in range(len(compiled.outputs))]
 
-    return Runtime("openvino", metadata.version("openvino"), seconds, run, bind)
+    return Runtime("openvino", metadata.version("openvino"), seconds, run, bind, call)
 
 
 PEERS: dict[str, Callable[[Path, int], Runtime]] = {
