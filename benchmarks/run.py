@@ -64,7 +64,9 @@ def measure(job: Job) -> Row:
         target = replace(native_target(), cores=job.threads)
         limits = machine_limits(target)
         found = compare_runtimes(loaders, model, job.threads, arrays, expected, job.plan, limits, job.calls)
-        results = with_load_costs(found.results, loaders, model, job.threads, arrays)
+        results = found.results
+        if job.calls == BOUND:  # what loading costs does not depend on calls
+            results = with_load_costs(results, loaders, model, job.threads, arrays)
         fractions = {}
         if SUBJECT in loaders and not results[SUBJECT].problem and found.timings:
             work = count_model(model, target, arrays, expected).total

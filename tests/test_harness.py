@@ -137,6 +137,44 @@ def test_rows_are_kept_and_replaced_by_model_and_threads(tmp_path: Path) -> None
     assert rows[0] == row("a")
 
 
+def test_rows_of_ordinary_calls_stand_beside_the_others(tmp_path: Path) -> None:
+    ordinary = dataclasses.replace(row("a", peer=0.003), calls="ordinary")
+
+    report.update(tmp_path, [row("a")])
+    report.update(tmp_path, [ordinary])
+
+    assert report.read_rows(tmp_path / "RESULTS.json") == (row("a"), ordinary)
+    bound, text = (tmp_path / "RESULTS.md").read_text().split("## 1 thread, ordinary calls")
+    assert "2.00 [1.90, 2.10] fast" in bound and "3.00 [1.90, 2.10] fast" in text
+
+
+def test_jobs_call_in_both_ways_unless_told_otherwise() -> None:
+    def kinds(*arguments: str) -> list[str]:
+        return [job.calls for job in run.make_jobs(run.parse_arguments(["--models", "resnet50", *arguments]))]
+
+    assert kinds() == ["bound", "ordinary"] and kinds("--calls", "ordinary") == ["ordinary"]
+    with pytest.raises(ValueError, match="no calls 'strange'; there are bound, ordinary"):
+        kinds("--calls", "strange")
+
+
+@pytest.mark.parametrize("name", ["tc", "onnxruntime", "openvino"])
+def test_an_ordinary_call_gives_what_the_model_computes(name: str, softmax_file: Path) -> None:
+    pytest.importorskip("onnxruntime" if name == "tc" else name)
+    runtime, arrays = run.LOADERS[name](softmax_file, 1), {"x": np.ones((4, 64), np.float32)}
+
+    (result,) = _listed(runtime.step(arrays, "ordinary")())
+
+    np.testing.assert_allclose(result, np.full((4, 64), 1 / 64), rtol=1e-6)
+
+
+def _listed(results: object) -> list[np.ndarray]:
+    """What a call returned, as arrays, whichever runtime's."""
+    if isinstance(results, np.ndarray):
+        return [results]
+    values = results.values() if hasattr(results, "values") else results
+    return [value.numpy() if hasattr(value, "numpy") else np.array(value) for value in values]  # type: ignore[union-attr]
+
+
 def test_the_table_shows_the_best_peer_and_why_a_runtime_has_no_numbers() -> None:
     text = report.as_markdown([row("a", peer=0.002), row("b", peer=0.0005)])
 
@@ -163,7 +201,7 @@ def softmax_file(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_file_is_measured_from_the_command_line(softmax_file: Path, tmp_path: Path) -> None:
-    arguments = ["--models", str(softmax_file), "--only-peers", "--rounds", "2", "--output", str(tmp_path)]
+    arguments = ["--models", str(softmax_file), "--only-peers", "--calls", "bound", "--rounds", "2", "--output", str(tmp_path)]
 
     code = run.main([*arguments, "--vs", "onnxruntime"])
 
