@@ -17,7 +17,7 @@ from tc.target import Target
 STATUSES = {
     "native": "compiled to machine code",
     "function body": "compiled from the operator's own definition in smaller operators",
-    "fallback": "runs on the reference kernel: slow, correct",
+    "fallback": "runs on a reference kernel in Python: slow, correct",
     "refused": "cannot run",
 }
 
@@ -74,6 +74,7 @@ def describe_compiled(path: Path) -> Outcome:
         "outputs": [describe_value(value) for value in module.outputs],
         "dims": list(module.dims),
         "kernels": [{"name": k.name, "nodes": list(k.nodes), "calls": k.calls, "rule": k.rule} for k in report.kernels],
+        "fallbacks": list(report.fallbacks),
     }
     return Outcome(data, lambda console: show_compiled(console, data))
 
@@ -86,6 +87,9 @@ def show_compiled(console: Console, data: dict[str, Any]) -> None:
     show_signature(console, data)
     rows = [(k["name"], k["calls"], k["rule"], ", ".join(k["nodes"])) for k in data["kernels"]]
     console.print(make_table("kernels", ("kernel", "calls ", "rule", "nodes"), rows))
+    if data["fallbacks"]:
+        nodes = ", ".join(data["fallbacks"])
+        console.print(f"[bold]on reference kernels in Python[/bold]\n  {nodes}", highlight=False)
 
 
 def describe_value(value: Any) -> dict[str, str]:

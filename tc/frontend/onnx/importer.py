@@ -510,7 +510,9 @@ class GraphImporter:
         if adapter is not None:
             try:
                 known = n.known_results()
-                return (adapter(n) if known is None else known), NATIVE, ""
+                results = adapter(n) if known is None else known
+                in_python = self._python_kernels(mark)
+                return results, *((FALLBACK, f"numpy's kernel of {', '.join(in_python)}") if in_python else (NATIVE, ""))
             except UnsupportedError as error:
                 reason = error.message
                 self.roll_back(mark)
@@ -524,6 +526,16 @@ class GraphImporter:
             if found is not None:
                 return *found, reason
         raise UnsupportedError(self._refusal(n, reason))
+
+    def _python_kernels(self, mark: Mark) -> list[str]:
+        """The operators without loops that were bound since `mark`: unless their results are folded, they run in Python."""
+        found = set()
+        for binding in self.builder.bindings[mark[0][0] :]:
+            op = get_op(binding.value.op) if isinstance(binding.value, Call) else None
+            if op is not None and op.compute is None and not op.view:
+                if any(self.shared.fold(target) is None for target in binding.targets):
+                    found.add(op.name)
+        return sorted(found)
 
     def _refusal(self, n: NodeContext, reason: str) -> str:
         where = f"domain {n.domain!r}" if n.domain else "ONNX"

@@ -19,8 +19,8 @@ _SEVERITY = (NATIVE, FUNCTION_BODY, FALLBACK, REFUSED)
 class NodeReport:
     """How one node of the model runs.
 
-    status: "native": our operators; "function body": ONNX's own definition in smaller operators; "fallback": ONNX's
-    reference implementation in Python; "refused": not at all. `reason` says why it is not native.
+    status: "native": our operators; "function body": ONNX's own definition in smaller operators; "fallback": in Python, on ONNX's
+    reference implementation or on numpy's kernel of one of our operators; "refused": not at all. `reason` says why it is not native.
     """
 
     name: str

@@ -1,0 +1,39 @@
+"""What `inspect` says of a node is what a compiled module does with it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tc
+from tests.frontend.models import make_model, node
+
+F32 = np.float32
+
+
+def test_nodes_on_kernels_of_numpy_are_not_called_native() -> None:
+    # TopK, NonZero and Compress were "native" and ran as callbacks.
+    nodes = [
+        node("TopK", "x k", "v i"),
+        node("NonZero", "x", "places"),
+        node("Compress", "x b", "chosen", axis=0),
+        node("Relu", "x", "r"),
+        node("TopK", "c k", "cv ci"),
+        node("NonZero", "c", "constant_places"),
+    ]
+    outputs = ["v", "i", "places", "chosen", "r", "cv", "constant_places"]
+    constants = {"k": np.array([2]), "c": np.array([1.0, 0, 2], F32)}
+    model = make_model(nodes, {"x": (F32, ["n", 4]), "b": (np.bool_, ["n"])}, outputs, constants)
+
+    said = {report.name for report in tc.inspect(model).nodes if report.status == "fallback"}
+
+    assert said == {"the_v", "the_places", "the_chosen", "the_constant_places"}
+    assert said == {text.split(" (")[0] for text in tc.compile(model).report().fallbacks}
+
+
+def test_what_has_no_operator_is_said_to_have_none() -> None:
+    inputs = {"x": (F32, [2]), "b": (F32, [1, 6, 4]), "s": (F32, [1, 2, 6])}
+    nodes = [node("Relu", "x", "a"), node("NonMaxSuppression", "b s m", "y")]
+
+    found = tc.inspect(make_model(nodes, inputs, ["a", "y"], {"m": np.array([3])})).nodes
+
+    assert [(n.name, n.status, n.reason) for n in found] == [("the_a", "native", ""), ("the_y", "fallback", "it has no operator in tc")]
