@@ -56,6 +56,7 @@ class Observation:
 
 
 Observer = Callable[[Observation], None]
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 def run_function(
@@ -65,16 +66,17 @@ def run_function(
     observe: Observer | None = None,
     requirements: Iterable[Requirement] = (),
     dims: Mapping[Var, int] | None = None,
+    change: Change | None = None,
 ) -> list[np.ndarray]:
     """The results of a graph function on arrays. InputError when an array does not fit its parameter, or a requirement fails.
 
     `dims` are sizes that the shapes of arrays need not tell: of n when a parameter is f32[n // 4]. `observe` is called after
     every binding. `requirements` are conditions over dims beside those that functions carry in their attribute "requirements".
-    VerifyError when a value is not of its type.
+    VerifyError when a value is not of its type. `change` is applied to every result of an operator, to learn what depends on it.
     """
     func = module[name]
     assert isinstance(func, Function), f"{name} is not a graph function"
-    return _Frame(module, {}, dict(dims or {}), observe, list(requirements)).call(func, inputs)
+    return _Frame(module, {}, dict(dims or {}), observe, list(requirements), change).call(func, inputs)
 
 
 def bind_dims(
@@ -112,17 +114,19 @@ class _Frame:
         dims: dict[Var, int],
         observe: Observer | None,
         requirements: list[Requirement],
+        change: Change | None = None,
     ) -> None:
         self.module = module
         self.values = values
         self.dims = dims
         self.observe = observe
+        self.change = change
         self.requirements = requirements  # those whose dims are not all known yet
 
     def inner(self, values: dict[TensorVar, Value] | None = None) -> _Frame:
         """A frame for a nested function: it sees everything, and changes nothing here."""
         seen = dict(self.values) if values is None else values
-        return _Frame(self.module, seen, dict(self.dims), self.observe, list(self.requirements))
+        return _Frame(self.module, seen, dict(self.dims), self.observe, list(self.requirements), self.change)
 
     def call(self, func: Function, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         types = [_tensor(param.type) for param in func.params]
@@ -138,6 +142,8 @@ class _Frame:
         for binding in func.bindings:
             with located(binding.span):
                 results = self._operation(binding)
+                if self.change is not None and isinstance(binding.value, Call):
+                    results = [self.change(np.asarray(result)) for result in results]
                 if len(results) != len(binding.targets):
                     raise VerifyError(f"{len(results)} results for {len(binding.targets)} targets")
                 for target, result in zip(binding.targets, results, strict=True):

@@ -71,6 +71,8 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
     node, opsets, defaults = _as_reference_knows_it(n)
     model = _model_of(n, node, opsets, tensors, {**constants, **defaults}, dim_names)
     types = _infer(n, model, dim_names)
+    for info, type_ in zip(model.graph.output, types, strict=True):  # numpy's promotion is not ONNX's: what is declared is returned
+        info.type.tensor_type.elem_type = CODES[type_.dtype]
     _check_runs(n, model)
     text = base64.b64encode(model.SerializeToString()).decode()
     operation = CallExtern(
@@ -192,7 +194,10 @@ def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np
     except Exception as error:  # whatever ONNX's Python, or numpy below it, raises for these inputs
         shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in inputs.items())
         raise UnsupportedError(f"ONNX's reference implementation fails on {shapes}: {type(error).__name__}: {error}") from error
-    return tuple(np.ascontiguousarray(result).reshape(np.shape(result)) for result in results)
+    dtypes = [dtype_of(info.type.tensor_type.elem_type, info.name).numpy for info in evaluator.proto_.graph.output]
+    return tuple(
+        np.ascontiguousarray(result, dtype).reshape(np.shape(result)) for result, dtype in zip(results, dtypes, strict=True)
+    )
 
 
 register_python_function(REFERENCE_FUNCTION, run_reference)
