@@ -98,8 +98,8 @@ def _from_data(node: object) -> bool:
 class _Test:
     """One check: what the number was made from and the number itself, by names; what must hold; and where that is reported.
 
-    `in_branch`: made only where a condition on data chooses the access. `needs`: the variables that must be in scope. `is_stable`:
-    nothing that it reads is written by the function.
+    `source`: the index as it was written; `path`: where in its statement it is needed; `in_branch`: made only where a condition on data
+    chooses the access. `needs`: the variables that must be in scope. `is_stable`: nothing that it reads is written by the function.
     """
 
     given: Var
@@ -109,6 +109,8 @@ class _Test:
     holds: Expr
     extent: Expr
     row: int
+    source: Expr
+    path: Expr
     in_branch: bool
     needs: frozenset[Var]
     is_stable: bool
@@ -190,8 +192,12 @@ class _Checker:
                 return replace(stmt, body=self.wrap(*self.statement(body, scope))), []
             case Store(buffer=buffer, indices=indices, value=value):
                 new, tests = self.expression(value, scope)
-                places = [self._expr(index, scope, tests) for index in indices]
-                return replace(stmt, value=new, indices=self._proved(buffer, places, scope, tests)), _unique(tests)
+                inner, places = scope, indices
+                for test in (one for one in tests if one.path is TRUE):  # what the value depends on is checked for the place as well
+                    inner = inner.with_index(test)
+                    places = tuple(substitute(place, {test.source: test.index}) for place in places)
+                places = [self._expr(place, inner, tests) for place in places]
+                return replace(stmt, value=new, indices=self._proved(buffer, places, inner, tests)), _unique(tests)
             case IntrinsicCall(operands=operands):
                 found = [self.expression(operand, scope) for operand in operands]
                 return replace(stmt, operands=tuple(new for new, _ in found)), _unique(t for _, tests in found for t in tests)
@@ -332,6 +338,8 @@ class _Checker:
                 holds=inside if always else logical_or(logical_not(path), inside),
                 extent=extent,
                 row=self.rows.setdefault(check, len(self.rows)),
+                source=index,
+                path=path,
                 in_branch=path is not scope.plain_path,
                 needs=used.union(*(one.needs for one in earlier)),
                 is_stable=not self._reads_written(parts) and all(one.is_stable for one in earlier),

@@ -1,0 +1,141 @@
+"""Two versions of `tc` beside each other on the same models: is what changed slower anywhere?
+
+    git worktree add ../old COMMIT
+    python -m benchmarks.versions ../old . --models resnet50 minilm --threads 1,2
+
+Each version runs in a process of its own, which waits while the other one is measured; they take turns in short slots, and ratios are
+taken within a round. Calls are ordinary ones, without `out`. A model may be the path of an ONNX file; `name:dim=size` runs a model
+with other sizes of its symbolic dims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import zoo
+from benchmarks.run import DEFAULT_MODELS
+
+_SERVER = r"""
+import json, sys, time
+import numpy as np
+import tc
+for line in sys.stdin:
+    job = json.loads(line)
+    try:
+        if job["do"] == "load":
+            module = None
+            module = tc.compile(job["model"], threads=job["threads"])
+            arrays = dict(np.load(job["inputs"]))
+            first = module.run(arrays)
+            if job["results"]:
+                np.savez(job["results"], **{f"r{k}": value for k, value in enumerate(first.values())})
+            answer = len(first)
+        else:
+            calls, end = [], time.perf_counter() + job["seconds"]
+            for _ in range(2):
+                module.run(arrays)
+            while len(calls) < 3 or time.perf_counter() < end:
+                start = time.perf_counter()
+                module.run(arrays)
+                calls.append(time.perf_counter() - start)
+            answer = float(np.median(calls))
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Version:
+    """A process that has one version's package."""
+
+    def __init__(self, tree: Path) -> None:
+        # the tree goes in front of what is installed; nothing else of it is needed
+        code = f"import sys; sys.path.insert(0, {str(tree.resolve())!r})\n{_SERVER}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir()
+        )
+
+    def ask(self, **job: Any) -> Any:
+        """What it answers; RuntimeError with its words when it could not."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else "the process died"
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def versions(trees: Sequence[Path]) -> Iterator[list[Version]]:
+    """A process for each tree."""
+    started = [Version(tree) for tree in trees]
+    try:
+        yield started
+    finally:
+        for version in started:
+            version.close()
+
+
+def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, seconds: float) -> np.ndarray:
+    """float64[rounds, 2]: seconds of a call of each version."""
+    name, _, text = model.partition(":")
+    dims = {key: int(size) for key, size in (item.split("=") for item in text.split(",") if item)}
+    path = zoo.path(name) if name in zoo.names() else Path(name).resolve()
+    arrays = zoo.random_inputs(name if name in zoo.names() else path, np.random.default_rng(0), dims)
+    with tempfile.TemporaryDirectory() as folder, versions(trees) as pair:
+        inputs = Path(folder) / "inputs.npz"
+        np.savez(inputs, **arrays)
+        for version in pair:
+            version.ask(do="load", model=str(path), inputs=str(inputs), threads=threads, results="")
+        found = []
+        for number in range(rounds):
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            row = [0.0, 0.0]
+            for k in order:
+                row[k] = pair[k].ask(do="time", seconds=seconds)
+            found.append(row)
+    return np.array(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trees", nargs=2, type=Path, metavar="TREE", help="folders that hold a package tc: the old one, the new one")
+    parser.add_argument("--models", nargs="+", default=list(DEFAULT_MODELS))
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.05, help="of one slot")
+    given = parser.parse_args(arguments)
+    everything = []
+    print("old over new: above 1, the new version is faster; median and quartiles of the rounds")
+    for threads in map(int, given.threads.split(",")):
+        for model in given.models:
+            try:
+                times = compare(model, given.trees, threads, given.rounds, given.seconds)
+            except (RuntimeError, zoo.ZooError) as error:
+                print(f"{model:32} {threads} threads  {error}", flush=True)
+                continue
+            low, middle, high = np.percentile(times[:, 0] / times[:, 1], (25, 50, 75))
+            everything.append(middle)
+            print(f"{model:32} {threads} threads  {middle:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+    if everything:
+        print(f"geometric mean {np.exp(np.mean(np.log(everything))):.3f}, worst {min(everything):.3f}")
+
+
+if __name__ == "__main__":
+    main()
