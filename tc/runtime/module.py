@@ -16,20 +16,19 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
 import numpy as np
 
-from tc.errors import InputError, ModelError, TcError, UnsupportedError, UserError
+from tc.errors import InputError, ModelError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
-from tc.ir.plan import CallOut, ExecutionPlan, Launch, Place, Slot
+from tc.ir.plan import ExecutionPlan, Launch, Place
 from tc.ir.types import TensorType
-from tc.runtime.arrays import NO_OVERLAP, dtype_name, input_array, like, listed, output_array, overlapping
+from tc.runtime.arrays import NO_OVERLAP, Port, dtype_name, fit, input_array, like, listed, output_array, overlapping
 from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback, callback_for
 from tc.runtime.entry import (
@@ -42,9 +41,10 @@ from tc.runtime.entry import (
     THREADS,
     EntrySource,
 )
+from tc.runtime.frames import Frame, free_block, run_reference
 from tc.runtime.interface import dim_vars, interface_from_json, interface_to_json
 from tc.runtime.jit import Library, link
-from tc.runtime.memory import ALIGNMENT, Arena, data_address, result_array
+from tc.runtime.memory import Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
@@ -54,28 +54,9 @@ from tc.target import Target, check_threads, native_target
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
 
-_Port = tuple[int, int, Any, Any]
-"""Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
-
 
 class _AssumptionFails(Exception):
     """The dims of a call are not what the program was made for: the general one is to run."""
-
-
-@dataclass
-class _Frame:
-    """Machine words for one running call, and the arena it uses."""
-
-    words: Any
-    address: int
-    arena: Arena | None = None
-    error: BaseException | None = None
-    thread: int = 0
-    """That of the call, or of the last one."""
-    places: list[int] | None = None
-    """The addresses that are in `words`, of inputs and results that are apart and of fixed sizes."""
-    apart: tuple[object, ...] | None = None
-    """Addresses and sizes that were found to be apart."""
 
 
 _living: weakref.WeakSet[CompiledModule] = weakref.WeakSet()
@@ -134,14 +115,14 @@ class CompiledModule:
         self._run = kind(library.address(f"{symbol}_run"))
         self._native_callback = _CALLBACK(self._call_out) if entry.calls else None
         self._lock = threading.Lock()
-        self._idle: list[_Frame] = []
-        self._frames: dict[int, _Frame] = {}
+        self._idle: list[Frame] = []
+        self._frames: dict[int, Frame] = {}
         self._dtypes = [v.type.dtype.numpy for v in plan.inputs]  # type: ignore[union-attr]
         self._static_in = [v.type.static_shape for v in plan.inputs]  # type: ignore[union-attr]
         self._static_out = [v.type.static_shape for v in plan.outputs]  # type: ignore[union-attr]
         self._is_static = all(s is not None for s in (*self._static_in, *self._static_out))
         self._static_arena = int(plan.arena_bytes.value) if isinstance(plan.arena_bytes, Const) else None
-        self._static_results = sum(v.type.dtype.size_bytes * math.prod(v.type.static_shape or (0,)) for v in plan.outputs)  # type: ignore[union-attr]
+        self._static_results = sum(v.type.dtype.size_bytes * math.prod(v.type.static_shape or (0,)) for v in plan.outputs)  # type: ignore[union-attr,misc]
         # Blocks of a size that depends on data are freed after every call, which is not for the short way.
         self._is_static = self._is_static and self._static_arena is not None and not plan.num_dynamic
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
@@ -155,8 +136,8 @@ class CompiledModule:
         ]
         # What the calls of a static module need, looked up here once.
         layout, out_dtypes = entry.layout, [dtype for dtype, _ in self._out_types]
-        self._wanted: list[_Port] = list(zip(range(len(self.inputs)), layout.inputs, self._dtypes, self._static_in, strict=True))
-        self._made: list[_Port] = list(zip(range(len(self.outputs)), layout.outputs, out_dtypes, self._static_out, strict=True))
+        self._wanted: list[Port] = list(zip(range(len(self.inputs)), layout.inputs, self._dtypes, self._static_in, strict=True))
+        self._made: list[Port] = list(zip(range(len(self.outputs)), layout.outputs, out_dtypes, self._static_out, strict=True))
         self._result_types = [(shape, dtype) for _, _, dtype, shape in self._made]
         self._lends = self._is_static and any(math.prod(s) * d.itemsize >= LEAST_LENT_BYTES for s, d in self._result_types)
         self._results = ResultPool()
@@ -181,10 +162,10 @@ class CompiledModule:
 
     def _call(self, args: tuple[Any, ...], out: Any) -> Any:
         results: Any = None
-        if self._is_static and _fit(args, self._wanted):
+        if self._is_static and fit(args, self._wanted):
             if out is None:
                 results = self._run_static(args)
-            elif _fit(given := listed(out), self._made) and all(array.flags.carray for array in given):
+            elif fit(given := listed(out), self._made) and all(array.flags.carray for array in given):
                 results = self._run_into(args, given)
         if results is None:
             if len(args) == 1 and isinstance(args[0], Mapping):
@@ -288,7 +269,7 @@ class CompiledModule:
             if isinstance(expected, int) and actual != expected:
                 raise InputError(f'input "{info.name}": dim {axis} is {actual}, but must be {expected} ({info})')
 
-    def _run_frame(self, frame: _Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
+    def _run_frame(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
         words, frame.places = frame.words, None
         starts = [data_address(array) for array in arrays]
         for word, start in zip(self._entry.layout.inputs, starts):
@@ -320,14 +301,14 @@ class CompiledModule:
             array[...] = results[k]
         return results if out is None else listed(out)
 
-    def _provide(self, frame: _Frame, needed: int) -> None:
+    def _provide(self, frame: Frame, needed: int) -> None:
         """Give a frame an arena of so many bytes at least. LimitError when there is no memory for it, and for results of known size."""
         if needed and (frame.arena is None or frame.arena.size_bytes < needed):
             check_fits(needed + self._static_results)
             frame.arena = Arena(needed)
             frame.words[ARENA] = frame.arena.address
 
-    def _make_outputs(self, frame: _Frame, wanted: Sequence[_Wanted]) -> list[Any]:
+    def _make_outputs(self, frame: Frame, wanted: Sequence[_Wanted]) -> list[Any]:
         """Fresh arrays for results, None for those whose size data decide."""
         results: list[Any] = self._results.arrays(wanted, len(self._frames))
         if len(results) < len(self.outputs):
@@ -339,7 +320,7 @@ class CompiledModule:
         return results
 
     def _take_outputs(
-        self, frame: _Frame, arrays: Sequence[np.ndarray], starts: list[int], given: list[Any], wanted: Sequence[_Wanted]
+        self, frame: Frame, arrays: Sequence[np.ndarray], starts: list[int], given: list[Any], wanted: Sequence[_Wanted]
     ) -> tuple[list[Any], dict[int, np.ndarray]]:
         """The caller's arrays for results, and by number those that lie upon an input: such a result is computed apart, to be copied."""
         results = self._check_outputs(given, wanted)
@@ -382,7 +363,7 @@ class CompiledModule:
 
     # -- frames
 
-    def _take_frame(self) -> _Frame:
+    def _take_frame(self) -> Frame:
         try:
             frame = self._idle.pop()
         except IndexError:  # all are in use
@@ -390,12 +371,12 @@ class CompiledModule:
         frame.thread = get_ident()
         return frame
 
-    def _new_frame(self) -> _Frame:
+    def _new_frame(self) -> Frame:
         if self.threads > 1:
             get_pool().start(self.threads)  # a forked child has none yet
         count = self._entry.layout.words + len(self._entry.timed)
         words = (ctypes.c_int64 * max(count, 1))()
-        frame = _Frame(words, ctypes.addressof(words))
+        frame = Frame(words, ctypes.addressof(words))
         words[CONSTANTS] = ctypes.addressof(self._table)
         if self._native_callback is not None:
             words[CALLBACK] = ctypes.cast(self._native_callback, ctypes.c_void_p).value or 0
@@ -429,7 +410,7 @@ class CompiledModule:
                 if frame.arena is not None:
                     frame.arena.discard()  # the frame of a thread that is not here is never freed
 
-    def _fail(self, status: int, frame: _Frame) -> None:
+    def _fail(self, status: int, frame: Frame) -> None:
         if status < 0 and frame.error is not None:
             error, frame.error = frame.error, None
             raise error
@@ -445,17 +426,15 @@ class CompiledModule:
 
     # -- results of data-dependent size
 
-    def _dynamic_words(self, frame: _Frame) -> list[int]:
+    def _dynamic_words(self, frame: Frame) -> list[int]:
         start = self._entry.layout.dynamic
         return [start + 2 * k for k in range(self.plan.num_dynamic)]
 
-    def _free_dynamic(self, frame: _Frame) -> None:
+    def _free_dynamic(self, frame: Frame) -> None:
         for word in self._dynamic_words(frame):
-            if frame.words[word]:
-                _FREE(frame.words[word])
-                frame.words[word] = 0
+            free_block(frame, word)
 
-    def _run_dynamic(self, frame: _Frame, results: list[Any]) -> None:
+    def _run_dynamic(self, frame: Frame, results: list[Any]) -> None:
         """Run, and give what results of unknown size there are; blocks are freed whatever happens."""
         try:
             status = self._run(frame.address)
@@ -465,7 +444,7 @@ class CompiledModule:
         finally:
             self._free_dynamic(frame)
 
-    def _take_dynamic(self, frame: _Frame, results: list[Any]) -> None:
+    def _take_dynamic(self, frame: Frame, results: list[Any]) -> None:
         """Copy outputs out of dynamic blocks."""
         words = frame.words
         found = [(k, word) for k, word in enumerate(self._entry.layout.outputs) if self._dynamic_out[k]]
@@ -481,53 +460,12 @@ class CompiledModule:
     def _call_out(self, frame_address: int, number: int, table: int) -> int:
         frame = self._frames[frame_address]
         try:
-            self._run_reference(frame, self._entry.calls[number], table)
+            assert self._callback is not None
+            run_reference(frame, self._entry.layout, self._entry.calls[number], self._callback, table)
         except BaseException as error:  # carried to the caller of the module, past native code
             frame.error = error
             return -1
         return 0
-
-    def _run_reference(self, frame: _Frame, call: CallOut, table: int) -> None:
-        assert self._callback is not None
-        layout = self._entry.layout
-        env = {dim: int(frame.words[layout.dims + k]) for k, dim in enumerate(layout.dim_vars)}
-        pointers = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
-        args: list[np.ndarray | None] = []
-        place = 0
-        for slot in call.args:
-            if slot is None:
-                args.append(None)
-                continue
-            args.append(_view(pointers[place] or 0, slot, env))
-            place += 1
-        results = self._callback(call, args, env)
-        for slot, result in zip(call.results, results, strict=True):
-            self._store_result(frame, slot, result, pointers[place] or 0, env, call.found_dims)
-            place += 1
-
-    def _store_result(
-        self, frame: _Frame, slot: Slot, result: np.ndarray, address: int, env: dict[Var, int], found: tuple[Var, ...]
-    ) -> None:
-        result = np.ascontiguousarray(result).reshape(result.shape)
-        if result.dtype != slot.type.dtype.numpy:
-            raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
-        layout = self._entry.layout
-        if any(node in found for node in walk(slot.type)):
-            sizes: tuple[int, ...] = result.shape
-            for dim, size in zip(slot.type.shape, sizes, strict=True):
-                if isinstance(dim, Var) and dim in found:
-                    env[dim] = size
-                    frame.words[layout.dims + layout.dim_vars.index(dim)] = size
-            word = layout.dynamic + 2 * slot.index
-            if frame.words[word]:
-                _FREE(frame.words[word])
-            address = _ALLOC(ALIGNMENT, -(-max(result.nbytes, 1) // ALIGNMENT) * ALIGNMENT)
-            frame.words[word] = address
-        expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
-        if result.shape != expected:
-            raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
-        if result.nbytes:
-            ctypes.memmove(address, data_address(result), result.nbytes)
 
     # -- facts
 
@@ -774,29 +712,3 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
-_LIBC = ctypes.CDLL(None)
-_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
-_ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(("aligned_alloc", _LIBC))
-
-
-def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
-    """The slot's memory as an array."""
-    shape = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
-    dtype = slot.type.dtype.numpy
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if size == 0:
-        return np.empty(shape, dtype)
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    raw: np.ndarray = np.ctypeslib.as_array(memory)
-    return raw.view(dtype).reshape(shape)
-
-
-def _fit(arrays: Sequence[Any], wanted: Sequence[_Port]) -> bool:
-    """Whether these are arrays as kernels take them, each of its dtype and shape: nothing to convert, and no error to explain."""
-    if len(arrays) != len(wanted):
-        return False
-    for k, _, dtype, shape in wanted:
-        array = arrays[k]
-        if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-            return False
-    return True

@@ -1,0 +1,105 @@
+"""The frame of a running call, seen from Python: its memory, and the nodes of it that run on reference kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc.errors import LimitError, TcError
+from tc.ir.arith import evaluate
+from tc.ir.expr import Var
+from tc.ir.node import walk
+from tc.ir.plan import CallOut, Slot
+from tc.runtime.callbacks import Callback
+from tc.runtime.entry import FrameLayout
+from tc.runtime.memory import ALIGNMENT, Arena, data_address
+
+_LIBC = ctypes.CDLL(None)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
+_ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(("aligned_alloc", _LIBC))
+
+
+@dataclass
+class Frame:
+    """Machine words for one running call, and the arena it uses."""
+
+    words: Any
+    address: int
+    arena: Arena | None = None
+    error: BaseException | None = None
+    thread: int = 0
+    """That of the call, or of the last one."""
+    places: list[int] | None = None
+    """The addresses that are in `words`, of inputs and results that are apart and of fixed sizes."""
+    apart: tuple[object, ...] | None = None
+    """Addresses and sizes that were found to be apart."""
+
+
+def free_block(frame: Frame, word: int) -> None:
+    """Free a block of a size that depends on data, if there is one."""
+    address, frame.words[word] = frame.words[word], 0
+    if address:
+        _FREE(address)
+
+
+def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Callback, table: int) -> None:
+    """Run a node on its reference kernel. `table` has the addresses of its arguments, then of its results.
+
+    A function of the user gets copies: it may keep what it is given, or write to it.
+    """
+    env = {dim: int(frame.words[layout.dims + k]) for k, dim in enumerate(layout.dim_vars)}
+    pointers = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
+    lends = not call.symbol.startswith("py:")
+    args: list[np.ndarray | None] = []
+    place = 0
+    for slot in call.args:
+        if slot is None:
+            args.append(None)
+            continue
+        array = _view(pointers[place] or 0, slot, env)
+        args.append(array if lends else array.copy())
+        place += 1
+    results = callback(call, args, env)
+    for slot, result in zip(call.results, results, strict=True):
+        _store_result(frame, layout, slot, result, pointers[place] or 0, env, call.found_dims)
+        place += 1
+
+
+def _store_result(
+    frame: Frame, layout: FrameLayout, slot: Slot, result: np.ndarray, address: int, env: dict[Var, int], found: tuple[Var, ...]
+) -> None:
+    result = np.ascontiguousarray(result).reshape(result.shape)
+    if result.dtype != slot.type.dtype.numpy:
+        raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
+    if any(node in found for node in walk(slot.type)):
+        sizes: tuple[int, ...] = result.shape
+        for dim, size in zip(slot.type.shape, sizes, strict=True):
+            if isinstance(dim, Var) and dim in found:
+                env[dim] = size
+                frame.words[layout.dims + layout.dim_vars.index(dim)] = size
+        word = layout.dynamic + 2 * slot.index
+        free_block(frame, word)
+        address = _ALLOC(ALIGNMENT, -(-max(result.nbytes, 1) // ALIGNMENT) * ALIGNMENT)
+        if not address:
+            raise LimitError(f"out of memory: a result of {result.nbytes} bytes")
+        frame.words[word] = address
+    expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
+    if result.shape != expected:
+        raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
+    if result.nbytes:
+        ctypes.memmove(address, data_address(result), result.nbytes)
+
+
+def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
+    """The slot's memory as an array."""
+    shape = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
+    dtype = slot.type.dtype.numpy
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size == 0:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    raw: np.ndarray = np.ctypeslib.as_array(memory)
+    return raw.view(dtype).reshape(shape)
