@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -147,6 +149,33 @@ def while_compiling(count: int) -> int:
         return in_groups(count, lambda k: in_child(lambda: check(k) and compile_one() and check(k)), 2)
 
 
+def server(count: int) -> int:
+    """A server that compiles, then forks its workers; each takes connections from one socket, and answers whether results are right."""
+    check = make_check()
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+
+        def serve() -> bool:
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    number = connection.recv(1)[0]
+                    if number == 255:
+                        return True
+                    connection.sendall(bytes([all(check(number + k) for k in range(20))]))
+
+        def ask(number: int) -> bytes:
+            with socket.create_connection(listening.getsockname(), timeout=LIMIT_SECONDS) as connection:
+                connection.sendall(bytes([number]))
+                return connection.recv(1)
+
+        workers = [in_child(serve) for _ in range(count)]
+        with ThreadPoolExecutor(4) as clients:
+            answers = list(clients.map(ask, (k % 200 for k in range(count * 10))))
+        for _ in workers:
+            ask(255)
+        return failures(workers) + sum(answer != b"\1" for answer in answers)
+
+
 def pool_of(method: str) -> Callable[[int], int]:
     """A pool of processes, made by `method`, maps over inputs."""
 
@@ -176,6 +205,7 @@ SCENARIOS: dict[str, Callable[[int], int]] = {
     "threads_fork": threads_fork,
     "grandchildren": grandchildren,
     "while_compiling": while_compiling,
+    "server": server,
     "pool_fork": pool_of("fork"),
     "pool_spawn": pool_of("spawn"),
     "pool_forkserver": pool_of("forkserver"),

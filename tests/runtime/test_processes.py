@@ -36,7 +36,7 @@ def run_scenario(name: str, children: int, seconds: float) -> None:
     assert done.returncode == 0, f"{done.returncode} children failed\n{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["beside_parent", "threads_fork", "grandchildren", "pool_fork"])
+@pytest.mark.parametrize("name", ["beside_parent", "threads_fork", "grandchildren", "server", "pool_fork"])
 def test_children_compute_what_their_parent_does(name: str) -> None:
     """Broke when arenas were shared mappings, and when a child kept a lock or a job of its parent's threads."""
     run_scenario(name, 8, 120)
@@ -45,8 +45,8 @@ def test_children_compute_what_their_parent_does(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "children"),
-    [("beside_parent", 100), ("threads_fork", 120), ("grandchildren", 60), ("while_compiling", 40), ("pool_fork", 80),
-     ("pool_spawn", 50), ("pool_forkserver", 50)],
+    [("beside_parent", 100), ("threads_fork", 240), ("grandchildren", 60), ("while_compiling", 40), ("server", 24),
+     ("pool_fork", 80), ("pool_spawn", 50), ("pool_forkserver", 50)],
 )  # fmt: skip
 def test_five_hundred_children_compute_what_their_parent_does(name: str, children: int) -> None:
     run_scenario(name, children, 900)
