@@ -186,3 +186,14 @@ def test_an_audio_encoder_takes_a_promise() -> None:
     weights = {"k": normal(48, 80, 3) / 16, "l": normal(48, 48, 3) / 12, "m": normal(48, 24) / 7}
 
     check(model(text, **weights), [[normal(1, 80, s)] for s in (32, 64, 96)], 1e-3, {"s": tc.Dim(32, 3200, 32)})
+
+
+@pytest.mark.parametrize(("dim", "sizes"), [(tc.Dim(32, 512), (32, 33, 50)), (tc.Dim(1, 9), (1, 4, 9)), (tc.Dim(0, 64, 4), (4, 12, 64))])
+def test_attention_is_one_kernel_whatever_is_promised(dim: tc.Dim, sizes: tuple[int, ...]) -> None:
+    """For rows known to be enough, a version for few was asked for all the same: ScheduleError."""
+    text, _, shapes = SQUARE["attention"]
+    made = model(text)
+    kernels = tc.compile(made, dims={"s": dim}, threads=2).report().kernels
+
+    assert [kernel.rule.partition(",")[0] for kernel in kernels] == ["attention"]
+    check(made, [[normal(*shape) for shape in shapes(2, s)] for s in sizes], 1e-4, {"s": dim})

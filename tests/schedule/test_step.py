@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -133,3 +135,35 @@ def test_scheduling_a_convolution_keeps_its_meaning() -> None:
     (want,), (got,) = run_prim_func(func, arrays), run_prim_func(s.func, arrays)
     np.testing.assert_array_equal(got, want)
     assert 18 <= len(s.trace.steps) <= 24
+
+
+HAMMER = """
+import inspect, random, sys, threading
+from tc.schedule import step
+
+sys.setswitchinterval(1e-6)
+step.PRIMITIVES["nothing"] = lambda func, k: (func, k)
+step._SIGNATURES["nothing"] = inspect.signature(step.PRIMITIVES["nothing"])
+funcs, wrong = [object() for _ in range(50)], []
+
+def apply(seed):
+    draw = random.Random(seed)
+    for _ in range(50_000):
+        k, func = draw.randrange(100), draw.choice(funcs)
+        if step.Step("nothing", (k,)).apply(func) != (func, k):
+            wrong.append(k)
+    finished.append(seed)
+
+finished = []
+threads = [threading.Thread(target=apply, args=(seed,)) for seed in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(int(bool(wrong) or len(finished) != 2 or len(step._APPLIED) > step.APPLIED_STEPS))
+"""
+
+
+def test_threads_that_schedule_at_once_share_what_is_remembered() -> None:
+    """An OrderedDict of keys that compare in Python is none for two threads: the process ended with a segmentation fault."""
+    assert subprocess.run([sys.executable, "-c", HAMMER], timeout=120, check=False).returncode == 0

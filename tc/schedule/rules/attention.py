@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Load, Mul, Var
+from tc.ir.arith import Facts, prove
+from tc.ir.expr import Load, Mul, Var, const
 from tc.ir.loop import annotation
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers, producer
@@ -58,10 +59,13 @@ def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     dim = None if row is None or rows is not None else schedule.extent_of(row)
     most = min(MOST_ROWS, (target.num_vector_registers - 3) // 2)
     tile = schedule.choose("attention/rows", range(2, min(rows or most, most) + 1), choose_rows(rows, most))
-    if isinstance(dim, Var):
+    is_enough = None if dim is None else prove(const(tile) <= dim, Facts.of(schedule.func.facts))
+    if isinstance(dim, Var) and is_enough is None:
         schedule.specialize(dim.name, tile)
         few = [info.name for info in block_infos(schedule.func)[len(infos) :]]
         _schedule_version(schedule, few, 1, target)
+    elif is_enough is False:
+        rows = FEW_ROWS  # so many at most, or little more: one by one
     _schedule_version(schedule, [info.name for info in infos], tile if rows is None or rows > FEW_ROWS else 1, target)
     return "attention" if rows is None or rows > FEW_ROWS else "attention, row by row"
 

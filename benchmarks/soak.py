@@ -1,0 +1,188 @@
+"""Compile and call thousands of small networks in one process, from several threads, and print how its memory grows.
+
+    python -m benchmarks.soak --compilations 10000 --calls 100000 --threads 2
+
+No two networks are equal, nothing is taken from a cache, and modules are dropped by another thread than the one that made them. One
+network in `CHECKED` is compared with the reference implementation of ONNX. Exit code 1 for a wrong result or more growth than
+`--limit`; a crash shows the stacks of all threads. Under `MALLOC_PERTURB_=165 MALLOC_CHECK_=3` it is slower and finds more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from onnx import helper as oh
+from onnx.reference import ReferenceEvaluator
+
+import tc
+
+CHECKED = 50
+"""One network in so many is compared."""
+
+ALIVE = 16
+"""Modules that wait to be dropped."""
+
+Array = np.ndarray
+
+
+@dataclass
+class Progress:
+    """What the threads have done; `warm_bytes` is the memory when a tenth of it was done."""
+
+    compilations: int
+    started: float = field(default_factory=time.perf_counter)
+    done: int = 0
+    warm_bytes: int = 0
+    failures: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self) -> None:
+        """Count a network, and print a line from time to time."""
+        with self.lock:
+            self.done += 1
+            if self.done == max(1, self.compilations // 10):
+                self.warm_bytes = settled_bytes()
+            if self.done % max(1, self.compilations // 20) == 0:
+                minutes = (time.perf_counter() - self.started) / 60
+                print(f"{self.done:6d} networks {minutes:6.1f} min {settled_bytes() / 1e6:8.1f} MB", flush=True)
+
+
+def settled_bytes() -> int:
+    """Resident memory, garbage in cycles collected."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def network(choose: random.Random) -> tuple[bytes, Array]:
+    """A small network that no other is equal to, and an input."""
+    rng = np.random.default_rng(choose.randrange(1 << 40))
+    batch, channels, size, results = (choose.randint(1, most) for most in (3, 40, 20, 40))
+    weights: dict[str, Array] = {}
+
+    def weight(*shape: int) -> str:
+        name = f"w{len(weights)}"
+        weights[name] = rng.standard_normal(shape, dtype=np.float32)
+        return name
+
+    def axes(*values: int) -> str:
+        name = f"w{len(weights)}"
+        weights[name] = np.array(values)
+        return name
+
+    nodes: list[onnx.NodeProto] = []
+
+    def node(kind: str, *inputs: str, **attributes: object) -> str:
+        nodes.append(oh.make_node(kind, inputs, [f"t{len(nodes)}"], **attributes))
+        return f"t{len(nodes) - 1}"
+
+    kind = choose.randrange(5)
+    shape: tuple[int, ...] = (batch, size, channels)
+    if kind == 0:
+        shape = (batch, channels, size, size)
+        image = node("Relu", node("Conv", "x", weight(results, channels, 3, 3), pads=[1, 1, 1, 1]))
+        node("MatMul", node("Flatten", node("GlobalAveragePool", image)), weight(results, 7))
+    elif kind == 1:
+        node("MatMul", node("Softmax", node("MatMul", "x", weight(channels, results))), weight(results, 5))
+    elif kind == 2:
+        flat = node("Transpose", node("LayerNormalization", "x", weight(channels), weight(channels)), perm=[0, 2, 1])
+        node("ReduceSum", node("Tanh", flat), axes(1))
+    elif kind == 3:
+        moved = node("Add", node("Sigmoid", "x"), weight(size, channels))
+        node("Sub", moved, node("ReduceMax", moved, axes(2)))
+    else:
+        node("Transpose", node("NonZero", node("Relu", node("Add", "x", weight(channels)))), perm=[1, 0])  # a size from data
+    given = [None if kind in (1, 2) and d == 0 else size for d, size in enumerate(shape)]
+    graph = oh.make_graph(
+        nodes,
+        "soak",
+        [oh.make_tensor_value_info("x", TensorProto.FLOAT, ["n" if size is None else size for size in given])],
+        [oh.make_tensor_value_info(nodes[-1].output[0], TensorProto.INT64 if kind == 4 else TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    made = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=9)
+    return made.SerializeToString(), rng.standard_normal(shape, dtype=np.float32)
+
+
+def compile_networks(seed: int, count: int, calls: int, progress: Progress, dropped: queue.Queue[object]) -> None:
+    """One thread's networks."""
+    choose = random.Random(seed)
+    for number in range(count):
+        model, x = network(choose)
+        compiled = tc.compile(model, threads=choose.choice((1, 2)))
+        found = [compiled(x) for _ in range(calls)]
+        if number % CHECKED == 0:
+            (expected,) = ReferenceEvaluator(onnx.load_from_string(model)).run(None, {"x": x})
+            scale = 1e-4 * max(1.0, float(np.abs(expected).max(initial=0.0)))
+            if not all(each.shape == expected.shape and np.allclose(each, expected, rtol=0, atol=scale) for each in found):
+                progress.failures.append(f"network {number} of seed {seed} is wrong")
+        dropped.put(compiled)
+        progress.add()
+
+
+def drop_modules(dropped: queue.Queue[object], stop: threading.Event) -> None:
+    """Let go of modules that other threads have made, the oldest first."""
+    while not stop.is_set():
+        if dropped.qsize() > ALIVE:
+            dropped.get()
+        else:
+            time.sleep(0.002)
+
+
+def run(compilations: int, calls: int, threads: int, seed: int) -> tuple[int, list[str]]:
+    """How many bytes the process has grown by from a tenth of the work to its end, and what went wrong."""
+    progress, dropped, stop = Progress(compilations), queue.Queue[object](), threading.Event()
+    dropper = threading.Thread(target=drop_modules, args=(dropped, stop))
+    dropper.start()
+    shares = [(seed + k, compilations // threads, max(1, calls // compilations), progress, dropped) for k in range(threads)]
+    workers = [threading.Thread(target=_guarded, args=(progress, share)) for share in shares]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    stop.set()
+    dropper.join()
+    while not dropped.empty():
+        dropped.get()
+    return settled_bytes() - progress.warm_bytes, progress.failures
+
+
+def _guarded(progress: Progress, share: tuple[int, int, int, Progress, queue.Queue[object]]) -> None:
+    try:
+        compile_networks(*share)
+    except Exception as error:  # the other threads go on; the exit code says it
+        progress.failures.append(f"seed {share[0]}: {type(error).__name__}: {error}")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compilations", type=int, default=10_000)
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=50.0, help="megabytes that the process may grow by")
+    options = parser.parse_args()
+    faulthandler.enable()
+    os.environ["TC_CACHE_DIR"] = "off"
+    growth, failures = run(options.compilations, options.calls, options.threads, options.seed)
+    print(f"growth {growth / 1e6:.1f} MB, at most {options.limit:.0f}; {len(failures)} failures")
+    for failure in failures:
+        print(failure)
+    return int(bool(failures) or growth > options.limit * 1e6)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
