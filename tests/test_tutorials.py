@@ -21,7 +21,13 @@ def test_there_are_tutorials() -> None:
     assert [source.name[:2] for source in sources()][:2] == ["01", "02"]
 
 
-@each_tutorial
+LONG = {"02_tuning_a_matmul"}
+"""It searches, and searching takes its time."""
+
+
+@pytest.mark.parametrize(
+    "source", [pytest.param(each, id=each.stem, marks=[pytest.mark.slow] if each.stem in LONG else []) for each in sources()]
+)
 def test_runs_from_top_to_bottom(source: Path, tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, QUICK: "1", "MPLBACKEND": "Agg"}

@@ -203,7 +203,7 @@ def accuracy(model: Cost, task: Measured) -> float:
     return right / pairs
 
 
-@pytest.mark.slow
+@pytest.mark.clock
 def test_thousands_of_measurements_are_learned_in_about_a_second() -> None:
     tasks = [made_up_task(f"task {k}", np.random.default_rng(k), rows=64) for k in range(50)]
     model = RankCost()

@@ -810,7 +810,7 @@ def test_lines_put_in_or_taken_out_by_hand_make_the_index_anew(indexed: Database
     assert [problem.line for problem in database.problems] == [4]
 
 
-@pytest.mark.slow
+@pytest.mark.clock
 def test_a_model_is_looked_up_in_a_large_file_at_once(path: Path) -> None:
     database = Database(path)
     long_trace = make_trace()[:-2] + "".join(f',["annotate_loop","i","key_{i}",{i}]' for i in range(30)) + "]}"

@@ -391,7 +391,7 @@ def test_candidates_of_a_convolution_differ_in_their_features() -> None:
     assert np.ptp(rows[:, ESTIMATE_COLUMN]) > 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.clock
 def test_a_candidate_of_a_convolution_takes_two_milliseconds_at_most() -> None:
     funcs = candidates(convolution(), 8)
     seconds = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -46,12 +45,9 @@ def compare(name: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("name", models())
 def test_every_node_is_native(name: str) -> None:
-    start = time.perf_counter()
     imported = load_model(zoo.path(name), on_unsupported="error")
-    seconds = time.perf_counter() - start
 
     assert {report.status for report in imported.report} == {"native"}
-    assert seconds < 5  # usually a tenth of a second; the machine may be busy
     assert [report.status for report in inspect_model(zoo.path(name)).nodes] == [r.status for r in imported.report]
 
 

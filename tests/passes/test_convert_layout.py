@@ -445,7 +445,7 @@ def test_nothing_to_do_is_the_same_module() -> None:
 # -- symbolic dims
 
 
-@pytest.mark.parametrize("symbolic", [(0,), (2, 3), (0, 2, 3)], ids=str)
+@pytest.mark.parametrize("symbolic", [(0,), pytest.param((2, 3), marks=pytest.mark.slow), (0, 2, 3)], ids=str)
 def test_symbolic_batch_and_image(symbolic: tuple[int, ...]) -> None:
     net = Net(9, (1, 3, 16, 16))
     x = net.same("Relu", net.conv("x", 20, 3, 2))

@@ -14,6 +14,7 @@ from tc.ops.build import GraphBuilder
 from tc.ops.winograd import POINTS, transform_weights, transforms
 from tc.passes.graph.convert_layout import convert_layout
 from tc.passes.graph.use_winograd import use_winograd
+from tests.ops.kernels import correlate
 
 
 def network(
@@ -35,9 +36,8 @@ def ops_of(module: IRModule) -> list[str]:
 def in_double(module: IRModule, x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
     conv = module.main.bindings[0].value
     w, bias = (arg.value.astype(np.float64) for arg in conv.args[1:])
-    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
-    return np.maximum(np.einsum("nchwij,ocij->nohw", windows, w) + bias[:, None, None], 0)
+    padded = np.pad(x, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+    return np.maximum(correlate(padded, w) + bias[:, None, None], 0)
 
 
 @pytest.mark.parametrize("tile", sorted(POINTS))
@@ -89,21 +89,27 @@ def test_results_are_within_the_stated_error(
     np.testing.assert_array_equal(one, two)
 
 
+SYMBOLIC = {
+    "samples": ("n", (28, 28), [(1, 28, 28), (2, 28, 28), (7, 28, 28)]),
+    "samples of small images": ("n", (9, 14), [(1, 9, 14), (5, 9, 14)]),
+    "images": (1, ("h", "w"), [(1, 56, 56), (1, 1, 1), (1, 3, 97), (1, 37, 2), (1, 5, 5), (1, 130, 64)]),
+    "widths": (2, (20, "w"), [(2, 20, 1), (2, 20, 33), (2, 20, 200)]),
+    "all": ("n", ("h", "w"), [(1, 4, 4), (3, 17, 30), (2, 64, 65), (0, 8, 8)]),
+}
+USUALLY = {(64, "samples"), (256, "samples of small images"), (64, "images"), (90, "widths"), (90, "all")}
+"""Each kind of dims, and each number of channels; the other pairs are slow."""
+
+
 @pytest.mark.parametrize(
-    ("samples", "size", "shapes"),
+    ("channels", "dims"),
     [
-        ("n", (28, 28), [(1, 28, 28), (2, 28, 28), (7, 28, 28)]),
-        ("n", (9, 14), [(1, 9, 14), (5, 9, 14)]),
-        (1, ("h", "w"), [(1, 56, 56), (1, 1, 1), (1, 3, 97), (1, 37, 2), (1, 5, 5), (1, 130, 64)]),
-        (2, (20, "w"), [(2, 20, 1), (2, 20, 33), (2, 20, 200)]),
-        ("n", ("h", "w"), [(1, 4, 4), (3, 17, 30), (2, 64, 65), (0, 8, 8)]),
+        pytest.param(channels, dims, marks=() if (channels, dims) in USUALLY else pytest.mark.slow)
+        for channels in (64, 90, 256)
+        for dims in SYMBOLIC
     ],
-    ids=["samples", "samples-of-small-images", "images", "widths", "all"],
 )
-@pytest.mark.parametrize("channels", [64, 90, 256])
-def test_sizes_may_be_symbolic(
-    channels: int, samples: int | str, size: tuple[int | str, int | str], shapes: list[tuple[int, int, int]]
-) -> None:
+def test_sizes_may_be_symbolic(channels: int, dims: str) -> None:
+    samples, size, shapes = SYMBOLIC[dims]
     module = network(channels, 72, size, samples=samples)
 
     one, two = tc.compile(module, threads=1), tc.compile(module, threads=2)
@@ -130,8 +136,7 @@ def test_images_may_be_whole_tiles_of_symbolic_number() -> None:
     for height, width in ((1, 1), (4, 7), (15, 14)):
         image = rng.standard_normal((1, 128, height, width)).astype(np.float32)
         padded = np.pad(np.tile(image, (1, 1, 4, 4)), [(0, 0), (0, 0), (1, 1), (1, 1)])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
-        exact = np.einsum("nchwij,ocij->nohw", windows, weights, dtype=np.float64)
+        exact = correlate(padded, weights)
         np.testing.assert_allclose(m(image), exact, rtol=0, atol=2e-6 * np.abs(exact).max())
 
 

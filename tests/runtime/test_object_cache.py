@@ -78,7 +78,8 @@ def _hammer(folder: str, seed: int) -> int:
 
 
 def test_sixteen_processes_never_see_a_wrong_entry(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # sixteen processes need not import everything again
     with context.Pool(16) as pool:
         wrong = pool.starmap(_hammer, [(str(tmp_path), seed) for seed in range(1, 17)])
 
