@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +171,12 @@ def prepare_model(
     numerics: str = "default",
     watch: _Stopwatch | None = None,
     assume_equal: bool = True,
+    overridden: Collection[str] = (),
 ) -> PreparedModel:
     """Import, the passes of `optimize_graph`, and what layouts need."""
     watch = watch or _Stopwatch()
     with watch.time("import"):
-        imported = import_model(model, dims, on_unsupported, assume_equal)
+        imported = import_model(model, dims, on_unsupported, assume_equal, overridden)
     with watch.time("graph passes"):
         graph = optimize_graph(imported.module, numerics)
         graph = split_phases(graph, block=target.lanes(32), strict=numerics == "strict")
@@ -211,14 +212,15 @@ def run_stages(
     numerics: str = "default",
     tuned: Tuned | None = None,
     assume_equal: bool = True,
+    overridden: Collection[str] = (),
 ) -> Stages:
     """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best.
 
-    assume_equal: see `load_model`.
+    assume_equal, overridden: see `load_model`.
     """
     watch = _Stopwatch()
     answer = own_answer if tuned is None else tuned.answer
-    prepared = prepare_model(model, target, dims, on_unsupported, numerics, watch, assume_equal)
+    prepared = prepare_model(model, target, dims, on_unsupported, numerics, watch, assume_equal, overridden)
     found = lower_model(lay_out(prepared, answer, watch), answer, watch)
     with watch.time("schedule"):
         module, kernels = schedule_module(found.lowered, target, tuned)
@@ -245,13 +247,17 @@ def check_words(numerics: object, on_unsupported: object, verify: object = "auto
 
 
 def import_model(
-    model: Model, dims: Mapping[str, Dim | int] | None, on_unsupported: str, assume_equal: bool = True
+    model: Model,
+    dims: Mapping[str, Dim | int] | None,
+    on_unsupported: str,
+    assume_equal: bool = True,
+    overridden: Collection[str] = (),
 ) -> Imported:
     """The front end for whatever `model` is."""
     check_model(model)
     if isinstance(model, IRModule):
         return Imported(model, (), ())
-    return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal)
+    return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal, overridden=overridden)
 
 
 @rare_collections()
@@ -266,6 +272,7 @@ def compile_model(
     numerics: str = "default",
     verify: str = "auto",
     on_unsupported: str = "fallback",
+    overridden: Collection[str] = (),
 ) -> CompiledModule:
     """Compile a model to native code.
 
@@ -283,6 +290,8 @@ def compile_model(
     verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
         kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
+    overridden: inputs with a default in the file that are to be inputs of the module. It need not be said: a module that is given such
+        an input by name is compiled again, once for each set of them.
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """
@@ -293,13 +302,20 @@ def compile_model(
     count = chosen.cores if threads is None else check_threads(threads)
     chosen = dataclasses.replace(chosen, cores=count)
     tuned = None if tune is None else _open_tuned(tune, chosen)
-    facts = (str(chosen), sorted(dims.items()), count, numerics, on_unsupported, _state_of(tune))
+    overridden = tuple(sorted(set(overridden)))
+    facts = (str(chosen), sorted(dims.items()), count, numerics, on_unsupported, _state_of(tune), overridden)
+    stages_of = partial(run_stages, model, chosen, dims, on_unsupported, numerics, tuned, overridden=overridden)
     key = _module_key(model, facts) if verify != "always" else None
     start = time.perf_counter()
 
     def general() -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
-        return build_module(run_stages(model, chosen, dims, on_unsupported, numerics, tuned, assume_equal=False), chosen, count)
+        return build_module(stages_of(assume_equal=False), chosen, count)
+
+    def overriding(names: tuple[str, ...]) -> CompiledModule:
+        """The program that takes these inputs as well."""
+        options = {"dims": dims, "tune": tune, "threads": count, "numerics": numerics, "verify": verify, "on_unsupported": on_unsupported}
+        return compile_model(model, chosen, **options, overridden=(*overridden, *names))  # type: ignore[arg-type]
 
     known = ModuleCache().find(key, lambda path, seal: load_sealed(path, seal, count)) if key is not None else None
     if isinstance(known, CompiledModule):
@@ -308,14 +324,16 @@ def compile_model(
         def profiled() -> tuple[EntrySource, Library]:
             if _module_key(model, facts) != key:
                 raise UserError("profile: the model's file has changed since it was compiled; compile it again")
-            return _profiled_entry(run_stages(model, chosen, dims, on_unsupported, numerics, tuned), chosen)
+            return _profiled_entry(stages_of(), chosen)
 
         known.set_origin(seconds, profiled, general)
+        known.set_overriding(known.overridable, overriding)
         return known
-    stages = run_stages(model, chosen, dims, on_unsupported, numerics, tuned)
+    stages = stages_of()
     _verify_stages(stages, verify, isinstance(model, IRModule))
     module = build_module(stages, chosen, count, () if tuned is None else tuple(tuned.summary()))
     module.set_general(general)
+    module.set_overriding(stages.imported.defaults, overriding)
     if verify == "always":
         kernels = {
             name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()

@@ -59,6 +59,14 @@ class _AssumptionFails(Exception):
     """The dims of a call are not what the program was made for: the general one is to run."""
 
 
+class _DefaultsReplaced(Exception):
+    """Inputs are given that have a default, which the program has as constants: `names`."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
 _living: weakref.WeakSet[CompiledModule] = weakref.WeakSet()
 
 
@@ -98,6 +106,10 @@ class CompiledModule:
         self._make_profiled = make_profiled
         self._make_general = make_general
         self._general: CompiledModule | None = None
+        self.overridable: tuple[str, ...] = ()
+        """Names of inputs that need not be given: the model has their values."""
+        self._make_overriding: Callable[[tuple[str, ...]], CompiledModule] | None = None
+        self._overriding_modules: dict[tuple[str, ...], CompiledModule] = {}
         self._profiled: tuple[EntrySource, Library] | None = None
         self._symbol = symbol
         self.threads = threads
@@ -159,6 +171,8 @@ class CompiledModule:
             return self._call(args, out)
         except _AssumptionFails:
             return self.general(*args, out=out)
+        except _DefaultsReplaced as given:
+            return self._overriding(given.names)(*args, out=out)
 
     def _call(self, args: tuple[Any, ...], out: Any) -> Any:
         results: Any = None
@@ -179,18 +193,22 @@ class CompiledModule:
             results = self._execute(self._by_name(inputs), None)
         except _AssumptionFails:
             return self.general.run(inputs)
+        except _DefaultsReplaced as given:
+            return self._overriding(given.names).run(inputs)
         return {info.name: result for info, result in zip(self.outputs, results, strict=True)}
 
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         if not isinstance(inputs, Mapping):
             names = ", ".join(self._positions)
             raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}")
-        unknown = [name for name in inputs if name not in self._positions]
+        unknown = [name for name in inputs if name not in self._positions and name not in self.overridable]
         missing = [info.name for info in self.inputs if info.name not in inputs]
         if unknown:
             raise InputError(f'there is no input "{unknown[0]}"; the inputs are: {", ".join(self._positions)}')
         if missing:
             raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}')
+        if len(inputs) > len(self._positions):
+            raise _DefaultsReplaced(tuple(sorted(name for name in inputs if name in self.overridable)))
         return tuple(inputs[info.name] for info in self.inputs)
 
     def _run_static(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -569,6 +587,19 @@ class CompiledModule:
         """Say how to make the module that assumes nothing."""
         self._make_general = make_general
 
+    def set_overriding(self, names: tuple[str, ...], make: Callable[[tuple[str, ...]], CompiledModule] | None) -> None:
+        """Say which inputs have a default, and how to make the module that takes some of them."""
+        self.overridable, self._make_overriding = names, make
+
+    def _overriding(self, names: tuple[str, ...]) -> CompiledModule:
+        if self._make_overriding is None:
+            raise InputError(
+                f'input "{names[0]}" has a default, which is part of this file\'s program; compile the model with overridden={list(names)}'
+            )
+        if names not in self._overriding_modules:
+            self._overriding_modules[names] = self._make_overriding(names)
+        return self._overriding_modules[names]
+
     def set_origin(
         self,
         seconds: float,
@@ -628,6 +659,7 @@ class CompiledModule:
             "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
             "explanations": self._explanations,
             "general": None,
+            "overridable": self.overridable,
         }
         return header, [*self._objects, *self._constants]
 
@@ -687,7 +719,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     )
     get_pool()
     library = link(objects)
-    return CompiledModule(
+    module = CompiledModule(
         plan,
         entry,
         library,
@@ -701,6 +733,8 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         header["target"],
         make_general=None if general is None else lambda: _load(general, sections[end:], threads),
     )
+    module.set_overriding(tuple(header["overridable"]), None)
+    return module
 
 
 def _after_fork_in_child() -> None:

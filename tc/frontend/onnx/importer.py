@@ -7,7 +7,7 @@ entry, keeps names and places, and decides what happens to a node that has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Union
@@ -246,10 +246,12 @@ class GraphImporter:
             depth=self.depth + 1,
         )
 
-    def add_initializers(self, graph: Any) -> None:
-        """Define the constants of a graph."""
+    def add_initializers(self, graph: Any, but: Collection[str] = ()) -> None:
+        """Define the constants of a graph, but for some."""
         reader = self.shared.model.reader
         for tensor in graph.initializer:
+            if tensor.name in but:
+                continue
             if tensor.name in self.names:
                 raise ModelError(f"the initializer {tensor.name!r} is defined twice")
             self.names[tensor.name] = constant_value(reader.read(tensor), tensor.name)

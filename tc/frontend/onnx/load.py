@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from tc.errors import ModelError, ShapeError, Span, UnsupportedError, UserError, located
@@ -35,6 +35,7 @@ def load_model(
     dims: Mapping[str, DimPromise] | None = None,
     on_unsupported: str = "fallback",
     assume_equal: bool = True,
+    overridden: Collection[str] = (),
 ) -> Imported:
     """The model as a module whose function "main" takes its inputs and returns its outputs.
 
@@ -44,6 +45,7 @@ def load_model(
         UnsupportedError ("error").
     assume_equal: dims that may be broadcast against each other are taken to be equal where nothing is known of them: a faster program,
         for fewer inputs, with assumed requirements that say which.
+    overridden: inputs with a default, an initializer of the same name, that are inputs here; of the others the defaults are constants.
 
     The constants share the memory of the file, which must not change while the module lives.
     Raises ModelError for a damaged or unsafe file, ShapeError where operands do not fit, UnsupportedError, LimitError.
@@ -53,15 +55,15 @@ def load_model(
     source, promises = read_model(model), dims or {}
     shared = _shared(source, on_unsupported, assume_equal)
     try:
-        return _load(shared, promises)
+        return _load(shared, promises, overridden)
     except (ShapeError, UnsupportedError):
         if not shared.assumes:
             raise
-    return _load(_shared(source, on_unsupported, False), promises)  # what was assumed may be what does not fit
+    return _load(_shared(source, on_unsupported, False), promises, overridden)  # what was assumed may be what does not fit
 
 
-def _load(shared: ModelImporter, dims: Mapping[str, DimPromise]) -> Imported:
-    importer, signature, outputs = _import(shared, dims)
+def _load(shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Collection[str]) -> Imported:
+    importer, signature, outputs = _import(shared, dims, overridden)
     names = [info.name for info in importer.shared.model.proto.graph.output]
     results: list[Atom] = []
     for name, value in zip(names, outputs, strict=True):
@@ -76,7 +78,7 @@ def _load(shared: ModelImporter, dims: Mapping[str, DimPromise]) -> Imported:
         attrs = (*attrs, ("requirements", carried))
     function = importer.builder.function("main", results, attrs)
     files, assumes = importer.shared.model.reader.files, importer.shared.assumes
-    return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes)
+    return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes, signature.defaults)
 
 
 def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None) -> Inspection:
@@ -122,16 +124,20 @@ def _shared(model: Model, mode: str, assume_equal: bool) -> ModelImporter:
 
 
 def _import(
-    shared: ModelImporter, dims: Mapping[str, DimPromise]
+    shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Collection[str] = ()
 ) -> tuple[GraphImporter, _Signature, list[Any]]:
     model = shared.model
     graph = model.proto.graph
     builder = GraphBuilder()
     importer = GraphImporter(shared, builder)
-    importer.add_initializers(graph)
+    importer.add_initializers(graph, overridden)
     signature = _Signature(dims, builder)
     inputs = [info for info in graph.input if info.name not in importer.names]
     signature.declare(inputs)
+    for info in graph.input:
+        if info.name in importer.names:
+            _check_declared(info, importer.names[info.name], "input")
+            signature.defaults = (*signature.defaults, info.name)
     for info in inputs:
         if info.name in importer.names:
             raise ModelError(f"two inputs are called {info.name!r}")
@@ -154,13 +160,13 @@ def _import(
     producers = {name: item.label for item in ordered for name in item.node.output}
     for info, value in zip(graph.output, values, strict=True):
         with located(Span(producers.get(info.name, info.name))):
-            _check_declared(info, value)
+            _check_declared(info, value, "output")
     return importer, signature, values
 
 
-def _check_declared(info: ValueInfoProto, value: Any) -> None:
-    """ModelError when an output cannot be what the file declares. Sizes that are known on one side only may be right."""
-    what = f"the output {info.name!r}"
+def _check_declared(info: ValueInfoProto, value: Any, kind: str) -> None:
+    """ModelError when a value cannot be what the file declares. Sizes that are known on one side only may be right."""
+    what = f"the {kind} {info.name!r}"
     check_declared_dtype(info, value, what)
     declared = info.type.tensor_type.shape.dim
     if not isinstance(value, Value) or not declared:  # no dims: some writers leave out the shape in this way
@@ -182,6 +188,7 @@ class _Signature:
         self.builder = builder
         self.dims: dict[str, Expr] = {}
         self.inputs: dict[str, Value] = {}
+        self.defaults: tuple[str, ...] = ()  # names of inputs that need not be given
 
     def declare(self, inputs: Iterable[ValueInfoProto]) -> None:
         """Make the dims that are plain names; UserError for a promise about a dim that is not there."""

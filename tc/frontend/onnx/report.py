@@ -56,10 +56,12 @@ class Inspection:
 @dataclass(frozen=True)
 class Imported:
     """A model as a module, the conditions over dims to check before it runs, how each node was imported, and the files of data
-    that it was read from besides its own. `assumes`: among the conditions are some that the model does not need (`Requirement.assumed`)."""
+    that it was read from besides its own. `assumes`: among the conditions are some that the model does not need (`Requirement.assumed`).
+    `defaults`: names of inputs whose values the file has, and which are constants here."""
 
     module: IRModule
     requirements: tuple[Requirement, ...]
     report: tuple[NodeReport, ...]
     data_files: tuple[str, ...] = ()
     assumes: bool = False
+    defaults: tuple[str, ...] = ()
