@@ -23,6 +23,7 @@ LEAST_LENT_BYTES = 128 << 10
 """What is smaller comes from numpy: the allocator of the C library keeps such memory itself."""
 
 CALLS_REMEMBERED = 16
+MANY = 1 << 30
 
 
 class _Loan:
@@ -40,13 +41,15 @@ class _Loan:
 class Shelf:
     """The blocks of one size, of which at most `limit` are kept idle."""
 
-    __slots__ = ("__weakref__", "_loan", "idle", "last_call", "limit", "most", "size_bytes")
+    __slots__ = ("__weakref__", "_loan", "idle", "last_call", "limit", "most", "size_bytes", "unused")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.idle: list[Arena] = []
         self.limit = 0
-        self.most = 0  # that calls had at once, since old ones were forgotten
+        # Since old ones were forgotten: the most that calls may have had at once, and how many were idle all the time.
+        self.most = 0
+        self.unused = MANY
         self.last_call = 0
         self._loan = type("Loan", (_Loan, ctypes.c_uint8 * size_bytes), {})
 
@@ -54,7 +57,9 @@ class Shelf:
         """An array in a block that nobody holds."""
         try:
             block = self.idle.pop()
+            self.unused = min(self.unused, len(self.idle))
         except IndexError:
+            self.unused = 0
             check_fits(self.size_bytes)
             block = Arena(self.size_bytes)
         loan = self._loan.from_address(block.address)  # type: ignore[attr-defined]
@@ -111,6 +116,8 @@ class ResultPool:
                 self._drop(size)
                 continue
             shelf.limit, shelf.most = shelf.most, 0
+            del shelf.idle[: shelf.unused]  # the last to come is the first to go: these lie at the bottom
+            shelf.unused = MANY
             del shelf.idle[shelf.limit :]
 
     def _drop(self, size: int) -> None:

@@ -168,6 +168,30 @@ def test_threads_never_share_a_block() -> None:
     assert module._results.idle_bytes() <= len(module._frames) * ONE.nbytes * 9 // 8
 
 
+def test_what_many_threads_needed_is_given_back_when_one_goes_on() -> None:
+    """Broke: every block that a burst of calls had needed stayed."""
+    module, inside = add_one(), threading.Barrier(8, timeout=60)
+
+    def work() -> None:
+        frame = module._take_frame()  # so that all have one at once
+        inside.wait()
+        module._idle.append(frame)
+        held = module(ONE, ONE)
+        inside.wait()
+        del held
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(module._frames) == 8
+
+    for _ in range(2 * CALLS_REMEMBERED):
+        result = module(ONE, ONE)
+    assert (result == 2).all() and module._results.idle_bytes() <= 2 * ONE.nbytes * 9 // 8
+
+
 def test_trim_beside_calls_of_another_thread() -> None:
     module, wrong, over = add_one("n"), [], threading.Event()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from tc.schedule.rules.common import divisors
 from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
@@ -40,12 +39,12 @@ class WinogradShape:
     def places(self) -> int:
         return (self.tile + 2) ** 2
 
-    @cached_property
+    @property
     def row_bytes(self) -> int:
         """Of one row of transformed tiles, before and after the products."""
         return 4 * self.places * self.across * (self.inputs + self.outputs) * self.block
 
-    @cached_property
+    @property
     def weight_bytes(self) -> int:
         return 4 * self.places * self.inputs * self.outputs * self.block**2
 
