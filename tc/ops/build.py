@@ -16,9 +16,9 @@ import numpy as np
 from tc.errors import Span, located
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Eq, Expr, Var
+from tc.ir.expr import Const, Eq, Expr, Var, const
 from tc.ir.graph import Atom, Attrs, AttrValue, Binding, Call, Function, Operation, ReadDims, TensorConst, TensorVar
-from tc.ir.node import substitute, walk
+from tc.ir.node import replace, substitute, walk
 from tc.ir.types import DimFact, TensorType, Type
 from tc.ops.registry import Requirement, get_op, inference
 
@@ -71,6 +71,20 @@ class GraphBuilder:
     def add_fact(self, fact: DimFact) -> None:
         """Promise something about a dim that is bound inside of the function."""
         self._facts.append(fact)
+
+    def given_facts(self) -> dict[Var, DimFact]:
+        """What is promised about the dims of the inputs."""
+        given = {node for param in self._root().params for node in walk(param.type)}
+        return {fact.var: fact for fact in self._facts if fact.var in given}
+
+    def assume_at_least(self, dim: Var, lo: int, message: str) -> None:
+        """Rely on a dim of the inputs being so large, in the whole program; it is checked before all else."""
+        place = next(k for k, fact in enumerate(self._facts) if fact.var is dim)
+        self._facts[place] = replace(self._facts[place], lo=lo)
+        self._root().require(Requirement(const(lo) <= dim, message, assumed=True))
+
+    def _root(self) -> GraphBuilder:
+        return self if self.parent is None else self.parent._root()
 
     def know(self, dim: Var) -> None:
         """Dims are never negative: note it for a dim that an operator made up, if nothing is known of it."""

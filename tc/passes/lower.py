@@ -113,23 +113,32 @@ def hide_dim_formulas(func: Function) -> tuple[Function, dict[Node, Node]]:
     """Replace every dim that is not a polynomial, such as (w + 1) // 2, by a variable of its own.
 
     A kernel need not know how its caller computes a size: without the formula it serves more callers, and questions about its
-    indices stay simple. Returns the function and what each new variable stands for.
+    indices stay simple. A part of a dim is replaced by itself only where it is known not to be negative, as whole dims are.
+    Returns the function and what each new variable stands for.
     """
     facts = Facts.of(func.facts)
     types = [_tensor_type(atom) for atom in (*func.params, *(t for b in func.bindings for t in b.targets))]
     formulas: dict[Node, Node] = {}
     promises = list(func.facts)
-    for dim in (dim for type_ in types for dim in type_.shape):
-        for atom in atoms_of_polynomial(dim):
-            if not isinstance(atom, Var) and atom not in formulas:
+    dims = list(dict.fromkeys(dim for type_ in types for dim in type_.shape))
+    for dim in dims:
+        parts = [atom for atom in atoms_of_polynomial(dim) if not isinstance(atom, Var)]
+        are_sizes = all(part in dims or _is_nonnegative(part, facts) for part in parts)
+        for part in parts if are_sizes else [dim]:
+            if part not in formulas:
                 var = Var(f"d{len(formulas)}", i64)
-                formulas[atom] = var
-                low = bounds(atom, facts)
-                promises.append(DimFact(var, max(low.lo or 0, 0), low.hi))
+                formulas[part] = var
+                known = bounds(part, facts)
+                promises.append(DimFact(var, max(known.lo or 0, 0), known.hi))
     if not formulas:
         return func, {}
     hidden = replace(substitute(func, formulas), facts=tuple(promises))
     return hidden, {var: atom for atom, var in formulas.items()}
+
+
+def _is_nonnegative(expr: Expr, facts: Facts) -> bool:
+    low = bounds(expr, facts).lo
+    return low is not None and low >= 0
 
 
 def lower_function(func: Function) -> PrimFunc:

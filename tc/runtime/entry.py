@@ -15,7 +15,7 @@ from tc.codegen.expressions import ScalarEmitter
 from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify
-from tc.ir.expr import Const, Expr, Var
+from tc.ir.expr import Const, Expr, Le, Var
 from tc.ir.node import walk
 from tc.ir.plan import (
     Allocate,
@@ -208,11 +208,15 @@ class _EntryEmitter:
     def emit_prepare(self, name: str) -> None:
         """Bind and check the dims; write output dims and arena size."""
         self._bind_inputs(check=True)
+        checks = [step for step in self.plan.steps if isinstance(step, Check) and self._is_bound(step.condition)]
+        basic = [step for step in checks if step.assumed and isinstance(step.condition, Le) and isinstance(step.condition.rhs, Var)]
+        for step in basic:  # facts speak of them as of promises
+            self._check(step)
         for fact in self.plan.facts:
             if fact.var in self.dims.values:
                 self._check_fact(fact)
-        for step in self.plan.steps:
-            if isinstance(step, Check) and self._is_bound(step.condition):
+        for step in checks:
+            if step not in basic:
                 self._check(step)
         for word, var in zip(self.layout.outputs, self.plan.outputs, strict=True):
             assert isinstance(var.type, TensorType)

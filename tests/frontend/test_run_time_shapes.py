@@ -144,7 +144,7 @@ def compare(text: str, shapes: Sequence[Sequence[tuple[int, ...]]], rng: np.rand
         for module in (compiled, compiled.general):
             result = module(*arrays)
             assert result.shape == expected.shape
-            np.testing.assert_allclose(result, expected, atol=1e-5)
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     return compiled
 
 
@@ -318,3 +318,62 @@ def test_affine_grid(align: int, batch: int, sizes: tuple[int, ...], known: bool
     (result,) = tc.compile(onnx_model).run(feed).values()
 
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def strided(kernel: int, pad: int, levels: int) -> str:
+    """Convolutions of stride 2, and their sizes as exporters compute them: (size + 2 * pad - kernel) / 2 + 1, toward zero."""
+    steps = ["s = Shape(x) n0 = Gather(s, i0) h0 = Gather(s, i2) w0 = Gather(s, i3)"]
+    for k in range(levels):
+        steps.append(f"c{k + 1} = Conv<strides = [2,2], pads = [{pad},{pad},{pad},{pad}]>({'x' if k == 0 else f'c{k}'}, k{min(k, 1)})")
+        for d in "hw":
+            steps.append(f"{d}a{k} = Add({d}{k}, pp) {d}b{k} = Sub({d}a{k}, kk) {d}c{k} = Div({d}b{k}, i2) {d}{k + 1} = Add({d}c{k}, one)")
+    constants = f"<int64[1] pp = {{{2 * pad}}}, int64[1] kk = {{{kernel}}}, int64[1] one = {{1}}, int64[1] eight = {{8}}"
+    constants += ", int64[1] i0 = {0}, int64[1] i2 = {2}, int64[1] i3 = {3}>"
+    end = f"p = Mul(h{levels}, w{levels}) t = Concat<axis = 0>(n0, eight, p) r = Reshape(c{levels}, t) y = Relu(r)"
+    inputs = f"float[n,3,h,w] x, float[8,3,{kernel},{kernel}] k0, float[8,8,{kernel},{kernel}] k1"
+    return f"g ({inputs}) => (float[n,8,p] y) {constants} {{ {' '.join(steps)} {end} }}"
+
+
+# A size of 0 is rounded to another side by Div than by a convolution, so the shape was only known when it ran, for every size.
+@pytest.mark.parametrize(("kernel", "pad"), [(3, 1), (3, 0), (1, 0)])
+def test_sizes_of_strided_convolutions_are_dims_though_an_image_may_be_empty(kernel: int, pad: int, rng: np.random.Generator) -> None:
+    levels = 3
+    shapes = [[(n, 3, h, w), (8, 3, kernel, kernel), (8, 8, kernel, kernel)] for n in (1, 2) for h, w in ((15, 40), (17, 16), (24, 31))]
+
+    compiled = compare(strided(kernel, pad, levels), shapes, rng)
+
+    assert len(compiled.report().kernels) <= levels + 1
+    assert not any("data" in kernel.rule or "shape_tensor" in kernel.name for kernel in compiled.report().kernels)
+    small = [rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3, 1, 40), (8, 3, kernel, kernel), (8, 8, kernel, kernel))]
+    if kernel == 3 and pad == 0:
+        with pytest.raises(InputError, match="must not be negative"):
+            compiled(*small)
+    else:
+        (expected,) = onnxruntime.InferenceSession(model(strided(kernel, pad, levels)).SerializeToString()).run(
+            None, dict(zip(("x", "k0", "k1"), small, strict=True))
+        )
+        np.testing.assert_allclose(compiled(*small), expected, rtol=1e-5, atol=1e-5)
+
+
+# A part of a size may be negative where the size is not; a kernel that was told otherwise never ended.
+def test_sizes_with_parts_that_are_negative(rng: np.random.Generator) -> None:
+    compiled = tc.compile(model(strided(3, 0, 2)))
+    x, k0, k1 = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3, 3, 40), (8, 3, 3, 3), (8, 8, 3, 3)))
+
+    assert compiled(x, k0, k1).shape == (1, 8, 0)
+
+
+@pytest.mark.parametrize("divisor", [2, 3])
+def test_quotients_of_shapes_round_toward_zero(divisor: int) -> None:
+    text = (
+        f"g (float[n] x) => (int64[3] y) <int64[1] d = {{{divisor}}}, int64[1] one = {{1}}, int64[1] five = {{5}}, int64[1] m = {{-3}}> "
+        "{ s = Shape(x) a = Sub(s, one) b = Div(a, d) e = Sub(s, five) f = Div(e, d) g = Mul(s, m) h = Div(g, d) "
+        "y = Concat<axis = 0>(b, f, h) }"
+    )
+    compiled = tc.compile(model(text))
+
+    for n in range(9):
+        expected = [int((v) / divisor) for v in (n - 1, n - 5, -3 * n)]
+        for module in (compiled, compiled.general):
+            if module is compiled.general or n >= 1:
+                np.testing.assert_array_equal(module(np.zeros(n, np.float32)), expected)

@@ -7,6 +7,7 @@ entry, keeps names and places, and decides what happens to a node that has none.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from tc.frontend.onnx.shapes import (
     evaluate,
     fits,
     is_constant,
+    rounds_down,
 )
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import (
@@ -50,6 +52,7 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import DType, bool_, i64
 from tc.ir.expr import Const, Expr, Var, equal, is_const, select
 from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
+from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.common import broadcast_dim
@@ -59,6 +62,7 @@ from tc.ops.registry import Requirement, get_op, inference
 MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
+_MOST_ASSUMED = 256
 
 NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
 Adapter = Callable[["NodeContext"], NodeResult]
@@ -95,7 +99,9 @@ class ModelImporter:
     mode: "fallback" lets Python run what has no operator, "error" refuses it, "inspect" goes on after a refusal.
     alternatives: ways to import a node without an adapter, tried in order.
     check: puts checks in front of a node's operands, before any way is tried.
-    assume_equal: whether dims that may be broadcast may be assumed to be equal. `assumes`: whether any were.
+    assume_equal: whether dims that may be broadcast may be assumed to be equal, and sizes to be such that quotients of theirs are
+        not negative.
+    `assumes`: whether any were.
     """
 
     def __init__(
@@ -394,6 +400,26 @@ class GraphImporter:
         place = "" if span is None else f"{span}: "
         for requirement in requirements:
             self.builder.require(Requirement(requirement.condition, place + requirement.message))
+
+    def assume_large_enough(self, size: Expr, holds: Callable[[Facts], bool], span: Span | None) -> None:
+        """Make the program for dims of inputs, of those in `size`, that are so large that something holds, if any number does."""
+        given = self.builder.given_facts()
+        dims = [given[v] for v in dict.fromkeys(walk(size)) if isinstance(v, Var) and v in given]
+
+        def with_least(least: int) -> Facts:
+            facts = self.facts
+            for fact in dims:
+                facts = facts.with_bounds(fact.var, max(fact.lo, least), fact.hi, fact.multiple_of)
+            return facts
+
+        if not dims or not holds(with_least(_MOST_ASSUMED)):
+            return
+        least = 1 + bisect_left(range(1, _MOST_ASSUMED), True, key=lambda n: holds(with_least(n)))
+        for fact in dims:
+            if fact.lo < least <= (least if fact.hi is None else fact.hi):
+                text = f"{span or 'the model'}: this program is for dims {fact.var} of {least} at least"
+                self.builder.assume_at_least(fact.var, least, text)
+                self.shared.assumes = True
 
     def _may_assume(self, a: Expr, b: Expr) -> bool:
         """Whether two dims may be equal, and are not such that one of them is there to be broadcast."""
@@ -736,10 +762,22 @@ class NodeContext(Calls):
             operands.append(value)
         if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
             return None
+        if self.op_type == "Div":
+            self._assume_to_round_down(operands)
         found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
         if found is None or not all(fits(elements, dtype) for elements, dtype in found):
             return None
         return [elements_value(elements, dtype) for elements, dtype in found]
+
+    def _assume_to_round_down(self, operands: Sequence[Value | None]) -> None:
+        """Let dims be so large that sizes that are divided are not negative: quotients are then what sizes of convolutions are, rounded
+        down."""
+        pairs = [None if v is None else self.graph.elements(v) for v in operands]
+        if len(pairs) != 2 or any(each is None for each in pairs) or not self.graph.shared.assume_equal:
+            return
+        for a, b in zip(*(each.reshape(-1) for each in np.broadcast_arrays(*pairs)), strict=True):
+            if isinstance(a, Expr) and isinstance(b, Expr) and not is_const(a) and not rounds_down(a, b, self.facts):
+                self.graph.assume_large_enough(a, lambda facts, a=a, b=b: rounds_down(a, b, facts), self.span)  # type: ignore[misc]
 
     def _operand(self, value: Value | None) -> Operand | None:
         return None if value is None else Operand(value.shape, value.dtype, self.graph.elements(value))

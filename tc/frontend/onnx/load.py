@@ -34,7 +34,7 @@ def load_model(
     *,
     dims: Mapping[str, DimPromise] | None = None,
     on_unsupported: str = "fallback",
-    assume_equal: bool = True,
+    assume_equal: bool = False,
     overridden: Collection[str] = (),
 ) -> Imported:
     """The model as a module whose function "main" takes its inputs and returns its outputs.
@@ -43,8 +43,8 @@ def load_model(
         is called "input.axis".
     on_unsupported: a node without an operator of ours runs on ONNX's reference implementation ("fallback"), or is an
         UnsupportedError ("error").
-    assume_equal: dims that may be broadcast against each other are taken to be equal where nothing is known of them: a faster program,
-        for fewer inputs, with assumed requirements that say which.
+    assume_equal: dims that may be broadcast against each other are taken to be equal where nothing is known of them, and those whose
+        quotients are sizes to be large enough: a faster program, for fewer inputs, with assumed requirements that say which.
     overridden: inputs with a default, an initializer of the same name, that are inputs here; of the others the defaults are constants.
 
     The constants share the memory of the file, which must not change while the module lives.

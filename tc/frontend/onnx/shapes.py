@@ -282,17 +282,26 @@ def _div(a: Element, b: Element, facts: Facts) -> Element | None:
 
 
 def divide_toward_zero(a: Expr, b: Expr, facts: Facts) -> Expr | None:
-    """The integer quotient of ONNX's Div, where it is known that it is also the one rounded down, or for constants."""
+    """The integer quotient of ONNX's Div; None where nothing is known of the divisor's sign."""
     if isinstance(a, Const) and isinstance(b, Const):
         if int(b) == 0:
             return None
         quotient = abs(int(a)) // abs(int(b))
         return const(quotient if (int(a) < 0) == (int(b) < 0) else -quotient)
-    if prove(b > 0, facts) is True and prove(a >= 0, facts) is True:
+    if rounds_down(a, b, facts):
         return floordiv(a, b)
-    if prove(b > 0, facts) is True and prove(equal(floormod(a, b), 0), facts) is True:
-        return floordiv(a, b)
-    return None
+    if prove(b > 0, facts) is not True:
+        return None
+    if prove(a + b > 0, facts) is True:  # the quotient rounded down is -1 at least, where the other is 0
+        return maximum(floordiv(a, b), 0)
+    return select(a < 0, 0 - floordiv(0 - a, b), floordiv(a, b))
+
+
+def rounds_down(a: Expr, b: Expr, facts: Facts) -> bool:
+    """Whether the quotient rounded toward zero is known to be the one rounded down."""
+    if prove(b > 0, facts) is not True:
+        return False
+    return prove(a >= 0, facts) is True or prove(equal(floormod(a, b), 0), facts) is True
 
 
 def _mod(a: Element, b: Element, facts: Facts) -> Element | None:

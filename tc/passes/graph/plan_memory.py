@@ -105,7 +105,7 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     """
     func = module.main
     checks = [*(Check(r.condition, r.message, r.assumed) for r in requirements), *_carried_checks(func)]
-    planner = _Planner(module, func, list(dict.fromkeys(checks)))
+    planner = _Planner(module, func, list({(c.condition, c.message): c for c in checks}.values()))
     planner.measure(func)
     planner.take_over()
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
