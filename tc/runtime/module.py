@@ -125,7 +125,7 @@ class CompiledModule:
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
         self._prepare = kind(library.address(f"{symbol}_prepare"))
         self._run = kind(library.address(f"{symbol}_run"))
-        self._native_callback = _CALLBACK(self._call_out) if entry.calls else None
+        self._native_callback = _CALLBACK(_weakly(weakref.WeakMethod(self._call_out))) if entry.calls else None
         self._lock = threading.Lock()
         self._idle: list[Frame] = []
         self._frames: dict[int, Frame] = {}
@@ -735,6 +735,17 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     )
     module.set_overriding(tuple(header["overridable"]), None)
     return module
+
+
+def _weakly(method: weakref.WeakMethod[Callable[[int, int, int], int]]) -> Callable[[int, int, int], int]:
+    """The method as a function that keeps its object no longer alive: a module in a cycle kept its code when it was dropped."""
+
+    def call(frame_address: int, number: int, table: int) -> int:
+        bound = method()
+        assert bound is not None, "a module lives as long as calls of it run"
+        return bound(frame_address, number, table)
+
+    return call
 
 
 def _after_fork_in_child() -> None:
