@@ -380,6 +380,9 @@ def test_random_inputs_follow_the_seed(affine: Path, capsys: pytest.CaptureFixtu
         (["--repeat", "0"], "--repeat is 0"),
         (["-o", "y.txt"], "written as .npz"),
         (["--dims", "batch"], "--dims"),
+        (["--input", "x=2x3xf32", "--input", "x=4"], "--input x: given twice, as 2x3xf32 and 4"),
+        (["--inputs", "/"], "/: cannot be read as an .npz file: Is a directory"),
+        (["--inputs", __file__], "it is no such file, or holds Python objects"),
     ],
 )
 def test_run_refuses_bad_requests(
@@ -474,6 +477,23 @@ def test_what_a_compiled_module_cannot_do_is_said(
     assert re.search(words, capsys.readouterr().err)
 
 
+def test_a_module_says_when_it_uses_fewer_threads_than_asked_for(
+    affine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tc.compile(affine, threads=1).save(tmp_path / "m.tcm")
+
+    assert main(["run", str(tmp_path / "m.tcm"), "--threads", "2"]) == 0
+
+    assert "on 1 threads: the module was compiled for no more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--input", "x=99999999999999999999x3xf32"], ["--dims", "batch=99999999999999"]])
+def test_inputs_beyond_all_memory_exit_with_4(affine: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(affine), *arguments]) == 4
+
+    assert "the limit is 137438953472" in capsys.readouterr().err
+
+
 def test_dims_that_were_taken_as_1_are_named(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "run", affine)[1]["assumed_dims"] == ["batch"]
     assert run_json(capsys, "run", affine, "--dims", "batch=2")[1]["assumed_dims"] == []
@@ -514,6 +534,7 @@ def test_a_range_of_multiples_is_run_at_its_smallest(affine: Path, capsys: pytes
         (["tune", "--seed", "-1"], "seed is -1"),
         (["tune", "--size", "batch=x"], "--size: 'batch=x'"),
         (["run", "--tolerance", "nan"], "--tolerance is nan"),
+        (["bench", "--tolerance", "nan"], "--tolerance is nan"),
         (["compile", "--emit", "graph", "--tune", "t.db"], "--tune: not for --emit"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -103,6 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile, check, and measure for each number of threads, each in a process of its own. Exit code 3 for wrong results."""
     need_model(args.model, "tc bench", "which other runtimes cannot read")
+    if math.isnan(args.tolerance):
+        raise UserError("--tolerance is nan, must be a number")
     if args.top < 0 or args.rounds < 1 or not 0 < args.seconds < 86400:
         raise UserError("--top must not be negative, --rounds at least 1, --seconds more than 0")
     peers, counts = parse_peers(args.vs), parse_threads(args.threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 
 import tc
 from tc.cli.values import Values, parse_values
-from tc.errors import UserError
+from tc.errors import LimitError, UserError
 from tc.frontend.formats import foreign_format
+from tc.frontend.onnx.tensors import MAX_TENSOR_BYTES
 from tc.ir.dtype import DType, parse_dtype
 from tc.runtime.saved import MAGIC
 from tc.target import check_threads
@@ -119,10 +121,14 @@ def _why(path: Path, error: Exception) -> str:
     """What the file is instead, where that shows; else the error's own words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if not path.is_file():
+        return "it is not a file"
     with path.open("rb") as file:
         head = file.read(512)
     foreign = None if head.startswith((b"\x93NUMPY", b"PK")) else foreign_format(head)
-    return str(error) if foreign is None else f"it is {foreign}"
+    if foreign is not None:
+        return f"it is {foreign}"
+    return "it is no such file, or holds Python objects" if "allow_pickle" in str(error) else str(error)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -134,8 +140,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: cannot be read as an .npz file: {_why(path, error)}") from error
 
 
+def check_room(shape: tuple[int, ...], dtype: DType, what: str) -> None:
+    """LimitError for an input that is larger than a tensor may be."""
+    size_bytes = math.prod(shape) * dtype.size_bytes
+    if size_bytes > MAX_TENSOR_BYTES:
+        raise LimitError(f"--input: {what} would take {size_bytes} bytes; the limit is {MAX_TENSOR_BYTES}")
+
+
 def random_array(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray:
-    """Seeded random data: floats are standard normal, integers and booleans 0 or 1 (valid as ids and masks)."""
+    """Seeded random data: floats are standard normal, integers and booleans 0 or 1 (valid as ids and masks).
+
+    LimitError for more bytes than a tensor may have.
+    """
+    check_room(spec.shape, spec.dtype, str(spec))
     if spec.dtype.is_float:
         return rng.standard_normal(spec.shape, np.float32).astype(spec.dtype.numpy)
     return rng.integers(0, 2, spec.shape).astype(spec.dtype.numpy)

@@ -21,6 +21,7 @@ from tc.cli.options import (
     InputSpec,
     Source,
     add_compile_arguments,
+    check_room,
     compile_options,
     is_compiled,
     need_model,
@@ -105,6 +106,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     data: dict[str, Any] = {
         "model": str(args.model),
         "inputs": {name: format_array(array) for name, array in inputs.items()},
+        "threads": module.threads,
         "assumed_dims": list(assumed_dims(module, args)),
         "outputs": {name: describe_output(array) for name, array in outputs.items()},
         "compile_seconds": compile_seconds,
@@ -116,6 +118,8 @@ def execute(args: argparse.Namespace) -> Outcome:
         data["output"] = str(args.output)
     if args.check:
         data["check"] = check(args, inputs, outputs)
+    if args.threads is not None and module.threads < args.threads:
+        data["note"] = f"on {module.threads} threads: the module was compiled for no more"
     return Outcome(data, lambda console: show(console, data))
 
 
@@ -145,6 +149,7 @@ def make_inputs(module: tc.CompiledModule, args: argparse.Namespace) -> dict[str
         if isinstance(source, Path):
             arrays[value.name] = read_array(source)
         elif isinstance(source, Values):
+            check_room(shape, value.dtype, f"{value.name} of shape {list(shape)}")
             arrays[value.name] = array_of(source, value.name, value.dtype, shape)
         elif source is not None or value.name not in arrays:
             arrays[value.name] = random_array(source or ArraySpec(shape, value.dtype), rng)
@@ -189,13 +194,15 @@ def say_assumed(dims: Sequence[str]) -> str:
 
 def name_inputs(specs: list[InputSpec], names: list[str]) -> dict[str, Source]:
     """The sources by input name; a source without a name belongs to the only input."""
-    sources = {}
+    sources: dict[str, Source] = {}
     for spec in specs:
         if spec.name is None and len(names) != 1:
             raise UserError(f"--input {spec.source}: say which input it is: {', '.join(f'{n}=...' for n in names)}")
         name = spec.name or names[0]
         if name not in names:
             raise UserError(f"--input {name}: the model has no such input; it has {', '.join(names)}")
+        if name in sources:
+            raise UserError(f"--input {name}: given twice, as {sources[name]} and {spec.source}")
         sources[name] = spec.source
     return sources
 
@@ -254,6 +261,8 @@ def show(console: Console, data: dict[str, Any]) -> None:
     for name, facts in data["outputs"].items():
         if "values" in facts:
             console.print(f"{name} = {facts['values']}", markup=False)
+    if "note" in data:
+        console.print(data["note"], highlight=False, markup=False)
     times = data["run_seconds"]
     console.print(f"compiled in {format_seconds(data['compile_seconds'])}", highlight=False)
     line = f"ran in {format_seconds(times['first'])}"
