@@ -11,6 +11,7 @@ from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
 from tc.ir.expr import (
+    Const,
     Expr,
     const,
     equal,
@@ -29,7 +30,7 @@ from tc.ops.common import (
     ravel,
     unravel,
 )
-from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, current_facts, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -130,6 +131,15 @@ def _compute_match_shape(tensors: Tensors, attrs: Attrs, types: Sequence[TensorT
     return te.compute(types[0].shape, lambda *axes: x[axes], "match_shape")
 
 
+def _blocked_match_shape(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """Where other dims than the channels are in other words."""
+    x, shape = operand(types, 0, "match_shape"), exprs(attrs.shape)
+    if x.rank < 3 or not isinstance(shape[1], Const) or shape[1] is not x.shape[1]:
+        return None
+    inside = (shape[0], const(-(-int(shape[1]) // block)), *shape[2:], const(block))
+    return BlockedForm("match_shape", (("shape", inside),), (Form.CHANNELS,))
+
+
 register(
     OpDef(  # the operand, its dims in other words: equal ones, as is checked where the words come from
         "match_shape",
@@ -138,7 +148,8 @@ register(
         _compute_match_shape,
         {"shape": REQUIRED},
         view=True,
-        samples=lambda rng: iter([([_f32(rng, 2, 3)], {"shape": (2, 3)})]),
+        blocked=_blocked_match_shape,
+        samples=lambda rng: iter([([_f32(rng, 2, 3)], {"shape": (2, 3)}), ([_f32(rng, 2, 5, 3)], {"shape": (2, 5, 3)})]),
     )
 )
 
