@@ -16,7 +16,7 @@ ALIGNMENT = 64
 """Bytes at whose multiples values begin: a cache line, and the longest vector."""
 
 _HUGE_PAGE = 2 << 20
-_LEAST_ALIGNED = 1 << 14
+LEAST_ALIGNED_BYTES = 1 << 14
 # Python's own choice, MAP_SHARED, is memory that a forked child would share with its parent, and that gets no huge pages.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
@@ -118,6 +118,6 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def result_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array for a result: aligned where it is large enough to be worth the microsecond that this takes. LimitError when there is no
     memory for it."""
-    if math.prod(shape) * dtype.itemsize >= _LEAST_ALIGNED:
+    if math.prod(shape) * dtype.itemsize >= LEAST_ALIGNED_BYTES:
         return aligned_empty(shape, dtype)
     return np.empty(shape, dtype)

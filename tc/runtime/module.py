@@ -344,7 +344,7 @@ class CompiledModule:
         results = self._check_outputs(given, wanted)
         meant: dict[int, np.ndarray] = {}
         ends = [data_address(array) for array in results]
-        places = (starts, [array.shape for array in arrays], ends)
+        places = (starts, [array.shape for array in arrays], ends, wanted)
         if places != frame.apart:
             meant = self._set_apart(arrays, results)
             frame.apart = None if meant else places

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tc.runtime.available import check_fits
-from tc.runtime.memory import Arena, result_array
+from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, result_array
 
 LEAST_LENT_BYTES = 128 << 10
 """What is smaller comes from numpy: the allocator of the C library keeps such memory itself."""
@@ -87,7 +87,7 @@ class ResultPool:
         for shape, dtype in wanted:
             size = math.prod(shape) * dtype.itemsize
             if size < LEAST_LENT_BYTES:
-                made.append(result_array(shape, dtype))
+                made.append(np.empty(shape, dtype) if size < LEAST_ALIGNED_BYTES else result_array(shape, dtype))
                 continue
             size = _rounded(size)
             counts[size] = count = counts.get(size, 0) + 1
