@@ -1,6 +1,7 @@
 """Values of expressions: scalars, or vectors where they depend on the vectorized loop.
 
-`x + a * b` is one fused multiply-add, unless numerics are strict. No other float operation is reassociated.
+`x + a * b` is one fused multiply-add, unless numerics are strict or both sides of a difference are products. No other float operation
+is reassociated.
 """
 
 from __future__ import annotations
@@ -159,6 +160,8 @@ class ExpressionEmitter(MemoryEmitter):
             case Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
                 accumulator = self.value(other)
                 return builder.fma(*builder.unify(self.value(x), self.value(y), accumulator))
+            case Sub(lhs=Mul(), rhs=Mul()):  # each is rounded, so that the difference of equal products is zero
+                pass
             case Sub(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
                 return builder.fma(
                     *builder.unify(self.value(x), self.value(y), builder.fneg(self.value(other)))

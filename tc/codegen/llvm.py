@@ -21,7 +21,7 @@ from tc.errors import CodegenError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import bf16, i64
-from tc.ir.expr import Add, Buffer, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var
+from tc.ir.expr import Buffer, Const, Expr, Load, Var
 from tc.ir.loop import (
     Alloc,
     Block,
@@ -38,6 +38,7 @@ from tc.ir.loop import (
     annotation,
 )
 from tc.ir.node import walk
+from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 from tc.ir.types import product
 
 PARALLEL_FOR = "tc_parallel_for"
@@ -77,6 +78,7 @@ class _Emitter(ExpressionEmitter):
         self.func = func
         self.parallel_count = 0
         self.report = report_buffer(func)
+        self.tree: TreeLoop | None = None
 
     # -- functions
 
@@ -159,8 +161,8 @@ class _Emitter(ExpressionEmitter):
             self._serial(loop)
 
     def _unrolled(self, loop: For, count: int) -> None:
-        is_tree = annotation(loop, "tree") and not self.strict and self.lane is None and count & (count - 1) == 0
-        if is_tree and self._combined(loop, count):
+        tree = as_tree_loop(loop)
+        if tree is not None and self._combined(loop, tree):
             return
         if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
             return
@@ -171,33 +173,38 @@ class _Emitter(ExpressionEmitter):
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
 
-    def _combined(self, loop: For, count: int) -> bool:
-        """A loop that folds numbers into one place, as a tree: halves of a vector are combined until one number is left.
+    def _combined(self, loop: For, tree: TreeLoop) -> bool:
+        """A loop that combines numbers as a tree. Where they follow each other in memory, halves of one vector are combined.
 
-        False when the loop is not of the form `A[i] = A[i] op x`, with x in memory one number after the other. Select
-        stands for the larger of two numbers where NaN does not count.
+        False where neither the loop is in vectors nor can be.
         """
-        store = loop.body
-        if not isinstance(store, Store):
+        if tree.store is not loop.body:
+            outer, self.tree = self.tree, tree
+            self.statement(loop.body)
+            self.tree = outer
+            return True
+        follows = isinstance(tree.value, Load) and any(n is loop.var for i in tree.value.indices for n in walk(i))
+        if not follows or self.lane is not None or tree.count & (tree.count - 1):
             return False
-        state = Load(store.buffer, store.indices)
-        match store.value:
-            case Select(condition=Lt(lhs=old, rhs=new), true_value=kept) if kept is new and store.value.false_value is old:
-                operation: type[Expr] = Select
-            case Add(lhs=old, rhs=new) | Mul(lhs=old, rhs=new) | Min(lhs=old, rhs=new) | Max(lhs=old, rhs=new):
-                operation = type(store.value)
-            case _:
-                return False
-        folds = old is state and isinstance(new, Load) and any(n is loop.var for i in new.indices for n in walk(i))
-        if not folds or not new.dtype.is_float or any(n is loop.var for i in store.indices for n in walk(i)):
-            return False
-        with self._lanes(loop, count):
-            vector = self.value(new)
+        with self._lanes(loop, tree.count):
+            vector = self.value(tree.value)
         while vector.lanes:
-            vector = self._half(operation, vector)
-        total = emit_float_operation(self.b, operation, self.value(state), vector)
-        self.store_scalar(store, total)
+            vector = self._half(tree.operation, vector)
+        total = emit_float_operation(self.b, tree.operation, self.value(tree.old), vector)
+        self.store_scalar(tree.store, total)
         return True
+
+    def _tree_value(self, tree: TreeLoop) -> Value:
+        """What the store of a tree stores, at this point of the loops inside of it."""
+
+        def leaf(number: int) -> Value:
+            self.state.values[tree.var] = int_value(number)
+            return self.value(tree.value)
+
+        def combine(a: Value, b: Value) -> Value:
+            return emit_float_operation(self.b, tree.operation, *self.b.unify(a, b))
+
+        return combine(self.value(tree.old), combine_tree(tree.count, leaf, combine))
 
     def _transposed(self, loop: For, count: int) -> bool:
         """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors.
@@ -485,7 +492,9 @@ class _Emitter(ExpressionEmitter):
         b.start_block(done)
 
     def _store_now(self, stmt: Store) -> None:
-        self.store_value(stmt, self.to_memory(self.value(stmt.value), stmt.buffer.dtype))
+        is_tree = self.tree is not None and stmt is self.tree.store
+        value = self._tree_value(self.tree) if is_tree else self.value(stmt.value)  # type: ignore[arg-type]
+        self.store_value(stmt, self.to_memory(value, stmt.buffer.dtype))
 
     def _intrinsic(self, stmt: IntrinsicCall) -> None:
         if stmt.name == "prefetch":

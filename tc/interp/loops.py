@@ -3,12 +3,14 @@
 The program becomes Python source, blocks included, that works on flat lists of scalars (see `scalars`). Nothing is shared with the
 code generator, and nothing is reordered, so parallel and vectorized loops run in sequence, forward or backward. Scratch memory starts
 as NaN (floats) or a large number (integers), an index out of range is an error, and so is an axis of a block outside its
-extent: what a compiled kernel would get away with is found here.
+extent: what a compiled kernel would get away with is found here. Loops annotated `tree` combine in that order (see `tree_loop`).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -47,9 +49,17 @@ from tc.ir.expr import (
 )
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, LoopKind, PrimFunc, Seq, Stmt, Store, While
 from tc.ir.node import Node, walk
+from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 from tc.schedule.tensorize import INTRINSICS
 
 _INFIX = {Add: "+", Sub: "-", Mul: "*", Div: "/", Eq: "==", Ne: "!=", Lt: "<", Le: "<=", And: "and", Or: "or"}
+_OPERATIONS: dict[type[Expr], Callable[[Any, Any], Any]] = {
+    Add: operator.add,
+    Mul: operator.mul,
+    Min: scalars.minimum,
+    Max: scalars.maximum,
+    Select: lambda a, b: b if a < b else a,
+}
 _INDEPENDENT = (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.BOUND)
 _MAX_NESTED_LOOPS = 16  # Python refuses more than 20 in one function
 
@@ -124,6 +134,7 @@ class _Writer:
         self._constants: dict[Const, str] = {}
         self._functions: dict[object, str] = {}
         self._from_data: dict[Node, bool] = {}
+        self.tree: TreeLoop | None = None
 
     def emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
@@ -162,6 +173,10 @@ class _Writer:
 
     def statement(self, stmt: Stmt) -> None:
         match stmt:
+            case For() if (tree := as_tree_loop(stmt)) is not None:
+                outer, self.tree = self.tree, tree
+                self.statement(stmt.body)
+                self.tree = outer
             case For(var=var, extent=extent, body=body, kind=kind):
                 order = "range({})[::-1]" if self.backward and kind in _INDEPENDENT else "range({})"
                 self.loop(f"for {self.name(var)} in {order.format(self.expression(extent))}:", body)
@@ -181,6 +196,8 @@ class _Writer:
                 self._from_data[var] = self.is_from_data(value)
                 self.emit(f"{self.name(var)} = {self.expression(value)}")
                 self.statement(body)
+            case Store(buffer=buffer, indices=indices) if self.tree is not None and stmt is self.tree.store:
+                self.emit(f"{self.element(buffer, indices)} = {self.combined(self.tree)}")
             case Store(buffer=buffer, indices=indices, value=value):
                 self.emit(f"{self.element(buffer, indices)} = {self.expression(value)}")
             case Alloc(buffer=buffer, body=body):
@@ -195,6 +212,13 @@ class _Writer:
                 self.statement(INTRINSICS[name].expand(operands))
             case _:
                 raise VerifyError(f"no meaning for {type(stmt).__name__}")
+
+    def combined(self, tree: TreeLoop) -> str:
+        """What the store of a tree stores."""
+        operation = self.function(("tree", tree.operation), lambda: _OPERATIONS[tree.operation])
+        function = self.function(("tree", tree.count), lambda: partial(combine_tree, tree.count))
+        leaf = f"lambda {self.name(tree.var)}: {self.expression(tree.value)}"
+        return f"{operation}({self.expression(tree.old)}, {function}({leaf}, {operation}))"
 
     def block(self, block: Block) -> None:
         self.emit(f"if {self.expression(block.where)}:")

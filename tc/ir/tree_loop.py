@@ -1,0 +1,90 @@
+"""Loops that combine numbers as a tree: the meaning of the annotation `tree` on an unrolled loop.
+
+    for k in unrolled(n):                  # {tree: 1}
+        for l in vectorized(16):
+            A[l] = A[l] + P[k, l]
+
+adds all P[k, l] of one l by a tree, and then their sum to A[l]. In each round number i is combined with number i + h, where h is half of
+those there are, rounded up; what has no partner stays. Rounding errors then grow with the logarithm of n rather than with n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tc.ir.expr import Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var
+from tc.ir.loop import For, If, LoopKind, Stmt, Store, annotation
+from tc.ir.node import walk
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class TreeLoop:
+    """`store` is `old = old op value`, where `old` does not depend on `var`, the loop's variable. `operation` is the class of op.
+
+    Select stands for the larger of two numbers where NaN does not count.
+    """
+
+    var: Var
+    count: int
+    store: Store
+    operation: type[Expr]
+    old: Expr
+    value: Expr
+
+
+def as_tree_loop(loop: For) -> TreeLoop | None:
+    """What an unrolled loop annotated `tree` combines; None for one that has to run as it is written."""
+    if not annotation(loop, "tree") or loop.kind is not LoopKind.UNROLLED or not isinstance(loop.extent, Const):
+        return None
+    store = _only_store(loop.body, loop.var)
+    if store is None or _mentions(store.indices, loop.var):
+        return None
+    state = Load(store.buffer, store.indices)
+    match store.value:
+        case Select(condition=Lt(lhs=old, rhs=new), true_value=kept) if kept is new and store.value.false_value is old:
+            operation: type[Expr] = Select
+        case Add(lhs=old, rhs=new) | Mul(lhs=old, rhs=new) | Min(lhs=old, rhs=new) | Max(lhs=old, rhs=new):
+            operation = type(store.value)
+        case _:
+            return None
+    if old is not state or not new.dtype.is_float or loop.extent.value < 1:
+        return None
+    if any(isinstance(node, Load) and node.buffer is store.buffer for node in walk(new)):
+        return None
+    return TreeLoop(loop.var, int(loop.extent.value), store, operation, old, new)
+
+
+def _only_store(stmt: Stmt, var: Var) -> Store | None:
+    """The one statement inside loops and conditions that do not depend on `var`."""
+    match stmt:
+        case Store():
+            return stmt
+        case For(extent=extent, body=body, kind=LoopKind.VECTORIZED | LoopKind.UNROLLED) if not _mentions((extent,), var):
+            return _only_store(body, var)
+        case If(condition=condition, then_body=body, else_body=None) if not _mentions((condition,), var):
+            return _only_store(body, var)
+    return None
+
+
+def _mentions(exprs: Sequence[Expr], var: Var) -> bool:
+    return any(node is var for expr in exprs for node in walk(expr))
+
+
+def combine_tree(count: int, leaf: Callable[[int], T], combine: Callable[[T, T], T]) -> T:
+    """The tree over leaves 0 to `count` - 1. A leaf is asked for when it is needed, so that few values are alive at once."""
+    sizes = [count]
+    while sizes[-1] > 1:
+        sizes.append((sizes[-1] + 1) // 2)
+
+    def node(level: int, number: int) -> T:
+        if level == 0:
+            return leaf(number)
+        other = number + sizes[level]
+        value = node(level - 1, number)
+        return combine(value, node(level - 1, other)) if other < sizes[level - 1] else value
+
+    return node(len(sizes) - 1, 0)
