@@ -162,7 +162,8 @@ class _Emitter(ExpressionEmitter):
 
     def _unrolled(self, loop: For, count: int) -> None:
         tree = as_tree_loop(loop)
-        if tree is not None and self._combined(loop, tree):
+        if tree is not None:
+            self._combined(loop, tree)
             return
         if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
             return
@@ -173,26 +174,20 @@ class _Emitter(ExpressionEmitter):
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
 
-    def _combined(self, loop: For, tree: TreeLoop) -> bool:
-        """A loop that combines numbers as a tree. Where they follow each other in memory, halves of one vector are combined.
-
-        False where neither the loop is in vectors nor can be.
-        """
-        if tree.store is not loop.body:
-            outer, self.tree = self.tree, tree
-            self.statement(loop.body)
-            self.tree = outer
-            return True
+    def _combined(self, loop: For, tree: TreeLoop) -> None:
+        """A loop that combines numbers as a tree. Where they follow each other in memory, halves of one vector are combined."""
         follows = isinstance(tree.value, Load) and any(n is loop.var for i in tree.value.indices for n in walk(i))
-        if not follows or self.lane is not None or tree.count & (tree.count - 1):
-            return False
+        if tree.store is not tree.body or not follows or self.lane is not None or tree.count & (tree.count - 1):
+            outer, self.tree = self.tree, tree
+            self.statement(tree.body)
+            self.tree = outer
+            return
         with self._lanes(loop, tree.count):
             vector = self.value(tree.value)
         while vector.lanes:
             vector = self._half(tree.operation, vector)
         total = emit_float_operation(self.b, tree.operation, self.value(tree.old), vector)
         self.store_scalar(tree.store, total)
-        return True
 
     def _tree_value(self, tree: TreeLoop) -> Value:
         """What the store of a tree stores, at this point of the loops inside of it."""

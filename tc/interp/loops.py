@@ -175,7 +175,7 @@ class _Writer:
         match stmt:
             case For() if (tree := as_tree_loop(stmt)) is not None:
                 outer, self.tree = self.tree, tree
-                self.statement(stmt.body)
+                self.statement(tree.body)
                 self.tree = outer
             case For(var=var, extent=extent, body=body, kind=kind):
                 order = "range({})[::-1]" if self.backward and kind in _INDEPENDENT else "range({})"

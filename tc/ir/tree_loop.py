@@ -5,7 +5,8 @@
             A[l] = A[l] + P[k, l]
 
 adds all P[k, l] of one l by a tree, and then their sum to A[l]. In each round number i is combined with number i + h, where h is half of
-those there are, rounded up; what has no partner stays. Rounding errors then grow with the logarithm of n rather than with n.
+those there are, rounded up; what has no partner stays. A condition that depends on k leaves numbers out. Rounding errors then grow with
+the logarithm of n rather than with n.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tc.ir.expr import Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var
-from tc.ir.loop import For, If, LoopKind, Stmt, Store, annotation
-from tc.ir.node import walk
+from tc.ir.expr import Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var, const, logical_and
+from tc.ir.loop import TRUE, For, If, LoopKind, Stmt, Store, annotation
+from tc.ir.node import replace, walk
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class TreeLoop:
-    """`store` is `old = old op value`, where `old` does not depend on `var`, the loop's variable. `operation` is the class of op.
+    """`store`, the one in `body`, is `old = old op value`, where `old` does not depend on `var`, the loop's variable.
 
-    Select stands for the larger of two numbers where NaN does not count.
+    `body` is that of the loop without the conditions that depend on `var`: `value` has these. `operation` is the class of op; Select
+    stands for the larger of two numbers where NaN does not count.
     """
 
     var: Var
     count: int
+    body: Stmt
     store: Store
     operation: type[Expr]
     old: Expr
@@ -40,9 +43,10 @@ def as_tree_loop(loop: For) -> TreeLoop | None:
     """What an unrolled loop annotated `tree` combines; None for one that has to run as it is written."""
     if not annotation(loop, "tree") or loop.kind is not LoopKind.UNROLLED or not isinstance(loop.extent, Const):
         return None
-    store = _only_store(loop.body, loop.var)
-    if store is None or _mentions(store.indices, loop.var):
+    found = _only_store(loop.body, loop.var)
+    if found is None or _mentions(found[1].indices, loop.var):
         return None
+    body, store, condition = found
     state = Load(store.buffer, store.indices)
     match store.value:
         case Select(condition=Lt(lhs=old, rhs=new), true_value=kept) if kept is new and store.value.false_value is old:
@@ -55,19 +59,32 @@ def as_tree_loop(loop: For) -> TreeLoop | None:
         return None
     if any(isinstance(node, Load) and node.buffer is store.buffer for node in walk(new)):
         return None
-    return TreeLoop(loop.var, int(loop.extent.value), store, operation, old, new)
+    if condition is not TRUE:
+        new = Select(condition, new, const(_IDENTITY[operation], new.dtype))
+    return TreeLoop(loop.var, int(loop.extent.value), body, store, operation, old, new)
 
 
-def _only_store(stmt: Stmt, var: Var) -> Store | None:
-    """The one statement inside loops and conditions that do not depend on `var`."""
+_IDENTITY = {Add: 0.0, Mul: 1.0, Min: float("inf"), Max: float("-inf"), Select: float("-inf")}
+
+
+def _only_store(stmt: Stmt, var: Var) -> tuple[Stmt, Store, Expr] | None:
+    """A statement around one store without the conditions that depend on `var`, the store, and these conditions."""
     match stmt:
         case Store():
-            return stmt
+            return stmt, stmt, TRUE
         case For(extent=extent, body=body, kind=LoopKind.VECTORIZED | LoopKind.UNROLLED) if not _mentions((extent,), var):
-            return _only_store(body, var)
-        case If(condition=condition, then_body=body, else_body=None) if not _mentions((condition,), var):
-            return _only_store(body, var)
-    return None
+            condition: Expr = TRUE
+        case If(condition=condition, then_body=body, else_body=None):
+            pass
+        case _:
+            return None
+    found = _only_store(body, var)
+    if found is None:
+        return None
+    inner, store, conditions = found
+    if isinstance(stmt, If) and _mentions((condition,), var):
+        return inner, store, logical_and(condition, conditions)
+    return replace(stmt, **{"then_body" if isinstance(stmt, If) else "body": inner}), store, conditions
 
 
 def _mentions(exprs: Sequence[Expr], var: Var) -> bool:

@@ -50,7 +50,7 @@ def _cut(loop: For, facts: Facts) -> Stmt:
         return _inside(plain, facts)
     limit = simplify(maximum(minimum(limit, loop.extent), 0), facts)
     first = replace(plain, extent=limit)
-    rest_extent = simplify(loop.extent - limit, facts)
+    rest_extent = simplify(_reached(plain, facts) - limit, facts)
     copy = fresh_binders(replace(plain, extent=rest_extent))
     moved = substitute(copy.body, {copy.var: copy.var + limit})
     rest: For = _trimmed(replace(copy, body=moved), facts)
@@ -62,6 +62,16 @@ def _cut(loop: For, facts: Facts) -> Stmt:
     inner = facts.with_range(rest.var, rest.extent)
     rest = replace(rest, body=_partition(simplify_statement(rest.body, inner), inner))
     return seq(simplify_statement(first, facts), simplify_statement(rest, facts))
+
+
+def _reached(loop: For, facts: Facts) -> Expr:
+    """The iterations up to the last one in which something may happen, where a number of dims decides that of a constant number."""
+    if not isinstance(loop.extent, Const) or loop.extent.value < 2 or loop.kind is not LoopKind.SERIAL:
+        return loop.extent
+    limit = _iterations(loop, facts, safe=False) if _is_all_guarded(loop.body, loop.var) else None
+    if limit is None or isinstance(limit, Const):
+        return loop.extent
+    return simplify(maximum(minimum(limit, loop.extent), 0), facts)
 
 
 def _trimmed(loop: For, facts: Facts) -> For:

@@ -19,7 +19,7 @@ from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers, producer
 from tc.schedule.rules.common import extent_value, known_product, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info
-from tc.schedule.rules.reduction import reduce_along
+from tc.schedule.rules.partial_sums import reduce_along
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.step import Schedule
 from tc.target import Target

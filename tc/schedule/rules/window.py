@@ -21,6 +21,7 @@ from tc.schedule.rules.common import (
     set_parallel,
 )
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single, vectorize_loop
+from tc.schedule.rules.partial_sums import is_long_sum
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -57,7 +58,7 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
     if not (is_stencil(contraction) if contraction is not None else _is_contiguous(info)):
         return None
     axes = [axis for axis in driven_spatial(info) if not is_single(info, axis)]
-    if not axes:
+    if not axes or (is_long_sum(info) and not any(_shares_index(info, axis) for axis in axes)):
         return None
     final = final_block(schedule, info.name, after)
     if final is None:

@@ -1,0 +1,361 @@
+"""How long reductions are taken apart: vectors of partial results, few terms in a row, and trees over what these give.
+
+A sum of n terms in a row has an error that grows with n; a tree of additions one that grows with log2(n). Here no partial sum takes
+more than `CHAIN` terms one after the other: longer ones are cut in parts, of a size that is fixed by shape and target (never by
+threads), and the parts' sums are summed in turn by a tree or by more parts. Along the contiguous axis the terms of a part lie in the
+lanes of several vectors; otherwise the lanes belong to neighbouring results. So the deepest path of additions to any term of a sum
+is about 4 + log2(n) long: 4 + log2 of the terms of the first level, log2 on every other.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tc.ir.arith import prove
+from tc.ir.expr import Buffer, Const, equal
+from tc.ir.loop import annotation
+from tc.schedule.analysis import BlockInfo, axes_in
+from tc.schedule.rules.common import extent_value, lanes_for, loads_of, loops_inside
+from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+ACCUMULATORS = 4
+"""Vectors that a row reduction sums into at once, to hide the latency of additions."""
+
+CHAIN = 8
+"""Terms that are added one after the other at the first level: 7 additions, 4 more than a tree of them is deep."""
+
+LATER_CHAIN = 2
+"""The same at later levels: as deep as a tree."""
+
+MOST_LEVELS = 2
+"""How often a reduction of symbolic extent is cut in parts: what remains then is short for all that fits in memory."""
+
+FEW_VECTORS = 8
+"""Vectors of a row that are taken one after the other without a loop."""
+
+FAN = 16
+"""Vectors of partial results that are combined by one tree."""
+
+UNKNOWN_STEPS = 1 << 40
+"""How many steps a loop of symbolic extent is taken to make."""
+
+ROUNDING = ("sum", "prod", "log_sum_exp")
+"""Monoids whose combination rounds."""
+
+
+def rounds(info: BlockInfo) -> bool:
+    """Whether the result of a reduction depends on the order of its terms."""
+    return annotation(info.block, "monoid") in ROUNDING and any(buffer.dtype.is_float for buffer in info.written_buffers)
+
+
+def is_long_sum(info: BlockInfo) -> bool:
+    """Whether a reduction rounds, and has too many terms to be added one after the other."""
+    extents = [axis.extent for axis in info.block.axes if axis.var in info.reduction_axes]
+    return rounds(info) and prod(int(e.value) if isinstance(e, Const) else UNKNOWN_STEPS for e in extents) > 2 * CHAIN
+
+
+# -- lanes along the reduction
+
+
+def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target, accumulators: int = ACCUMULATORS) -> None:
+    """Reduce along the lanes of about `accumulators` vectors at once, for a block inside the loop `anchor`."""
+    reduce_in_lanes(schedule, name, loops_inside(schedule, name, anchor), target, accumulators)
+
+
+def reduce_in_lanes(
+    schedule: Schedule, name: str, inside: list[str], target: Target, most: int = ACCUMULATORS, level: int = 0, *, is_short: bool = False
+) -> None:
+    """Partial results in the lanes of a few vectors, at the end combined as a tree; in parts where there are many terms.
+
+    `inside`: the loops of the block that are its own. `level`: how often its terms were cut in parts already; `is_short`:
+    there are so few that they need no parts.
+    """
+    info = block_info(schedule, name)
+    depth = driving_loops(info, inside, info.reduction_axes)
+    if not depth:
+        return
+    lanes = lanes_for(info, target)
+    terms = _extent(schedule, depth)
+    others = [loop for loop in inside if loop not in depth]
+    loops = list(schedule.loops_of(name))
+    around = loops[loops.index(depth[0]) :]
+    schedule.reorder(*(loop for loop in around if loop not in depth), *depth)
+    depth = _joined(schedule, info, depth)
+    extent = extent_value(schedule, depth[-1])
+    if terms < lanes or (extent is not None and extent < lanes):
+        schedule.decompose_reduction(name, depth[0])
+        return
+    if len(info.written_buffers) > 1:
+        most = 1
+    registers = most * (4 if target.vector_bits == 512 else 2)
+    accumulators = accumulators_for(extent, lanes, most)
+    chain = LATER_CHAIN if level else CHAIN
+    if rounds(info) and not is_short and (extent is not None or level < MOST_LEVELS):
+        while accumulators < registers and _steps(schedule, depth, lanes * accumulators) > chain and not (
+            extent is None or extent <= lanes * accumulators
+        ):
+            accumulators *= 2
+        if _steps(schedule, depth, lanes * accumulators) > chain:
+            _in_parts(schedule, name, depth, others, target, most, level)
+            return
+    accumulators = choose_accumulators(schedule, extent, lanes, accumulators)
+    _in_lanes(schedule, name, depth, others, lanes, accumulators)
+
+
+def _extent(schedule: Schedule, loops: list[str]) -> int:
+    return prod(extent_value(schedule, loop) or UNKNOWN_STEPS for loop in loops)
+
+
+def _steps(schedule: Schedule, depth: list[str], width: int) -> int:
+    """How many vectors of `width` lanes along the last of the loops there are."""
+    *outer, along = depth
+    extent = extent_value(schedule, along)
+    return UNKNOWN_STEPS if extent is None else _extent(schedule, outer) * -(-extent // width)
+
+
+def accumulators_for(extent: int | None, lanes: int, most: int) -> int:
+    """Vectors that are summed into at once: as many as hide latency, a power of two, none of them idle."""
+    if extent is None:
+        return most
+    found = 1
+    while found < most and extent >= 2 * found * lanes:
+        found *= 2
+    return found
+
+
+def choose_accumulators(schedule: Schedule, extent: int | None, lanes: int, default: int) -> int:
+    options = [count for count in (1, 2, 4, 8, 16) if extent is None or count * lanes <= max(extent, lanes)]
+    return schedule.choose("reduce/accumulators", options, default)
+
+
+def _joined(schedule: Schedule, info: BlockInfo, depth: list[str]) -> list[str]:
+    """The reduction loops, those fused over which memory is dense, the innermost last."""
+    order = list(schedule.loops_of(info.name))
+    *rest, last = depth
+    while rest and order.index(rest[-1]) == order.index(last) - 1 and _is_dense(schedule, info, rest[-1], last):
+        last = schedule.fuse(rest.pop(), last)
+        info, order = block_info(schedule, info.name), list(schedule.loops_of(info.name))
+    return [*rest, last]
+
+
+def _is_dense(schedule: Schedule, info: BlockInfo, outer: str, inner: str) -> bool:
+    """Whether what a block reads along `inner` goes on where the next iteration of `outer` begins."""
+    values = {axis.var: axis.value for axis in info.block.axes}
+    axes = {loop: {var for var, value in values.items() if any(v.name == loop for v in axes_in(value))} for loop in (outer, inner)}
+    found = False
+    for load in loads_of(info):
+        places = [[k for k, index in enumerate(load.indices) if axes_in(index) & axes[loop]] for loop in (outer, inner)]
+        if not all(places):
+            continue
+        (a, *more), (b, *others) = places
+        if more or others or b - a not in (0, 1):
+            return False
+        size = schedule.extent_of(inner)
+        if b == a + 1 and prove(equal(load.buffer.shape[b], size)) is not True:
+            return False
+        found = True
+    return found
+
+
+def _in_lanes(
+    schedule: Schedule, name: str, depth: list[str], others: list[str], lanes: int, accumulators: int, is_known: bool = True
+) -> None:
+    """All terms at once: `accumulators` vectors that take those of the last of the loops in turn, then one tree.
+
+    `is_known`: the number of terms is, so that a short loop over vectors is worth unrolling.
+    """
+    out, inner = schedule.split(depth[-1], lanes * accumulators)
+    partial = schedule.rfactor(name, inner)
+    steps = [*depth[:-1], out]
+    around = schedule.loops_of(name)[-2:-1]
+    is_apart = bool(around) and around[0] not in schedule.loops_of(partial) and not others  # rows are loops of the block's own
+    is_one = len(block_info(schedule, partial).written_buffers) == 1
+    if is_apart and is_one:
+        schedule.compute_at(partial, around[0])
+        own = loops_inside(schedule, partial, around[0])
+        info = block_info(schedule, partial)
+        steps = driving_loops(info, own, info.reduction_axes)
+        inner = next(loop for loop in own if loop not in steps)
+    loops = list(schedule.loops_of(partial))
+    chain = loops[min(map(loops.index, (*steps, inner))) :]
+    schedule.reorder(*[loop for loop in chain if loop not in (*steps, inner)], *steps, inner)
+    if steps:
+        schedule.annotate_loop(steps[-1], "partition", 1)
+        if is_known:
+            unroll_few(schedule, steps[-1])
+    schedule.decompose_reduction(partial, (steps or [inner])[0])
+    for each in (f"{partial}_init", partial):
+        vectorize_tile(schedule, schedule.loops_of(each)[-1], lanes)
+    final_loop = schedule.loops_of(name)[-1]
+    schedule.decompose_reduction(name, final_loop)
+    schedule.unroll(final_loop)
+    schedule.annotate_loop(final_loop, "tree", 1)
+    for buffer in block_info(schedule, partial).written_buffers:
+        if is_apart and not is_one:
+            put_last(schedule, buffer)
+        elif others:  # several rows: all partial results, then all trees, side by side
+            put_last(schedule, buffer)
+            schedule.set_scope(buffer.name, "local")
+        else:
+            schedule.set_scope(buffer.name, "register")
+
+
+def _in_parts(
+    schedule: Schedule, name: str, depth: list[str], others: list[str], target: Target, most: int, level: int
+) -> None:
+    """A sum for every part of the terms, each by one tree, and then the sum of these."""
+    lanes, extent = lanes_for(block_info(schedule, name), target), extent_value(schedule, depth[-1])
+    more = (2 if level == 0 else 4) if target.vector_bits == 512 else (1 if level == 0 else 2)
+    more = 1 if extent is None else more  # the last part may be short
+    accumulators = accumulators_for(extent, lanes, most * more)
+    chain = LATER_CHAIN if level else CHAIN
+    parts = cut(schedule, depth, others, lanes * accumulators * chain, chain, lanes * accumulators)
+    part = schedule.rfactor(name, parts)
+    loops = list(schedule.loops_of(part))
+    _in_lanes(schedule, part, loops[loops.index(parts) + 1 :], [], lanes, accumulators, extent is not None)
+    schedule.annotate_loop(schedule.loops_of(part)[-2], "partition", 1)
+    for buffer in block_info(schedule, part).written_buffers:
+        put_last(schedule, buffer)
+    own = list(schedule.loops_of(name))
+    reduce_in_lanes(schedule, name, [own[-1]], target, most, level + 1)
+
+
+def cut(schedule: Schedule, depth: list[str], spatial: list[str], terms: int, chain: int, width: int) -> str:
+    """Make one loop over parts of at most about `terms` terms each; returns its name. It is around what remains of the loops.
+
+    Where the last loop alone is long, parts are pieces of it; otherwise they are iterations of the loop before, `chain` vectors
+    of `width` terms together.
+    """
+    *outer, along = depth
+    extent = extent_value(schedule, along)
+    if extent is None or extent > terms or not outer:
+        part, rest = schedule.split(along, terms)
+        parts, chained = [*outer, part], [rest]
+    else:
+        few = max(1, chain // -(-extent // width))
+        *outer, last = outer
+        part, some = schedule.split(last, few)
+        parts, chained = [*outer, part], [some, along]
+    schedule.reorder(*spatial, *parts, *chained)
+    return schedule.fuse(*parts)
+
+
+# -- lanes over neighbouring results
+
+
+def reduce_in_columns(
+    schedule: Schedule, name: str, anchor: str, width: int, lanes: int, *, is_local: bool = True, is_short: bool = False
+) -> None:
+    """Vectors of results, for a block inside the loop `anchor`; a tree over parts of the terms where there are many.
+
+    `is_local`: the results are used inside the loop alone; `is_short`: the terms are few in any case.
+    """
+    info = block_info(schedule, name)
+    inside = loops_inside(schedule, name, anchor)
+    depth = driving_loops(info, inside, info.reduction_axes)
+    spatial = [loop for loop in inside if loop not in depth]
+    if not spatial:
+        if depth:
+            schedule.decompose_reduction(name, depth[0])
+        return
+    *others, lane = spatial
+    if depth:
+        schedule.reorder(*others, *depth, lane)
+    extent = extent_value(schedule, lane)
+    is_tile = extent is not None and extent <= width
+    if is_tile and rounds(info) and not is_short and _extent(schedule, depth) > 2 * CHAIN:
+        _columns_in_parts(schedule, name, depth, others, lanes)
+        return
+    if is_tile:
+        vectorize_tile(schedule, lane, lanes)
+        for buffer in info.written_buffers if is_local and not others else ():
+            schedule.set_scope(buffer.name, "register")
+    elif extent is not None and extent <= 2 * lanes:  # two vectors, the second one not full
+        schedule.vectorize(lane)
+    else:
+        vectorize_loop(schedule, lane, lanes)
+    if depth:
+        schedule.decompose_reduction(name, depth[0])
+
+
+def _columns_in_parts(schedule: Schedule, name: str, depth: list[str], others: list[str], lanes: int) -> None:
+    """Chains of a few terms, trees over `FAN` of their sums where these are made, and trees over those in turn."""
+    parts = cut(schedule, depth, others, CHAIN, CHAIN, 1)
+    if _extent(schedule, [parts]) > FAN:
+        parts, fan = schedule.split(parts, FAN)
+        part = schedule.rfactor(name, parts)
+        chain = schedule.rfactor(part, fan)
+        schedule.compute_at(chain, _vectors_of_part(schedule, part, lanes))
+    else:
+        chain = schedule.rfactor(name, parts)
+    _vectors_of_part(schedule, chain, lanes)
+    for _ in range(MOST_LEVELS):
+        steps = schedule.loops_of(name)[-1]
+        if _extent(schedule, [steps]) > FAN:
+            parts, _ = schedule.split(steps, FAN)
+            _vectors_of_part(schedule, schedule.rfactor(name, parts), lanes)
+    _vectors_of_part(schedule, name, lanes, is_last=True)
+
+
+def _vectors_of_part(schedule: Schedule, name: str, lanes: int, *, is_last: bool = False) -> str:
+    """Vectors of sums, as trees where these are of `FAN` terms at most; the loop over parts, each of which has sums of its own."""
+    info = block_info(schedule, name)
+    loops = [loop for loop in schedule.loops_of(name) if extent_value(schedule, loop) != 1]
+    steps = driving_loops(info, loops, info.reduction_axes)
+    own = [] if is_last else driving_loops(info, loops, info.spatial_axes[:1])  # rfactor puts the axis of parts first
+    lane = [loop for loop in driving_loops(info, loops, info.spatial_axes) if loop not in own][-1]
+    schedule.reorder(*own, *steps, lane)
+    vectorize_tile(schedule, lane, lanes)
+    if len(steps) == 1 and _extent(schedule, steps) <= FAN:
+        schedule.unroll(steps[0])
+        schedule.annotate_loop(steps[0], "tree", 1)
+    schedule.decompose_reduction(name, steps[0])
+    if is_last:
+        return ""
+    schedule.annotate_loop(own[-1], "partition", 1)
+    return own[-1]
+
+
+def vectorize_tile(schedule: Schedule, loop: str, lanes: int) -> None:
+    """Vectorize a loop of a few vectors, these one after the other."""
+    if (extent_value(schedule, loop) or 0) > lanes:
+        vectors, loop = schedule.split(loop, lanes)
+        schedule.unroll(vectors)
+    schedule.vectorize(loop)
+
+
+def reduce_parts(schedule: Schedule, name: str, terms: int, *, is_row: bool) -> None:
+    """A block that reduces parts of about `terms` terms each, and the block `name`, which reduces what that gives.
+
+    `is_row`: the reduction runs along the contiguous axis.
+    """
+    info = block_info(schedule, name)
+    loops = list(schedule.loops_of(name))
+    depth = driving_loops(info, loops, info.reduction_axes)
+    spatial = [loop for loop in loops if loop not in depth]
+    schedule.reorder(*spatial, *depth)
+    depth = _joined(schedule, info, depth) if is_row else depth
+    parts = cut(schedule, depth, spatial, terms, terms, 1)
+    part = schedule.rfactor(name, parts)
+    if not is_row:
+        schedule.reorder(parts, *spatial)
+    for buffer in block_info(schedule, part).written_buffers if is_row else ():
+        put_last(schedule, buffer)
+
+
+def put_last(schedule: Schedule, buffer: Buffer) -> None:
+    """Put the axis of partial results, their first one, last."""
+    names = [f"a{d}" for d in range(len(buffer.shape))]
+    if len(names) > 1:
+        schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join([*names[1:], names[0]])}")
+
+
+def unroll_few(schedule: Schedule, loop: str) -> None:
+    """Unroll a loop of few vectors: a short row then stays in registers from stage to stage."""
+    extent = extent_value(schedule, loop)
+    if extent is None or not 1 < extent <= 4 * FEW_VECTORS:
+        return
+    if schedule.choose("row/unroll", (False, True), extent <= FEW_VECTORS, ordered=False):
+        schedule.unroll(loop)
