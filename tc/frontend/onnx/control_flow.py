@@ -254,6 +254,14 @@ def _attr_vars(value: Any) -> set[Any]:
 
 # -- loops
 
+class _ShapeChanges(UnsupportedError):
+    """A loop carries values of changing sizes; `ranks` are those that every iteration keeps."""
+
+    def __init__(self, ranks: Sequence[int | None], message: str) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 Body = Callable[[Calls, Value, "list[Value]"], "tuple[Value | None, list[Value], list[Value]]"]
 
 
@@ -274,7 +282,8 @@ def bind_loop(
             prove(equal(a, b), graph.facts) is True for a, b in zip(old.shape, new.shape, strict=True)
         )
         if old.dtype != new.dtype or not same:
-            raise UnsupportedError(f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
+            ranks = [x.rank if x.rank == y.rank else None for x, y in zip(init, carried, strict=True)]
+            raise _ShapeChanges(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
     own = dims_bound_in(graph.builder)
     for value in scanned:
         if any(node in own for node in walk(value.type)):
@@ -317,8 +326,11 @@ def import_loop(n: NodeContext) -> NodeResult:
     mark = n.graph.mark()
     try:
         return _import_loop(n, trip_count, condition, [_tensor(v) for v in n.inputs[2:]])
-    except UnsupportedError:
+    except UnsupportedError as error:
         if fixed is None or not 0 < fixed <= _UNROLL_LIMIT:
+            if isinstance(error, _ShapeChanges):
+                own = error.ranks[len(error.ranks) - len(n.inputs[2:]) :]  # behind a count of iterations
+                n.ranks = {name: rank for name, rank in zip(n.outputs, own, strict=False) if rank is not None}
             raise
     n.graph.roll_back(mark)
     return _unroll(n, fixed)

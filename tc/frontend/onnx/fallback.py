@@ -1,7 +1,8 @@
 """Nodes that run on ONNX's reference implementation: slow, correct, and there for every operator that ONNX defines.
 
-Such a node becomes a call of the Python function "onnx_reference", whose attribute is a model of this one node. Its
-result types come from ONNX's shape inference; a dim that this cannot say is bound when the result is there.
+Such a node becomes a call of the Python function "onnx_reference", whose attribute is a model of this one node, and of those before it
+whose results only the reference can hold. Its result types come from ONNX's shape inference; a dim that this cannot say is bound when the
+result is there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tc.frontend.onnx.importer import NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
 from tc.frontend.onnx.report import FALLBACK
 from tc.frontend.onnx.tensors import CODES, dtype_of
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import AnyValue, DeferredValue, SequenceValue, Value
+from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, Var, const
 from tc.ir.graph import Attrs, CallExtern
 from tc.ir.types import DimFact, TensorType
@@ -53,38 +55,95 @@ def _as_reference_knows_it(n: NodeContext) -> tuple[Any, dict[str, int], dict[st
 
 
 def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
-    """Import a node as a call of its reference implementation. UnsupportedError when ONNX has none."""
+    """Import a node as a call of its reference implementation. UnsupportedError when ONNX has none.
+
+    A result that is a sequence, or of a rank that nobody can say, is deferred: the node runs with those that use the result.
+    """
     if n.graph.shared.mode == "error" or n.schema is None:
         return None
     if n.op_type == "Scan" and n.opset < 9:
         raise UnsupportedError("ONNX's reference does not know Scan of opset 8")
-    names = sorted(reads(n.node))
-    values = {name: n.graph.lookup(name) for name in names}
+    values = {name: n.graph.lookup(name) for name in sorted(reads(n.node))}
     values.update((name, value) for name, value in zip(n.node.input, n.inputs, strict=True) if name)
+    sources = _Sources(n)
     for name, value in values.items():
-        if value is not None and not isinstance(value, Value):
-            raise UnsupportedError(f"its input {name!r} is a sequence or optional")
-    tensors = {name: value for name, value in values.items() if isinstance(value, Value)}
+        sources.add(name, value)
+    node, opsets, defaults = _as_reference_knows_it(n)
+    if sources.nodes and opsets != dict(n.graph.opsets):
+        raise UnsupportedError("its operands come from nodes of another opset than its reference is of")
+    tensors = sources.tensors
+    nodes = [*sources.nodes.values(), node]
     constants = {name: array for name, value in tensors.items() if (array := _small_constant(n, value)) is not None}
     args = [value for name, value in tensors.items() if name not in constants]
     dim_names = _DimNames()
-    node, opsets, defaults = _as_reference_knows_it(n)
-    model = _model_of(n, node, opsets, tensors, {**constants, **defaults}, dim_names)
-    types = _infer(n, model, dim_names)
-    for info, type_ in zip(model.graph.output, types, strict=True):  # numpy's promotion is not ONNX's: what is declared is returned
-        info.type.tensor_type.elem_type = CODES[type_.dtype]
+    wanted = [name for name in n.outputs if name]
+    model = _model_of(n, nodes, wanted, opsets, tensors, {**constants, **defaults}, dim_names)
+    types, unknown = _infer(n, model, dim_names)
+    del model.graph.output[:]
+    model.graph.output.extend(_output_info(name, type_) for name, type_ in types.items())
     _check_runs(n, model)
-    text = base64.b64encode(model.SerializeToString()).decode()
-    operation = CallExtern(
-        f"py:{REFERENCE_FUNCTION}",
-        tuple(n.graph.atom(value) for value in args),
-        (),
-        tuple(types),
-        (("model", text),),
-        span=n.span,
-    )
-    results = iter(n.graph.bind(operation, types, [name for name in n.outputs if name], n.span))
-    return [next(results) if name else None for name in n.outputs], FALLBACK
+    results: dict[str, AnyValue] = {
+        name: DeferredValue(tuple(nodes), name, tensors, f"{n.label}, where {n.reason}; {why}", n.place, n.label)
+        for name, why in unknown.items()
+    }
+    if types:
+        text = base64.b64encode(model.SerializeToString()).decode()
+        operation = CallExtern(
+            f"py:{REFERENCE_FUNCTION}",
+            tuple(n.graph.atom(value) for value in args),
+            (),
+            tuple(types.values()),
+            (("model", text),),
+            span=n.span,
+        )
+        results.update(zip(types, n.graph.bind(operation, list(types.values()), list(types), n.span), strict=True))
+    return [results.get(name) for name in n.outputs], FALLBACK
+
+
+class _Sources:
+    """What a node reads: tensors by name, and before it nodes that make the rest of it from tensors."""
+
+    def __init__(self, n: NodeContext) -> None:
+        self.n = n
+        self.tensors: dict[str, Value] = {}
+        self.nodes: dict[str, Any] = {}  # by the name of their first result, each after what it reads
+
+    def add(self, name: str, value: AnyValue | None) -> None:
+        from onnx import helper
+
+        match value:
+            case None:
+                return
+            case Value():
+                if name in self.nodes or self.tensors.setdefault(name, value) is not value:
+                    raise UnsupportedError(f"two values that it needs are called {name!r}")
+            case SequenceValue(items=items, dtype=dtype):
+                parts = [f"{name}.item{k}" for k in range(len(items))]
+                for part, item in zip(parts, items, strict=True):
+                    self.add(part, item)
+                empty = helper.make_node("SequenceEmpty", [], [name], dtype=CODES[dtype if dtype is not None else f32])
+                self._add_node(helper.make_node("SequenceConstruct", parts, [name]) if parts else empty)
+            case DeferredValue():
+                for key, tensor in value.tensors.items():
+                    self.add(key, tensor)
+                for node in value.nodes:
+                    self._add_node(node)
+                if value.name != name:
+                    self._add_node(helper.make_node("Identity", [value.name], [name]))
+            case _:
+                raise UnsupportedError(f"its input {name!r} is an optional")
+
+    def _add_node(self, node: Any) -> None:
+        name = next(filter(None, node.output))
+        if name in self.tensors or self.nodes.setdefault(name, node) != node:
+            raise UnsupportedError(f"two values that it needs are called {name!r}")
+
+
+def _output_info(name: str, type_: TensorType) -> Any:
+    """The declaration of a result: numpy's promotion is not ONNX's, what is declared is returned."""
+    from onnx import helper
+
+    return helper.make_tensor_value_info(name, CODES[type_.dtype], None)
 
 
 class _DimNames:
@@ -110,13 +169,14 @@ def _small_constant(n: NodeContext, value: Value) -> np.ndarray | None:
 
 def _model_of(
     n: NodeContext,
-    node: Any,
+    nodes: Sequence[Any],
+    wanted: Sequence[str],
     opsets: dict[str, int],
     tensors: dict[str, Value],
     constants: dict[str, np.ndarray],
     dims: _DimNames,
 ) -> Any:
-    """A model of the one node. Small constants are its initializers."""
+    """A model of the nodes with the wanted outputs. Small constants are its initializers."""
     from onnx import helper, numpy_helper
 
     inputs = [
@@ -124,16 +184,19 @@ def _model_of(
         for name, value in tensors.items()
         if name not in constants
     ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in n.outputs if name]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
     graph = helper.make_graph(
-        [node], "node", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in constants.items()]
+        nodes, "node", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in constants.items()]
     )
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     return helper.make_model(graph, opset_imports=imports, ir_version=n.graph.shared.model.proto.ir_version or 8)
 
 
-def _infer(n: NodeContext, model: Any, dims: _DimNames) -> list[TensorType]:
-    """The types of the node's results; dims that are not known get names of their own."""
+def _infer(n: NodeContext, model: Any, dims: _DimNames) -> tuple[dict[str, TensorType], dict[str, str]]:
+    """The types of the node's results by name, and why others have none that a program can rely on.
+
+    Dims that are not known get names of their own.
+    """
     import onnx
 
     try:
@@ -141,15 +204,25 @@ def _infer(n: NodeContext, model: Any, dims: _DimNames) -> list[TensorType]:
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
         raise UnsupportedError(f"ONNX cannot infer its types: {error}") from error
     found = {value.name: value.type for value in (*inferred.graph.output, *inferred.graph.value_info)}
-    types = []
+    types: dict[str, TensorType] = {}
+    unknown: dict[str, str] = {}
     for name in filter(None, n.outputs):
-        tensor = found[name].tensor_type if name in found else None
-        if tensor is None or not found[name].HasField("tensor_type") or not tensor.HasField("shape"):
-            raise UnsupportedError(f"ONNX cannot say the rank of its output {name!r}, or it is no tensor")
+        kind = found[name].WhichOneof("value") if name in found else None
+        if kind != "tensor_type":
+            unknown[name] = f"its output {name!r} is a {(kind or 'value of no type').removesuffix('_type')}"
+            continue
+        tensor = found[name].tensor_type
+        # Of what a Loop carries, inference before opset 13 gives the empty shape of a scalar, for want of one.
+        has_shape = tensor.HasField("shape") and (len(tensor.shape.dim) > 0 or n.op_type != "Loop")
+        rank = len(tensor.shape.dim) if has_shape else n.ranks.get(name, n.graph.declared_rank(name))
+        if rank is None or not tensor.elem_type:
+            unknown[name] = f"ONNX cannot say the rank of its output {name!r}"
+            continue
         dtype = dtype_of(tensor.elem_type, f"the output {name!r}")
-        shape = [_dim(n, f"{name}.{axis}", dim, dims) for axis, dim in enumerate(tensor.shape.dim)]
-        types.append(TensorType(tuple(shape), dtype))
-    return types
+        known = tensor.shape.dim if has_shape else [onnx.TensorShapeProto.Dimension()] * rank
+        shape = [_dim(n, f"{name}.{axis}", dim, dims) for axis, dim in enumerate(known)]
+        types[name] = TensorType(tuple(shape), dtype)
+    return types, unknown
 
 
 def _dim(n: NodeContext, hint: str, dim: Any, dims: _DimNames) -> Expr:

@@ -10,7 +10,7 @@ from tc.frontend.onnx.importer import GraphImporter, NodeContext, NodeResult
 from tc.frontend.onnx.reading import needed_nodes, order_nodes
 from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.tensors import CODES
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import DeferredValue, Value
 from tc.ir.expr import Const
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def expand_model_function(n: NodeContext) -> tuple[NodeResult, str] | None:
 
 def expand_schema_function(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node by the definition that ONNX gives for its operator."""
+    if any(isinstance(value, DeferredValue) for value in n.inputs):
+        return None  # the reference has the node itself
     function = _schema_function(n)
     return None if function is None or n.schema is None else expand(n, function, n.schema.defaults)
 

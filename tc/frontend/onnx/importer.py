@@ -42,6 +42,7 @@ from tc.frontend.onnx.shapes import (
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
+    DeferredValue,
     OptionalValue,
     UnknownValue,
     Value,
@@ -208,6 +209,7 @@ class GraphImporter:
         self.names: dict[str, AnyValue | None] = {}  # None: an optional input of a function that was not given
         self._made: dict[Value, Atom] = {}
         self._declared: dict[str, Any] = {}
+        self._declared_ranks: dict[str, int] = {}
         if self.depth > _MAX_NESTING:
             raise ModelError(f"graphs are nested more than {_MAX_NESTING} deep")
 
@@ -490,16 +492,23 @@ class GraphImporter:
             check_declared_dtype(info, value, f"the input {info.name!r} of graph {graph.name!r}")
             self.names[info.name] = value
         self.add_initializers(graph)
-        self.declare(graph.value_info)
+        self.declare(graph.value_info, graph.output)
         nodes = order_nodes(graph.node, self.visible_names(), f"graph {graph.name!r}")
         results = self.run(nodes, [output.name for output in graph.output])
         for info, value in zip(graph.output, results, strict=False):  # fewer or more where the rest came along
             check_declared_dtype(info, value, f"the output {info.name!r} of graph {graph.name!r}")
         return results
 
-    def declare(self, infos: Sequence[Any]) -> None:
-        """Note the types that the file states for values in between."""
+    def declare(self, infos: Sequence[Any], outputs: Sequence[Any] = ()) -> None:
+        """Note the types that the file states for values in between; of outputs, which are checked elsewhere, the ranks."""
         self._declared.update({info.name: info for info in infos})
+        for info in (*infos, *outputs):
+            if info.type.tensor_type.HasField("shape"):
+                self._declared_ranks[info.name] = len(info.type.tensor_type.shape.dim)
+
+    def declared_rank(self, name: str) -> int | None:
+        """The rank that the file states for a value, if it does."""
+        return self._declared_ranks.get(name)
 
     def check_declared(self, name: str, value: AnyValue) -> None:
         """ModelError when the file states another element type for a value than it has."""
@@ -544,6 +553,7 @@ class GraphImporter:
             except UnsupportedError as error:
                 reason = error.message
                 self.roll_back(mark)
+        n.reason = reason
         for alternative in self.shared.alternatives:
             try:
                 found = alternative(n)
@@ -639,6 +649,8 @@ class NodeContext(Calls):
         self.num_outputs = len(item.node.output)
         self.inputs: list[AnyValue | None] = [graph.lookup(name) if name else None for name in item.node.input]
         self._attributes: dict[str, Any] | None = None
+        self.reason = ""  # why the node is not native, once it is known not to be
+        self.ranks: dict[str, int] = {}  # of outputs, where more is not known
 
     # -- what the node says
 
@@ -683,6 +695,8 @@ class NodeContext(Calls):
         found = self.inputs[index] if index < len(self.inputs) else None
         if isinstance(found, OptionalValue) and isinstance(found.content, Value):
             return found.content
+        if isinstance(found, DeferredValue):
+            raise UnsupportedError(f"input {index} comes from {found.reason}")
         if not isinstance(found, Value):
             what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
             raise ModelError(f"{self.op_type}: input {index} {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
@@ -13,9 +14,9 @@ from tc.frontend.onnx.functions import expand_model_function, expand_schema_func
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
 from tc.frontend.onnx.operand_checks import check_operands
 from tc.frontend.onnx.reading import Model, ModelSource, needed_nodes, order_nodes, read_model
-from tc.frontend.onnx.report import NATIVE, Imported, Inspection, NodeReport, ValueReport
+from tc.frontend.onnx.report import NATIVE, REFUSED, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import DeferredValue, Value
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
 from tc.ir.graph import Atom, AttrValue
@@ -67,6 +68,8 @@ def _load(shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Col
     names = [info.name for info in importer.shared.model.proto.graph.output]
     results: list[Atom] = []
     for name, value in zip(names, outputs, strict=True):
+        if isinstance(value, DeferredValue):
+            raise UnsupportedError(_no_result(name, value), Span(value.label))
         if not isinstance(value, Value):
             raise UnsupportedError(f"the output {name!r} is a sequence or an optional; tc returns tensors only")
         results.append(importer.atom(value))
@@ -81,6 +84,10 @@ def _load(shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Col
     return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes, signature.defaults)
 
 
+def _no_result(name: str, value: DeferredValue) -> str:
+    return f"the output {name!r} is what tc returns no tensor for: it comes from {value.reason}; tc returns tensors only, of known rank"
+
+
 def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None) -> Inspection:
     """What is in a model, and how each node would run. Nodes that cannot run are reported, not raised.
 
@@ -88,6 +95,10 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
     """
     read = read_model(model)
     importer, signature, outputs = _import(_shared(read, "inspect", False), dims or {})
+    for info, value in zip(read.proto.graph.output, outputs, strict=True):
+        if isinstance(value, DeferredValue):
+            old = importer.shared.reports[value.place]
+            importer.shared.report(value.place, dataclasses.replace(old, status=REFUSED, reason=_no_result(info.name, value)))
     inputs = [_value_report(name, value) for name, value in signature.inputs.items()]
     results = [
         _value_report(info.name, value) if isinstance(value, Value) else _declared_report(info)
@@ -155,7 +166,7 @@ def _import(
         if item.index not in needed:
             report = NodeReport(item.label, item.node.op_type, item.node.domain, NATIVE, "no output depends on it")
             shared.report(f"{item.index:06d}", report)
-    importer.declare(graph.value_info)
+    importer.declare(graph.value_info, graph.output)
     values = importer.run([item for item in ordered if item.index in needed], outputs)
     producers = {name: item.label for item in ordered for name in item.node.output}
     for info, value in zip(graph.output, values, strict=True):

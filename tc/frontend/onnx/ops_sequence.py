@@ -8,7 +8,7 @@ from tc.errors import ModelError, UnsupportedError
 from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_shape import equal_parts
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import OptionalValue, SequenceValue, Value, constant_value
+from tc.frontend.onnx.values import DeferredValue, OptionalValue, SequenceValue, Value, constant_value
 from tc.ir.arith import simplify
 from tc.ir.expr import Const, Expr, const
 
@@ -17,6 +17,8 @@ def _sequence(n: NodeContext, index: int) -> SequenceValue:
     found = n.inputs[index] if index < len(n.inputs) else None
     if isinstance(found, OptionalValue):
         found = found.content
+    if isinstance(found, DeferredValue):
+        raise UnsupportedError(f"input {index} comes from {found.reason}")
     if not isinstance(found, SequenceValue):
         raise ModelError(f"{n.op_type}: input {index} must be a sequence")
     return found
@@ -111,12 +113,16 @@ def _split_sizes(n: NodeContext, x: Value, axis: int) -> list[Expr]:
 @onnx_op("Optional")
 def import_optional(n: NodeContext) -> NodeResult:
     content = n.inputs[0] if n.inputs else None
+    if isinstance(content, DeferredValue):
+        raise UnsupportedError(f"input 0 comes from {content.reason}")
     return OptionalValue(content if isinstance(content, (Value, SequenceValue)) else None)
 
 
 @onnx_op("OptionalHasElement")
 def import_optional_has_element(n: NodeContext) -> NodeResult:
     found = n.inputs[0] if n.inputs else None
+    if isinstance(found, DeferredValue):
+        raise UnsupportedError(f"input 0 comes from {found.reason}")
     there = found is not None and not (isinstance(found, OptionalValue) and found.content is None)
     return constant_value(np.array(there))
 

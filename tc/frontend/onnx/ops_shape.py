@@ -52,12 +52,12 @@ def import_constant_of_shape(n: NodeContext) -> NodeResult:
 
 @onnx_op("Shape")
 def import_shape(n: NodeContext) -> NodeResult:
-    raise AssertionError("the shape of a tensor is always known")
+    raise AssertionError(f"the shape of {n.value(0).type} is always known")
 
 
 @onnx_op("Size")
 def import_size(n: NodeContext) -> NodeResult:
-    raise AssertionError("the size of a tensor is always known")
+    raise AssertionError(f"the size of {n.value(0).type} is always known")
 
 
 @onnx_op("Range")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -51,11 +52,26 @@ class OptionalValue:
 
 
 @dataclass(frozen=True, eq=False)
+class DeferredValue:
+    """What only ONNX's reference can hold: a sequence whose length data decide, a tensor of a rank that nobody can say.
+
+    `nodes` make it, as `name`, from `tensors`; they run together with the nodes that use it. `reason` says why, of which node.
+    """
+
+    nodes: tuple[Any, ...]
+    name: str
+    tensors: Mapping[str, Value]
+    reason: str
+    place: str
+    label: str
+
+
+@dataclass(frozen=True, eq=False)
 class UnknownValue:
     """The result of a node that was refused; only met while a model is inspected."""
 
 
-AnyValue = Union[Value, SequenceValue, OptionalValue, UnknownValue]
+AnyValue = Union[Value, SequenceValue, OptionalValue, DeferredValue, UnknownValue]
 
 
 def constant_value(array: np.ndarray, name: str = "") -> Value:
