@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tc.ir.dtype import parse_dtype
-from tc.ir.expr import Var
+from tc.ir.expr import Expr, Var
 from tc.ir.graph import TensorVar
 from tc.ir.node import walk
-from tc.ir.plan import ExecutionPlan, Place, Slot
+from tc.ir.plan import Check, ExecutionPlan, Place, Slot
 from tc.ir.types import TensorType
 from tc.runtime.callbacks import call_from_json, call_to_json
 from tc.runtime.entry import EntrySource, FailedCheck, FrameLayout
@@ -44,12 +44,21 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
         "layout": [layout.inputs, layout.outputs, layout.dynamic, layout.dims, layout.words],
         "dim_words": [names[var] for var in layout.dim_vars],
         "calls": [call_to_json(call, names) for call in entry.calls],
+        "assumed": [dim_text(condition, names) for condition in _assumed_of_inputs(plan)],
         "checks": [[check.message, check.input, check.axis, check.dims, check.assumed] for check in entry.checks],
     }
 
 
+def _assumed_of_inputs(plan: ExecutionPlan) -> list[Expr]:
+    """The assumptions that speak of dims of inputs alone."""
+    given = set(dim_vars(plan))
+    checks = [step for step in plan.steps if isinstance(step, Check) and step.assumed]
+    return [c.condition for c in checks if all(node in given for node in walk(c.condition) if isinstance(node, Var))]
+
+
 def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySource]:
-    """The inverse, for a module whose code is compiled: without steps. Any of several exceptions when the data has another form."""
+    """The inverse, for a module whose code is compiled: of the steps there are only the checks of what it assumes. Any of several
+    exceptions when the data has another form."""
     variables = {text: Var(name) for text, name in header["dims"]}
 
     def tensor(item: list[Any]) -> TensorVar:
@@ -62,7 +71,8 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
         for (place, index), var in zip(header["places"], outputs, strict=True)
     )
     arena_bytes = parse_dim(header["arena_bytes"], variables)
-    plan = ExecutionPlan("main", inputs, outputs, (), (), arena_bytes, header["num_dynamic"], (), slots)
+    assumed = tuple(Check(parse_dim(text, variables), "", True) for text in header["assumed"])
+    plan = ExecutionPlan("main", inputs, outputs, (), (), arena_bytes, header["num_dynamic"], assumed, slots)
     ins, outs, dynamic, dims, words = header["layout"]
     layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, tuple(variables[name] for name in header["dim_words"]))
     calls = tuple(call_from_json(item, variables) for item in header["calls"])

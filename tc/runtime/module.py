@@ -26,7 +26,7 @@ from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
-from tc.ir.plan import ExecutionPlan, Launch, Place
+from tc.ir.plan import Check, ExecutionPlan, Launch, Place
 from tc.ir.types import TensorType
 from tc.runtime.arrays import NO_OVERLAP, Port, dtype_name, fit, input_array, like, listed, output_array, overlapping
 from tc.runtime.available import check_fits
@@ -53,6 +53,11 @@ from tc.target import Target, check_threads, native_target
 
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
+
+
+def _is_known(expr: Expr, env: Mapping[Var, int]) -> bool:
+    """Whether an expression has a value for these dims."""
+    return all(node in env for node in walk(expr) if isinstance(node, Var))
 
 
 class _AssumptionFails(Exception):
@@ -499,6 +504,8 @@ class CompiledModule:
         """
         self._check_dims(dims)
         env = {n: dims[n.name] for n in dim_vars(self.plan) if n.name in dims}
+        if self._make_general is not None and not all(evaluate(c, env) for c in self._assumptions if _is_known(c, env)):
+            return self.general.peak_bytes(**dims)
         total = self._evaluate(self.plan.arena_bytes, env)
         for var, slot in zip(self.plan.outputs, self.plan.output_slots, strict=True):
             if slot.place is not Place.DYNAMIC:
@@ -544,15 +551,23 @@ class CompiledModule:
             self._profiled = self._make_profiled()
         entry, library = self._profiled
         timed = CompiledModule(
-            self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback
+            self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback, make_general=self._make_general
         )
-        timed(*args)
+        try:
+            timed._call(args, None)
+        except _AssumptionFails:
+            return self.general.profile(*args, repeat=repeat)
         seconds = np.mean([timed.launch_seconds(*args) for _ in range(repeat)], axis=0)
         rows = [
             KernelTime(str(launch.span or ""), launch.kernel, float(mean))
             for launch, mean in zip(timed.launches, seconds, strict=True)
         ]
         return sorted(rows, key=lambda row: -row.seconds)
+
+    @property
+    def _assumptions(self) -> list[Expr]:
+        """What the program takes for granted of the dims (`Check.assumed`), as far as it is said before anything runs."""
+        return [step.condition for step in self.plan.steps if isinstance(step, Check) and step.assumed]
 
     @property
     def launches(self) -> tuple[Launch, ...]:

@@ -49,7 +49,7 @@ from tc.runtime.digest import digest_of, read_with_digest
 from tc.runtime.memory import Arena
 
 MAGIC = b"tcmodule"
-VERSION = 5
+VERSION = 6
 _HEAD = struct.Struct("<8sI32sQ")
 _ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20

@@ -230,8 +230,16 @@ def test_a_file_holds_the_program_that_broadcasts_too(tmp_path: Path, rng: np.ra
 
     loaded = tc.load(tmp_path / "m.tcm")
 
+    assert loaded.peak_bytes(n=1, m=3) == compiled.peak_bytes(n=1, m=3) == compiled.peak_bytes(n=3, m=3) > 0
     np.testing.assert_array_equal(loaded(x, z), x + z)
     np.testing.assert_array_equal(loaded(x, x), x + x)
+
+
+def test_a_call_of_the_program_that_broadcasts_is_profiled(rng: np.random.Generator) -> None:
+    compiled = tc.compile(model("g (float[n,4] x, float[m,4] z) => (float[a,4] y) { y = Add(x, z) }"))
+    x, z = (rng.standard_normal((n, 4)).astype(np.float32) for n in (3, 1))
+
+    assert [row.node for row in compiled.profile(x, z, repeat=1)] == ["Add_0"]
 
 
 # A scale of another size than the axis was read past its end.
