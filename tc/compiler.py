@@ -238,12 +238,14 @@ def check_model(model: object) -> None:
 
 def check_words(numerics: object, on_unsupported: object, verify: object = "auto") -> None:
     """UserError for an option that is none of the words it may be."""
-    if numerics not in ("default", "strict"):
-        raise UserError(f"numerics is {numerics!r}; it must be 'default' or 'strict'")
-    if verify not in ("auto", "always", "never"):
-        raise UserError(f"verify is {verify!r}; it must be 'auto', 'always' or 'never'")
-    if on_unsupported not in ("fallback", "error"):
-        raise UserError(f"on_unsupported is {on_unsupported!r}; it must be 'fallback' or 'error'")
+    words = {
+        "numerics": (numerics, ("default", "strict")),
+        "verify": (verify, ("auto", "always", "never")),
+        "on_unsupported": (on_unsupported, ("fallback", "error")),
+    }
+    for name, (given, known) in words.items():
+        if not isinstance(given, str) or given not in known:
+            raise UserError(f"{name} is {given!r}; it must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
 
 
 def import_model(

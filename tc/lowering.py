@@ -53,7 +53,7 @@ def lower(
     "final": the loops that code generation takes. "llvm", "asm": optimized LLVM IR, assembly. The other arguments are those of
     `tc.compile`.
     """
-    if stage not in STAGES:
+    if not isinstance(stage, str) or stage not in STAGES:
         raise UserError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
     chosen = Target.of(target)
     check_words(numerics, on_unsupported)

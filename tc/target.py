@@ -71,6 +71,8 @@ class Target:
     cache_line_bytes: int = 64
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or type(self.vector_bits) is not int:
+            raise UserError("target: kind must be a name, and vector_bits a whole number")
         if self.kind in ("cuda", "opencl"):
             raise UnsupportedError(
                 f"target: {self.kind} devices are not supported yet; use 'native' or another CPU target"

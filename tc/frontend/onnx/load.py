@@ -53,7 +53,7 @@ def load_model(
     """
     if on_unsupported not in ("fallback", "error"):
         raise UserError(f'on_unsupported is {on_unsupported!r}, must be "fallback" or "error"')
-    source, promises = read_model(model), dims or {}
+    source, promises = read_model(model), checked_dims(dims)
     shared = _shared(source, on_unsupported, assume_equal)
     try:
         return _load(shared, promises, overridden)
@@ -94,7 +94,7 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
     Raises ModelError for what is no readable ONNX model.
     """
     read = read_model(model)
-    importer, signature, outputs = _import(_shared(read, "inspect", False), dims or {})
+    importer, signature, outputs = _import(_shared(read, "inspect", False), checked_dims(dims))
     for info, value in zip(read.proto.graph.output, outputs, strict=True):
         if isinstance(value, DeferredValue):
             old = importer.shared.reports[value.place]
