@@ -219,11 +219,8 @@ class Builder:
         return np.asarray(array)
 
     def weights(self, dtype: np.dtype, shape: Sequence[int]) -> Held:
-        """Fresh numbers whose dims are nearly always known, whether they are a constant or not."""
-        numbers = self.numbers(dtype, shape)
-        return (
-            self.data(dtype, shape) if self.chance(0.03) else self.fresh(numbers, "weights", self.style.p_initializer)
-        )
+        """Fresh finite numbers whose dims are known, whether they are a constant or not."""
+        return self.fresh(self.numbers(dtype, shape, special=False), "weights", self.style.p_initializer)
 
     def data(self, dtype: np.dtype, shape: Sequence[int]) -> Held:
         """Fresh numbers, as an input or an initializer."""

@@ -108,7 +108,6 @@ def test_a_child_that_dies_is_a_crash_and_its_successor_works(monkeypatch: pytes
 
 # Seeds that fail as of today, and why; to be emptied.
 PENDING: dict[int, str] = {
-    9: "a NaN spreads in ConvTranspose",
     22: "indices are not checked",
     26: "indices are not checked",
     52: "indices are not checked",
