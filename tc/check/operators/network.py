@@ -113,7 +113,7 @@ def mean_variance(b: Builder) -> None:
 def lrn(b: Builder) -> None:
     x = b.image(b.types("LRN"), b.choose((4, 4, 3)))
     b.emit(
-        "LRN", [x], size=b.choose((1, 3, 5, 2)), **({"alpha": 0.5, "beta": 0.5, "bias": 2.0} if b.chance(0.5) else {})
+        "LRN", [x], size=b.choose((1, 3, 5)), **({"alpha": 0.5, "beta": 0.5, "bias": 2.0} if b.chance(0.5) else {})
     )
 
 
