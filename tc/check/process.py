@@ -88,7 +88,10 @@ class Judge:
         stage, run, oracles, drawn = "generate", 0, 0, {}
         for message in self._messages(child):
             if "verdict" in message:
-                return _judged(Verdict(**message["verdict"]), drawn)
+                verdict = Verdict(**message["verdict"])
+                if verdict.failed:  # memory that was touched must not speak in the next verdict
+                    self.close()
+                return _judged(verdict, drawn)
             if "broken" in message:
                 raise RuntimeError(f"the checker failed on {request.get('seed', 'a model')}:\n{message['broken']}")
             stage, run, oracles = message["stage"], message["run"], message["oracles"]

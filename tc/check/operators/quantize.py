@@ -61,7 +61,7 @@ def quantize_and_back(b: Builder) -> None:
 
 
 def dynamic_quantize(b: Builder) -> None:
-    b.emit("DynamicQuantizeLinear", [b.pick((F32,), where=lambda h: h.array.size > 0)], 3)
+    b.emit("DynamicQuantizeLinear", [b.finite(b.pick((F32,), where=lambda h: h.array.size > 0))], 3)
 
 
 def matmul_integer(b: Builder) -> None:
