@@ -112,6 +112,20 @@ def require_broadcasts_to(own: Sequence[Expr], wide: Sequence[Expr], what: str) 
             require(logical_or(equal(dim, target), equal(dim, 1)), f"{what}: its dim {dim} must be 1 or {target}")
 
 
+def require_equal(dim: Expr, wanted: Expr, what: str) -> None:
+    """State that two dims are the same. `what` says in words what `dim` is."""
+    require(equal(dim, wanted), f"{what} is {dim}, but must be {wanted}")
+
+
+def require_within(own: Sequence[Expr], limits: Sequence[Expr], what: str, *, but: int | None = None) -> None:
+    """State that no dim exceeds the one it indexes into; the dim `but` is free."""
+    if len(own) != len(limits):
+        raise ShapeError(f"{what} has {len(own)} dims, but must have {len(limits)}")
+    for d, (dim, limit) in enumerate(zip(own, limits, strict=True)):
+        if d != but and dim is not limit:
+            require(dim <= limit, f"{what}: its dim {d} is {dim}, but must be at most {limit}")
+
+
 def broadcast_index(index: Expr, dim: Expr, wide: Expr) -> Expr:
     """The place along an axis of size `dim` that is read for place `index` of a result of size `wide`."""
     if is_const(dim, 1):

@@ -14,7 +14,7 @@ from tc.ir.expr import Const, Expr, Load, Var, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import For, Stmt, Store, seq
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
+from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand, require_equal, require_within
 from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.te import Tensor
 
@@ -124,12 +124,17 @@ def _run_gather_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return x[tuple(grid)]
 
 
+def _infer_gather_elements(types: Types, attrs: Attrs) -> TensorType:
+    x, indices = operand(types, 0, "gather_elements"), operand(types, 1, "gather_elements")
+    axis = normalize_axis(attrs.axis, x.rank, "gather_elements")
+    require_within(indices.shape, x.shape, "gather_elements: the index", but=axis)
+    return TensorType(indices.shape, x.dtype)
+
+
 register(
     OpDef(
         "gather_elements",
-        lambda types, attrs: TensorType(
-            operand(types, 1, "gather_elements").shape, operand(types, 0, "gather_elements").dtype
-        ),
+        _infer_gather_elements,
         _run_gather_elements,
         _compute_gather_elements,
         {"axis": 0, "in_range": False},
@@ -147,6 +152,8 @@ def _infer_gather_nd(types: Types, attrs: Attrs) -> TensorType:
     depth = int(indices.shape[-1])
     if depth + attrs.batch_dims > x.rank:
         raise ShapeError(f"gather_nd: indices {indices} choose {depth} axes of {x}")
+    for d in range(attrs.batch_dims):
+        require_equal(indices.shape[d], x.shape[d], f"gather_nd: dim {d} of the indices")
     return TensorType((*indices.shape[:-1], *x.shape[attrs.batch_dims + depth :]), x.dtype)
 
 
@@ -276,10 +283,18 @@ def _run_scatter_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return result
 
 
+def _infer_scatter_elements(types: Types, attrs: Attrs) -> TensorType:
+    x, indices, updates = (operand(types, k, "scatter_elements") for k in range(3))
+    axis = normalize_axis(attrs.axis, x.rank, "scatter_elements")
+    require_within(indices.shape, x.shape, "scatter_elements: the index", but=axis)
+    require_within(indices.shape, updates.shape, "scatter_elements: the index, against the updates")
+    return x
+
+
 register(
     OpDef(
         "scatter_elements",
-        lambda types, attrs: operand(types, 0, "scatter_elements"),
+        _infer_scatter_elements,
         _run_scatter_elements,
         _compute_scatter_elements,
         {"axis": 0, "reduction": "none", "in_range": False},
@@ -329,6 +344,11 @@ def _infer_scatter_nd(types: Types, attrs: Attrs) -> TensorType:
         raise ShapeError(f"scatter_nd: the last dim of indices {indices} must be known")
     if int(indices.shape[-1]) > x.rank:
         raise ShapeError(f"scatter_nd: indices {indices} choose {int(indices.shape[-1])} axes of {x}")
+    updates, wanted = operand(types, 2, "scatter_nd"), (*indices.shape[:-1], *x.shape[int(indices.shape[-1]) :])
+    if updates.rank != len(wanted):
+        raise ShapeError(f"scatter_nd: updates {updates} for indices {indices} into {x}")
+    for d, (dim, size) in enumerate(zip(updates.shape, wanted, strict=True)):
+        require_equal(dim, size, f"scatter_nd: dim {d} of the updates")
     return x
 
 

@@ -12,18 +12,26 @@ from tc.ir.dtype import f32, i8, int_range, u8
 from tc.ir.expr import Expr, call, cast, const, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, normalize_axis, operand
+from tc.ops.common import Arrays, Tensors, Types, broadcast_index, normalize_axis, operand, require_broadcasts_to
 from tc.ops.registry import REQUIRED, OpDef, register
 from tc.te import Tensor
 
 
-def _along(tensor: Tensor | None, axes: Sequence[Expr], axis: int) -> Expr | None:
-    """A per-tensor (rank 0 or one element) or per-axis parameter at a place."""
+def _along(tensor: Tensor | None, axes: Sequence[Expr], axis: int, size: Expr) -> Expr | None:
+    """A per-tensor (rank 0 or one element) or per-axis parameter at a place; `size` is that of the axis."""
     if tensor is None:
         return None
     if not tensor.shape:
         return tensor[()]
-    return tensor[const(0) if tensor.shape[0] is const(1) else axes[axis]]
+    return tensor[broadcast_index(axes[axis], tensor.shape[0], size)]
+
+
+def _require_parameters(types: Types, attrs: Attrs, op: str) -> None:
+    """Scale and zero point have one element, or one for each element of the axis."""
+    x = operand(types, 0, op)
+    for what, type_ in zip(("scale", "zero point"), types[1:3], strict=False):
+        if type_ is not None and type_.rank == 1:
+            require_broadcasts_to(type_.shape, (x.shape[_axis(attrs, x.rank)],) if x.rank else (const(1),), f"{op}: the {what}")
 
 
 def _np_along(array: np.ndarray, rank: int, axis: int) -> np.ndarray:
@@ -42,12 +50,13 @@ def _compute_quantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType
     zero = tensors[2] if len(tensors) > 2 else None
     low, high = int_range(attrs.dtype)
     axis = _axis(attrs, len(x.shape))
+    size = x.shape[axis] if x.shape else const(1)
 
     def body(*axes: Expr) -> Expr:
-        factor = _along(scale, axes, axis)
+        factor = _along(scale, axes, axis, size)
         assert factor is not None
         value = call("round", cast(x[axes], f32) / cast(factor, f32))
-        shift = _along(zero, axes, axis)
+        shift = _along(zero, axes, axis, size)
         if shift is not None:
             value = value + cast(shift, f32)
         return cast(maximum(minimum(value, const(high, f32)), const(low, f32)), attrs.dtype)
@@ -71,10 +80,11 @@ def _compute_dequantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
     assert x is not None and scale is not None
     zero = tensors[2] if len(tensors) > 2 else None
     axis = _axis(attrs, len(x.shape))
+    size = x.shape[axis] if x.shape else const(1)
 
     def body(*axes: Expr) -> Expr:
         value = cast(x[axes], f32)
-        shift, factor = _along(zero, axes, axis), _along(scale, axes, axis)
+        shift, factor = _along(zero, axes, axis, size), _along(scale, axes, axis, size)
         assert factor is not None
         if shift is not None:
             value = value - cast(shift, f32)
@@ -93,7 +103,13 @@ def _run_dequantize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return (value * _np_along(scale, x.ndim, axis).astype(np.float32)).astype(scale.dtype)
 
 
+def _infer_quantize(types: Types, attrs: Attrs) -> TensorType:
+    _require_parameters(types, attrs, "quantize")
+    return TensorType(operand(types, 0, "quantize").shape, attrs.dtype)
+
+
 def _infer_dequantize(types: Types, attrs: Attrs) -> TensorType:
+    _require_parameters(types, attrs, "dequantize")
     return TensorType(operand(types, 0, "dequantize").shape, operand(types, 1, "dequantize").dtype)
 
 
@@ -112,7 +128,7 @@ def _dequantize_samples(rng: np.random.Generator) -> Any:
 register(
     OpDef(
         "quantize_linear",
-        lambda types, attrs: TensorType(operand(types, 0, "quantize_linear").shape, attrs.dtype),
+        _infer_quantize,
         _run_quantize,
         _compute_quantize,
         {"axis": 1, "dtype": REQUIRED},

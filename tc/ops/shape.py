@@ -37,6 +37,7 @@ from tc.ops.common import (
     ints,
     normalize_axis,
     operand,
+    require_equal,
     same_dtype,
 )
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
@@ -476,6 +477,8 @@ def _infer_space_to_depth(types: Types, attrs: Attrs) -> TensorType:
     x = operand(types, 0, "space_to_depth")
     n, c, *space = x.shape
     b = attrs.block
+    for dim in space:
+        require_equal(simplify(dim % b), const(0), f"space_to_depth: what is left of {dim} in blocks of {b}")
     return TensorType((n, simplify(c * (b * b)), *(simplify(dim // b) for dim in space)), x.dtype)
 
 
@@ -535,10 +538,18 @@ def _run_reverse_sequence(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return result
 
 
+def _infer_reverse_sequence(types: Types, attrs: Attrs) -> TensorType:
+    x, lens = operand(types, 0, "reverse_sequence"), operand(types, 1, "reverse_sequence")
+    if lens.rank != 1:
+        raise ShapeError(f"reverse_sequence: the lengths must be a vector, found {lens}")
+    require_equal(lens.shape[0], x.shape[attrs.batch_axis], "reverse_sequence: the number of lengths")
+    return x
+
+
 register(
     OpDef(
         "reverse_sequence",
-        lambda types, attrs: operand(types, 0, "reverse_sequence"),
+        _infer_reverse_sequence,
         _run_reverse_sequence,
         _compute_reverse_sequence,
         {"batch_axis": 1, "time_axis": 0},

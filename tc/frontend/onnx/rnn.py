@@ -16,6 +16,7 @@ from tc.frontend.onnx.shapes import make_elements
 from tc.frontend.onnx.values import Value, elements_value
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, as_expr, const, is_const
+from tc.ops.common import require_equal
 
 # Name -> default alpha and beta; None when the activation has none.
 _ACTIVATIONS: dict[str, tuple[float | None, float | None]] = {
@@ -109,6 +110,7 @@ def _recurrent(n: NodeContext, gates: int, states: int, activations: Sequence[st
         x = n.call("transpose", x, perm=(1, 0, 2))
     length, batch = x.shape[0], x.shape[1]
     lengths = _sequence_lengths(n, length)
+    n.graph.state(lambda: _require_sizes(n, count, gates, hidden, batch, lengths, layout), n.span)
     chosen = _activations(n, activations, count)
     all_outputs, last_states = [], []
     for d in range(count):
@@ -119,6 +121,31 @@ def _recurrent(n: NodeContext, gates: int, states: int, activations: Sequence[st
         all_outputs.append(outputs)
         last_states.append(finals)
     return _results(n, all_outputs, last_states, layout)
+
+
+def _require_sizes(
+    n: NodeContext, count: int, gates: int, hidden: int, batch: Expr, lengths: Value | None, layout: int
+) -> None:
+    """State that every operand has the directions, the gates and the batch of the others."""
+    wanted: dict[int, tuple[Expr | int, ...]] = {
+        1: (count, gates * hidden, n.value(0).shape[2]),
+        2: (count, gates * hidden, hidden),
+        3: (count, 2 * gates * hidden),
+        7: (count, 3 * hidden),
+    }
+    state = (batch, count, hidden) if layout else (count, batch, hidden)
+    for k in range(5, 6 + (n.op_type == "LSTM")):
+        wanted[k] = state
+    if lengths is not None:
+        wanted[4] = (batch,)
+    for k, shape in wanted.items():
+        value = n.optional(k)
+        if value is None:
+            continue
+        if value.rank != len(shape):
+            raise ShapeError(f"{n.op_type}: input {k} must have rank {len(shape)}, but is {value.type}")
+        for d, (dim, size) in enumerate(zip(value.shape, shape, strict=True)):
+            require_equal(dim, as_expr(size), f"{n.op_type}: dim {d} of input {k}")
 
 
 def _results(n: NodeContext, outputs: list[Value], finals: list[list[Value]], layout: int) -> list[Value | None]:
