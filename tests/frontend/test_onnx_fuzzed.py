@@ -89,8 +89,18 @@ def test_a_scale_that_is_not_one_number_a_channel_is_refused(op: str) -> None:
     assert module.run({"x": x, "scale": np.ones(4, np.float32), "bias": np.ones(4, np.float32)})["y"].max() == 1.0
 
 
-def test_a_gather_whose_rank_hangs_on_a_dim_is_refused_by_name() -> None:
-    model = from_text("g (float[2,3] x, int64[1,m] i) => (float[a] y) { y = GatherND(x, i) }", 17)
+def test_a_recurrent_net_of_symbolic_weights_ends_where_its_sequences_do() -> None:
+    """It ran on a reference that takes no notice of the lengths."""
+    model = from_text(
+        "g (float[m,1,s] w, float[m,1,m] r, float[4,1,6] x) => (float[a,b,c,d] y) <int32[1] n = {2}> "
+        '{ y = RNN <hidden_size = 1> (x, w, r, "", n) }',
+        17,
+    )
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.random((4, 1, 6)), "w": rng.random((1, 1, 6)), "r": rng.random((1, 1, 1))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
 
-    with pytest.raises(tc.TcError, match="GatherND: how many axes are chosen is not known"):
-        tc.compile(model, threads=1)
+    found = tc.compile(model, threads=1).run(feeds)["y"]
+
+    np.testing.assert_allclose(found, run_onnxruntime(model, feeds)[0], rtol=1e-5)
+    assert (found[2:] == 0).all() and (found[:2] != 0).all()

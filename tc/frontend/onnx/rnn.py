@@ -102,15 +102,17 @@ def _recurrent(n: NodeContext, gates: int, states: int, activations: Sequence[st
     for value, rank, what in ((x, 3, "X"), (w, 3, "W"), (r, 3, "R")):
         if value.rank != rank:
             raise ShapeError(f"{n.op_type}: {what} must have rank {rank}, but is {value.type}")
-    if not is_const(r.shape[2]):
+    given = r.shape[2] if is_const(r.shape[2]) else n.attr("hidden_size")
+    if given is None:
         raise UnsupportedError(f"{n.op_type}: the hidden size must be known, but is {r.shape[2]}")
-    hidden = int(r.shape[2])
+    hidden = int(given)
     layout = n.attr("layout", 0)
     if layout:
         x = n.call("transpose", x, perm=(1, 0, 2))
     length, batch = x.shape[0], x.shape[1]
     lengths = _sequence_lengths(n, length)
     n.graph.state(lambda: _require_sizes(n, count, gates, hidden, batch, lengths, layout), n.span)
+    _with_known_sizes(n, count, gates, hidden)
     chosen = _activations(n, activations, count)
     all_outputs, last_states = [], []
     for d in range(count):
@@ -146,6 +148,18 @@ def _require_sizes(
             raise ShapeError(f"{n.op_type}: input {k} must have rank {len(shape)}, but is {value.type}")
         for d, (dim, size) in enumerate(zip(value.shape, shape, strict=True)):
             require_equal(dim, as_expr(size), f"{n.op_type}: dim {d} of input {k}")
+
+
+def _with_known_sizes(n: NodeContext, count: int, gates: int, hidden: int) -> None:
+    """Let the node see weights and biases in the sizes that they must have, where those are not written down."""
+    rows = gates * hidden
+    wanted = {1: (count, rows, n.value(0).shape[2]), 2: (count, rows, hidden), 3: (count, 2 * rows), 7: (count, 3 * hidden)}
+    for k, shape in wanted.items():
+        value = n.optional(k)
+        if value is None:
+            continue
+        if any(isinstance(size, int) and not is_const(dim) for dim, size in zip(value.shape, shape, strict=True)):
+            n.inputs[k] = n.call("reshape", value, shape=tuple(map(as_expr, shape)))
 
 
 def _results(n: NodeContext, outputs: list[Value], finals: list[list[Value]], layout: int) -> list[Value | None]:
