@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,9 +112,7 @@ class GraphBuilder:
             full = record.attrs(attrs)
             types = record.infer_types([None if arg is None else _tensor_type(arg) for arg in args], full)
         if requirements:
-            for requirement in requirements:
-                message = requirement.message if span is None else f"{span}: {requirement.message}"
-                self.require(Requirement(requirement.condition, message))
+            self._require_all(requirements, span)
             types = tuple(self._with_equal_dims(type_) for type_ in types)
         given = tuple((key, value) for key, value in attrs.items())
         return self.bind(Call(op, args, given, span=span), types, [name or op for name in names] or (op,), span)
@@ -144,6 +142,17 @@ class GraphBuilder:
                 return
             builder = builder.parent
         self.requirements.append(requirement)
+
+    def state(self, rule: Callable[[], object], span: Span | None) -> None:
+        """Run what states requirements (`registry.require`), and keep those that are not proven."""
+        with located(span), inference(self.known) as requirements:
+            rule()
+        self._require_all(requirements, span)
+
+    def _require_all(self, requirements: Iterable[Requirement], span: Span | None) -> None:
+        place = "" if span is None else f"{span}: "
+        for requirement in requirements:
+            self.require(Requirement(requirement.condition, place + requirement.message))
 
     def _with_equal_dims(self, type_: TensorType) -> TensorType:
         """The type with the simpler one of dims that are required to be equal."""

@@ -7,7 +7,6 @@ entry, keeps names and places, and decides what happens to a node that has none.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Union
 import numpy as np
 
 from tc.errors import LimitError, ModelError, ShapeError, Span, TcError, UnsupportedError, located
+from tc.frontend.onnx.assumptions import aligned_operands, assume_large_enough
 from tc.frontend.onnx.reading import (
     Model,
     OrderedNode,
@@ -51,19 +51,16 @@ from tc.frontend.onnx.values import (
 )
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import DType, bool_, i64
-from tc.ir.expr import Const, Expr, Var, equal, is_const, select
+from tc.ir.expr import Const, Expr, Var, is_const, select
 from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
-from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
-from tc.ops.common import broadcast_dim
 from tc.ops.folding import FoldBudget
-from tc.ops.registry import Requirement, get_op, inference
+from tc.ops.registry import Requirement, get_op
 
 MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
-_MOST_ASSUMED = 256
 
 NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
 Adapter = Callable[["NodeContext"], NodeResult]
@@ -338,7 +335,8 @@ class GraphImporter:
         self, op: str, *args: Value | None, span: Span | None = None, names: Sequence[str] = (), **attrs: AttrValue
     ) -> tuple[Value, ...]:
         """Bind operator `op`; its results, as values."""
-        atoms = self._aligned(op, [None if arg is None else self.atom(arg) for arg in args], attrs, span)
+        own = [None if arg is None else self.atom(arg) for arg in args]
+        atoms = aligned_operands(self.builder, self.shared, op, own, attrs, span)
         results = self.builder.call_many(op, *atoms, span=span, names=names, **attrs)
         made = self.builder.bindings[-1].value
         assert isinstance(made, Call), "a call binds a Call"
@@ -347,97 +345,9 @@ class GraphImporter:
             self.shared.definitions[result] = (made, results)
         return tuple(Value(_tensor_type(result), result) for result in results)
 
-    def _aligned(
-        self, op: str, atoms: Sequence[Atom | None], attrs: Mapping[str, AttrValue], span: Span | None
-    ) -> list[Atom | None]:
-        """The operands of `op`, with one expression for dims that broadcast with each other and are known to be equal.
-
-        Where that is not known it is assumed, unless one of them is hardly anything but 1: what computes with equal shapes is
-        faster, and is found by passes that look for it. The program says what it assumes, and is not used where that fails.
-        """
-        record = get_op(op)
-        if record.aligned is None:
-            return list(atoms)
-        types = [None if atom is None else _type_of(atom) for atom in atoms]
-        keys = record.aligned(types, record.attrs(dict(attrs)))
-        groups: dict[object, dict[Expr, str]] = {}
-        for k, (type_, own) in enumerate(zip(types, keys, strict=True)):
-            if type_ is None or own is None:
-                continue
-            for axis, (key, dim) in enumerate(zip(own, type_.shape, strict=True)):
-                if key is not None and not is_const(dim, 1):
-                    groups.setdefault(key, {}).setdefault(dim, f"dim {axis} of operand {k}")
-        wide = {key: self._common_dim(dims, op, span) for key, dims in groups.items() if len(dims) > 1}
-        if all(dim is None for dim in wide.values()):
-            return list(atoms)
-        return [
-            atom if type_ is None or own is None else self._match_dims(atom, type_, [wide.get(key) for key in own], span)  # type: ignore[arg-type]
-            for atom, type_, own in zip(atoms, types, keys, strict=True)
-        ]
-
-    def _common_dim(self, dims: Mapping[Expr, str], op: str, span: Span | None) -> Expr | None:
-        """The one expression for dims that are equal, or that are assumed to be; None where they need not be. Of each dim is said
-        where it is."""
-        first, *others = dims
-        plain = Facts.of(self.builder.facts)
-        if all(prove(equal(first, dim), plain) is True for dim in others):
-            return None  # as every pass will find
-        for dim in others:
-            if prove(equal(first, dim), self.facts) is True:
-                continue
-            if not self.shared.assume_equal or not self._may_assume(first, dim):
-                return None
-            self.state(partial(broadcast_dim, first, dim, op, dims[dim]), span)
-            place = "" if span is None else f"{span}: "
-            text = f"{place}{op}: this program is for operands whose dims {first} and {dim} are equal"
-            self.builder.require(Requirement(equal(first, dim), text, assumed=True))
-            self.shared.assumes = True
-        known = next((dim for dim in dims if isinstance(dim, Const)), None)
-        return self.builder.simplest(first) if known is None else known
-
     def state(self, rule: Callable[[], object], span: Span | None) -> None:
         """Run what states requirements (`registry.require`): they are checked when the model runs."""
-        with located(span), inference(self.facts) as requirements:
-            rule()
-        place = "" if span is None else f"{span}: "
-        for requirement in requirements:
-            self.builder.require(Requirement(requirement.condition, place + requirement.message))
-
-    def assume_large_enough(self, size: Expr, holds: Callable[[Facts], bool], span: Span | None) -> None:
-        """Make the program for dims of inputs, of those in `size`, that are so large that something holds, if any number does."""
-        given = self.builder.given_facts()
-        dims = [given[v] for v in dict.fromkeys(walk(size)) if isinstance(v, Var) and v in given]
-
-        def with_least(least: int) -> Facts:
-            facts = self.facts
-            for fact in dims:
-                facts = facts.with_bounds(fact.var, max(fact.lo, least), fact.hi, fact.multiple_of)
-            return facts
-
-        if not dims or not holds(with_least(_MOST_ASSUMED)):
-            return
-        least = 1 + bisect_left(range(1, _MOST_ASSUMED), True, key=lambda n: holds(with_least(n)))
-        for fact in dims:
-            if fact.lo < least <= (least if fact.hi is None else fact.hi):
-                text = f"{span or 'the model'}: this program is for dims {fact.var} of {least} at least"
-                self.builder.assume_at_least(fact.var, least, text)
-                self.shared.assumes = True
-
-    def _may_assume(self, a: Expr, b: Expr) -> bool:
-        """Whether two dims may be equal, and are not such that one of them is there to be broadcast."""
-        if prove(equal(a, b), self.facts) is False:
-            return False
-        return prove(a <= 1, self.facts) is not True and prove(b <= 1, self.facts) is not True
-
-    def _match_dims(self, atom: Atom, type_: TensorType, wanted: Sequence[Expr | None], span: Span | None) -> Atom:
-        """`atom` with the wanted dims in place of its own, which are equal, where it has any but 1."""
-        shape = tuple(
-            dim if want is None or is_const(dim, 1) else want for dim, want in zip(type_.shape, wanted, strict=True)
-        )
-        if all(a is b for a, b in zip(shape, type_.shape, strict=True)):
-            return atom
-        call = Call("match_shape", (atom,), (("shape", shape),), span=span)
-        return self.builder.bind(call, [TensorType(shape, type_.dtype)], ["same"], span)[0]
+        self.builder.state(rule, span)
 
     def _check_type(self, type_: TensorType, op: str, span: Span | None) -> None:
         """Sizes that no machine holds are refused; symbolic ones must not be negative."""
@@ -791,7 +701,8 @@ class NodeContext(Calls):
             return
         for a, b in zip(*(each.reshape(-1) for each in np.broadcast_arrays(*pairs)), strict=True):
             if isinstance(a, Expr) and isinstance(b, Expr) and not is_const(a) and not rounds_down(a, b, self.facts):
-                self.graph.assume_large_enough(a, lambda facts, a=a, b=b: rounds_down(a, b, facts), self.span)  # type: ignore[misc]
+                holds = partial(rounds_down, a, b)
+                assume_large_enough(self.graph.builder, self.graph.shared, a, holds, self.span)
 
     def _operand(self, value: Value | None) -> Operand | None:
         return None if value is None else Operand(value.shape, value.dtype, self.graph.elements(value))
@@ -823,11 +734,6 @@ def check_size(type_: Any, what: str, span: Span | None) -> None:
     size = int(np.prod(shape, dtype=object)) * type_.dtype.size_bytes
     if size > MAX_TENSOR_BYTES:
         raise LimitError(f"{what}: the result {type_} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span)
-
-
-def _type_of(atom: Atom) -> TensorType:
-    assert isinstance(atom.type, TensorType)
-    return atom.type
 
 
 def _tensor_type(var: TensorVar) -> TensorType:
