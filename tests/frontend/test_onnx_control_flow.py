@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 
 import tc
-from tc.errors import InputError, UnsupportedError
+from tc.errors import InputError, ModelError, UnsupportedError
 from tc.frontend.onnx import load_model
 from tests.frontend.models import (
     check_against_onnxruntime,
@@ -373,3 +373,35 @@ def test_a_range_by_a_delta_of_zero_names_its_node(dtype: type) -> None:
     np.testing.assert_array_equal(compiled(dtype(0), dtype(5), dtype(2)), np.arange(0, 5, 2, dtype))
     with pytest.raises(InputError, match="the_y: Range: delta is 0"):
         compiled(dtype(0), dtype(5), dtype(0))
+
+
+LARGE_STOP = [
+    node("Add", "s s", "o"),
+    node("ReduceMax", "o", "m", keepdims=0),
+    node("Constant", "", "l", value_float=100.0),
+    node("Less", "m l", "c2"),
+]
+
+
+def unbounded(body: list[Any], condition: str = "-") -> onnx.ModelProto:
+    inner = graph(body, [value("i", INT64, []), value("c", BOOL, []), value("s", shape=[3])], "c2 o")
+    inputs = {"x": (F32, [3]), **({"c0": (np.bool_, [])} if condition != "-" else {})}
+    return make_model([node("Loop", f"- {condition} x", "y", body=inner)], inputs, ["y"])
+
+
+def test_a_loop_without_a_bound_ends_by_its_condition() -> None:
+    compiled = tc.compile(unbounded(LARGE_STOP))
+
+    np.testing.assert_array_equal(compiled(np.ones(3, F32)), np.full(3, 128, F32))
+
+
+def test_a_loop_that_never_ends_is_refused_by_name() -> None:
+    # "a loop has neither a bound nor a condition", of no node
+    with pytest.raises(ModelError, match="the_y: the loop never ends"):
+        tc.compile(unbounded([node("Identity", "c", "c2"), node("Add", "s s", "o")]))
+
+
+def test_a_loop_that_would_never_end_may_never_begin() -> None:
+    compiled = tc.compile(unbounded([node("Identity", "c", "c2"), node("Add", "s s", "o")], "c0"))
+
+    np.testing.assert_array_equal(compiled(np.ones(3, F32), np.array(False)), np.ones(3, F32))

@@ -284,6 +284,10 @@ def bind_loop(
         if old.dtype != new.dtype or not same:
             ranks = [x.rank if x.rank == y.rank else None for x, y in zip(init, carried, strict=True)]
             raise _ShapeChanges(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
+    if trip_count is None and after is None:
+        if condition is None:
+            raise ModelError("the loop never ends: it has no bound, and its condition is always true")
+        trip_count, condition = _iterations(c, const(1 << 62), condition), None
     own = dims_bound_in(graph.builder)
     for value in scanned:
         if any(node in own for node in walk(value.type)):
