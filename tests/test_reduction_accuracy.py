@@ -268,6 +268,20 @@ def test_the_place_of_an_extreme_is_exact(op: str, shape: tuple[int, ...], axis:
         np.testing.assert_array_equal(compiled(x), np.expand_dims(want, axis))
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (4, 32)])
+@pytest.mark.parametrize("constant", [False, True])
+def test_deep_products_of_matrices_are_summed_in_parts(rows: int, columns: int, constant: bool) -> None:
+    """What broke: one accumulator for 2^20 terms of one sign was off by 1 %."""
+    k = 1 << 16
+    compiled = tc.compile(parsed(f"g (float[{rows},{k}] x, float[{k},{columns}] w) => (float[{rows},{columns}] y) {{ y = MatMul(x, w) }}"))
+    rng = np.random.default_rng(0)
+    x, w = (np.full(shape, 0.1, np.float32) if constant else rng.random(shape, np.float32) for shape in ((rows, k), (k, columns)))
+
+    want = x.astype(np.float64) @ w.astype(np.float64)
+
+    assert (np.abs(compiled(x, w) - want) <= 2 * np.sqrt(k) * U * want).all()
+
+
 def test_products_are_exact_to_a_rounding_a_factor() -> None:
     n = 1 << 16
     compiled = tc.compile(parsed(f"g (float[{n}] x) => (float[1] y) {{ y = ReduceProd(x) }}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import permutations
+from math import isqrt
 
 from tc.ir.expr import Const, Var
 from tc.ir.node import walk
@@ -28,6 +29,10 @@ MOST_ORDERED = 4
 
 PARTS_OF_SUM = (64, 128, 256, 512)
 """How many terms may be summed at once, where tuning may decide."""
+
+
+LONGEST_CHAIN = 8192
+"""How many terms may be summed one after the other. Longer sums are made of parts: the error is that of two chains of their square root."""
 
 
 @dataclass
@@ -103,8 +108,11 @@ class TileSum:
 
     def _part_of_sum(self, depth: int | None) -> int:
         """How many terms of the outermost depth loop to sum at once; 0: all. Where rounding sets a limit, tuning has no say."""
-        if self.longest_sum is not None:
-            return part_of_sum(depth, self.tile.lanes, self.longest_sum) or 0
+        longest = self.longest_sum
+        if longest is None and depth is not None and depth > LONGEST_CHAIN:
+            longest = max(isqrt(depth), self.tile.lanes)  # as many parts as terms of a part
+        if longest is not None:
+            return part_of_sum(depth, self.tile.lanes, longest) or 0
         parts = [part_of_sum(depth, self.tile.lanes, longest) for longest in PARTS_OF_SUM]
         return self.s.choose("sum/part", sorted({0, *(part for part in parts if part is not None)}), 0)
 
