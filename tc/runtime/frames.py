@@ -76,6 +76,8 @@ def _store_result(
         raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
     if any(node in found for node in walk(slot.type)):
         sizes: tuple[int, ...] = result.shape
+        if len(sizes) != slot.type.rank:
+            raise TcError(f"a reference kernel returned shape {sizes}, expected {slot.type}")
         for dim, size in zip(slot.type.shape, sizes, strict=True):
             if isinstance(dim, Var) and dim in found:
                 env[dim] = size

@@ -399,3 +399,20 @@ def test_sums_of_two_scales_of_an_image_stay_in_blocks(rng: np.random.Generator)
     compiled = compare(text, [[(1, 16, h, w)] for h, w in ((16, 24), (40, 8))], rng)
 
     assert sum("block" in kernel.name and not kernel.name.startswith("conv") for kernel in compiled.report().kernels) <= 2
+
+
+# A literal index that is also a dim of the buffer was renamed in the buffer's shape: there was no code for the kernel.
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("place", [2, 0, -1, -3])
+def test_a_literal_index_into_an_axis_of_any_size(axis: int, place: int, rng: np.random.Generator) -> None:
+    shape = ["n", "2"] if axis == 0 else ["2", "n"]
+    text = f"g (float[{','.join(shape)}] x) => (float[2] y) <int64 k = {{{place}}}> {{ y = Gather<axis = {axis}>(x, k) }}"
+    compiled = tc.compile(model(text))
+
+    for n in (0, 1, 3, 5):
+        x = rng.standard_normal((n, 2) if axis == 0 else (2, n)).astype(np.float32)
+        if -n <= place < n:
+            np.testing.assert_array_equal(compiled(x), np.take(x, place, axis))
+        else:
+            with pytest.raises(InputError, match=f"index {place} is out of range for axis {axis} of size {n}"):
+                compiled(x)

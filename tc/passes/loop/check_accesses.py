@@ -44,7 +44,7 @@ from tc.ir.loop import (
     While,
     seq,
 )
-from tc.ir.node import binders, children, map_children, replace, substitute, walk
+from tc.ir.node import Node, binders, children, map_children, replace, substitute, walk
 from tc.passes.manager import loop_pass
 
 
@@ -195,7 +195,7 @@ class _Checker:
                 inner, places = scope, indices
                 for test in (one for one in tests if one.path is TRUE):  # what the value depends on is checked for the place as well
                     inner = inner.with_index(test)
-                    places = tuple(substitute(place, {test.source: test.index}) for place in places)
+                    places = tuple(_renamed(place, test.source, test.index) for place in places)
                 places = [self._expr(place, inner, tests) for place in places]
                 return replace(stmt, value=new, indices=self._proved(buffer, places, inner, tests)), _unique(tests)
             case IntrinsicCall(operands=operands):
@@ -294,9 +294,9 @@ class _Checker:
         index, extent, given = (self._expr(part, scope, tests) for part in (expr.index, expr.extent, expr.given))
         test = self._test(index, extent, given, AccessCheck(expr.origin, expr.message), scope)
         tests.append(test)
-        value = substitute(expr.value, {expr.index: test.index})
+        value = _renamed(expr.value, expr.index, test.index)
         if expr.given is not expr.index:
-            value = substitute(value, {expr.given: test.given})
+            value = _renamed(value, expr.given, test.given)
         return self._expr(value, scope.with_index(test), tests)
 
     def _proved(self, buffer: Buffer, indices: list[Expr], scope: _Scope, tests: list[_Test]) -> tuple[Expr, ...]:
@@ -334,7 +334,7 @@ class _Checker:
                 given=name,
                 loaded=given if always else select(path, given, const(0)),
                 index=number,
-                value=substitute(index, {given: name}),
+                value=_renamed(index, given, name),
                 holds=inside if always else logical_or(logical_not(path), inside),
                 extent=extent,
                 row=self.rows.setdefault(check, len(self.rows)),
@@ -350,6 +350,12 @@ class _Checker:
 
     def _reads_written(self, parts: Iterable[Expr]) -> bool:
         return any(isinstance(node, Load) and node.buffer in self.written for part in parts for node in walk(part))
+
+
+def _renamed(expr: Expr, source: Expr, name: Var) -> Expr:
+    """`expr` with `name` for `source`, but for the shapes of buffers, which others share: a literal index may be one of their dims."""
+    buffers: dict[Node, Node] = {node: node for node in binders(expr) if isinstance(node, Buffer)}
+    return substitute(expr, {**buffers, source: name})
 
 
 def _variables(expr: Expr) -> frozenset[Var]:
