@@ -1,8 +1,8 @@
-"""Operators whose indices are data: gathers and scatters, sorting, running sums, and results of unknown size."""
+"""Operators whose indices are data: gathers and scatters, and numbers that must stay in a range."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from tc.ir.graph import Attrs
 from tc.ir.loop import For, Stmt, Store, seq
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand, require_equal, require_within
-from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.registry import REQUIRED, OpDef, register
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -228,7 +228,7 @@ def _combine(reduction: str, old: Expr, new: Expr) -> Expr:
     raise ShapeError(f"scatter: unknown reduction {reduction!r}")
 
 
-def _loops(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) -> Stmt:
+def loops_over(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) -> Stmt:
     """Nested serial loops around `body(*indices)`."""
     variables = [Var(f"{prefix}{k}", i64) for k in range(len(extents))]
     stmt = body(*variables)
@@ -252,7 +252,7 @@ def _scatter(x: Tensor, updates: Tensor, place: Callable[[Sequence[Expr]], Place
             at, checked = place(axes)
             return Store(out, at, checked(_combine(reduction, Load(out, at), updates[axes])))
 
-        return seq(_loops(x.shape, copy, "c"), _loops(updates.shape, update, "u"))
+        return seq(loops_over(x.shape, copy, "c"), loops_over(updates.shape, update, "u"))
 
     return te.raw([(name, x.shape, x.dtype)], body, name)[0]
 
@@ -401,7 +401,7 @@ register(
 )
 
 
-# -- one hot, running sums, sorting
+# -- one hot
 
 
 def _compute_one_hot(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -450,158 +450,3 @@ register(
         ),
     )
 )
-
-
-def _compute_cumsum(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    x = tensors[0]
-    assert x is not None
-    axis = normalize_axis(attrs.axis, len(x.shape), "cumsum")
-    n = x.shape[axis]
-
-    def body(out: Any) -> Stmt:
-        def step(*axes: Expr) -> Stmt:
-            *outer, t = axes
-            place = n - 1 - t if attrs.reverse else t
-            before = place + 1 if attrs.reverse else place - 1
-
-            def at(where: Expr) -> tuple[Expr, ...]:
-                return (*outer[:axis], where, *outer[axis:])
-
-            # at the first step the neighbour is outside; reading the own place instead keeps the load in range
-            neighbour = select(equal(t, 0), place, before)
-            added = x[at(neighbour)] if attrs.exclusive else x[at(place)]
-            total = Load(out, at(neighbour)) + added
-            first = const(0, x.dtype) if attrs.exclusive else added
-            return Store(out, at(place), select(equal(t, 0), first, total))
-
-        extents = (*(dim for d, dim in enumerate(x.shape) if d != axis), n)
-        return _loops(extents, step, "s")
-
-    return te.raw([("cumsum", x.shape, x.dtype)], body, "cumsum")[0]
-
-
-def _run_cumsum(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x = arrays[0]
-    assert x is not None
-    axis = normalize_axis(attrs.axis, x.ndim, "cumsum")
-    values = np.flip(x, axis) if attrs.reverse else x
-    total = np.cumsum(values, axis=axis, dtype=x.dtype)
-    if attrs.exclusive:
-        total = np.roll(total, 1, axis)
-        total[tuple(slice(0, 1) if d == axis else slice(None) for d in range(x.ndim))] = 0
-    return np.ascontiguousarray(np.flip(total, axis) if attrs.reverse else total)
-
-
-def _cumsum_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for exclusive in (False, True):
-        for reverse in (False, True):
-            yield [_normal(rng, 3, 5)], {"axis": 1, "exclusive": exclusive, "reverse": reverse}
-    yield [np.arange(6).reshape(2, 3)], {"axis": 0}
-
-
-register(
-    OpDef(
-        "cumsum",
-        lambda types, attrs: operand(types, 0, "cumsum"),
-        _run_cumsum,
-        _compute_cumsum,
-        {"axis": REQUIRED, "exclusive": False, "reverse": False},
-        samples=_cumsum_samples,
-    )
-)
-
-
-def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x = operand(types, 0, "topk")
-    axis = normalize_axis(attrs.axis, x.rank, "topk")
-    (k,) = exprs((attrs.k,))
-    require(k <= x.shape[axis], f"topk: k is {k}, but dim {axis} is {x.shape[axis]}")
-    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-    return TensorType(shape, x.dtype), TensorType(shape, i64)
-
-
-_RANKED = frozenset(map(np.dtype, ("f4", "f2", "i4", "i2", "i1", "u2", "u1")))
-"""Types of which a value and a place fit 64 bits."""
-
-
-def _select(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
-    """The places of the k largest or smallest along the last axis, in order, the first of equal ones first; NaN is the largest of all.
-
-    By selection among numbers that are all different, a value and its place in each: in linear time, where sorting takes longer.
-    """
-    size = x.shape[-1]
-    if x.dtype.kind == "f":
-        plain = x.astype(np.float32) + np.float32(0)  # -0.0 is 0.0
-        plain[np.isnan(plain)] = np.nan
-        bits = plain.view(np.int32)
-        ranks = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)
-    else:
-        ranks = x.astype(np.int64)
-    places = np.arange(size, dtype=np.int64)
-    keys = (ranks << 32) | (size - 1 - places if largest else places)
-    if largest:
-        found = np.sort(np.partition(keys, size - k, axis=-1)[..., size - k :], axis=-1)[..., ::-1]
-        return size - 1 - (found & 0xFFFFFFFF)
-    return np.sort(np.partition(keys, k - 1, axis=-1)[..., :k], axis=-1) & 0xFFFFFFFF
-
-
-def _run_topk(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
-    x = arrays[0]
-    assert x is not None
-    k = int(attrs.k)
-    if 0 < k < x.shape[attrs.axis] and x.dtype in _RANKED:
-        order = _select(np.moveaxis(x, attrs.axis, -1), k, attrs.largest)
-        order = np.moveaxis(order, -1, attrs.axis)
-        return np.take_along_axis(x, order, attrs.axis), order
-    if attrs.largest:  # a stable descending sort: ascending on the flipped array keeps ties in order
-        order = np.flip(x.shape[attrs.axis] - 1 - np.argsort(np.flip(x, attrs.axis), attrs.axis, kind="stable"), attrs.axis)
-    else:
-        order = np.argsort(x, attrs.axis, kind="stable")
-    order = np.take(order, np.arange(k), axis=attrs.axis)
-    return np.take_along_axis(x, order, attrs.axis), order.astype(np.int64)
-
-
-register(
-    OpDef(
-        "topk",
-        _infer_topk,
-        _run_topk,
-        None,
-        {"k": REQUIRED, "axis": -1, "largest": True, "sorted": True},
-        samples=lambda rng: iter(
-            [([_normal(rng, 3, 6)], {"k": 2}), ([_normal(rng, 3, 6)], {"k": 3, "axis": 0, "largest": False})]
-        ),
-    )
-)
-
-
-# -- results whose size depends on the data: the reference alone
-
-
-def _fresh_dim(name: str) -> Var:
-    return Var(name, i64)
-
-
-def _run_compress(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x, condition = arrays[0], arrays[1]
-    assert x is not None and condition is not None
-    return np.compress(condition, x, axis=attrs.axis)
-
-
-def _infer_compress(types: Types, attrs: Attrs) -> TensorType:
-    x = operand(types, 0, "compress")
-    if attrs.axis is None:
-        return TensorType((_fresh_dim("kept"),), x.dtype)
-    axis = normalize_axis(attrs.axis, x.rank, "compress")
-    return TensorType((*x.shape[:axis], _fresh_dim("kept"), *x.shape[axis + 1 :]), x.dtype)
-
-
-register(OpDef("compress", _infer_compress, _run_compress, None, {"axis": None}))
-register(
-    OpDef(
-        "nonzero",
-        lambda types, attrs: TensorType((const(operand(types, 0, "nonzero").rank), _fresh_dim("nonzero")), i64),
-        lambda arrays, attrs: np.array(np.nonzero(arrays[0]), np.int64),
-    )
-)
-
