@@ -115,11 +115,12 @@ PENDING: dict[int, str] = {
 }
 
 
-def test_sixty_random_models_agree_with_the_oracles(tmp_path: Path) -> None:
-    summary = run_campaign(range(60), Settings(processes=2), tmp_path)
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_random_models_agree_with_the_oracles(count: int, tmp_path: Path) -> None:
+    summary = run_campaign(range(count), Settings(processes=2), tmp_path)
 
     assert {f.seed: f.judged.verdict.text for f in summary.failures if f.seed not in PENDING} == {}
-    assert summary.kinds["ok"] >= 45
+    assert summary.kinds["ok"] >= 3 * count // 4
 
 
 @pytest.mark.slow
