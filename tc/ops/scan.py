@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from tc import te
+from tc.ir.arith import simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Load, Var, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import Stmt, Store
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
 from tc.ops.index import loops_over
 from tc.ops.registry import REQUIRED, OpDef, register, require
@@ -178,3 +179,28 @@ register(
     )
 )
 
+
+def _infer_unique(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, count = operand(types, 0, "unique"), _fresh_dim("unique")
+    if attrs.axis is None:
+        shape, places = (count,), product(x.shape)
+    else:
+        axis = normalize_axis(attrs.axis, x.rank, "unique")
+        shape, places = (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.shape[axis]
+    return TensorType(shape, x.dtype), TensorType((count,), i64), TensorType((simplify(places),), i64), TensorType((count,), i64)
+
+
+def _run_unique(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, ...]:
+    """What is different, where each first stands, which one each is, and how often; sorted, or in the order of first places."""
+    x = arrays[0]
+    assert x is not None
+    values, first, inverse, counts = np.unique(x, True, True, True, axis=attrs.axis)
+    inverse = inverse.reshape(-1)
+    if not attrs.sorted:
+        order = np.argsort(first, kind="stable")
+        values, first, counts = np.take(values, order, attrs.axis or 0), first[order], counts[order]
+        inverse = np.argsort(order, kind="stable")[inverse]
+    return (values.astype(x.dtype), *(part.astype(np.int64) for part in (first, inverse, counts)))
+
+
+register(OpDef("unique", _infer_unique, _run_unique, None, {"axis": None, "sorted": True}))

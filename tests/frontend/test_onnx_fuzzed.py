@@ -56,6 +56,17 @@ CASES = {
         17,
         np.array([[1, 2]]),
     ),
+    # it ran on a reference that always sorts
+    "Unique that is not sorted": (
+        "g (float[m,1] x) => (float[a] y, int64[b] f, int64[c] i, int64[d] k) { y, f, i, k = Unique <sorted=0> (x) }",
+        14,
+        np.array([[2], [-3], [2], [0], [-3]], np.float32),
+    ),
+    "Unique along an axis": (
+        "g (float[m,2] x) => (float[a,2] y, int64[b] f, int64[c] i, int64[d] k) { y, f, i, k = Unique <axis=0> (x) }",
+        14,
+        np.array([[2, 1], [-3, 1], [2, 1]], np.float32),
+    ),
 }  # fmt: skip
 
 

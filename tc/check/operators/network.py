@@ -134,7 +134,7 @@ def recurrent(op: str, gates: int) -> Row:
         attrs: dict[str, Any] = {"direction": direction} if ways == 2 or direction == "reverse" or b.chance(0.3) else {}
         if op == "GRU" and b.chance(0.5):
             attrs["linear_before_reset"] = 1
-        if b.chance(0.15):
+        if op != "LSTM" and b.chance(0.15):  # whether the cell state is clipped before its last activation is read in two ways
             attrs["clip"] = 1.0
         b.emit(op, inputs, b.integer(1, 3 if op == "LSTM" else 2), hidden_size=hidden, **attrs)
 

@@ -514,6 +514,11 @@ def import_nonzero(n: NodeContext) -> NodeResult:
     return n.call("nonzero", n.value(0))
 
 
+@onnx_op("Unique")
+def import_unique(n: NodeContext) -> NodeResult:
+    return n.call_many("unique", n.value(0), axis=n.attr("axis"), sorted=bool(n.attr("sorted", 1)))
+
+
 @onnx_op("Compress")
 def import_compress(n: NodeContext) -> NodeResult:
     return n.call("compress", n.value(0), n.value(1), axis=n.attr("axis"))
