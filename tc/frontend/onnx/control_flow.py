@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
-from tc.frontend.onnx.importer import Calls, Finished, GraphImporter, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.importer import GraphImporter
+from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.shapes import make_elements
 from tc.frontend.onnx.values import AnyValue, Value, constant_value, elements_value
 from tc.ir.arith import prove, simplify

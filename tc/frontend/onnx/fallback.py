@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import TcError, UnsupportedError
-from tc.frontend.onnx.importer import NodeContext, NodeResult
+from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
 from tc.frontend.onnx.report import FALLBACK
 from tc.frontend.onnx.tensors import CODES, dtype_of

@@ -8,49 +8,44 @@ entry, keeps names and places, and decides what happens to a node that has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from tc.errors import LimitError, ModelError, ShapeError, Span, TcError, UnsupportedError, located
-from tc.frontend.onnx.assumptions import aligned_operands, assume_large_enough
+from tc.frontend.onnx.assumptions import aligned_operands
+from tc.frontend.onnx.node_context import (
+    Alternative,
+    Continuation,
+    Finished,
+    NodeContext,
+    NodeResult,
+    classify,
+    find_adapter,
+)
 from tc.frontend.onnx.reading import (
     Model,
     OrderedNode,
-    Schema,
-    attribute_value,
     check_node,
-    find_schema,
     order_nodes,
 )
-from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED, NodeReport
+from tc.frontend.onnx.report import FALLBACK, NATIVE, REFUSED, NodeReport
 from tc.frontend.onnx.shapes import (
-    ALWAYS_KNOWN,
-    RULES,
     Elements,
-    Operand,
     Ratio,
     array_of_elements,
     elements_of_array,
-    evaluate,
-    fits,
     is_constant,
-    rounds_down,
 )
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
-    DeferredValue,
-    OptionalValue,
     UnknownValue,
     Value,
     constant_value,
-    elements_value,
 )
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.dtype import DType, bool_, i64
+from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Const, Expr, Var, is_const, select
 from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
 from tc.ir.types import TensorType
@@ -62,33 +57,7 @@ MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
 
-NodeResult = Union[AnyValue, "Finished", Sequence["AnyValue | None"]]
-Adapter = Callable[["NodeContext"], NodeResult]
-# Results and status, or None if the alternative does not apply:
-Alternative = Callable[["NodeContext"], "tuple[NodeResult, str] | None"]
 Mark = tuple[tuple[int, int], dict[Value, Atom]]
-ADAPTERS: dict[tuple[str, str], list[tuple[int, Adapter]]] = {}
-
-
-def onnx_op(*op_types: str, since: int = 1, domain: str = "") -> Callable[[Adapter], Adapter]:
-    """Register what ONNX operators mean from opset `since` on, up to a later entry for the same name."""
-
-    def register(adapter: Adapter) -> Adapter:
-        for op_type in op_types:
-            entries = ADAPTERS.setdefault((domain, op_type), [])
-            entries.append((since, adapter))
-            entries.sort(key=lambda entry: entry[0], reverse=True)
-        return adapter
-
-    return register
-
-
-def find_adapter(domain: str, op_type: str, opset: int) -> Adapter | None:
-    """The entry for an operator of that opset, or None."""
-    for since, adapter in ADAPTERS.get((domain, op_type), ()):
-        if since <= opset:
-            return adapter
-    return None
 
 
 class ModelImporter:
@@ -494,229 +463,6 @@ class GraphImporter:
         else:
             advice = "export the model without it"
         return f"{n.op_type} of {where}, opset {n.opset}, is not supported: {reason}; {advice}"
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a node returns that imported the rest of its graph itself: the outputs of the graph."""
-
-    outputs: list[AnyValue]
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What comes after a node in its graph."""
-
-    graph: GraphImporter
-    nodes: Sequence[OrderedNode]
-    outputs: tuple[str, ...]
-
-    def run_in(self, graph: GraphImporter) -> list[AnyValue]:
-        """Import the rest into another graph, one that sees the names of this one."""
-        return graph.run(self.nodes, self.outputs)
-
-
-class Calls:
-    """Short ways to bind operators into a graph, in the name of a node."""
-
-    def __init__(self, graph: GraphImporter, span: Span | None, label: str) -> None:
-        self.graph = graph
-        self.span = span
-        self.label = label
-
-    @property
-    def facts(self) -> Facts:
-        return self.graph.facts
-
-    def call(self, op: str, *args: Value | None, **attrs: AttrValue) -> Value:
-        """Bind the one result of an operator."""
-        return self.graph.call(op, *args, span=self.span, names=self._names(1), **attrs)[0]
-
-    def _names(self, count: int) -> list[str]:
-        return [self.label] * count
-
-    def const(self, value: Any, dtype: DType) -> Value:
-        """A constant tensor."""
-        return constant_value(np.asarray(value, dtype.numpy))
-
-    def within(self, graph: GraphImporter) -> Calls:
-        """The same, into the body of a loop or branch."""
-        return Calls(graph, self.span, self.label)
-
-
-class NodeContext(Calls):
-    """One node while it is imported: its inputs as values, its attributes, and ways to bind operators in its name."""
-
-    def __init__(self, graph: GraphImporter, item: OrderedNode, rest: Continuation) -> None:
-        super().__init__(graph, graph.span if graph.span is not None else Span(item.label), item.label)
-        self.rest = rest
-        self.node = item.node
-        self.op_type: str = item.node.op_type
-        self.domain = "" if item.node.domain == "ai.onnx" else item.node.domain
-        self.place_here = f"{item.index:06d}"
-        self.place = f"{graph.path}{self.place_here}"
-        self.opset = graph.opsets.get(self.domain, 0)
-        self.num_outputs = len(item.node.output)
-        self.inputs: list[AnyValue | None] = [graph.lookup(name) if name else None for name in item.node.input]
-        self._attributes: dict[str, Any] | None = None
-        self.reason = ""  # why the node is not native, once it is known not to be
-        self.ranks: dict[str, int] = {}  # of outputs, where more is not known
-
-    # -- what the node says
-
-    @property
-    def function_key(self) -> tuple[str, str, str]:
-        return self.domain, self.op_type, self.node.overload
-
-    @property
-    def schema(self) -> Schema | None:
-        if not self.opset:
-            raise ModelError(f"{self.op_type} is of the domain {self.domain!r}, but the model states no opset for it")
-        return find_schema(self.op_type, self.domain, self.opset)
-
-    @property
-    def outputs(self) -> list[str]:
-        return list(self.node.output)
-
-    def has_output(self, index: int) -> bool:
-        """Whether output `index` is there and named."""
-        return index < self.num_outputs and bool(self.node.output[index])
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute: numbers, text, lists; a tensor as an array; a graph as a message. Else the default, floats rounded to f32 as
-        the file would hold them."""
-        if self._attributes is None:
-            self._attributes = {a.name: a for a in self.node.attribute}
-        if name == "to_dtype":
-            return self.dtype_attr("to")
-        attribute = self._attributes.get(name)
-        if attribute is not None:
-            value = attribute_value(attribute)
-            return self.graph.shared.model.reader.read(value) if attribute.type == 4 else value
-        return float(np.float32(default)) if isinstance(default, float) else default
-
-    def dtype_attr(self, name: str, default: int | None = None) -> DType | None:
-        """An attribute that holds an element type."""
-        code = self.attr(name, default)
-        return None if code is None else dtype_of(code, f"the attribute {name!r}")
-
-    def value(self, index: int) -> Value:
-        """Input `index`, a tensor that must be there."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        if isinstance(found, OptionalValue) and isinstance(found.content, Value):
-            return found.content
-        if isinstance(found, DeferredValue):
-            raise UnsupportedError(f"input {index} comes from {found.reason}")
-        if not isinstance(found, Value):
-            what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
-            raise ModelError(f"{self.op_type}: input {index} {what}")
-        return found
-
-    def optional(self, index: int) -> Value | None:
-        """Input `index`, or None when the node does not have it."""
-        if index >= len(self.inputs) or self.inputs[index] is None:
-            return None
-        return self.value(index)
-
-    def values(self) -> list[Value]:
-        """All inputs, tensors that must be there."""
-        return [self.value(k) for k in range(len(self.inputs))]
-
-    # -- what is known of the inputs
-
-    def array(self, index: int, what: str) -> np.ndarray | None:
-        """The value of an optional input that must be constant; None when it is absent."""
-        value = self.optional(index)
-        if value is None:
-            return None
-        found = self.graph.array(value)
-        if found is None:
-            raise UnsupportedError(f"{self.op_type}: {what} (input {index}) must be constant")
-        return found
-
-    def ints(self, index: int, what: str) -> list[int] | None:
-        """The integers of an optional constant input."""
-        found = self.array(index, what)
-        return None if found is None else [int(v) for v in found.reshape(-1)]
-
-    def dims(self, index: int, what: str) -> tuple[Expr, ...]:
-        """The elements of an integer input as dims."""
-        return self.graph.dims(self.value(index), f"{self.label}.{what}", self.span)
-
-    def axes(self, index: int | None = None) -> list[int] | None:
-        """The axes of the node: the attribute, or the input `index` (a constant)."""
-        if index is not None and index < len(self.inputs):
-            return self.ints(index, "axes")
-        found: list[int] | None = self.attr("axes")
-        return found
-
-    # -- results
-
-    def _names(self, count: int) -> list[str]:
-        return [name or f"{self.label}.{k}" for k, name in enumerate(self.node.output[:count])]
-
-    def call_many(self, op: str, *args: Value | None, **attrs: AttrValue) -> tuple[Value, ...]:
-        """Bind all results of an operator, one for each output of the node."""
-        return self.graph.call(op, *args, span=self.span, names=self._names(self.num_outputs), **attrs)
-
-    def define(self, results: NodeResult) -> None:
-        """Give the node's outputs their values. ModelError when it has more outputs than results."""
-        assert not isinstance(results, Finished)
-        found = list(results) if isinstance(results, Sequence) else [results]
-        for index, name in enumerate(self.node.output):
-            if not name:
-                continue
-            result = found[index] if index < len(found) else None
-            if result is None:
-                raise UnsupportedError(f"{self.op_type}: output {index} ({name!r}) is not computed")
-            self.graph.check_declared(name, result)
-            self.graph.names[name] = result
-
-    def unknown_results(self) -> list[AnyValue | None]:
-        return [UnknownValue()] * self.num_outputs
-
-    def known_results(self) -> list[AnyValue] | None:
-        """The results as elements, if the node works on shapes that are known."""
-        if self.op_type not in RULES or self.domain:
-            return None
-        operands = []
-        for value in self.inputs:
-            if value is not None and not isinstance(value, Value):
-                return None
-            operands.append(value)
-        if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
-            return None
-        if self.op_type == "Div":
-            self._assume_to_round_down(operands)
-        found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
-        if found is None or not all(fits(elements, dtype) for elements, dtype in found):
-            return None
-        return [elements_value(elements, dtype) for elements, dtype in found]
-
-    def _assume_to_round_down(self, operands: Sequence[Value | None]) -> None:
-        """Let dims be so large that sizes that are divided are not negative: quotients are then what sizes of convolutions are, rounded
-        down."""
-        pairs = [None if v is None else self.graph.elements(v) for v in operands]
-        if len(pairs) != 2 or any(each is None for each in pairs) or not self.graph.shared.assume_equal:
-            return
-        for a, b in zip(*(each.reshape(-1) for each in np.broadcast_arrays(*pairs)), strict=True):
-            if isinstance(a, Expr) and isinstance(b, Expr) and not is_const(a) and not rounds_down(a, b, self.facts):
-                holds = partial(rounds_down, a, b)
-                assume_large_enough(self.graph.builder, self.graph.shared, a, holds, self.span)
-
-    def _operand(self, value: Value | None) -> Operand | None:
-        return None if value is None else Operand(value.shape, value.dtype, self.graph.elements(value))
-
-
-def classify(n: NodeContext) -> tuple[str, str]:
-    """Status and reason for a node whose inputs are not known: what the tables promise."""
-    if n.function_key in n.graph.shared.model.functions:
-        return FUNCTION_BODY, "a function of the model"
-    if find_adapter(n.domain, n.op_type, n.opset) is not None:
-        return NATIVE, ""
-    if n.schema is not None:
-        return FALLBACK, "it has no operator in tc"
-    return REFUSED, f"there is no operator {n.op_type} in domain {n.domain!r}"
 
 
 def check_declared_dtype(info: Any, value: AnyValue | None, what: str) -> None:

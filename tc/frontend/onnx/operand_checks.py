@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tc.errors import InputError
-from tc.frontend.onnx.importer import NodeContext
+from tc.frontend.onnx.node_context import NodeContext
 from tc.frontend.onnx.values import Value
 from tc.ir.expr import Const, Expr, const
 

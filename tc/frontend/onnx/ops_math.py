@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
-from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove

@@ -6,7 +6,7 @@ Source: the contrib operators page of onnxruntime's documentation.
 from __future__ import annotations
 
 from tc.errors import UnsupportedError
-from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import Value
 
 _DOMAIN = "com.microsoft"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
-from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import f32, i32

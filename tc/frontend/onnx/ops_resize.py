@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
-from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.shapes import Ratio, make_elements
 from tc.frontend.onnx.values import Value, elements_value
 from tc.ir.arith import simplify

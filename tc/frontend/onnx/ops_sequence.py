@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tc.errors import ModelError, UnsupportedError
-from tc.frontend.onnx.importer import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_shape import equal_parts
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import DeferredValue, OptionalValue, SequenceValue, Value, constant_value

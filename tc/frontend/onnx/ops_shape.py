@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
-from tc.frontend.onnx.importer import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.shapes import make_elements
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import Value, constant_value, elements_value
