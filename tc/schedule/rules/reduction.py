@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, Var, const, is_const
+from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
 from tc.ir.polynomial import linear_coefficients
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
@@ -308,7 +308,10 @@ def _keeps_last_axis(info: BlockInfo) -> bool:
 
 
 def _is_contiguous_along(index: Expr, axes: tuple[Var, ...]) -> bool:
-    """Whether an index has one of `axes`, other than as the number of a part: times its size."""
+    """Whether an index has one of `axes`, be it in the steps of a window, but not as the number of a part: times its size."""
     used = [axis for axis in axes if axis in axes_in(index)]
     form = linear_coefficients(index, used)
-    return bool(used) and (form is None or any(is_const(form[0].get(axis, const(0)), 1) for axis in used))
+    if form is None:
+        return bool(used)
+    steps = [step for axis in used if isinstance(step := form[0].get(axis), Const)]
+    return any(0 < step.value < PART_ROWS for step in steps)
