@@ -13,6 +13,7 @@ import numpy as np
 
 from tc.errors import InputError
 from tc.frontend.onnx.node_context import NodeContext
+from tc.frontend.onnx.operand_sizes import check_sizes
 from tc.frontend.onnx.values import Value
 from tc.ir.expr import Const, Expr, const
 
@@ -80,7 +81,9 @@ OPERAND_CHECKS: dict[str, OperandCheck] = {
 
 
 def check_operands(n: NodeContext) -> None:
-    """Let the node see such an operand only after a check; one that is known is checked now. InputError for one that is wrong."""
+    """Let the node see such an operand only after a check; one that is known is checked now. InputError for one that is wrong,
+    ShapeError where operands do not fit each other."""
+    check_sizes(n)
     row = OPERAND_CHECKS.get(n.op_type) if not n.domain else None
     if row is None or n.optional(row.operand) is None:
         return
