@@ -16,11 +16,11 @@ import numpy as np
 from tc import te
 from tc.ir.arith import simplify
 from tc.ir.dtype import bf16, f16, f32
-from tc.ir.expr import Expr, cast, ceildiv, const, logical_and, select
+from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import ravel, unravel
-from tc.ops.registry import REQUIRED, OpDef, register
+from tc.ops.common import ravel, require_equal, unravel
+from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
 
@@ -87,6 +87,8 @@ def infer_unblock(types: Sequence[TensorType | None], attrs: Attrs) -> TensorTyp
     """[..., ceil(c / block), ..., block] -> [..., c, ...], c being `size`."""
     assert types[0] is not None
     shape = list(types[0].shape[:-1])
+    room = shape[attrs.axis] * types[0].shape[-1]
+    require(attrs.size <= room, f"unblock: {types[0]} holds {simplify(room)} of {attrs.size} elements along axis {attrs.axis}")
     shape[attrs.axis] = attrs.size if isinstance(attrs.size, Expr) else const(attrs.size)
     return TensorType(tuple(shape), types[0].dtype)
 
@@ -132,6 +134,32 @@ def _accumulator(dtype: Any) -> Any:
     return f32 if dtype in (f16, bf16) else dtype
 
 
+def _check_blocked_weights(x: TensorType, w: TensorType, attrs: Attrs) -> None:
+    """State what the loops of `conv_blocked` read: the weights' input channels, and the input's."""
+    channels, block = attrs.in_channels, attrs.in_block
+    have = x.shape[1] * block if block else x.shape[1]
+    require(channels <= have, f"conv_blocked: {x} holds {simplify(have)} of {channels} channels")
+    if block:
+        require_equal(x.shape[-1], const(block), f"conv_blocked: the block of {x}")
+    if attrs.depthwise:
+        require_equal(w.shape[1], const(1), f"conv_blocked: dim 1 of the depthwise weights {w}")
+        require_equal(w.shape[0], ceildiv(const(channels), w.shape[-1]), f"conv_blocked: dim 0 of the depthwise weights {w}")
+        return
+    require(equal(w.shape[0] % attrs.groups, 0), f"conv_blocked: {w.shape[0]} blocks of results in {attrs.groups} groups")
+    own = channels // attrs.groups
+    require_equal(w.shape[1], const(-(-own // (block or 1))), f"conv_blocked: dim 1 of the weights {w}")
+    if block:
+        require_equal(w.shape[-2], const(block), f"conv_blocked: the block of inputs of {w}")
+
+
+def require_blocked_bias(types: Sequence[TensorType | None], blocks: Expr, block: Expr, op: str) -> None:
+    """State that a third operand has the blocks of the result."""
+    bias = types[2] if len(types) > 2 else None
+    if bias is not None:
+        require_equal(bias.shape[0], blocks, f"{op}: the blocks of the bias {bias}")
+        require_equal(bias.shape[-1], block, f"{op}: the last dim of the bias {bias}")
+
+
 def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
     """x [n, cb, *space, b] or, if `in_block` is 0, [n, c, *space] -> [n, ob, *space', b].
 
@@ -142,6 +170,8 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
     x, w = types[0], types[1]
     assert x is not None and w is not None
     rank = len(attrs.strides)
+    _check_blocked_weights(x, w, attrs)
+    require_blocked_bias(types, w.shape[0], w.shape[-1], "conv_blocked")
     space = x.shape[2 : 2 + rank]
     out = []
     for d in range(rank):
@@ -324,8 +354,11 @@ def _conv_samples(rng: np.random.Generator) -> Any:
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
     """lhs [..., m, k], rhs [ceil(n / b), k, b] -> [..., m, n]."""
-    lhs, _ = types[0], types[1]
-    assert lhs is not None
+    lhs, rhs = types[0], types[1]
+    assert lhs is not None and rhs is not None
+    require_equal(rhs.shape[1], lhs.shape[-1], f"matmul_packed: dim 1 of {rhs}")
+    room = rhs.shape[0] * rhs.shape[2]
+    require(attrs.columns <= room, f"matmul_packed: {rhs} holds {simplify(room)} of {attrs.columns} columns")
     return TensorType((*lhs.shape[:-1], const(attrs.columns)), lhs.dtype)
 
 

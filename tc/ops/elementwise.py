@@ -33,7 +33,7 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.common import (
     Arrays,
     Tensors,
@@ -46,7 +46,7 @@ from tc.ops.common import (
     same_dtype,
     wide,
 )
-from tc.ops.registry import REQUIRED, OpDef, register
+from tc.ops.registry import REQUIRED, OpDef, register, require
 
 Element = Callable[..., Expr]
 
@@ -553,6 +553,9 @@ def _clip_operands(items: Any) -> tuple[Any, Any]:
 
 def _infer_clip(types: Types, attrs: Attrs) -> TensorType:
     same_dtype(types, "clip")
+    for name, bound in zip(("lower", "upper"), _clip_operands(types), strict=True):
+        if bound is not None:
+            require(equal(product(bound.shape), 1), f"clip: the {name} bound is {bound}, but must be one number")
     return operand(types, 0, "clip")
 
 

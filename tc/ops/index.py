@@ -181,7 +181,7 @@ def _run_gather_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     chosen = [grid[k] for k in range(batch)] + [
         check_places(indices[..., k], batch + k, x.shape[batch + k]) for k in range(depth)
     ]
-    return x[tuple(chosen)]
+    return x[tuple(chosen)] if chosen else np.broadcast_to(x, (*outer, *x.shape)).copy()
 
 
 register(
@@ -420,6 +420,9 @@ def _compute_one_hot(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]
 def _infer_one_hot(types: Types, attrs: Attrs) -> TensorType:
     indices, values = operand(types, 0, "one_hot"), operand(types, 1, "one_hot")
     axis = normalize_axis(attrs.axis, indices.rank + 1, "one_hot")
+    if values.rank != 1:
+        raise ShapeError(f"one_hot: the values are {values}, but must have 1 dim")
+    require_equal(values.shape[0], const(2), "one_hot: the number of values")
     return TensorType((*indices.shape[:axis], *exprs((attrs.depth,)), *indices.shape[axis:]), values.dtype)
 
 

@@ -21,6 +21,8 @@ from tc.ops.common import (
     broadcast_index,
     broadcast_shapes,
     operand,
+    require_broadcasts_to,
+    require_equal,
     same_dtype,
     sum_dtype,
     wide,
@@ -122,6 +124,18 @@ def _zero(items: Sequence[Any], index: int) -> Any:
     return items[index] if len(items) > index else None
 
 
+def _infer_matmul_integer(types: Types, attrs: Attrs) -> TensorType:
+    a, b = operand(types, 0, "matmul_integer"), operand(types, 1, "matmul_integer")
+    shape = _matmul_shape(a, b, "matmul_integer")
+    for name, zero, of in (("rows", _zero(types, 2), a.shape[-2:-1]), ("columns", _zero(types, 3), b.shape[-1:])):
+        if zero is None or zero.rank == 0:
+            continue
+        if zero.rank > 1 or not of:
+            raise ShapeError(f"matmul_integer: the zero points of the {name} are {zero}, but must have 1 dim or none")
+        require_broadcasts_to(zero.shape, of, f"matmul_integer: the zero points of the {name}")
+    return TensorType(shape, i32)
+
+
 def _run_matmul_integer(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     a, b = (array.astype(np.int32) for array in arrays[:2])  # type: ignore[union-attr]
     a_zero, b_zero = _zero(arrays, 2), _zero(arrays, 3)
@@ -165,10 +179,7 @@ def _integer_samples(rng: np.random.Generator) -> Iterator[Sample]:
 register(
     OpDef(
         "matmul_integer",
-        lambda types, attrs: TensorType(
-            _matmul_shape(operand(types, 0, "matmul_integer"), operand(types, 1, "matmul_integer"), "matmul_integer"),
-            i32,
-        ),
+        _infer_matmul_integer,
         _run_matmul_integer,
         _compute_matmul_integer,
         aligned=_aligned_batches,
@@ -215,7 +226,10 @@ def _einsum_dims(equation: str, shapes: Sequence[Sequence[Expr]]) -> tuple[dict[
 
 def _infer_einsum(types: Types, attrs: Attrs) -> TensorType:
     present = [operand(types, k, "einsum") for k in range(len(types))]
-    dims, _, result = _einsum_dims(attrs.equation, [type_.shape for type_ in present])
+    dims, terms, result = _einsum_dims(attrs.equation, [type_.shape for type_ in present])
+    for term, type_ in zip(terms, present, strict=True):
+        for axis, letter in enumerate(term):  # a diagonal does not broadcast
+            require_equal(type_.shape[axis], type_.shape[term.index(letter)], f"einsum: the dim {letter!r} of {type_}")
     return TensorType(tuple(dims[letter] for letter in result), same_dtype(present, "einsum"))
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
 from tc.ir.dtype import f32, i64
-from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, is_const, maximum, minimum, select
+from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, is_const, logical_or, maximum, minimum, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, wide
-from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -74,6 +74,9 @@ def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
         raise UnsupportedError(f"resize: no mode {attrs.mode!r}")
     if attrs.coordinate_mode not in COORDINATE_MODES:
         raise UnsupportedError(f"resize: no coordinate mode {attrs.coordinate_mode!r}")
+    for d, (dim, size) in enumerate(zip(x.shape, sizes, strict=True)):
+        if dim is not size:
+            require(logical_or(dim >= 1, size <= 0), f"resize: dim {d} of {x} is {dim}, of which nothing can be {size}")
     return TensorType(sizes, x.dtype)
 
 

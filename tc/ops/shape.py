@@ -20,13 +20,14 @@ from tc.ir.expr import (
     equal,
     is_const,
     logical_and,
+    logical_or,
     maximum,
     minimum,
     mul,
     select,
 )
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.common import (
     Arrays,
     Tensors,
@@ -231,11 +232,22 @@ register(
 )
 
 
+def _check_slice(dim: Expr, start: Expr, size: Expr, step: int, what: str) -> None:
+    """ShapeError when a slice of known places leaves the axis; that others do not is for those who compute them."""
+    if not (isinstance(dim, Const) and isinstance(start, Const) and isinstance(size, Const)) or size.value == 0:
+        return
+    last = int(start) + (int(size) - 1) * step
+    if not (0 <= int(start) < int(dim) and 0 <= last < int(dim)):
+        raise ShapeError(f"{what} it goes from {start} to {last}")
+
+
 def _infer_slice(types: Types, attrs: Attrs) -> TensorType:
     x = operand(types, 0, "slice")
     sizes = exprs(attrs.sizes)
     if not len(sizes) == len(attrs.starts) == len(attrs.steps) == x.rank:
         raise ShapeError(f"slice: starts, sizes and steps must have one entry per axis of {x}")
+    for d, (dim, start, size, step) in enumerate(zip(x.shape, exprs(attrs.starts), sizes, attrs.steps, strict=True)):
+        _check_slice(dim, start, size, int(step), f"slice: along dim {d} of {x}")
     return TensorType(sizes, x.dtype)
 
 
@@ -314,6 +326,18 @@ def _infer_pad(types: Types, attrs: Attrs) -> TensorType:
     pads = exprs(attrs.pads)
     if len(pads) != 2 * x.rank:
         raise ShapeError(f"pad: {len(pads)} pads for {x}; there must be two per axis")
+    fill = types[1] if len(types) > 1 else None
+    if fill is not None:
+        require(equal(product(fill.shape), 1), f"pad: the value is {fill}, but must be one number")
+    for d, dim in enumerate(x.shape):
+        cut = [minimum(pad, 0) for pad in (pads[d], pads[x.rank + d]) if not (isinstance(pad, Const) and int(pad) >= 0)]
+        if cut:
+            require(dim + sum(cut, const(0)) >= 0, f"pad: dim {d} of {x} is {dim}, less than what is cut off")
+        if attrs.mode != "constant":
+            grows = [pad for pad in (pads[d], pads[x.rank + d]) if not is_const(pad, 0)]
+            if grows:
+                nothing = logical_and(*(pad <= 0 for pad in grows))
+                require(logical_or(dim >= 1, nothing), f"pad: dim {d} of {x} is {dim}, and has nothing to repeat")
     return TensorType(
         tuple(simplify(dim + pads[d] + pads[x.rank + d]) for d, dim in enumerate(x.shape)), x.dtype
     )

@@ -15,7 +15,7 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import Arrays, Tensors, Types, operand, ravel, same_dtype, sum_dtype, unravel, wide
+from tc.ops.common import Arrays, Tensors, Types, operand, ravel, require_equal, same_dtype, sum_dtype, unravel, wide
 from tc.ops.registry import BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
@@ -286,9 +286,15 @@ def _infer_conv_transpose(types: Types, attrs: Attrs) -> TensorType:
     x, w = operand(types, 0, "conv_transpose"), operand(types, 1, "conv_transpose")
     window = _conv_window(x, w, attrs, "conv_transpose")
     require(equal(x.shape[1], w.shape[0]), f"conv_transpose: {x.shape[1]} channels, weights for {w.shape[0]}")
+    require(equal(x.shape[1] % attrs.groups, 0), f"conv_transpose: {x.shape[1]} channels in {attrs.groups} groups")
     extra = attrs.output_padding or (0,) * (x.rank - 2)
     space = tuple(map(simplify, _transposed_dims(x.shape, window, extra)))
     channels = simplify(w.shape[1] * attrs.groups)
+    bias = types[2] if len(types) > 2 else None
+    if bias is not None:
+        if bias.rank != 1:
+            raise ShapeError(f"conv_transpose: the bias is {bias}, but must have 1 dim")
+        require_equal(bias.shape[0], channels, "conv_transpose: the bias' size")
     return TensorType((x.shape[0], channels, *space), same_dtype(types, "conv_transpose"))
 
 

@@ -23,6 +23,8 @@ from tc.ir.dtype import f32
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
+from tc.ops.blocked import require_blocked_bias
+from tc.ops.common import require_equal
 from tc.ops.registry import REQUIRED, OpDef, get_op, register
 from tc.te import Tensor
 
@@ -84,6 +86,10 @@ def _infer(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
     """x [n, ib, h, w, b], u [a, a, ob, ib, b, b] (transformed weights), perhaps bias [ob, b] -> [n, ob, h', w', b]."""
     x, u = types[0], types[1]
     assert x is not None and u is not None
+    require_equal(u.shape[3], x.shape[1], f"conv_winograd: dim 3 of the weights {u}")
+    for axis, wanted in ((0, attrs.tile + 2), (1, attrs.tile + 2), (4, x.shape[-1])):
+        require_equal(u.shape[axis], const(wanted) if isinstance(wanted, int) else wanted, f"conv_winograd: dim {axis} of {u}")
+    require_blocked_bias(types, u.shape[2], u.shape[-1], "conv_winograd")
     top, left, bottom, right = attrs.pads
     space = (x.shape[2] + (top + bottom - 2), x.shape[3] + (left + right - 2))
     return TensorType((x.shape[0], u.shape[2], *space, u.shape[-1]), x.dtype)
