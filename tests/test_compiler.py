@@ -323,5 +323,5 @@ def main(x: f32[9]):
     assert m(x) == x.sum()
 
     (frame,) = m._idle
-    assert m.plan.num_dynamic == 1
-    assert [frame.words[word] for word in m._dynamic_words(frame)] == [0]
+    blocks = [frame.words[word] for word in m._dynamic_words(frame)]
+    assert blocks and not any(blocks)
