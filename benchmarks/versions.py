@@ -5,7 +5,7 @@
 
 Each version runs in a process of its own, which waits while the other one is measured; they take turns in short slots, and ratios are
 taken within a round. Calls are ordinary ones, without `out`. A model may be the path of an ONNX file; `name:dim=size` runs a model
-with other sizes of its symbolic dims.
+with other sizes of its symbolic dims. With `--symbolic` the first dim of every input is made symbolic before a model is compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from benchmarks import zoo
 from benchmarks.run import DEFAULT_MODELS
@@ -92,7 +93,22 @@ def versions(trees: Sequence[Path]) -> Iterator[list[Version]]:
             version.close()
 
 
-def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, seconds: float) -> np.ndarray:
+def with_symbolic_batch(path: Path, folder: str) -> Path:
+    """A copy of the model whose inputs have a symbolic first dim; its outputs state no shape."""
+    proto = onnx.load(path)
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    for info in proto.graph.input:
+        if info.name not in initializers and info.type.tensor_type.shape.dim:
+            info.type.tensor_type.shape.dim[0].dim_param = f"first_of_{info.name}"
+    for info in proto.graph.output:
+        info.type.tensor_type.ClearField("shape")
+    del proto.graph.value_info[:]
+    target = Path(folder) / "symbolic.onnx"
+    onnx.save(proto, target)
+    return target
+
+
+def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, seconds: float, symbolic: bool = False) -> np.ndarray:
     """float64[rounds, 2]: seconds of a call of each version."""
     name, _, text = model.partition(":")
     dims = {key: int(size) for key, size in (item.split("=") for item in text.split(",") if item)}
@@ -101,6 +117,8 @@ def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, second
     with tempfile.TemporaryDirectory() as folder, versions(trees) as pair:
         inputs = Path(folder) / "inputs.npz"
         np.savez(inputs, **arrays)
+        if symbolic:
+            path = with_symbolic_batch(path, folder)
         for version in pair:
             version.ask(do="load", model=str(path), inputs=str(inputs), threads=threads, results="")
         found = []
@@ -120,13 +138,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", default="1")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.05, help="of one slot")
+    parser.add_argument("--symbolic", action="store_true", help="make the first dim of every input symbolic")
     given = parser.parse_args(arguments)
     everything = []
     print("old over new: above 1, the new version is faster; median and quartiles of the rounds")
     for threads in map(int, given.threads.split(",")):
         for model in given.models:
             try:
-                times = compare(model, given.trees, threads, given.rounds, given.seconds)
+                times = compare(model, given.trees, threads, given.rounds, given.seconds, given.symbolic)
             except (RuntimeError, zoo.ZooError) as error:
                 print(f"{model:32} {threads} threads  {error}", flush=True)
                 continue
