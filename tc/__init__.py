@@ -9,7 +9,8 @@ from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import inspect_model as inspect
 from tc.lowering import interpret, lower
-from tc.runtime.module import CompiledModule, load
+from tc.runtime.loading import load
+from tc.runtime.module import CompiledModule
 from tc.target import Target
 from tc.tuning import compile_and_tune as compile
 from tc.tuning import tune

@@ -55,8 +55,9 @@ from tc.runtime.callbacks import provide_reference_kernels
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.jit import Library, compile_objects, link
+from tc.runtime.loading import load_sealed
 from tc.runtime.memory import place_constants
-from tc.runtime.module import CompiledModule, load_sealed
+from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool

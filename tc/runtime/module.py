@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import InputError, ModelError, UnsupportedError, UserError
+from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Const, Expr, Var
@@ -30,7 +30,7 @@ from tc.ir.plan import Check, ExecutionPlan, Launch, Place
 from tc.ir.types import TensorType
 from tc.runtime.arrays import NO_OVERLAP, Port, dtype_name, fit, input_array, like, listed, output_array, overlapping
 from tc.runtime.available import check_fits
-from tc.runtime.callbacks import Callback, callback_for
+from tc.runtime.callbacks import Callback
 from tc.runtime.entry import (
     ARENA,
     ARENA_BYTES,
@@ -42,14 +42,13 @@ from tc.runtime.entry import (
     EntrySource,
 )
 from tc.runtime.frames import Frame, free_block, run_reference
-from tc.runtime.interface import dim_vars, interface_from_json, interface_to_json
-from tc.runtime.jit import Library, link
+from tc.runtime.interface import dim_vars, interface_to_json
+from tc.runtime.jit import Library
 from tc.runtime.memory import Arena, data_address, result_array
 from tc.runtime.pool import get_pool
-from tc.runtime.report import KernelReport, KernelTime, Report, tensor_info
+from tc.runtime.report import KernelTime, Report, tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
-from tc.runtime.saved import Seal, as_array, pack_module, plain_seal, read_module, unpack_module, write_module
-from tc.target import Target, check_threads, native_target
+from tc.runtime.saved import Seal, plain_seal, write_module
 
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
@@ -634,18 +633,14 @@ class CompiledModule:
         """
         if not isinstance(path, (str, os.PathLike)):
             raise UserError(f"save: the path is a {type(path).__name__}, must be a string or path")
-        header, sections = self._whole_content()
+        header, sections = self.content()
         try:
             write_module(path, header, sections, plain_seal)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise UserError(f"save: {os.fspath(path)!r} cannot be written: {why}") from error
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A module is pickled, and copied, as the bytes of its file. It is native code: unpickle only what you trust."""
-        return _from_bytes, (pack_module(*self._whole_content()), self.threads)
-
-    def _whole_content(self) -> tuple[dict[str, Any], list[bytes | np.ndarray]]:
+    def content(self) -> tuple[dict[str, Any], list[bytes | np.ndarray]]:
         """The header and the sections of a file of this module and of the one that assumes nothing."""
         header, sections = self._content()
         try:
@@ -677,79 +672,6 @@ class CompiledModule:
             "overridable": self.overridable,
         }
         return header, [*self._objects, *self._constants]
-
-
-def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModule:
-    """Read a module that `CompiledModule.save` wrote. It runs on at most the number of threads that it was compiled for.
-
-    A module is native code, and is run: load only what you trust as you trust a program.
-    ModelError when the file is damaged or was compiled for a CPU with features that this one lacks.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise UserError(f"load: the path is a {type(path).__name__}, must be a string or path")
-    try:
-        return load_sealed(path, plain_seal, None if threads is None else check_threads(threads))
-    except FileNotFoundError:
-        raise ModelError(f"there is no file {os.fspath(path)!r}") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from None
-
-
-def load_sealed(path: str | os.PathLike[str], seal: Seal, threads: int | None = None) -> CompiledModule:
-    """`load`, of a file that was saved under a seal."""
-    return _loaded(str(path), lambda: read_module(path, seal), threads)
-
-
-def _from_bytes(data: bytes, threads: int) -> CompiledModule:
-    """The module that was pickled."""
-    return _loaded("the pickled module", lambda: unpack_module(data), threads)
-
-
-def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]]], threads: int | None) -> CompiledModule:
-    try:
-        header, sections = read()
-        return _load(header, sections, threads)
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ModelError(f"{name} is not a valid module: {error!r}") from None
-
-
-def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | None) -> CompiledModule:
-    target = Target.parse(header["target"])
-    missing = sorted(set(target.features) - set(native_target().features))
-    if missing:
-        raise ModelError(f"the module was compiled for a CPU with {', '.join(missing)}, which this one lacks")
-    plan, entry = interface_from_json(header)
-    count = header["num_objects"]
-    objects = [section.tobytes() for section in sections[:count]]
-    end = count + len(header["constants"])
-    constants = [
-        as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:end], header["constants"], strict=True)
-    ]
-    general = header["general"]
-    report = Report(
-        tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
-        tuple(f"{call.span} ({call.symbol})" for call in entry.calls),
-        arena=header["arena_bytes"],
-        constant_bytes=sum(c.nbytes for c in constants),
-    )
-    get_pool()
-    library = link(objects)
-    module = CompiledModule(
-        plan,
-        entry,
-        library,
-        header["symbol"],
-        constants,
-        min(header["threads"], native_target().cores if threads is None else threads),  # the scratch memory is for so many
-        callback_for(entry.calls),
-        report,
-        header["explanations"],
-        objects,
-        header["target"],
-        make_general=None if general is None else lambda: _load(general, sections[end:], threads),
-    )
-    module.set_overriding(tuple(header["overridable"]), None)
-    return module
 
 
 def _weakly(method: weakref.WeakMethod[Callable[[int, int, int], int]]) -> Callable[[int, int, int], int]:

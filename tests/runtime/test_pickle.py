@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import io
 import multiprocessing
 import pickle
@@ -46,7 +47,7 @@ def test_a_pickle_holds_the_bytes_of_save(tmp_path: Path) -> None:
     module = with_constants()
     module.save(tmp_path / "m.tcm")
 
-    assert module.__reduce__()[1][0] == (tmp_path / "m.tcm").read_bytes()
+    assert copyreg.dispatch_table[type(module)](module)[1][0] == (tmp_path / "m.tcm").read_bytes()
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, copy.copy])
@@ -71,7 +72,8 @@ def test_joblib_keeps_a_module(tmp_path: Path) -> None:
 
 
 def test_a_damaged_pickle_is_refused() -> None:
-    maker, (data, threads) = make().__reduce__()
+    module = make()
+    maker, (data, threads) = copyreg.dispatch_table[type(module)](module)
 
     for bad in (data[:-1], data[:50], b"", data[:200] + bytes([data[200] ^ 1]) + data[201:]):
         with pytest.raises(ModelError, match="the pickled module"):
