@@ -33,6 +33,7 @@ from tc.ir.plan import CallOut, ExecutionPlan
 from tc.ir.verify import verify as verify_ir
 from tc.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module, workload_key
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
+from tc.ops.restate import restate
 from tc.passes.graph.canonicalize import canonicalize
 from tc.passes.graph.convert_layout import convert_layout
 from tc.passes.graph.cse import share_common_subexpressions
@@ -259,7 +260,8 @@ def import_model(
     """The front end for whatever `model` is."""
     check_model(model)
     if isinstance(model, IRModule):
-        return Imported(model, (), ())
+        verify_ir(model)
+        return Imported(restate(model), (), ())
     return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal, overridden=overridden)
 
 

@@ -314,7 +314,7 @@ def test_blocks_of_a_size_that_depends_on_data_do_not_outlive_a_call() -> None:
 @graph
 def main(x: f32[9]):
     a: i64[1, k] = nonzero(x)
-    b: i64[1] = sum(a, axes=(1,))
+    b: i64[1, 1] = sum(a, axes=(1,))
     return b
 """
     m = tc.compile(parse_module(text), threads=1)
