@@ -30,6 +30,29 @@ CASES = {
         19,
         None,
     ),
+    # "range() arg 3 must not be zero"
+    "Split of an empty constant": (
+        "g () => (int64[a] y) <int64[0] x = {}> { y = Split <num_outputs = 1> (x) }",
+        19,
+        None,
+    ),
+    # "loop rit outside loop rlto drives a reduction", and a KeyError
+    "ReduceSum of a symbolic dim between ones": (
+        "g (float[2,1,1,s,1] x) => (float[a,b,c,d,e] y) { y = ReduceSum (x) }",
+        21,
+        np.arange(10, dtype=np.float32).reshape(2, 1, 1, 5, 1),
+    ),
+    "Gather of a dim that occurs twice": (
+        "g (float[1,n,n] x) => (float[a,b,c,d] y) <int32[1,1] i = {1}> { y = Gather <axis = -1> (x, i) }",
+        17,
+        np.arange(4, dtype=np.float32).reshape(1, 2, 2),
+    ),
+    # ran on a reference that gives no result where the window is longer than the input
+    "MaxPool whose padding depends on a dim": (
+        'g (float[n,1,n] x) => (float[a,b,c] y) { y = MaxPool <auto_pad="SAME_LOWER", kernel_shape=[3], strides=[3]> (x) }',
+        17,
+        -np.ones((1, 1, 1), np.float32),
+    ),
     # of equal elements the first by columns was taken
     "Indices of a MaxPool by columns": (
         "g (float[1,1,3,3] x) => (float[a,b,c,d] y, int64[a,b,c,d] i) { y, i = MaxPool <kernel_shape=[2,2], storage_order=1> (x) }",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import f32, i32
+from tc.ir.dtype import DType, f32, i32, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, maximum
 from tc.ir.types import product
 
@@ -213,13 +214,20 @@ def _may_be_short(n: NodeContext, x: Value, window: Sequence[tuple[int, int, int
     )
 
 
+def _lowest(dtype: DType) -> int | float:
+    """What no maximum is below."""
+    return -math.inf if dtype.is_float else int_range(dtype)[0]
+
+
 def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
     x = n.value(0)
     rank = _space(n, x)
     kernel = _kernel(n, None, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     pads = _window_pads(n, x, kernel, strides, dilations)
-    if not all(isinstance(p, Const) for p in pads):
+    if op == "max_pool" and not all(isinstance(p, Const) for p in pads):
+        x, pads = _fixed(n, x, pads, n.const(_lowest(x.dtype), x.dtype))
+    if not all(isinstance(p, int | Const) for p in pads):
         raise UnsupportedError(f"{n.op_type}: the padding depends on dims: {', '.join(map(str, pads))}")
     window = [
         ((kernel[d] - 1) * dilations[d] + 1, strides[d], int(pads[d]) + int(pads[rank + d])) for d in range(rank)

@@ -545,7 +545,7 @@ def _split(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fact
         return None
     if sizes is None:
         whole = -(-data.shape[axis] // node.num_outputs)
-        cuts = list(range(whole, whole * node.num_outputs, whole))
+        cuts = [whole * k for k in range(1, node.num_outputs)]
     else:
         cuts = list(itertools.accumulate(sizes))[:-1]
     return list(np.split(data, cuts, axis))
