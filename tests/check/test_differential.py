@@ -106,20 +106,11 @@ def test_a_child_that_dies_is_a_crash_and_its_successor_works(monkeypatch: pytes
     assert alive.kind == "ok"
 
 
-# Seeds that fail as of today, and why; to be emptied.
-PENDING: dict[int, str] = {
-    22: "indices are not checked",
-    26: "indices are not checked",
-    52: "indices are not checked",
-    56: "a symbol twice in one tensor",
-}
-
-
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_random_models_agree_with_the_oracles(count: int, tmp_path: Path) -> None:
     summary = run_campaign(range(count), Settings(processes=2), tmp_path)
 
-    assert {f.seed: f.judged.verdict.text for f in summary.failures if f.seed not in PENDING} == {}
+    assert {f.seed: f.judged.verdict.text for f in summary.failures} == {}
     assert summary.kinds["ok"] >= 3 * count // 4
 
 

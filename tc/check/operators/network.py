@@ -131,6 +131,9 @@ def recurrent(op: str, gates: int) -> Row:
         if op == "LSTM":
             inputs.append(b.data(F32, (ways, batch, hidden)) if b.chance(0.4) else None)
             inputs.append(b.data(F32, (ways, 3 * hidden)) if b.chance(0.2) else None)
+        for held in inputs:
+            if held is not None:
+                b.finite(held)  # onnxruntime's sigmoid makes a number of NaN
         attrs: dict[str, Any] = {"direction": direction} if ways == 2 or direction == "reverse" or b.chance(0.3) else {}
         if op == "GRU" and b.chance(0.5):
             attrs["linear_before_reset"] = 1
