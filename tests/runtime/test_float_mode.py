@@ -44,7 +44,7 @@ TEXT = """
 def main(x: f32[300, 200], w: f32[200, 300]):
     a: f32[300, 300] = matmul(x, w)
     b: f32[300, 300] = exp(a)
-    c: f32[300] = sum(b, axes=(1,))
+    c: f32[300] = sum(b, axes=(1,), keepdims=False)
     return a, c
 """
 
@@ -127,7 +127,7 @@ KEPT: list[pool.ThreadPool] = []  # their threads never end
 
 
 def test_a_call_that_fails_puts_the_mode_back(mode_words: Words) -> None:
-    text = "@graph\ndef main(x: f32[9]):\n    a: i64[1, k] = nonzero(x)\n    b: i64[1] = sum(a, axes=(1,))\n    return b\n"
+    text = "@graph\ndef main(x: f32[9]):\n    a: i64[1, k] = nonzero(x)\n    b: i64[1] = sum(a, axes=(1,), keepdims=False)\n    return b\n"
     module = tc.compile(parse_module(text), threads=1)
     seen: list[int] = []
 

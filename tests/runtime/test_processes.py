@@ -235,7 +235,7 @@ def test_a_child_forked_while_another_thread_compiles_collects_garbage_as_usual(
 
 
 def test_a_reference_kernel_may_fork_in_the_middle_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "@graph\ndef main(x: f32[9]):\n    a: i64[1, k] = nonzero(x)\n    b: i64[1] = sum(a, axes=(1,))\n    return b\n"
+    text = "@graph\ndef main(x: f32[9]):\n    a: i64[1, k] = nonzero(x)\n    b: i64[1] = sum(a, axes=(1,), keepdims=False)\n    return b\n"
     module = tc.compile(parse_module(text), threads=1)
     assert module._callback is not None
     forked, original = [], module._callback
