@@ -158,6 +158,7 @@ class CompiledModule:
         self._lends = self._is_static and any(math.prod(s) * d.itemsize >= LEAST_LENT_BYTES for s, d in self._result_types)
         self._results = ResultPool()
         self._address_words = [word for _, word, _, _ in (*self._wanted, *self._made)]
+        self._output_names = [info.name for info in self.outputs]
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
         if threads > 1:
             get_pool().start(threads)
@@ -194,12 +195,13 @@ class CompiledModule:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run on inputs by name; returns outputs by name, in order."""
         try:
-            results = self._execute(self._by_name(inputs), None)
+            args = self._by_name(inputs)
+            results = self._run_static(args) if self._is_static and fit(args, self._wanted) else self._execute(args, None)
         except _AssumptionFails:
             return self.general.run(inputs)
         except _DefaultsReplaced as given:
             return self._overriding(given.names).run(inputs)
-        return {info.name: result for info, result in zip(self.outputs, results, strict=True)}
+        return dict(zip(self._output_names, results, strict=True))
 
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         if not isinstance(inputs, Mapping):
