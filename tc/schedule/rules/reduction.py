@@ -164,6 +164,11 @@ class _Version:
             if info.reduction_axes:
                 reduce_parts(schedule, info.name, PART_ROWS if _keeps_last_axis(info) else PART_TERMS, is_row=not _keeps_last_axis(info))
 
+    def _most_terms(self) -> int:
+        """Terms of one result, as far as they are known."""
+        known = ([e.value for a in i.block.axes if a.var in i.reduction_axes and isinstance(e := a.extent, Const)] for i in self.infos())
+        return max(int(prod(extents)) for extents in known)
+
     # -- rows
 
     def _row_loops(self, final: BlockInfo, loops: list[str]) -> list[str]:
@@ -184,7 +189,7 @@ class _Version:
         schedule = self.schedule
         loops = list(schedule.loops_of(final))
         inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 64
-        row = set_parallel(schedule, loops[:rows], inner * 8)
+        row = set_parallel(schedule, loops[:rows], max(inner * 8, self._most_terms()))
         assert row is not None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
             self._compute_at(name, row)
@@ -231,7 +236,8 @@ class _Version:
         lead = [loop for loop in loops[:-1] if loop not in others]
         schedule.reorder(*lead, columns.tiles, *others, columns.tile)
         outer = [*lead, *([] if guarded else [columns.tiles])]
-        fused = set_parallel(schedule, outer, width * 16 * (1 if not guarded else max((extent or 64) // width, 1)))
+        terms = max(16, self._most_terms())
+        fused = set_parallel(schedule, outer, width * terms * (1 if not guarded else max((extent or 64) // width, 1)))
         anchor = columns.tiles if guarded else fused
         if anchor is None:
             return None
