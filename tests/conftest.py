@@ -36,6 +36,13 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def threads_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says how many threads a call uses; `distributed` sets OMP_NUM_THREADS to 1 in the process that starts workers."""
+    for name in ("TC_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Object code compiled by tests goes to a folder of this run that its worker processes share."""

@@ -248,7 +248,6 @@ def test_the_environment_says_how_many_threads_unless_the_call_does(monkeypatch:
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "1000000"])
 def test_an_odd_number_of_threads_in_the_environment(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own variable is a request; the shared one may be meant for others."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     usual = tc.compile(MODEL).threads
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert tc.compile(MODEL).threads == usual

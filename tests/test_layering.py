@@ -48,9 +48,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 
 # These take long to import, or may be absent: they may be imported inside functions.
-LATE = {"cuda", "distributed", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}
+LATE = {"cuda", "dask", "distributed", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}
 # These come with extras only, so no module may need them just to be imported.
-OPTIONAL = {"cuda", "distributed", "matplotlib", "onnxruntime", "openvino", "pyopencl", "torch"}
+OPTIONAL = {"cuda", "dask", "distributed", "matplotlib", "onnxruntime", "openvino", "pyopencl", "torch"}
 
 
 @dataclass(frozen=True)

@@ -359,6 +359,7 @@ def local_cluster(cores: Sequence[int]) -> Iterator[Client]:
     from distributed import Client, LocalCluster
 
     with (
+        _same_environment(),
         LocalCluster(
             n_workers=len(cores),
             threads_per_worker=1,
@@ -371,6 +372,22 @@ def local_cluster(cores: Sequence[int]) -> Iterator[Client]:
     ):
         client.register_plugin(_pinning(tuple(cores)))
         yield client
+
+
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """Take back what starting workers does to the environment of this process: OMP_NUM_THREADS, which later calls here would heed."""
+    from dask import config
+
+    before = {name: os.environ.get(name) for name in config.get("distributed.nanny.pre-spawn-environ", {})}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _pinning(cores: tuple[int, ...]) -> Any:

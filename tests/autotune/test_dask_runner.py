@@ -197,6 +197,17 @@ class FakeClient:
         pass
 
 
+def test_workers_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`distributed` left OMP_NUM_THREADS at 1, so that what was compiled afterwards ran on one thread."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+
+    with local_cluster(CPUS[:1]):
+        pass
+
+    assert dict(os.environ) == before
+
+
 def test_the_machine_of_this_process_is_described() -> None:
     here = describe_machine()
 
