@@ -54,7 +54,7 @@ setup(
         "cuda": ["cuda-bindings>=12.6"],
         "opencl": ["pyopencl>=2024.1", "pocl-binary-distribution>=3.0"],
         "viz": ["matplotlib>=3.8"],
-        "dask": ["distributed>=2024.8"],
+        "dask": ["dask>=2024.8", "distributed>=2024.8"],
         "train": ["scikit-learn>=1.4"],
         "test": [
             "pytest>=8.0",
@@ -64,6 +64,7 @@ setup(
             "mpmath>=1.3",
             "jupytext>=1.16",
             "matplotlib>=3.8",
+            "dask>=2024.8",
             "distributed>=2024.8",
             "onnxruntime>=1.18",
             "safetensors>=0.4",
