@@ -17,7 +17,7 @@ from tc.ir.arith import Facts, Polynomial, polynomial, simplify
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Cast, Expr, Load, Var, const, mul
 from tc.ir.loop import PrimFunc, Store, annotation
-from tc.ir.node import walk
+from tc.ir.uses import variables
 from tc.target import MOST_SHUFFLED_STRIDE
 
 
@@ -58,7 +58,6 @@ class MemoryEmitter:
         self.guard: Value | None = None  # a number: where it is false, so is the mask in all lanes
         self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], _Address] = {}
         self.dependence: dict[Expr, bool] = {}
-        self.vars_of: dict[Expr, frozenset[Var]] = {}
         self.aliasing = aliasing
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
@@ -90,15 +89,8 @@ class MemoryEmitter:
             for index, stride in zip(indices, strides, strict=True):
                 offset = offset + mul(_as_i64(index), stride)
             poly = polynomial(simplify(offset, self.facts))
-            found = _Address(poly, frozenset(v for m in poly.terms for a in m for v in self._vars(a)))
+            found = _Address(poly, frozenset(v for m in poly.terms for a in m for v in variables(a)))
             self.addresses[key] = found
-        return found
-
-    def _vars(self, expr: Expr) -> frozenset[Var]:
-        found = self.vars_of.get(expr)
-        if found is None:
-            found = frozenset(node for node in walk(expr) if isinstance(node, Var))
-            self.vars_of[expr] = found
         return found
 
     def depends_on_lane(self, expr: Expr) -> bool:
@@ -107,7 +99,7 @@ class MemoryEmitter:
             return False
         found = self.dependence.get(expr)
         if found is None:
-            found = any(v is self.lane.var or self._is_vector(v) for v in self._vars(expr))
+            found = any(v is self.lane.var or self._is_vector(v) for v in variables(expr))
             self.dependence[expr] = found
         return found
 

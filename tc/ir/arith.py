@@ -17,7 +17,6 @@ from tc.ir.expr import (
     Add,
     And,
     BinaryExpr,
-    Buffer,
     Cast,
     CompareExpr,
     Const,
@@ -43,8 +42,9 @@ from tc.ir.expr import (
     logical_not,
 )
 from tc.ir.matching import make, multiply, recombine
-from tc.ir.node import binders, map_children
+from tc.ir.node import map_children
 from tc.ir.polynomial import Polynomial, atoms_of_polynomial, linear_coefficients, polynomial
+from tc.ir.uses import reads_memory
 
 __all__ = [
     "EMPTY",
@@ -96,7 +96,7 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
             condition = simplify(c, facts)
             if isinstance(condition, Const):
                 return simplify(a if condition.value else b, facts)
-            if _reads_memory(condition):  # a check below stands for all data, not for those that this condition lets through
+            if reads_memory(condition):  # a check below stands for all data, not for those that this condition lets through
                 return make(Select, (condition, simplify(a, facts), simplify(b, facts)), facts)
             yes, no = simplify(a, facts.assume(condition)), simplify(b, facts.assume(logical_not(condition)))
             return make(Select, (condition, yes, no), facts)
@@ -109,10 +109,6 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
         case MathCall(name=name, args=args, dtype=dtype):
             return MathCall(name, tuple(simplify(arg, facts) for arg in args), dtype)
     return map_children(expr, lambda child: simplify(child, facts) if isinstance(child, Expr) else child)
-
-
-def _reads_memory(expr: Expr) -> bool:
-    return any(isinstance(node, Buffer) for node in binders(expr))
 
 
 def _simplified_polynomial(expr: Expr, facts: Facts) -> Polynomial:

@@ -45,6 +45,17 @@ def field_names(cls: type) -> tuple[str, ...]:
     return names
 
 
+_LOCATED_FIELD_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _located_field_names(cls: type) -> tuple[str, ...]:
+    """Names of all fields of a node class, `span` too."""
+    names = _LOCATED_FIELD_NAMES.get(cls)
+    if names is None:
+        names = _LOCATED_FIELD_NAMES[cls] = tuple(f.name for f in fields(cls))
+    return names
+
+
 _PLAIN = frozenset(
     ("str", "int", "bool", "int | None", "DType", "LoopKind", "AxisKind", "Annotations", "Value", "np.ndarray")
 )
@@ -123,7 +134,7 @@ def replace(node: NodeT, **changes: Any) -> NodeT:
     known = node.__dict__
     if not isinstance(node, Located):
         return cls(**{name: changes.get(name, known[name]) for name in field_names(cls)})
-    values = {f.name: known[f.name] for f in fields(cls)}
+    values = {name: known[name] for name in _located_field_names(cls)}
     values.update(changes)
     changed = object.__new__(cls)  # all that the constructor of a frozen dataclass would do, in a third of the time
     changed.__dict__.update(values)

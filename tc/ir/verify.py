@@ -57,6 +57,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import Node, children, walk
 from tc.ir.printer import print_ir
 from tc.ir.types import FunctionType, TensorType, TupleType, Type
+from tc.ir.uses import reads_memory
 
 TypeRule = Callable[[Binding], Sequence[Type]]
 
@@ -243,7 +244,7 @@ class _LoopVerifier:
         self.expr(stmt.value, scope, stmt.buffer.dtype, f"the value stored to {stmt.buffer.name}")
         params = set(self.func.buffers)
         used = {node for index in stmt.indices for node in walk(index)}
-        has_load = any(isinstance(node, Load) for node in used)
+        has_load = any(map(reads_memory, stmt.indices))
         if any(isinstance(node, MathCall) and node.name == "thread_index" for node in used):
             racing = tuple(loop for loop in racing if loop.kind is not LoopKind.PARALLEL)  # memory of each thread's own
         for loop in racing:

@@ -10,18 +10,16 @@ from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Expr, Load, Var, const, select
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, transform
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic
 from tc.schedule.layout import SCOPES, Layout, check_rank, in_bounds
 from tc.schedule.tree import (
     Place,
     block_places,
-    buffers_read,
-    buffers_written,
     find_block,
     find_buffer,
     fresh_block_name,
     fresh_buffer_name,
     fresh_names,
-    has_intrinsic,
     loop_var,
     replace_stmt,
     writers_of,

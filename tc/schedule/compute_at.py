@@ -9,22 +9,19 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import TRUE, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, cached_on_node, replace, substitute, walk
-from tc.schedule.region import Interval, interval_of, leaves_no_gaps, reads_memory, union, whole
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, reads_memory, variables
+from tc.schedule.region import Interval, interval_of, leaves_no_gaps, union, whole
 from tc.schedule.tree import (
     Place,
     axis_loops,
     block_places,
-    buffers_read,
-    buffers_written,
     facts_inside,
     find_block,
     find_loop,
     fresh_names,
-    has_intrinsic,
     loop_var,
     place_of,
     replace_stmt,
-    variables,
     writers_of,
 )
 

@@ -7,19 +7,8 @@ from tc.ir.arith import prove
 from tc.ir.expr import Buffer, Load, Var, equal
 from tc.ir.loop import TRUE, AxisKind, Block, PrimFunc, Store
 from tc.ir.node import Node, replace, substitute, transform, walk
-from tc.schedule.tree import (
-    Place,
-    block_places,
-    buffers_read,
-    buffers_written,
-    facts_at,
-    find_block,
-    has_intrinsic,
-    replace_stmt,
-    variables,
-    without_alloc,
-    writers_of,
-)
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
+from tc.schedule.tree import Place, block_places, facts_at, find_block, replace_stmt, without_alloc, writers_of
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:

@@ -9,12 +9,11 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, minimum, mul
 from tc.ir.loop import AnnotationValue, AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt
 from tc.ir.node import Node, replace, substitute
+from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.tree import (
     Place,
     axis_loops,
     blocks_in,
-    buffers_read,
-    buffers_written,
     facts_at,
     find_block,
     find_loop,
@@ -24,7 +23,6 @@ from tc.schedule.tree import (
     replace_stmt,
     statements,
     statements_from,
-    variables,
 )
 
 Factor = int | None

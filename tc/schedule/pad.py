@@ -9,6 +9,7 @@ from tc.ir.arith import prove, simplify
 from tc.ir.expr import Add, Buffer, Const, Expr, Load, Mul, Var, ceildiv, const, equal, select
 from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Store, annotation, seq
 from tc.ir.node import Node, replace, substitute
+from tc.ir.uses import variables
 from tc.schedule.cache import copy_nest
 from tc.schedule.layout import in_bounds
 from tc.schedule.tree import (
@@ -19,7 +20,6 @@ from tc.schedule.tree import (
     fresh_buffer_name,
     own_root,
     replace_stmt,
-    variables,
     writers_of,
 )
 

@@ -23,6 +23,7 @@ from tc.ir.loop import (
     seq,
 )
 from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.uses import variables
 from tc.schedule.tree import (
     Place,
     axis_loops,
@@ -36,7 +37,6 @@ from tc.schedule.tree import (
     loop_var,
     own_root,
     replace_stmt,
-    variables,
     writers_of,
 )
 from tc.te import MONOIDS

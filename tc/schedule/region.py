@@ -12,7 +12,6 @@ from tc.ir.expr import (
     Expr,
     FloorDiv,
     FloorMod,
-    Load,
     Max,
     Min,
     Mul,
@@ -25,8 +24,7 @@ from tc.ir.expr import (
     minimum,
 )
 from tc.ir.loop import For
-from tc.ir.node import walk
-from tc.schedule.tree import variables
+from tc.ir.uses import variables
 
 
 @dataclass(frozen=True)
@@ -176,8 +174,3 @@ def union(a: Interval, b: Interval, facts: Facts) -> Interval:
     low = simplify(minimum(a.low, b.low), facts)
     high = simplify(maximum(a.low + a.extent, b.low + b.extent), facts)
     return Interval(low, simplify(high - low, facts))
-
-
-def reads_memory(index: Expr) -> bool:
-    """Whether an index depends on the contents of a buffer: then it makes sense only where the block's condition holds."""
-    return any(isinstance(node, Load) for node in walk(index))

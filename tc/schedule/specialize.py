@@ -8,16 +8,8 @@ from tc.ir.expr import Buffer, Expr, Var, ceildiv, const, logical_and
 from tc.ir.loop import Alloc, Block, For, If, PrimFunc, Stmt
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import fresh_binders
-from tc.schedule.tree import (
-    Place,
-    facts_at,
-    fresh_block_name,
-    fresh_buffer_name,
-    fresh_names,
-    replace_stmt,
-    statements,
-    variables,
-)
+from tc.ir.uses import variables
+from tc.schedule.tree import Place, facts_at, fresh_block_name, fresh_buffer_name, fresh_names, replace_stmt, statements
 
 
 def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:

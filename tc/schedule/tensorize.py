@@ -21,16 +21,8 @@ from tc.ir.loop import (
     Store,
 )
 from tc.ir.node import Node, replace, substitute, transform
-from tc.schedule.tree import (
-    Place,
-    block_names,
-    facts_at,
-    find_block,
-    find_loop,
-    fresh_block_name,
-    replace_stmt,
-    variables,
-)
+from tc.ir.uses import variables
+from tc.schedule.tree import Place, block_names, facts_at, find_block, find_loop, fresh_block_name, replace_stmt
 
 
 @dataclass(frozen=True)

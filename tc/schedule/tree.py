@@ -10,9 +10,10 @@ from itertools import chain
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, Load, Var, logical_not
+from tc.ir.expr import Buffer, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
-from tc.ir.node import Node, binders, cached_by_identity, cached_on_node, children, replace, substitute
+from tc.ir.node import Node, cached_by_identity, cached_on_node, children, replace, substitute
+from tc.ir.uses import buffers_written, variables
 
 
 @dataclass(eq=False, slots=True)
@@ -307,41 +308,6 @@ def facts_at(func: PrimFunc, place: Place) -> Facts:
 def facts_inside(func: PrimFunc, place: Place) -> Facts:
     """What is known in the body of the loop at a place."""
     return facts_at(func, place).with_range(place.loop.var, place.loop.extent)
-
-
-def variables(node: Node) -> frozenset[Var]:
-    """The variables that occur at or below a node."""
-    return frozenset((node,)) if isinstance(node, Var) else _variables_below(node)
-
-
-@cached_on_node
-def _variables_below(node: Node) -> frozenset[Var]:
-    return frozenset(inner for inner in binders(node) if isinstance(inner, Var))
-
-
-@cached_on_node
-def buffers_read(node: Node) -> frozenset[Buffer]:
-    """Buffers that a block (or a part of one) loads from, its own result included for a reduction."""
-    own = (node.buffer,) if isinstance(node, Load) else ()
-    return frozenset(own).union(*map(buffers_read, children(node)))
-
-
-@cached_on_node
-def buffers_written(node: Node) -> frozenset[Buffer]:
-    """Buffers that a block (or a part of one) stores to; the operands of an intrinsic count as read and written."""
-    own: tuple[Buffer, ...] = ()
-    if isinstance(node, Store):
-        own = (node.buffer,)
-    elif isinstance(node, IntrinsicCall):
-        own = tuple(operand.buffer for operand in node.operands if isinstance(operand, Load))
-    return frozenset(own).union(*(buffers_written(child) for child in children(node) if not isinstance(child, Expr)))
-
-
-@cached_on_node
-def has_intrinsic(stmt: Stmt) -> bool:
-    """Whether a block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
-    inner = (child for child in children(stmt) if isinstance(child, Stmt))
-    return isinstance(stmt, IntrinsicCall) or any(map(has_intrinsic, inner))
 
 
 def writers_of(func: PrimFunc, buffer: Buffer) -> list[Block]:

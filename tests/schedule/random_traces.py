@@ -15,8 +15,9 @@ from tc.errors import ScheduleError
 from tc.ir.dtype import f32, i64
 from tc.ir.expr import Buffer, Var, call, const, logical_and, maximum, select
 from tc.ir.loop import Alloc, For, PrimFunc
+from tc.ir.uses import buffers_read
 from tc.schedule.step import Schedule
-from tc.schedule.tree import block_places, buffers_read, statements
+from tc.schedule.tree import block_places, statements
 from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
 
 Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]

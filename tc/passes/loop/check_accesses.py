@@ -45,6 +45,7 @@ from tc.ir.loop import (
     seq,
 )
 from tc.ir.node import Node, binders, children, map_children, replace, substitute, walk
+from tc.ir.uses import buffers_read, buffers_written, reads_memory, variables
 from tc.passes.manager import loop_pass
 
 
@@ -88,9 +89,9 @@ def _from_data(node: object) -> bool:
             return True
         case Load(indices=parts) | Store(indices=parts) | For(extent=parts):
             below = parts if isinstance(parts, tuple) else (parts,)
-            return any(isinstance(inner, Load) for part in below for inner in walk(part))
+            return any(map(reads_memory, below))
         case Let(value=value):
-            return value.dtype.is_int and any(isinstance(inner, Load) for inner in walk(value))
+            return value.dtype.is_int and reads_memory(value)
     return False
 
 
@@ -145,7 +146,7 @@ class _Scope:
         return _Scope(facts, self.tainted | {test.given, test.index}, self.path, self.plain_path)
 
     def is_tainted(self, expr: Expr) -> bool:
-        return any(isinstance(node, Load) or node in self.tainted for node in walk(expr))
+        return reads_memory(expr) or bool(variables(expr) & self.tainted)
 
 
 Tested = tuple[Stmt, list[_Test]]
@@ -159,7 +160,7 @@ class _Checker:
         self.func = func
         self.rows: dict[AccessCheck, int] = {}
         self.faults = Buffer("faults", (const(1), const(WORDS_PER_CHECK)), i64)
-        self.written = {node.buffer for node in walk(func.body) if isinstance(node, Store)}
+        self.written = buffers_written(func.body)
         self.made: dict[tuple[object, ...], _Test] = {}
         self.test_of: dict[Var, _Test] = {}
 
@@ -220,17 +221,17 @@ class _Checker:
         tainted = scope.tainted | ({loop.var} if scope.is_tainted(extent) else frozenset())
         inside = _Scope(scope.facts.with_range(loop.var, extent), tainted)
         goes_on = loop.kind is LoopKind.PARALLEL and isinstance(loop.body, For) and loop.body.kind is LoopKind.PARALLEL
-        variables = nest | {loop.var}
-        body, wanted = self.statement(loop.body, inside, variables if goes_on else frozenset())
+        around = nest | {loop.var}
+        body, wanted = self.statement(loop.body, inside, around if goes_on else frozenset())
         if not goes_on:
-            stay, leave = _split(wanted, lambda test: bool(variables & test.needs) or not self._may_leave(test, scope))
+            stay, leave = _split(wanted, lambda test: bool(around & test.needs) or not self._may_leave(test, scope))
             body, wanted = self.wrap(body, stay), leave
         return replace(loop, extent=extent, body=body), _unique([*tests, *wanted])
 
     def _if(self, stmt: If, scope: _Scope) -> Tested:
         """Tests of a branch that speak of nothing that the condition speaks of may stand outside."""
         condition, tests = self.expression(stmt.condition, scope)
-        spoken = _variables(condition)
+        spoken = variables(condition)
 
         def branch(body: Stmt | None, holds: Expr) -> Stmt | None:
             if body is None:
@@ -251,8 +252,9 @@ class _Checker:
         if not test.is_stable:
             return False
         facts = scope.facts
-        for name in sorted(test.needs & self.test_of.keys(), key=lambda var: self.test_of[var].row):
-            facts = facts.with_range(name, self.test_of[name].extent)
+        for name in test.needs & self.test_of.keys():
+            if name is self.test_of[name].index:
+                facts = facts.with_range(name, self.test_of[name].extent)
         return _reads_within((test.loaded, test.value, test.extent), facts)
 
     def wrap(self, body: Stmt, tests: list[_Test]) -> Stmt:
@@ -318,18 +320,15 @@ class _Checker:
         An operator looks at all of its indices: whether a choice by data takes its result does not matter, unless what the test reads is
         there in that branch alone.
         """
-        used = frozenset().union(*map(_variables, (index, extent, given)))
-        earlier = [self.test_of[var] for var in used if var in self.test_of]
-        is_plain = not any(one.in_branch for one in earlier) and _reads_within((index, extent, given), scope.facts)
+        read = (index, extent, given)
+        is_plain = not any(one.in_branch for one in self._earlier(*read)) and _reads_within(read, scope.facts)
         path = scope.plain_path if is_plain else scope.path
         key = (index, extent, given, check, path)
         if key not in self.made:
             name, number = Var("given", i64), Var("index", i64)
             always = path is TRUE
             inside = logical_and(const(0) <= number, number < extent)
-            parts = (index, extent, given, path)
-            used |= _variables(path)
-            earlier = [self.test_of[var] for var in used if var in self.test_of]
+            earlier = self._earlier(*read, path)
             test = _Test(
                 given=name,
                 loaded=given if always else select(path, given, const(0)),
@@ -341,15 +340,16 @@ class _Checker:
                 source=index,
                 path=path,
                 in_branch=path is not scope.plain_path,
-                needs=used.union(*(one.needs for one in earlier)),
-                is_stable=not self._reads_written(parts) and all(one.is_stable for one in earlier),
+                needs=frozenset().union(*map(variables, (*read, path)), *(one.needs for one in earlier)),
+                is_stable=not any(buffers_read(part) & self.written for part in (*read, path)) and all(one.is_stable for one in earlier),
             )
             self.made[key] = test
             self.test_of[name] = self.test_of[number] = test
         return self.made[key]
 
-    def _reads_written(self, parts: Iterable[Expr]) -> bool:
-        return any(isinstance(node, Load) and node.buffer in self.written for part in parts for node in walk(part))
+    def _earlier(self, *parts: Expr) -> list[_Test]:
+        """The tests whose numbers these expressions mention."""
+        return [self.test_of[var] for part in parts for var in variables(part) if var in self.test_of]
 
 
 def _renamed(expr: Expr, source: Expr, name: Var) -> Expr:
@@ -358,17 +358,13 @@ def _renamed(expr: Expr, source: Expr, name: Var) -> Expr:
     return substitute(expr, {**buffers, source: name})
 
 
-def _variables(expr: Expr) -> frozenset[Var]:
-    return frozenset(node for node in binders(expr) if isinstance(node, Var))
-
-
 def _is_within(index: Expr, extent: Expr, facts: Facts) -> bool:
     return prove(const(0, index.dtype) <= index, facts) is True and prove(cast(index, i64) < extent, facts) is True
 
 
 def _plain(condition: Expr) -> Expr:
     """The part of a condition that loads nothing."""
-    return logical_and(*(part for part in conjuncts(condition) if not any(isinstance(node, Load) for node in walk(part))))
+    return logical_and(*(part for part in conjuncts(condition) if not reads_memory(part)))
 
 
 def _reads_within(parts: Iterable[Expr], facts: Facts) -> bool:

@@ -8,6 +8,7 @@ from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
 from tc.ir.loop import Alloc, For, If, PrimFunc, Stmt, Store
 from tc.ir.node import Node, children, replace, transform, walk
+from tc.ir.uses import reads_memory, variables
 from tc.passes.manager import loop_pass
 
 
@@ -69,8 +70,7 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
 
 def _is_known_before(low: Expr, extent: Expr, bound: set[Var]) -> bool:
     """Whether the size depends on dims alone, and neither it nor the offset on what is in memory."""
-    loads = any(isinstance(node, Load) for part in (low, extent) for node in walk(part))
-    return not loads and not any(node in bound for node in walk(extent))
+    return not reads_memory(low) and not reads_memory(extent) and not variables(extent) & bound
 
 
 def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Expr, Load, conjuncts, logical_and
+from tc.ir.expr import conjuncts, logical_and
 from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, replace, transform, walk
+from tc.ir.uses import reads_memory
 from tc.passes.manager import loop_pass
 
 
@@ -37,16 +38,12 @@ def hoist_guards(func: PrimFunc) -> PrimFunc:
 
 def _outside(node: For | Alloc, guard: If, is_free: object) -> Stmt | None:
     parts = conjuncts(guard.condition)
-    free = [part for part in parts if is_free(part) and not _reads_memory(part)]  # type: ignore[operator]
+    free = [part for part in parts if is_free(part) and not reads_memory(part)]  # type: ignore[operator]
     if not free:
         return None
     rest = [part for part in parts if part not in free]
     body = replace(guard, condition=logical_and(*rest)) if rest else guard.then_body
     return If(logical_and(*free), replace(node, body=body))
-
-
-def _reads_memory(condition: Expr) -> bool:
-    return any(isinstance(node, Load) for node in walk(condition))
 
 
 def _joined(stmts: tuple[Stmt, ...]) -> Stmt | None:
@@ -65,4 +62,4 @@ def _joined(stmts: tuple[Stmt, ...]) -> Stmt | None:
 def _same_guard(a: Stmt | None, b: Stmt) -> bool:
     if not isinstance(a, If) or not isinstance(b, If) or a.else_body is not None or b.else_body is not None:
         return False
-    return a.condition is b.condition and not _reads_memory(a.condition)
+    return a.condition is b.condition and not reads_memory(a.condition)

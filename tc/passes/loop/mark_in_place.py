@@ -9,6 +9,7 @@ from tc.ir.arith import Facts, evaluate, linear_coefficients, prove, simplify
 from tc.ir.expr import Buffer, Expr, Load, Var, add, const, mul, sub
 from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import replace, walk
+from tc.ir.uses import reads_memory, variables
 from tc.passes.manager import loop_pass
 
 _TYPICAL_DIM = 37
@@ -113,19 +114,15 @@ def _joined(parts: list[list[_Site] | None]) -> list[_Site] | None:
     return found
 
 
-def _vars_of(expr: Expr) -> frozenset[Var]:
-    return frozenset(node for node in walk(expr) if isinstance(node, Var))
-
-
 def _groups(indices: Sequence[Expr], loop_vars: set[Var]) -> list[tuple[list[int], set[Var]]]:
     """Axes that share loop variables, together: (axes, variables)."""
     groups: list[tuple[list[int], set[Var]]] = []
     for axis, index in enumerate(indices):
-        axes, variables = [axis], set(_vars_of(index) & loop_vars)
-        for other in [group for group in groups if group[1] & variables]:
+        axes, own = [axis], set(variables(index) & loop_vars)
+        for other in [group for group in groups if group[1] & own]:
             groups.remove(other)
-            axes, variables = [*other[0], *axes], variables | other[1]
-        groups.append((axes, variables))
+            axes, own = [*other[0], *axes], own | other[1]
+        groups.append((axes, own))
     return groups
 
 
@@ -133,15 +130,15 @@ def _is_one_to_one(site: _Site, output: Buffer, dims: set[Var]) -> bool:
     """Whether the loops' variables follow from the indices."""
     loop_vars = {loop.var for loop in site.loops}
     used: set[Var] = set()
-    for axes, variables in _groups(site.store.indices, loop_vars):
-        used |= variables
+    for axes, own in _groups(site.store.indices, loop_vars):
+        used |= own
         offset: Expr = const(0)
         for axis in axes:
             index = site.store.indices[axis]
-            if any(isinstance(node, Load) for node in walk(index)) or not _vars_of(index) <= loop_vars | dims:
+            if reads_memory(index) or not variables(index) <= loop_vars | dims:
                 return False
             offset = add(mul(offset, output.shape[axis]), index)
-        extents = {loop.var: loop.extent for loop in site.loops if loop.var in variables}
+        extents = {loop.var: loop.extent for loop in site.loops if loop.var in own}
         if not _is_mixed_radix(simplify(offset, site.facts), extents, site.facts):
             return False
     return all(loop.var in used or loop.extent is const(1) for loop in site.loops)
@@ -163,7 +160,7 @@ def _is_mixed_radix(offset: Expr, extents: dict[Var, Expr], facts: Facts) -> boo
 
 
 def _typical(factor: Expr) -> int:
-    return evaluate(factor, dict.fromkeys(_vars_of(factor), _TYPICAL_DIM))
+    return evaluate(factor, dict.fromkeys(variables(factor), _TYPICAL_DIM))
 
 
 def _are_apart(first: _Site, second: _Site) -> bool:
@@ -175,14 +172,14 @@ def _are_apart(first: _Site, second: _Site) -> bool:
     shared = {loop.var for loop in first.loops} & {loop.var for loop in second.loops}
     own = ({loop.var for loop in first.loops} | {loop.var for loop in second.loops}) - shared
     pairs = list(zip(first.store.indices, second.store.indices, strict=True))
-    same = [a for a, b in pairs if a is b and not _vars_of(a) & own]
-    pinned = frozenset().union(*(_vars_of(index) for index in same if isinstance(index, Var)))
+    same = [a for a, b in pairs if a is b and not variables(a) & own]
+    pinned = frozenset().union(*(variables(index) for index in same if isinstance(index, Var)))
     facts = first.facts
     for loop in second.loops:
         facts = facts.with_range(loop.var, loop.extent)
     for condition in second.facts.nonnegative:
         facts = Facts(facts.variables, (*facts.nonnegative, condition))
     for a, b in pairs:
-        if (_vars_of(a) | _vars_of(b)) & shared <= pinned and (prove(a < b, facts) or prove(b < a, facts)):
+        if (variables(a) | variables(b)) & shared <= pinned and (prove(a < b, facts) or prove(b < a, facts)):
             return True
     return False

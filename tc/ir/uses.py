@@ -1,0 +1,47 @@
+"""What a piece of loop IR mentions: variables, buffers it reads and writes. Each answer is kept with the node."""
+
+from __future__ import annotations
+
+from tc.ir.expr import Buffer, Expr, Load, Var
+from tc.ir.loop import IntrinsicCall, Stmt, Store
+from tc.ir.node import Node, binders, cached_on_node, children
+
+
+def variables(node: Node) -> frozenset[Var]:
+    """The variables that occur at or below a node."""
+    return frozenset((node,)) if isinstance(node, Var) else _variables_below(node)
+
+
+@cached_on_node
+def _variables_below(node: Node) -> frozenset[Var]:
+    return frozenset(inner for inner in binders(node) if isinstance(inner, Var))
+
+
+@cached_on_node
+def buffers_read(node: Node) -> frozenset[Buffer]:
+    """Buffers that a block (or a part of one) loads from, its own result included for a reduction."""
+    own = (node.buffer,) if isinstance(node, Load) else ()
+    return frozenset(own).union(*map(buffers_read, children(node)))
+
+
+@cached_on_node
+def buffers_written(node: Node) -> frozenset[Buffer]:
+    """Buffers that a block (or a part of one) stores to; the operands of an intrinsic count as read and written."""
+    own: tuple[Buffer, ...] = ()
+    if isinstance(node, Store):
+        own = (node.buffer,)
+    elif isinstance(node, IntrinsicCall):
+        own = tuple(operand.buffer for operand in node.operands if isinstance(operand, Load))
+    return frozenset(own).union(*(buffers_written(child) for child in children(node) if not isinstance(child, Expr)))
+
+
+@cached_on_node
+def has_intrinsic(stmt: Stmt) -> bool:
+    """Whether a block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
+    inner = (child for child in children(stmt) if isinstance(child, Stmt))
+    return isinstance(stmt, IntrinsicCall) or any(map(has_intrinsic, inner))
+
+
+def reads_memory(node: Node) -> bool:
+    """Whether it depends on the contents of a buffer: a second evaluation may differ, and it has a value only where it is guarded so."""
+    return bool(buffers_read(node))
