@@ -16,7 +16,7 @@ import onnx
 
 from tc.check.builder import Input
 from tc.check.evaluate import Failed, Feeds, Trace, disagreement, run_onnxruntime, trace
-from tc.check.generate import Case
+from tc.check.generate import Case, live_names
 from tc.compiler import compile_model
 from tc.errors import InputError, TcError
 
@@ -24,9 +24,7 @@ from tc.errors import InputError, TcError
 KNOWN_REFUSALS: tuple[tuple[str, str], ...] = (
     ("Reduce*, Squeeze, Unsqueeze", r"axes \(input 1\) must be constant"),
     ("Squeeze", r"Squeeze without axes: whether the dim \S+ is 1 is not known"),
-    ("MaxUnpool", r"MaxUnpool of ONNX, opset \d+, is not supported: it has no operator in tc"),
     ("DeformConv", r"DeformConv of ONNX, opset \d+, is not supported: it has no operator in tc"),
-    ("Conv, ConvInteger, QLinearConv, ConvTranspose", r"the kernel size is not known"),
     ("Reshape, Expand, Slice, Tile, Resize", r"depends on data, so its length must be known"),
     ("GatherND", r"how many axes are chosen is not known"),
     ("Pad", r"Pad: axes \(input 3\) must be constant"),
@@ -121,7 +119,7 @@ def judge(
     """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works, "oracles" or "tc", on which
     run, and how many oracles took its inputs."""
     tell("oracles", 0, 0)
-    expected = [expect(model, run.feeds) for run in runs]
+    expected = [expect(model, _nearer(run.feeds) if run.spoilt else run.feeds) for run in runs]
     if not expected[0].oracles:
         return Verdict("undecided", "no oracle runs it")
     tell("tc", 0, expected[0].oracles)
@@ -130,6 +128,8 @@ def judge(
     except Exception as error:
         return _refusal(model, error, expected[0], 0)
     for index, (run, wanted) in enumerate(zip(runs, expected)):
+        if index and not _fits_declaration(model, wanted):
+            continue
         tell("tc", index, wanted.oracles)
         verdict = _judge_run(model, module, run, wanted, index)
         if verdict is not None:
@@ -137,6 +137,18 @@ def judge(
     if any(b != float("inf") for b in expected[0].bounds):
         return Verdict("ok")
     return Verdict("undecided", "the oracles disagree")
+
+
+def _fits_declaration(model: onnx.ModelProto, wanted: Expected) -> bool:
+    """Whether the results have the ranks that the model states: what Squeeze leaves may change with the dims."""
+    stated = {o.name: len(o.type.tensor_type.shape.dim) for o in model.graph.output}
+    return all(value.ndim == stated[name] for name, values in zip(wanted.names, wanted.values) for value in values)
+
+
+def _nearer(feeds: Feeds) -> Feeds:
+    """The same with integers of at most a million: the reference evaluator wraps an index in steps of the axis' size, one by one."""
+    far = [name for name, value in feeds.items() if value.dtype.kind == "i" and value.dtype.itemsize >= 4]
+    return {**feeds, **{name: np.asarray(np.clip(feeds[name], -(10**6), 10**6)) for name in far}}
 
 
 def _judge_run(model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, index: int) -> Verdict | None:
@@ -180,14 +192,15 @@ def _refusal(model: onnx.ModelProto, error: Exception, wanted: Expected, index: 
 
 
 def runs_of(case: Case) -> list[Run]:
-    """The drawn inputs; other data; other sizes for the symbols; and, where there are indices to spoil, one out of range."""
+    """The drawn inputs; other data; other sizes for the symbols; and, where results depend on indices, one out of range."""
     rng = np.random.default_rng(case.seed)
     runs = [Run(case.feeds), Run({i.name: _other_data(i, rng) for i in case.inputs})]
     symbols = {dim for i in case.inputs for dim in i.shape if isinstance(dim, str)}
     for _ in range(2 if symbols else 0):
         sizes = {name: int(rng.choice([0, 1, 1, 2, 3, 4, 7, 16])) for name in sorted(symbols)}
         runs.append(Run({i.name: _other_shape(i, sizes, rng) for i in case.inputs}))
-    for spoilt in [i for i in case.inputs if i.kind == "index" and i.array.size]:
+    live = live_names(case.model.graph)
+    for spoilt in [i for i in case.inputs if i.kind == "index" and i.array.size and i.name in live]:
         for far in (False, True):
             runs.append(Run({**case.feeds, spoilt.name: _spoil(spoilt.array, far, rng)}, spoilt=True))
     return runs

@@ -184,6 +184,17 @@ def _reads(node: onnx.NodeProto) -> set[str]:
     return names
 
 
+def live_names(graph: onnx.GraphProto) -> set[str]:
+    """Names whose values the results may depend on. Nodes that lead to no result of their graph or body are dead, and so is what
+    they alone read: a compiler need not run them. What only gives its shape is not read either."""
+    live = {o.name for o in graph.output}
+    for node in reversed(graph.node):
+        if live & set(node.output) and node.op_type not in ("Shape", "Size"):
+            live |= set(node.input)
+            live = live.union(*(live_names(a.g) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
+    return live
+
+
 def operators(graph: onnx.GraphProto) -> Counter[str]:
     """How often each operator stands in a graph and its bodies."""
     found = Counter(node.op_type for node in graph.node)

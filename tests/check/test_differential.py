@@ -15,6 +15,7 @@ import pytest
 from tc.check import differential
 from tc.check.campaign import Settings, run_campaign
 from tc.check.differential import Run, Verdict, judge
+from tc.check.generate import live_names
 from tc.check.process import Judge
 from tc.check.worker import pack_model, pack_runs, unpack_model, unpack_runs
 from tc.errors import UnsupportedError
@@ -56,12 +57,50 @@ def test_other_numbers_shapes_and_changed_inputs_are_wrong(monkeypatch: pytest.M
         feeds["x"][:] = 0
         return found
 
-    for compute in (lambda f: right(f) * 1.001, lambda f: right(f)[None], lambda f: right(f).astype(np.float64), overwrites):
+    for compute in (
+        lambda f: right(f) * 1.001,
+        lambda f: right(f)[None],
+        lambda f: right(f).astype(np.float64),
+        overwrites,
+    ):
         assert verdict_on(monkeypatch, compute, Run(FEEDS)).kind == "wrong"
 
 
 def test_a_bad_index_that_gives_a_result_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict_on(monkeypatch, right, Run(SPOILT, spoilt=True)).kind == "unchecked"
+
+
+def test_indices_that_no_result_depends_on_are_not_spoilt() -> None:
+    """A body's dead Gather was reported as one that is not checked."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, int64[1] j, int64[1] k, bool b) => (float[a] y) {'
+        "p = Gather(x, k) n = Shape(p)"
+        "y = If(b) <then_branch = t () => (float[c] z) { dead = Gather(x, i) z = Gather(x, j) },"
+        "else_branch = e () => (float[d] w) { w = Expand(x, n) }> }"
+    )
+
+    assert live_names(model.graph) == {"x", "j", "b", "y", "z", "n", "w"}
+
+
+def test_results_of_another_rank_than_stated_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squeeze of [n, m] leaves a rank that depends on n and m."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[n,m] x) => (float[a] y) { y = Squeeze(x) }'
+    )
+    monkeypatch.setattr(differential, "compile_model", lambda *args, **options: Module(lambda feeds: feeds["x"][0]))
+
+    assert judge(model, [Run({"x": np.ones(shape, np.float32)}) for shape in ((1, 3), (2, 3))]).kind == "ok"
+
+
+def test_indices_are_brought_near_for_the_reference_evaluator() -> None:
+    """It takes them into range in steps, 2^63 / 2 of them."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, int64 s) => (float[a] y, int64 t)'
+        "{ y = GatherElements(x, i) t = Identity(s) }"
+    )
+    feeds = {"x": np.ones(2, np.float32), "i": np.array([0]), "s": np.array(3)}
+
+    assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([-(2**63)])}, spoilt=True)]).kind == "ok"
 
 
 def test_a_refusal_of_what_both_run_is_a_failure_and_a_listed_one_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,3 +138,19 @@ def test_a_recurrent_net_of_symbolic_weights_ends_where_its_sequences_do() -> No
 
     np.testing.assert_allclose(found, run_onnxruntime(model, feeds)[0], rtol=1e-5)
     assert (found[2:] == 0).all() and (found[:2] != 0).all()
+
+
+def test_attention_of_few_rows_over_values_of_a_symbolic_width() -> None:
+    """ "register tiles have known sizes"."""
+    model = from_text(
+        "g (float[s,p,q] x, float[s,m,q] k, float[s,m,u] v) => (float[a,b,c] y) "
+        "{ t = Transpose <perm=[0,2,1]> (k) w = MatMul(x, t) z = Softmax(w) y = MatMul(z, v) }",
+        17,
+    )
+    rng = np.random.default_rng(0)
+    module = tc.compile(model, threads=1)
+
+    for p, q, m, u in ((1, 3, 5, 1), (2, 8, 17, 70), (9, 4, 3, 64)):
+        shapes = {"x": (3, p, q), "k": (3, m, q), "v": (3, m, u)}
+        feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        np.testing.assert_allclose(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from tc.errors import InputError
 from tc.frontend.onnx.node_context import NodeContext
 from tc.frontend.onnx.operand_sizes import check_sizes
 from tc.frontend.onnx.values import Value
-from tc.ir.expr import Const, Expr, const
+from tc.ir.expr import Const, Expr
 
 
 @dataclass(frozen=True)
@@ -54,21 +52,6 @@ def _last_write(n: NodeContext) -> Expr:
     return room if n.attr("mode", b"linear") in (b"circular", "circular") else room - n.value(1).shape[axis] + 1
 
 
-def _pooled_from(n: NodeContext) -> Expr | None:
-    """Elements of the tensor that a pooling left, from what the node says of its window."""
-    x = n.value(0)
-    kernel = n.attr("kernel_shape")
-    rank = len(kernel)
-    strides, pads = n.attr("strides") or [1] * rank, n.attr("pads") or [0] * 2 * rank
-    total: Expr = x.shape[0] * x.shape[1]
-    for axis, (dim, size, stride) in enumerate(zip(x.shape[2:], kernel, strides, strict=True)):
-        total = total * ((dim - 1) * stride + size - pads[axis] - pads[rank + axis])
-    if n.optional(2) is None:
-        return total
-    wanted = n.ints(2, "output_shape")
-    return None if wanted is None else const(int(np.prod(wanted)))
-
-
 OPERAND_CHECKS: dict[str, OperandCheck] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), OperandCheck(4, "sequence length", _steps)),
     "ReverseSequence": OperandCheck(1, "sequence length", _reversed_steps),
@@ -76,7 +59,6 @@ OPERAND_CHECKS: dict[str, OperandCheck] = {
     "RotaryEmbedding": OperandCheck(3, "position", _positions),
     "RoiAlign": OperandCheck(2, "batch index", _images),
     "TensorScatter": OperandCheck(2, "place of an update", _last_write),
-    "MaxUnpool": OperandCheck(1, "index", _pooled_from),
 }
 
 

@@ -10,8 +10,9 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import DType, f32, i32, int_range
-from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, maximum
+from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum
 from tc.ir.types import product
+from tc.ops.registry import require
 
 _MAX_SPACE = 3
 
@@ -33,26 +34,31 @@ def _list(n: NodeContext, name: str, count: int, default: int) -> list[int]:
     return list(found)
 
 
-def _kernel(n: NodeContext, weights: Value | None, rank: int) -> list[int]:
-    """The size of the window: of the weights, else of the attribute."""
+def _kernel(n: NodeContext, rank: int) -> list[int]:
+    """The size of a pool's window."""
     given = n.attr("kernel_shape")
-    if weights is None:
-        if given is None or len(given) != rank:
-            raise ShapeError(f"{n.op_type}: kernel_shape must have {rank} entries")
-        return list(given)
-    if weights.rank != rank + 2:
-        raise ShapeError(f"{n.op_type}: weights {weights.type} for {rank} spatial axes")
-    dims = weights.shape[2:]
-    if not all(isinstance(dim, Const) for dim in dims):
-        raise UnsupportedError(f"{n.op_type}: the kernel size is not known: {weights.type}")
-    sizes = [int(dim) for dim in dims]
-    if given and list(given) != sizes:
-        raise ShapeError(f"{n.op_type}: kernel_shape is {list(given)}, but the weights are {weights.type}")
-    return sizes
+    if given is None or len(given) != rank:
+        raise ShapeError(f"{n.op_type}: kernel_shape must have {rank} entries")
+    return list(given)
+
+
+def _weights(n: NodeContext, w: Value, rank: int) -> tuple[Value, list[Expr]]:
+    """Weights [_, _, *kernel] and the kernel: `kernel_shape` where it is given, and the weights must then have it."""
+    if w.rank != rank + 2:
+        raise ShapeError(f"{n.op_type}: weights {w.type} for {rank} spatial axes")
+    if not n.attr("kernel_shape"):
+        return w, list(w.shape[2:])
+    kernel: list[Expr] = [const(size) for size in _kernel(n, rank)]
+    same = logical_and(*(equal(dim, size) for dim, size in zip(w.shape[2:], kernel, strict=True)))
+    text = f"{n.op_type}: kernel_shape is {n.attr('kernel_shape')}, but the weights are {w.type}"
+    n.graph.state(lambda: require(same, text), n.span)
+    if list(w.shape[2:]) == kernel:
+        return w, kernel
+    return n.call("reshape", w, shape=(*w.shape[:2], *kernel)), kernel
 
 
 def _window_pads(
-    n: NodeContext, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    n: NodeContext, x: Value, kernel: Sequence[Expr | int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[Expr]:
     """Padding at the begin of all axes, then at their ends; `auto_pad` resolved."""
     rank = len(kernel)
@@ -95,7 +101,7 @@ def import_conv(n: NodeContext) -> NodeResult:
 def convolve(n: NodeContext, x: Value, w: Value, bias: Value | None) -> Value:
     """A convolution with the node's attributes."""
     rank = _space(n, x)
-    kernel = _kernel(n, w, rank)
+    w, kernel = _weights(n, w, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations), None)
     return n.call(
@@ -107,31 +113,32 @@ def convolve(n: NodeContext, x: Value, w: Value, bias: Value | None) -> Value:
 def import_conv_transpose(n: NodeContext) -> NodeResult:
     x, w = n.value(0), n.value(1)
     rank = _space(n, x)
-    kernel = _kernel(n, w, rank)
+    w, kernel = _weights(n, w, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     extra = _list(n, "output_padding", rank, 0)
-    pads, extra = _transposed_pads(n, x, kernel, strides, dilations, extra)
-    return n.call(
-        "conv_transpose",
-        x,
-        w,
-        n.optional(2),
-        strides=tuple(strides),
-        pads=tuple(pads),
-        dilations=tuple(dilations),
-        groups=n.attr("group", 1),
-        output_padding=tuple(extra),
-    )
+    pads, added = _transposed_pads(n, x, kernel, strides, dilations, extra)
+    attrs = {"strides": tuple(strides), "dilations": tuple(dilations), "groups": n.attr("group", 1)}
+    if all(isinstance(amount, Const) for amount in (*pads, *added)):
+        attrs |= {"pads": tuple(map(int, pads)), "output_padding": tuple(map(int, added))}
+        return n.call("conv_transpose", x, w, n.optional(2), **attrs)
+    # What depends on dims is cut off, or added, afterwards; the bias stands in what is added, too.
+    whole = n.call("conv_transpose", x, w, None, **attrs, output_padding=tuple(extra))
+    begin = [simplify(-pad) for pad in pads[:rank]]
+    end = [simplify(more - own - pad) for more, own, pad in zip(added, extra, pads[rank:], strict=True)]
+    zero = (const(0), const(0))
+    result = n.call("pad", whole, None, pads=(*zero, *begin, *zero, *end))
+    bias = n.optional(2)
+    return result if bias is None else n.call("add", result, _per_channel(n, bias, x.rank))
 
 
 def _transposed_pads(
     n: NodeContext,
     x: Value,
-    kernel: Sequence[int],
+    kernel: Sequence[Expr],
     strides: Sequence[int],
     dilations: Sequence[int],
     extra: Sequence[int],
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[Expr], list[Expr]]:
     """What is cut off the begins and ends of the result, and what is added at its ends; from `output_shape` or
     `auto_pad` if they are given.
 
@@ -140,23 +147,24 @@ def _transposed_pads(
     rank = len(kernel)
     auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
     wanted = n.attr("output_shape")
+    added: list[Expr] = [const(amount) for amount in extra]
     if not wanted and auto in ("NOTSET", "VALID"):
-        return _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank), list(extra)
-    begin, end, added = [], [], list(extra)
+        pads = _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank)
+        return [const(pad) for pad in pads], added
+    begin, end = [], []
     for d in range(rank):
         # With a wanted size the whole result is strides * (dim - 1) + extra + reach; what is too much goes.
         reach = (kernel[d] - 1) * dilations[d] + 1
         dim = x.shape[2 + d]
         size = const(wanted[d]) if wanted else dim * strides[d]
-        total = simplify((dim - 1) * strides[d] + extra[d] + reach - size, n.facts)
-        if not isinstance(total, Const):
-            raise UnsupportedError(f"ConvTranspose: padding for the dim {dim} is not known")
-        cut = int(total)
+        cut = simplify((dim - 1) * strides[d] + extra[d] + reach - size, n.facts)
         if wanted:
-            cut, added[d] = max(cut, 0), added[d] + max(-cut, 0)
-        smaller, larger = cut // 2, cut - cut // 2
-        begin.append(larger if auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER") else smaller)
-        end.append(cut - begin[-1])
+            cut, added[d] = maximum(cut, 0), simplify(added[d] + maximum(-cut, 0), n.facts)
+        smaller = simplify(cut // 2, n.facts)
+        larger = simplify(cut - smaller, n.facts)
+        at_begin = auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER")
+        begin.append(larger if at_begin else smaller)
+        end.append(smaller if at_begin else larger)
     return [*begin, *end], added
 
 
@@ -222,7 +230,7 @@ def _lowest(dtype: DType) -> int | float:
 def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
     x = n.value(0)
     rank = _space(n, x)
-    kernel = _kernel(n, None, rank)
+    kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     pads = _window_pads(n, x, kernel, strides, dilations)
     if op == "max_pool" and not all(isinstance(p, Const) for p in pads):
@@ -251,11 +259,12 @@ def import_max_pool(n: NodeContext) -> NodeResult:
         return _pool("max_pool", n)
     x = n.value(0)
     rank = _space(n, x)
-    kernel = _kernel(n, None, rank)
+    kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations), None)
     if x is not n.value(0):
         raise UnsupportedError("MaxPool with indices, its padding depends on dims")
+    window = [((kernel[d] - 1) * dilations[d] + 1, strides[d], pads[d] + pads[rank + d]) for d in range(rank)]
     return n.call_many(
         "max_pool_with_indices",
         x,
@@ -264,8 +273,35 @@ def import_max_pool(n: NodeContext) -> NodeResult:
         pads=pads,
         dilations=tuple(dilations),
         ceil_mode=bool(n.attr("ceil_mode", 0)),
+        clip=_may_be_short(n, x, window),
         storage_order=n.attr("storage_order", 0),
     )
+
+
+@onnx_op("MaxUnpool", since=9)
+def import_max_unpool(n: NodeContext) -> NodeResult:
+    """Zeros, and the values at their places in the result, counted through all its axes."""
+    x, places = n.value(0), n.value(1)
+    shape = _unpooled_shape(n)
+    places = n.call("check_range", places, limit=product(shape), what="index")  # none counts from the end
+    zeros = n.call("full", shape=(product(shape),), value=0.0, dtype=x.dtype)
+    values, places = (n.call("reshape", v, shape=(product(x.shape),)) for v in (x, places))
+    return n.call("reshape", n.call("scatter_elements", zeros, places, values, axis=0), shape=shape)
+
+
+def _unpooled_shape(n: NodeContext) -> tuple[Expr, ...]:
+    """The shape of what a MaxUnpool makes: stated, or that of what a pool with its window has left."""
+    x = n.value(0)
+    rank = _space(n, x)
+    if n.optional(2) is not None:
+        shape = n.dims(2, "output_shape")
+        if len(shape) != x.rank:
+            raise ShapeError(f"MaxUnpool: output_shape has {len(shape)} entries for {x.type}")
+        return shape
+    kernel, strides = _kernel(n, rank), _list(n, "strides", rank, 1)
+    pads = _list(n, "pads", 2 * rank, 0)
+    space = [(dim - 1) * strides[d] + kernel[d] - pads[d] - pads[rank + d] for d, dim in enumerate(x.shape[2:])]
+    return (*x.shape[:2], *(simplify(dim, n.facts) for dim in space))
 
 
 @onnx_op("AveragePool")

@@ -392,8 +392,8 @@ def _schedule_few_rows(
     block, column = schedule.split(column, extent_value(schedule, column) or 4 * lanes)
     schedule.reorder(*outer, block, column)
     anchor = set_parallel(schedule, outer, 64 * 1024) or block
-    names = (chain.weighted, chain.inverse, chain.total, chain.powers, chain.top, chain.masked)
-    for name in names:
+    schedule.compute_at(chain.weighted, block)
+    for name in (chain.inverse, chain.total, chain.powers, chain.top, chain.masked):
         schedule.compute_at(name, anchor)
     (key,) = loops_inside(schedule, chain.masked, anchor)[-1:]
     schedule.compute_at(chain.scores, key)
@@ -401,6 +401,6 @@ def _schedule_few_rows(
     for name in (chain.top, chain.total):
         reduce_along(schedule, name, anchor, target)
     _in_vectors(schedule, chain.powers, lanes)
-    _register_tile(schedule, chain.weighted, anchor, lanes)
+    _register_tile(schedule, chain.weighted, block, lanes)
     _finish_block(schedule, [column], lanes)
 

@@ -1,0 +1,94 @@
+"""Convolutions whose kernels, padding or results have sizes known at run time only, and what undoes a pooling."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import tc
+from tests.frontend.models import run_onnxruntime
+
+
+def from_text(text: str, opset: int = 17) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
+
+
+def counted(*shape: int) -> np.ndarray:
+    return (np.arange(np.prod(shape)) % 7 - 3).astype(np.float32).reshape(shape)
+
+
+X, W = counted(2, 4, 5, 6), counted(4, 2, 3, 2)
+ATTRS = [  # a symbolic kernel ran on a reference that knows no groups, and gets a stated shape wrong
+    "",
+    "kernel_shape=[3,2]",
+    'auto_pad="SAME_UPPER"',
+    'auto_pad="SAME_LOWER", kernel_shape=[3,2]',
+    "strides=[2,1], dilations=[1,2], pads=[1,0,0,1]",
+]
+
+
+@pytest.mark.parametrize(
+    "attrs", [*ATTRS, "output_shape=[11,7], strides=[2,1]", 'output_shape=[10,6], strides=[2,1], auto_pad="SAME_UPPER"']
+)
+def test_a_transposed_convolution_with_symbolic_sizes_and_groups_agrees_with_onnxruntime(attrs: str) -> None:
+    model = from_text(
+        "g (float[n,4,h,w] x, float[4,2,p,q] k, float[4] bias) => (float[a,b,c,d] y) "
+        f"{{ y = ConvTranspose <group=2{', ' if attrs else ''}{attrs}> (x, k, bias) }}"
+    )
+    feeds = {"x": X, "k": W, "bias": counted(4)}
+
+    module = tc.compile(model, threads=1, on_unsupported="error")
+
+    np.testing.assert_array_equal(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0])
+
+
+@pytest.mark.parametrize("attrs", ATTRS)
+def test_a_convolution_with_symbolic_sizes_and_groups_agrees_with_onnxruntime(attrs: str) -> None:
+    model = from_text(
+        "g (float[n,4,h,w] x, float[o,2,p,q] k) => (float[a,b,c,d] y) "
+        f"{{ y = Conv <group=2{', ' if attrs else ''}{attrs}> (x, k) }}"
+    )
+    feeds = {"x": X, "k": W}
+
+    module = tc.compile(model, threads=1, on_unsupported="error")
+
+    np.testing.assert_array_equal(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0])
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_weights_that_are_not_as_large_as_stated_are_refused_when_the_model_runs(op: str) -> None:
+    model = from_text(
+        f"g (float[n,2,h,w] x, float[2,2,p,q] k) => (float[a,b,c,d] y) {{ y = {op} <kernel_shape=[3,2]> (x, k) }}"
+    )
+    module = tc.compile(model, threads=1)
+
+    with pytest.raises(tc.TcError, match=r"kernel_shape is \[3, 2\]"):
+        module.run({"x": counted(1, 2, 5, 5), "k": counted(2, 2, 2, 3)})
+
+
+UNPOOL = (
+    "v, i = MaxPool <kernel_shape=[2,2], strides=[2,2]> (x) y = MaxUnpool <kernel_shape=[2,2], strides=[2,2]> (v, i"
+)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (1, 2, 1, 5), (1, 1, 1, 1)])
+def test_a_pool_of_a_symbolic_image_is_undone(shape: tuple[int, ...]) -> None:
+    """A pool with indices gave nothing where its window is longer than the image; onnxruntime gives one result."""
+    model = from_text(f"g (float[n,c,h,w] x) => (float[a,b,c2,d] y) {{ {UNPOOL}) }}")
+
+    found = tc.compile(model, threads=1).run({"x": counted(*shape)})["y"]
+
+    np.testing.assert_array_equal(found, run_onnxruntime(model, {"x": counted(*shape)})[0])
+
+
+def test_a_pool_is_undone_to_a_shape_that_is_an_input() -> None:
+    """ "output_shape (input 2) must be constant"."""
+    model = from_text(f"g (float[n,c,h,w] x, int64[4] s) => (float[a,b,c2,d] y) {{ {UNPOOL}, s) }}")
+    feeds = {"x": counted(2, 1, 4, 4), "s": np.array([2, 1, 4, 5])}
+
+    module = tc.compile(model, threads=1)
+
+    np.testing.assert_array_equal(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0])
+    with pytest.raises(tc.TcError, match="index"):
+        module.run({**feeds, "s": np.array([2, 1, 2, 4])})
