@@ -392,11 +392,18 @@ def _run_hardmax(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
     result = np.zeros_like(x)
+    if not x.size:
+        return result
     np.put_along_axis(result, np.expand_dims(np.argmax(x, axis=attrs.axis), attrs.axis), 1, attrs.axis)
     return result
 
 
+def _hardmax_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield from _softmax_samples(rng)
+    yield [np.zeros((0, 4, 1), np.float32)], {"axis": -3}
+
+
 register(
-    OpDef("hardmax", _infer_like_first("hardmax"), _run_hardmax, _compute_hardmax, {"axis": -1}, samples=_softmax_samples)
+    OpDef("hardmax", _infer_like_first("hardmax"), _run_hardmax, _compute_hardmax, {"axis": -1}, samples=_hardmax_samples)
 )
 

@@ -43,6 +43,25 @@ def test_a_result_that_jumps_with_a_rounding_has_no_answer() -> None:
         step(helper.make_node("Greater", ["a", "b"], ["y"]), {"a": np.ones(8), "b": np.ones(8)}, {"a": 1e-6}, OPSET, 8)
 
 
+def test_numbers_that_may_be_equal_are_not_compared() -> None:
+    """A sum that is -2.25 here and -2.2499998 there was to be unequal to -2.25."""
+    node = helper.make_node("Equal", ["a", "b"], ["y"])
+    values = {"a": np.array([-2.2499998, 1.0], np.float32), "b": np.array([-2.25, 2.0], np.float32)}
+
+    with pytest.raises(Unstable):
+        step(node, values, {"a": 1e-6}, OPSET, 8)
+    assert step(node, values, {"a": 1e-8}, OPSET, 8).errors == [0.0]
+
+
+def test_what_a_node_does_where_nothing_is_said_is_not_asked() -> None:
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], auto_pad="SAME_UPPER", strides=[3])
+    ones = np.ones((1, 1, 3), np.float32)
+
+    with pytest.raises(Failed, match="not said"):
+        step(node, {"x": ones, "w": ones[..., :2]}, {}, OPSET, 8)
+    assert step(node, {"x": ones, "w": ones}, {}, OPSET, 8).by_onnxruntime
+
+
 def test_a_node_that_nobody_runs_fails_with_the_words_of_the_oracle() -> None:
     node = helper.make_node("Reshape", ["a", "s"], ["y"])
 

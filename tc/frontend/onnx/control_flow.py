@@ -22,7 +22,7 @@ from tc.frontend.onnx.values import AnyValue, Value, constant_value, elements_va
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Const, Expr, Var, as_expr, const, equal, logical_not, maximum, select
-from tc.ir.graph import Call, If, Loop, ReadDims
+from tc.ir.graph import Call, CallExtern, If, Loop, ReadDims
 from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder
@@ -238,7 +238,7 @@ def dims_bound_in(builder: GraphBuilder) -> set[Var]:
     for binding in builder.bindings:
         if isinstance(binding.value, ReadDims):
             own.update(binding.value.dims)
-        elif isinstance(binding.value, Call):
+        elif isinstance(binding.value, Call | CallExtern):
             result = {v for t in binding.targets for v in walk(t.type) if isinstance(v, Var)}  # type: ignore[arg-type]
             if result:
                 args = [arg.type for arg in binding.value.args if arg is not None]

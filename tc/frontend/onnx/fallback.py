@@ -17,6 +17,7 @@ import numpy as np
 from tc.errors import TcError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
+from tc.frontend.onnx.reference_ops import corrected_ops
 from tc.frontend.onnx.report import FALLBACK
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import AnyValue, DeferredValue, SequenceValue, Value
@@ -255,7 +256,7 @@ def _evaluator(data: bytes) -> Any:
 
     model = onnx.ModelProto()
     model.ParseFromString(data)
-    return ReferenceEvaluator(model)
+    return ReferenceEvaluator(model, new_ops=list(corrected_ops()))
 
 
 def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:

@@ -1,0 +1,61 @@
+"""Operators that ONNX's reference implementation gets wrong, for the evaluators that `fallback` makes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+
+@functools.cache
+def corrected_ops() -> tuple[type, ...]:
+    """Classes for `ReferenceEvaluator(new_ops=...)`; bodies of control flow get them, too."""
+    from onnx import helper
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_loop import Loop as KnownLoop
+
+    class Loop(KnownLoop):  # type: ignore[misc]
+        """Without a condition it runs; what it scans is stacked along a new axis, by no iterations as well.
+
+        ONNX's does not run without a condition, and joins what it scans along the axis there is.
+        """
+
+        op_domain = ""
+
+        def _run(
+            self, trip_count: Any, condition: Any, *init: Any, context: Any = None, bindings: Any = None, attributes: Any = None, **_: Any
+        ) -> tuple[Any, ...]:
+            names, carried = self.body.input_names, list(init)
+            go_on = condition is None or bool(np.all(condition))
+            stacks: list[list[np.ndarray]] = []
+            i = 0
+            while go_on and (trip_count is None or i < int(np.max(trip_count))):
+                own = dict(zip(names, (np.array(i, np.int64), np.array(go_on), *carried), strict=True))
+                after, *results = self._run_body({**(context or {}), **own}, attributes=attributes, bindings=bindings)
+                go_on, carried = bool(np.all(after)), results[: len(init)]
+                stacks.append(results[len(init) :])
+                i += 1
+            if not stacks:
+                return (*carried, *(_empty_stack(info) for info in self.body.proto_.output[1 + len(init) :]))
+            return (*carried, *(np.stack(stack) for stack in zip(*stacks, strict=True)))
+
+    class SequenceInsert(OpRun):  # type: ignore[misc]
+        """`position` may be the length: ONNX's takes that for 0."""
+
+        op_domain = ""
+
+        def _run(self, sequence: Any, tensor: Any, position: Any = None) -> tuple[Any, ...]:
+            items = list(sequence)
+            place = len(items) if position is None else int(np.max(position))
+            if not -len(items) <= place <= len(items):
+                raise IndexError(f"position {place} in a sequence of {len(items)}")
+            items.insert(place, tensor)
+            return (items,)
+
+    def _empty_stack(info: Any) -> np.ndarray:
+        tensor = info.type.tensor_type
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
+        return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
+
+    return Loop, SequenceInsert
