@@ -194,8 +194,14 @@ def available_cpus() -> int:
 
 def available_cores() -> int:
     """Like `available_cpus`, but two hardware threads of one core count once."""
-    siblings = {_read(_cpu_folder(cpu) / "topology/thread_siblings_list") or str(cpu) for cpu in affinity_cpus()}
+    siblings = {_siblings(cpu) for cpu in affinity_cpus()}
     return _within_quota(len(siblings), _cgroup_quota(_PROC, _SYSFS))
+
+
+@cache
+def _siblings(cpu: int) -> str:
+    """The hardware threads of the core that one belongs to, as the kernel writes them."""
+    return _read(_cpu_folder(cpu) / "topology/thread_siblings_list") or str(cpu)
 
 
 def default_threads() -> int:
@@ -285,8 +291,9 @@ def _within_quota(cpus: int, quota: float | None) -> int:
     return max(1, cpus if quota is None else min(cpus, int(quota)))
 
 
+@cache  # a dozen files, for which every kernel of a model would ask
 def _cgroup_quota(proc: Path, sysfs: Path) -> float | None:
-    """The CPU time that this process's control groups allow, in CPUs; None without a bound.
+    """The CPU time that this process's control groups allow when it is first asked, in CPUs; None without a bound.
 
     Every group above the process's own counts too. Reads version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`).
     """
