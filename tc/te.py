@@ -38,7 +38,7 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
-from tc.ir.node import Node, replace, substitute, walk
+from tc.ir.node import Node, cached_on_node, replace, substitute, walk
 from tc.ir.types import DimFact
 
 
@@ -299,7 +299,13 @@ def stages_of(outputs: Iterable[Tensor]) -> list[Stage]:
 
 def tensors_read(stage: Stage) -> list[Tensor]:
     """The tensors a stage reads, in order of appearance."""
-    return list(dict.fromkeys(node.tensor for node in walk(stage) if isinstance(node, Read)))
+    return list(dict.fromkeys(read.tensor for read in reads(stage)))
+
+
+@cached_on_node
+def reads(node: Node) -> tuple[Read, ...]:
+    """The different reads of tensors at or below a node, in order of appearance."""
+    return tuple(dict.fromkeys(inner for inner in walk(node) if isinstance(inner, Read)))
 
 
 def create_prim_func(
@@ -352,11 +358,7 @@ def _unique_names(names: Iterable[str]) -> list[str]:
 
 def _to_load(expr: Node) -> Node:
     """Replace every `Read` below by a `Load`."""
-    from_reads: dict[Node, Node] = {}
-    for node in walk(expr):
-        if isinstance(node, Read) and node not in from_reads:
-            from_reads[node] = Load(node.tensor.buffer, tuple(_to_load(i) for i in node.indices))  # type: ignore[misc]
-    return substitute(expr, from_reads)
+    return substitute(expr, {read: Load(read.tensor.buffer, tuple(map(_to_load, read.indices))) for read in reads(expr)})  # type: ignore[arg-type]
 
 
 def _stage_nest(stage: Stage, label: str) -> Stmt:

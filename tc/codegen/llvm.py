@@ -37,9 +37,10 @@ from tc.ir.loop import (
     While,
     annotation,
 )
-from tc.ir.node import walk
+from tc.ir.node import binders, walk
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 from tc.ir.types import product
+from tc.ir.uses import variables
 
 PARALLEL_FOR = "tc_parallel_for"
 
@@ -415,7 +416,7 @@ class _Emitter(ExpressionEmitter):
         end = extents[0]
         for extent in extents[1:]:
             end = b.mul(end, extent)
-        used = {node for node in walk(loop.body) if isinstance(node, (Var, Buffer))}
+        used = binders(loop.body)
         outer = self.state
         captured: list[tuple[Var | Buffer, Value]] = []
         known: dict[Var, Value] = {}
@@ -530,7 +531,7 @@ def _can_vectorize(loop: For, report: Buffer | None) -> bool:
     varying: set[Var] = {loop.var}
 
     def depends(expr: Expr) -> bool:
-        return any(isinstance(node, Var) and node in varying for node in walk(expr))
+        return not varying.isdisjoint(variables(expr))
 
     def check(stmt: Stmt) -> bool:
         match stmt:

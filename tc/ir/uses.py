@@ -45,3 +45,8 @@ def has_intrinsic(stmt: Stmt) -> bool:
 def reads_memory(node: Node) -> bool:
     """Whether it depends on the contents of a buffer: a second evaluation may differ, and it has a value only where it is guarded so."""
     return bool(buffers_read(node))
+
+
+def touches(node: Node, buffer: Buffer) -> bool:
+    """Whether an element of a buffer is read or written at or below a node."""
+    return buffer in buffers_read(node) or buffer in buffers_written(node)

@@ -18,7 +18,6 @@ from tc.errors import TcError
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Const
 from tc.ir.graph import Attrs
-from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.registry import OpDef
 
@@ -101,7 +100,7 @@ def num_terms(op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs, resu
         seen.add(id(stage))
         total += _count(tensor.shape) * _count(stage.reduce_extents)
         for value in (*stage.values, *stage.init):
-            waiting.extend(node.tensor for node in walk(value) if isinstance(node, te.Read))
+            waiting.extend(read.tensor for read in te.reads(value))
     return total
 
 

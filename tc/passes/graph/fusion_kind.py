@@ -15,7 +15,7 @@ from tc.ir.loop import AxisKind, Block
 from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.registry import OpDef
-from tc.te import Read, Stage, Tensor, placeholder, stages_of
+from tc.te import Read, Stage, Tensor, placeholder, reads, stages_of
 
 
 class FusionKind(IntEnum):
@@ -94,14 +94,12 @@ def _operand_access(operand: Tensor | None, outputs: Sequence[Tensor], stages: S
     reach: dict[object, Access | None] = {}
     for stage in stages:
         worst: Access | None = None
-        for node in walk(stage):
-            if not isinstance(node, Read):
-                continue
-            here = _read_access(node, stage)
-            if node.tensor is operand:
+        for read in reads(stage):
+            here = _read_access(read, stage)
+            if read.tensor is operand:
                 via: Access | None = here
             else:
-                below = reach.get(node.tensor.stage)
+                below = reach.get(read.tensor.stage)
                 via = None if below is None else max(here, below)
             worst = via if worst is None else worst if via is None else max(worst, via)
         reach[stage] = worst

@@ -8,7 +8,7 @@ from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
 from tc.ir.loop import Alloc, For, If, PrimFunc, Stmt, Store
 from tc.ir.node import Node, children, replace, transform, walk
-from tc.ir.uses import reads_memory, variables
+from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.manager import loop_pass
 
 
@@ -79,22 +79,18 @@ def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:
     )
 
 
-def _touches(stmt: Node, buffer: Buffer) -> bool:
-    return any(getattr(node, "buffer", None) is buffer for node in walk(stmt))
-
-
 def _common_path(body: Stmt, buffer: Buffer) -> tuple[Stmt, ...] | None:
     """The loops around all accesses, outermost first; None when there are none. Every other statement in between is entered
     too, but only loops make a difference."""
     path: list[Stmt] = []
-    if not _touches(body, buffer):
+    if not touches(body, buffer):
         return None
     current = body
     while True:
-        inner = [child for child in children(current) if isinstance(child, Stmt) and _touches(child, buffer)]
+        inner = [child for child in children(current) if isinstance(child, Stmt) and touches(child, buffer)]
         direct = isinstance(current, Store) or (
             isinstance(current, (For, If))
-            and any(_touches(child, buffer) for child in children(current) if isinstance(child, Expr))
+            and any(touches(child, buffer) for child in children(current) if isinstance(child, Expr))
         )
         if direct or len(inner) != 1:
             break
@@ -110,7 +106,7 @@ def _accesses(stmt: Node, buffer: Buffer, loops: tuple[For, ...]) -> list[_Acces
         found.append(_Access(stmt.indices, loops))
     if isinstance(stmt, For):
         loops = (*loops, stmt)
-    for child in children(stmt):
+    for child in (child for child in children(stmt) if touches(child, buffer)):
         found.extend(_accesses(child, buffer, loops))
     return found
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tc.ir.expr import Buffer, Load
-from tc.ir.loop import Alloc, Block, For, PrimFunc, Seq, Stmt, Store, seq
-from tc.ir.node import Node, children, replace, transform, walk
+from tc.ir.expr import Load
+from tc.ir.loop import Alloc, Block, For, PrimFunc, Seq, Stmt, seq
+from tc.ir.node import Node, children, replace, transform
+from tc.ir.uses import buffers_read, buffers_written
 from tc.passes.manager import loop_pass
 
 
@@ -24,8 +25,8 @@ def drop_unread(func: PrimFunc) -> PrimFunc:
         elif isinstance(node, Load):
             live.add(node.buffer)
     waiting = blocks
-    while read := [block for block in waiting if _accessed(block, Store) & live]:
-        live.update(*(_accessed(block, Load) for block in read))
+    while read := [block for block in waiting if buffers_written(block) & live]:
+        live.update(*map(buffers_read, read))
         waiting = [block for block in waiting if block not in read]
     if not waiting:
         return func
@@ -58,7 +59,3 @@ def _outside_blocks(root: Stmt) -> Iterator[Node]:
         yield node
         if not isinstance(node, Block):
             stack += children(node)
-
-
-def _accessed(block: Block, access: type[Load] | type[Store]) -> set[Buffer]:
-    return {node.buffer for node in walk(block) if isinstance(node, access)}
