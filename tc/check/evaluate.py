@@ -87,13 +87,19 @@ def _same_with_gaps(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool
     return bool(attrs.get("auto_pad", b"NOTSET").startswith(b"SAME")) and gaps
 
 
-# Where ONNX does not say what the result is, though one oracle gives one.
+def _same_with_dilations(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """onnxruntime pads for the kernel as it is without dilations: fewer results than size / stride."""
+    return attrs.get("auto_pad", b"NOTSET").startswith(b"SAME") and max(attrs.get("dilations", [1])) > 1
+
+
+# Where ONNX does not say what the result is, though one oracle gives one, or says something else than the oracle that leads.
 UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "RNN": _no_steps,
     "GRU": _no_steps,
     "LSTM": _no_steps,
     "RoiAlign": _no_image,
     "ConvTranspose": _same_with_gaps,
+    "MaxPool": _same_with_dilations,
 }
 
 
