@@ -58,3 +58,36 @@ def test_a_tensor_is_inserted_where_a_position_known_at_run_time_says(position: 
     found = tc.compile(model, threads=1).run(feeds)["y"]
 
     np.testing.assert_array_equal(found, run_onnxruntime(model, feeds)[0])
+
+
+def test_nodes_of_old_opsets_in_a_loop_of_changing_sizes_mean_what_they_meant() -> None:
+    """ONNX's reference trains a BatchNormalization, takes an axis of Softmax for the only one and drops one of GlobalMaxPool's."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 7, opset_import: ["" : 11]> g (float[2,3,m] x, float[3] s, int64 n) => (float[a,b,c] y, float[d,e,f] p) '
+        '{ y = Loop (n, "", x) <body = body (int64 i, bool g, float[2,3,q] c) => (bool h, float[2,3,r] z) { h = Identity(g) '
+        "v = BatchNormalization(c, s, s, s, s) w = Softmax <axis=1> (v) z = Concat <axis=2> (w, x) }> p = GlobalMaxPool(y) }"
+    )
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.random((2, 3, 4)).astype(np.float32), "s": rng.random(3).astype(np.float32) + 1, "n": np.array(3)}
+
+    found = tc.compile(model, threads=1).run(feeds)
+
+    for mine, theirs in zip(found.values(), run_onnxruntime(model, feeds), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_a_recurrent_net_in_a_loop_of_changing_sizes_runs_in_both_directions() -> None:
+    """ONNX's reference runs both forward."""
+    model = from_text(
+        "g (float[m,1,3] x, float[2,2,3] w, float[2,2,2] r, int64 n) => (float[a,b,c] y) "
+        '{ y = Loop (n, "", x) <body = body (int64 i, bool g, float[q,1,3] c) => (bool h, float[s,1,3] z) { h = Identity(g) '
+        'e = RNN <hidden_size=2, direction="bidirectional"> (c, w, r) f = Constant <value_ints=[-1,1,1]> () k = Reshape(e, f) '
+        "o = Concat <axis=2> (k, k, k) z = Concat <axis=0> (o, c) }> }"
+    )
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 1, 3), "w": (2, 2, 3), "r": (2, 2, 2)}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+    found = tc.compile(model, threads=1).run({**feeds, "n": np.array(2)})["y"]
+
+    np.testing.assert_allclose(found, run_onnxruntime(model, {**feeds, "n": np.array(2)})[0], rtol=1e-5, atol=1e-6)

@@ -1,10 +1,20 @@
 """The ONNX front end: `load_model` and `inspect_model`."""
 
-from tc.frontend.onnx import control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, rnn
+from tc.frontend.onnx import (
+    control_flow,
+    ops_math,
+    ops_microsoft,
+    ops_nn,
+    ops_resize,
+    ops_sequence,
+    ops_shape,
+    reference_run,
+    rnn,
+)
 from tc.frontend.onnx.load import inspect_model, load_model
 from tc.frontend.onnx.report import Imported, Inspection, NodeReport, ValueReport
 
-# Importing these fills the table of operators.
-OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, rnn)
+# Importing these fills the tables of operators and of Python functions.
+OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, reference_run, rnn)
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

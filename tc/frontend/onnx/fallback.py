@@ -1,4 +1,4 @@
-"""Nodes that run on ONNX's reference implementation: slow, correct, and there for every operator that ONNX defines.
+"""Nodes that run on ONNX's reference implementation: slow, correct, and there for every operator that ONNX defines (`reference_run`).
 
 Such a node becomes a call of the Python function "onnx_reference", whose attribute is a model of this one node, and of those before it
 whose results only the reference can hold. Its result types come from ONNX's shape inference; a dim that this cannot say is bound when the
@@ -8,24 +8,21 @@ result is there.
 from __future__ import annotations
 
 import base64
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tc.errors import TcError, UnsupportedError
+from tc.errors import UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
-from tc.frontend.onnx.reference_ops import corrected_ops
 from tc.frontend.onnx.report import FALLBACK
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import AnyValue, DeferredValue, SequenceValue, Value
 from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, Var, const
-from tc.ir.graph import Attrs, CallExtern
+from tc.ir.graph import CallExtern
 from tc.ir.types import DimFact, TensorType
-from tc.ops.registry import register_python_function
 
 REFERENCE_FUNCTION = "onnx_reference"
 _EMBED_LIMIT_BYTES = 1 << 12
@@ -241,37 +238,9 @@ def _dim(n: NodeContext, hint: str, dim: Any, dims: _DimNames) -> Expr:
 
 def _check_runs(n: NodeContext, model: Any) -> None:
     """UnsupportedError unless ONNX has a reference implementation of the node."""
-    try:
-        _evaluator(model.SerializeToString())
-    except TcError:
-        raise
-    except Exception as error:  # the reference runtime raises its own errors, and whatever numpy does
-        raise UnsupportedError(f"ONNX has no reference implementation of it that runs: {error}") from error
-
-
-@functools.lru_cache(maxsize=256)
-def _evaluator(data: bytes) -> Any:
-    import onnx
     from onnx.reference import ReferenceEvaluator
 
-    model = onnx.ModelProto()
-    model.ParseFromString(data)
-    return ReferenceEvaluator(model, new_ops=list(corrected_ops()))
-
-
-def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
-    """Run the node in `attrs["model"]` on the arrays, in the order of the model's inputs. UnsupportedError when it fails."""
-    evaluator = _evaluator(base64.b64decode(str(attrs["model"])))
-    inputs = dict(zip(evaluator.input_names, arrays, strict=True))
     try:
-        results = evaluator.run(None, inputs)
-    except Exception as error:  # whatever ONNX's Python, or numpy below it, raises for these inputs
-        shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in inputs.items())
-        raise UnsupportedError(f"ONNX's reference implementation fails on {shapes}: {type(error).__name__}: {error}") from error
-    dtypes = [dtype_of(info.type.tensor_type.elem_type, info.name).numpy for info in evaluator.proto_.graph.output]
-    return tuple(
-        np.ascontiguousarray(result, dtype).reshape(np.shape(result)) for result, dtype in zip(results, dtypes, strict=True)
-    )
-
-
-register_python_function(REFERENCE_FUNCTION, run_reference)
+        ReferenceEvaluator(model)
+    except Exception as error:  # the reference runtime raises its own errors, and whatever numpy does
+        raise UnsupportedError(f"ONNX has no reference implementation of it that runs: {error}") from error
