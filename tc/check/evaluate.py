@@ -92,6 +92,16 @@ def _same_with_dilations(attrs: Mapping[str, Any], operands: Sequence[Value]) ->
     return attrs.get("auto_pad", b"NOTSET").startswith(b"SAME") and max(attrs.get("dilations", [1])) > 1
 
 
+def _classes_without_weight(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """It runs as long as no label is of such a class."""
+    return len(operands) > 2 and operands[2] is not None and operands[2].shape != operands[0].shape[1:2]
+
+
+def _not_finite(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """The logarithm of a sum with an infinity is infinity or NaN, by the order of the subtractions."""
+    return not np.isfinite(operands[0].astype(np.float64)).all()
+
+
 # Where ONNX does not say what the result is, though one oracle gives one, or says something else than the oracle that leads.
 UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "RNN": _no_steps,
@@ -100,6 +110,9 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "RoiAlign": _no_image,
     "ConvTranspose": _same_with_gaps,
     "MaxPool": _same_with_dilations,
+    "LogSoftmax": _not_finite,
+    "NegativeLogLikelihoodLoss": _classes_without_weight,
+    "SoftmaxCrossEntropyLoss": _classes_without_weight,
 }
 
 

@@ -190,7 +190,8 @@ def live_names(graph: onnx.GraphProto) -> set[str]:
     live = {o.name for o in graph.output}
     for node in reversed(graph.node):
         if live & set(node.output) and node.op_type not in ("Shape", "Size"):
-            live |= set(node.input)
+            is_loss = node.op_type == "SoftmaxCrossEntropyLoss"  # its probabilities do not depend on labels
+            live |= set(node.input if not is_loss or node.output[0] in live else node.input[:1])
             live = live.union(*(live_names(a.g) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
     return live
 
