@@ -17,6 +17,7 @@ from tc.ir.types import TensorType
 from tc.passes.graph.questions import Option, Question
 from tc.passes.loop.check_accesses import check_accesses
 from tc.passes.loop.compact_buffers import compact_buffers
+from tc.passes.loop.compute_in_outputs import compute_in_outputs
 from tc.passes.loop.hoist_guards import hoist_guards
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
@@ -28,7 +29,7 @@ from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import __version__
 
-CODEGEN_VERSION = 15
+CODEGEN_VERSION = 16
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 
@@ -58,7 +59,7 @@ class Kernel:
 
 def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
-    func = simplify_loops(lower_blocks(func))
+    func = compute_in_outputs(simplify_loops(lower_blocks(func)))
     func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
     func = hoist_guards(partition_loops(func))
     return check_accesses(mark_in_place(lift_workspace(simplify_loops(func), threads=threads)))

@@ -16,7 +16,8 @@ from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, polynomial, simplify
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Cast, Expr, Load, Var, const, mul
-from tc.ir.loop import PrimFunc, Store, annotation
+from tc.ir.loop import Alloc, PrimFunc, Store, annotation
+from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.target import MOST_SHUFFLED_STRIDE
 
@@ -410,18 +411,27 @@ def _row_major(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
-    """Metadata that tells LLVM which parameters do not overlap: all, but the first output and what it may take the place of."""
+    """Metadata that tells LLVM which parameters do not overlap: all, but the first output and what it may take the place of.
+
+    None overlaps scratch memory, which the bodies of parallel loops know by its address alone.
+    """
     count = len(func.buffers)
+    scratch = [node.buffer for node in walk(func.body) if isinstance(node, Alloc)]
     if not 1 < count <= 24:
         return {}
     first_output = len(func.inputs)
     shared = {int(k) for k in str(annotation(func, "in_place") or "").split(",") if k}
     domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
     own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]
+    own_scratch = module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") if scratch else ""
     result = {}
     for k, buffer in enumerate(func.buffers):
         may_be_same = shared if k == first_output else {first_output} if k in shared else set()
         mine = module.add_metadata(f"!{{{own[k]}}}")
-        others = module.add_metadata(f"!{{{', '.join(own[j] for j in range(count) if j != k and j not in may_be_same)}}}")
-        result[buffer] = f", !alias.scope {mine}, !noalias {others}"
+        others = [own[j] for j in range(count) if j != k and j not in may_be_same]
+        apart = module.add_metadata(f"!{{{', '.join([*others, own_scratch] if scratch else others)}}}")
+        result[buffer] = f", !alias.scope {mine}, !noalias {apart}"
+    if scratch:
+        mine, apart = module.add_metadata(f"!{{{own_scratch}}}"), module.add_metadata(f"!{{{', '.join(own)}}}")
+        result |= dict.fromkeys(scratch, f", !alias.scope {mine}, !noalias {apart}")
     return result

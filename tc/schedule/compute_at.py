@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and
-from tc.ir.loop import TRUE, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and, maximum, minimum
+from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Seq, Stmt, Store, seq
 from tc.ir.node import Node, cached_on_node, replace, substitute, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, reads_memory, variables
 from tc.schedule.region import Interval, interval_of, leaves_no_gaps, union, whole
@@ -15,6 +15,7 @@ from tc.schedule.tree import (
     Place,
     axis_loops,
     block_places,
+    facts_at,
     facts_inside,
     find_block,
     find_loop,
@@ -35,19 +36,23 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     The block gets new loops, over the part for its spatial axes, as before for the others; the buffer keeps its shape, and
     `compact_buffers` shrinks it when the blocks are gone. Raises ScheduleError unless the block alone writes one scratch
-    buffer at its own axes and all its readers are inside the loop. Source: `compute_at` of Halide and of TVM.
+    buffer at its own axes and all its readers are inside the loop, or behind it when its iterations are known to read all that
+    the block makes. Source: `compute_at` of Halide and of TVM; there no reader may be behind.
     """
     place, target = find_block(func, block), find_loop(func, loop)
     store = _check_producer(func, place, target)
     readers = [p for p in block_places(func) if p.block is not place.block and store.buffer in buffers_read(p.block)]
-    for reader in readers:
-        if target.stmt not in reader.path:
-            raise ScheduleError(f"compute_at: block {reader.block.name} reads {store.buffer.name} outside loop {loop}")
-    if not readers:
+    inside = [reader for reader in readers if target.stmt in reader.path]
+    if not inside:
         raise ScheduleError(f"compute_at: nothing inside loop {loop} reads {store.buffer.name}")
     _check_inputs_stay(func, place, target)
-    region = _read_region(func, target, readers, store.buffer)
+    region = _read_region(func, target, inside, store.buffer)
     intervals = {index: part for index, part in zip(store.indices, region, strict=True) if isinstance(index, Var)}
+    apart = _statements_apart(place, target)
+    behind = set(block_places(func)[1 + max(k for k, p in enumerate(block_places(func)) if apart[0] in p.path) :])
+    for reader in readers:
+        if reader not in inside and not (reader in behind and _makes_all(func, place, target, apart, intervals)):
+            raise ScheduleError(f"compute_at: block {reader.block.name} reads {store.buffer.name} outside loop {loop}")
     nest = _nest_over(func, target, place.block, intervals)
     moved = replace_stmt(func, target, replace(target.loop, body=seq(nest, target.loop.body)))
     return replace_stmt(moved, place_of(moved, place.block), None)
@@ -71,6 +76,51 @@ def _check_producer(func: PrimFunc, place: Place, target: Place) -> Store:
     if len(set(plain)) != len(plain) or not all(index in spatial for index in plain):
         raise ScheduleError(f"compute_at: block {block.name} does not write {store.buffer.name} at its own axes")
     return store
+
+
+def _statements_apart(place: Place, target: Place) -> tuple[Stmt, ...]:
+    """The statements around the body of a loop, and the loop, that are not around a block too, outermost first."""
+    path = (*target.path, target.stmt)
+    return path[sum(a is b for a, b in zip(place.path, path)) :]
+
+
+def _makes_all(func: PrimFunc, place: Place, target: Place, apart: tuple[Stmt, ...], intervals: dict[Var, Interval]) -> bool:
+    """Whether what a block makes where it stands is known to be made by parts of it, one in each iteration of the loops in `apart`."""
+    loops = [stmt for stmt in apart if isinstance(stmt, For)]
+    if not all(isinstance(stmt, (For, Seq, Alloc)) for stmt in apart):
+        return False
+    inside, outside = facts_inside(func, target), facts_at(func, Place(apart[0], target.path[: len(target.path) + 1 - len(apart)]))
+    own_loops = [loop for loop in place.loops if loop not in target.loops]
+    used: set[Var] = set()
+    ranges: list[tuple[Expr, Expr]] = []  # an index, and how many there are of the elements that it goes over
+    for axis in place.block.axes:
+        part = intervals.get(axis.var)
+        if part is None:  # is made in whole, in each part
+            continue
+        made = interval_of(axis.value, own_loops, facts_at(func, place)) or whole(axis.extent)
+        end = simplify(minimum(made.low + made.extent, axis.extent), outside)
+        step = For(loop_var("step"), part.extent, seq())
+        index, facts = simplify(part.low + step.var, inside), inside.with_range(step.var, step.extent)
+        covered = interval_of(index, [*loops, step], facts)
+        own = variables(index) & {loop.var for loop in loops}
+        ranges.append((index, end - made.low))
+        if covered is None or own & used or not leaves_no_gaps(index, [*loops, step], facts):
+            return False
+        used |= own
+        if prove(logical_and(covered.low <= maximum(made.low, 0), covered.low + covered.extent >= end), outside) is not True:
+            return False
+    for loop in loops:
+        if prove(loop.extent >= 1, outside) is not True and not any(_is_empty_with(loop, *part, outside) for part in ranges):
+            return False
+    return True
+
+
+def _is_empty_with(loop: For, index: Expr, count: Expr, facts: Facts) -> bool:
+    """Whether the elements that `index` goes over are none when a loop makes no iteration: they are known to be at most as many as
+    its iterations times the step of the index."""
+    form = linear_coefficients(index, [loop.var])
+    step = form[0].get(loop.var) if form else None
+    return isinstance(step, Const) and step.value > 0 and prove(count <= loop.extent * step, facts) is True
 
 
 def _check_inputs_stay(func: PrimFunc, place: Place, target: Place) -> None:

@@ -51,11 +51,11 @@ def softmax(m: int = 4, n: int = 6) -> PrimFunc:
     return create_prim_func("softmax", [x], [y])
 
 
-def two_readers(n: int = 8) -> PrimFunc:
-    """a is read by b and by c, both results."""
+def two_readers(n: int | Var = 8, first: int | Var = 8) -> PrimFunc:
+    """The `first` numbers of a are read by b, all by c, both results."""
     x = placeholder((n,), f32, "X")
     a = compute((n,), lambda i: x[i] + 1.0, "a")
-    b = compute((n,), lambda i: a[i] * 2.0, "b")
+    b = compute((first,), lambda i: a[i] * 2.0, "b")
     c = compute((n,), lambda i: a[i] * 3.0, "c")
     return create_prim_func("two_readers", [x], [b, c])
 

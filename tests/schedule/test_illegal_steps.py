@@ -104,7 +104,8 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
     (shifted(), lambda s: s.reverse_compute_inline("b"), r"block b reads a in several ways"),
     (gather(), lambda s: s.reverse_compute_inline("rows"), r"block rows does not read scaled at its own axes"),
     (filled(), lambda s: s.reverse_compute_inline("one"), r"block one must have one producer, found 0"),
-    (two_readers(), lambda s: s.compute_at("a", "i_1"), r"compute_at: block c reads a outside loop i_1"),
+    (two_readers(), lambda s: s.compute_at("a", "i_2"), r"compute_at: block b reads a outside loop i_2"),  # before it
+    (two_readers(first=7), lambda s: s.compute_at("a", "i_1"), r"compute_at: block c reads a outside loop i_1"),  # one is not made
     (chain(), lambda s: s.compute_at("b", "i"), r"compute_at: block b writes the parameter b"),
     (chain(), lambda s: s.compute_at("a", "i"), r"compute_at: block a is inside loop i already"),
     (

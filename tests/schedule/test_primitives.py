@@ -12,7 +12,7 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.step import Schedule
 from tc.schedule.tree import block_places
 from tests.schedule.outline import outline
-from tests.schedule.programs import assert_same, biased, chain, matmul, row_sum, shifted
+from tests.schedule.programs import assert_same, biased, chain, matmul, row_sum, shifted, two_readers
 
 
 def after(text: str) -> str:
@@ -219,6 +219,20 @@ def test_compute_at() -> None:
               b[vi] = a[vi] * 2.0
         """
     )
+    assert_same(func, s)
+
+
+@pytest.mark.parametrize("n", [8, 21, Var("n")])
+def test_compute_at_makes_everything_for_a_reader_behind_the_loop(n: int | Var) -> None:
+    """It was refused whenever there was one: the exponentials of a softmax were written in one loop and summed in another."""
+    func = two_readers(n, n)
+    s = Schedule(func)
+
+    outer, _ = s.split("i_1", 4)
+    s.compute_at("a", outer)
+
+    assert s.loops_of("a")[0] == outer
+    assert s.loops_of("c") == ("i_2",)
     assert_same(func, s)
 
 

@@ -16,7 +16,7 @@ _TYPICAL_DIM = 37
 
 
 @dataclass(frozen=True)
-class _Site:
+class Site:
     """A store: its indices, the loops around it, and what is known there."""
 
     store: Store
@@ -41,7 +41,7 @@ def mark_in_place(func: PrimFunc) -> PrimFunc:
     candidates = [
         k for k, buffer in enumerate(func.inputs) if _same_memory(buffer, output) and _read_where_written(func, buffer, output)
     ]
-    if not candidates or not _stored_once(func, output):
+    if not candidates or not is_stored_once(func, output):
         return func
     return replace(func, attrs=(*func.attrs, ("in_place", ",".join(map(str, candidates)))))
 
@@ -74,25 +74,25 @@ def _read_where_written(func: PrimFunc, buffer: Buffer, output: Buffer) -> bool:
     return 0 < len(found) == allowed and output not in found
 
 
-def _stored_once(func: PrimFunc, output: Buffer) -> bool:
+def is_stored_once(func: PrimFunc, output: Buffer) -> bool:
     """Whether it is proven that no two iterations store the same element of `output`."""
     sites = _sites(func.body, output, (), Facts.of(func.facts))
     if not sites:
         return False
     dims = set(func.dims)
     for k, site in enumerate(sites):
-        if not _is_one_to_one(site, output, dims):
+        if not is_one_to_one(site, output, dims):
             return False
         if not all(_are_apart(site, other) for other in sites[:k]):
             return False
     return True
 
 
-def _sites(stmt: Stmt, output: Buffer, loops: tuple[For, ...], facts: Facts) -> list[_Site] | None:
+def _sites(stmt: Stmt, output: Buffer, loops: tuple[For, ...], facts: Facts) -> list[Site] | None:
     """The stores to `output` below a statement; None when one stands where nothing can be said."""
     match stmt:
         case Store(buffer=buffer):
-            return [_Site(stmt, loops, facts)] if buffer is output else []
+            return [Site(stmt, loops, facts)] if buffer is output else []
         case For(var=var, extent=extent, body=body):
             return _sites(body, output, (*loops, stmt), facts.with_range(var, extent))
         case Alloc(body=body):
@@ -105,8 +105,8 @@ def _sites(stmt: Stmt, output: Buffer, loops: tuple[For, ...], facts: Facts) -> 
     return None if any(isinstance(node, Store) and node.buffer is output for node in walk(stmt)) else []
 
 
-def _joined(parts: list[list[_Site] | None]) -> list[_Site] | None:
-    found: list[_Site] = []
+def _joined(parts: list[list[Site] | None]) -> list[Site] | None:
+    found: list[Site] = []
     for part in parts:
         if part is None:
             return None
@@ -126,7 +126,7 @@ def _groups(indices: Sequence[Expr], loop_vars: set[Var]) -> list[tuple[list[int
     return groups
 
 
-def _is_one_to_one(site: _Site, output: Buffer, dims: set[Var]) -> bool:
+def is_one_to_one(site: Site, output: Buffer, dims: set[Var]) -> bool:
     """Whether the loops' variables follow from the indices."""
     loop_vars = {loop.var for loop in site.loops}
     used: set[Var] = set()
@@ -163,7 +163,7 @@ def _typical(factor: Expr) -> int:
     return evaluate(factor, dict.fromkeys(variables(factor), _TYPICAL_DIM))
 
 
-def _are_apart(first: _Site, second: _Site) -> bool:
+def _are_apart(first: Site, second: Site) -> bool:
     """Whether two stores, each one to one, never write the same element.
 
     Where both have the same index made of shared loops, the shared variables are equal whenever the indices are; then some other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var
+from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, is_const
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.step import Schedule
@@ -72,7 +72,7 @@ def _is_transposition(info: BlockInfo) -> bool:
 def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
     """Whether a reduction reads each element of the block more than once: windows that overlap."""
     buffer = info.writes[0].buffer
-    axes = set(reader.spatial_axes) | set(reader.reduction_axes)
+    axes = {axis.var for axis in reader.block.axes if not is_const(axis.extent, 1)}
     for load in reader.reads_of(buffer):
         used = {node for index in load.indices for node in walk(index)}
         if not axes <= used or len(load.indices) < len(axes):

@@ -65,12 +65,21 @@ def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target, acc
 
 
 def reduce_in_lanes(
-    schedule: Schedule, name: str, inside: list[str], target: Target, most: int = ACCUMULATORS, level: int = 0, *, is_short: bool = False
+    schedule: Schedule,
+    name: str,
+    inside: list[str],
+    target: Target,
+    most: int = ACCUMULATORS,
+    level: int = 0,
+    *,
+    is_short: bool = False,
+    is_plain: bool = True,
 ) -> None:
     """Partial results in the lanes of a few vectors, at the end combined as a tree; in parts where there are many terms.
 
     `inside`: the loops of the block that are its own. `level`: how often its terms were cut in parts already; `is_short`:
-    there are so few that they need no parts.
+    there are so few that they need no parts. `is_plain`: terms are loaded rather than computed, so that loops over a few vectors
+    of them are worth unrolling.
     """
     info = block_info(schedule, name)
     depth = driving_loops(info, inside, info.reduction_axes)
@@ -98,10 +107,10 @@ def reduce_in_lanes(
         ):
             accumulators *= 2
         if _steps(schedule, depth, lanes * accumulators) > chain:
-            _in_parts(schedule, name, depth, others, target, most, level)
+            _in_parts(schedule, name, depth, others, target, most, level, is_plain)
             return
     accumulators = choose_accumulators(schedule, extent, lanes, accumulators)
-    _in_lanes(schedule, name, depth, others, lanes, accumulators)
+    _in_lanes(schedule, name, depth, others, lanes, accumulators, is_plain)
 
 
 def _extent(schedule: Schedule, loops: list[str]) -> int:
@@ -160,11 +169,11 @@ def _is_dense(schedule: Schedule, info: BlockInfo, outer: str, inner: str) -> bo
 
 
 def _in_lanes(
-    schedule: Schedule, name: str, depth: list[str], others: list[str], lanes: int, accumulators: int, is_known: bool = True
+    schedule: Schedule, name: str, depth: list[str], others: list[str], lanes: int, accumulators: int, is_unrolled: bool = True
 ) -> None:
     """All terms at once: `accumulators` vectors that take those of the last of the loops in turn, then one tree.
 
-    `is_known`: the number of terms is, so that a short loop over vectors is worth unrolling.
+    `is_unrolled`: a short loop over vectors is worth unrolling.
     """
     out, inner = schedule.split(depth[-1], lanes * accumulators)
     partial = schedule.rfactor(name, inner)
@@ -183,7 +192,7 @@ def _in_lanes(
     schedule.reorder(*[loop for loop in chain if loop not in (*steps, inner)], *steps, inner)
     if steps:
         schedule.annotate_loop(steps[-1], "partition", 1)
-        if is_known:
+        if is_unrolled:
             unroll_few(schedule, steps[-1])
     schedule.decompose_reduction(partial, (steps or [inner])[0])
     for each in (f"{partial}_init", partial):
@@ -203,7 +212,7 @@ def _in_lanes(
 
 
 def _in_parts(
-    schedule: Schedule, name: str, depth: list[str], others: list[str], target: Target, most: int, level: int
+    schedule: Schedule, name: str, depth: list[str], others: list[str], target: Target, most: int, level: int, is_plain: bool
 ) -> None:
     """A sum for every part of the terms, each by one tree, and then the sum of these."""
     lanes, extent = lanes_for(block_info(schedule, name), target), extent_value(schedule, depth[-1])
@@ -214,7 +223,7 @@ def _in_parts(
     parts = cut(schedule, depth, others, lanes * accumulators * chain, chain, lanes * accumulators)
     part = schedule.rfactor(name, parts)
     loops = list(schedule.loops_of(part))
-    _in_lanes(schedule, part, loops[loops.index(parts) + 1 :], [], lanes, accumulators, extent is not None)
+    _in_lanes(schedule, part, loops[loops.index(parts) + 1 :], [], lanes, accumulators, extent is not None and is_plain)
     schedule.annotate_loop(schedule.loops_of(part)[-2], "partition", 1)
     for buffer in block_info(schedule, part).written_buffers:
         put_last(schedule, buffer)

@@ -8,14 +8,16 @@ from math import prod
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, Var
+from tc.ir.loop import LoopKind
 from tc.ir.node import walk
 from tc.ir.polynomial import linear_coefficients
-from tc.schedule.analysis import BlockInfo, axes_in, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, loops_inside, set_parallel
+from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers
+from tc.schedule.rules.common import extent_value, is_heavy, known_product, lanes_for, loads_of, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
 from tc.schedule.rules.partial_sums import (
     ACCUMULATORS,
     CHAIN,
+    FEW_VECTORS,
     accumulators_for,
     choose_accumulators,
     reduce_in_columns,
@@ -36,7 +38,7 @@ PART_ROWS = 256
 """The same where lanes belong to neighbouring results, for each of these."""
 
 LEAST_IN_PARTS = 1 << 17
-"""Elements that are worth an additional stage."""
+"""Elements that are worth an additional stage; half of that where much is computed of each."""
 
 MOST_LONG_ROWS = 16
 """How many rows, or tiles of columns, are few: fewer than keep all cores busy equally."""
@@ -140,16 +142,17 @@ class _Version:
 
     def _is_long(self) -> bool:
         """Whether rows are too few and too long for one core to take a row at a time."""
-        reductions = [info for info in self.infos() if info.reduction_axes]
-        return not self.is_short and all(map(self._is_long_reduction, reductions))
+        infos = self.infos()
+        least = LEAST_IN_PARTS // (2 if any(map(_is_heavy, infos)) else 1)
+        return not self.is_short and all(self._is_long_reduction(info, least) for info in infos if info.reduction_axes)
 
-    def _is_long_reduction(self, info: BlockInfo) -> bool:
+    def _is_long_reduction(self, info: BlockInfo, least: int) -> bool:
         extents = {axis.var: axis.extent for axis in info.block.axes}
         rows = prod(int(e.value) if isinstance(e := extents[axis], Const) else MANY for axis in info.spatial_axes)
         terms = prod(int(e.value) if isinstance(e := extents[axis], Const) else MANY for axis in info.reduction_axes)
         if _keeps_last_axis(info):
-            return rows * terms >= LEAST_IN_PARTS and rows < MOST_LONG_ROWS * 64 and terms >= 4 * PART_ROWS
-        return rows * terms >= LEAST_IN_PARTS and rows < MOST_LONG_ROWS and terms >= 4 * PART_TERMS
+            return rows * terms >= least and rows < MOST_LONG_ROWS * 64 and terms >= 4 * PART_ROWS
+        return rows * terms >= least and rows < MOST_LONG_ROWS and terms >= 4 * PART_TERMS
 
     def _cut(self) -> None:
         """Sum parts of the rows first. What is computed from an element for several stages is computed in each of them."""
@@ -193,10 +196,43 @@ class _Version:
         assert row is not None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
             self._compute_at(name, row)
-        for info in self.infos():
-            if row in schedule.loops_of(info.name):
-                self._vectorize_inside(info.name, row)
+        inside = [info for info in self.infos() if row in schedule.loops_of(info.name)]
+        computed = self._computed_where_reduced(inside, row)
+        for info in inside:
+            if info.name not in computed:
+                self._vectorize_inside(info.name, row, is_plain=not computed)
+        for name in computed:
+            self._vectorize_inside(name, self._into_reduction(name) or row)
         return "row reduction"
+
+    # -- elements of a row that are reduced, and used once more after that
+
+    def _computed_where_reduced(self, infos: list[BlockInfo], row: str | None) -> list[str]:
+        """Blocks that compute elements of a long row, which a reduction reads first, to be run in the loop that reduces them."""
+        return [info.name for info in infos if self._is_computed_where_reduced(info, row)]
+
+    def _is_computed_where_reduced(self, info: BlockInfo, row: str | None) -> bool:
+        loops = loops_inside(self.schedule, info.name, row)
+        if not info.is_spatial or len(loops) != 1 or set(info.written_buffers) & set(self.schedule.func.buffers):
+            return False
+        extent = extent_value(self.schedule, loops[0])
+        if extent is not None and extent <= FEW_VECTORS * lanes_for(info, self.target):
+            return False  # the row stays in registers
+        readers = list(consumers(self.infos(), info.writes[0].buffer))
+        return bool(readers and readers[0].reduction_axes) and len(readers[0].written_buffers) == 1
+
+    def _into_reduction(self, name: str) -> str | None:
+        """Move a block to the vectors of its first reader, a reduction; the innermost loop around it then, None where it stays."""
+        (buffer,) = block_info(self.schedule, name).written_buffers
+        reader = next(consumers(self.infos(), buffer))
+        if not reader.reduction_axes or len(reader.loops) < 2 or reader.loops[-1].kind is not LoopKind.VECTORIZED:
+            return None
+        anchor = reader.loops[-2].var.name
+        try:
+            self.schedule.compute_at(name, anchor)
+        except ScheduleError:
+            return None
+        return anchor
 
     def _compute_at(self, name: str, anchor: str) -> None:
         try:
@@ -204,15 +240,16 @@ class _Version:
         except ScheduleError:
             self.schedule_one(name)
 
-    def _vectorize_inside(self, name: str, row: str) -> None:
-        """Vectorize one stage of a row."""
+    def _vectorize_inside(self, name: str, row: str, *, is_plain: bool = True) -> None:
+        """Vectorize one stage of a row. `is_plain`: what reductions read is computed before."""
         schedule = self.schedule
         info = block_info(schedule, name)
         inside = loops_inside(schedule, name, row)
         if not inside:
             return
         if info.reduction_axes:
-            reduce_in_lanes(schedule, name, inside, self.target, is_short=self.is_short)
+            is_plain = is_plain and not _is_heavy(info)
+            reduce_in_lanes(schedule, name, inside, self.target, is_short=self.is_short, is_plain=is_plain)
             return
         vectors = vectorize_loop(schedule, inside[-1], lanes_for(info, self.target))
         if vectors is not None:
@@ -253,12 +290,19 @@ class _Version:
 
     def _apart(self) -> str:
         """Every stage on its own."""
+        computed = self._computed_where_reduced(self.infos(), None)
         for info in self.infos():
-            if info.loops:
-                self.schedule_one(info.name)
+            if info.loops and info.name not in computed:
+                self.schedule_one(info.name, is_plain=not computed)
+        for name in computed:
+            anchor = self._into_reduction(name)
+            if anchor is None:
+                self.schedule_one(name)
+            else:
+                self._vectorize_inside(name, anchor)
         return "reduction, stage by stage"
 
-    def schedule_one(self, name: str) -> None:
+    def schedule_one(self, name: str, *, is_plain: bool = True) -> None:
         """A stage that stands alone: parallel over its spatial loops, each of its reductions in vectors."""
         schedule, target = self.schedule, self.target
         info = block_info(schedule, name)
@@ -280,7 +324,7 @@ class _Version:
         if spatial and loops[: len(spatial)] != spatial:
             schedule.reorder(*spatial, *depth)
         set_parallel(schedule, spatial, known_product(schedule, depth, 64))
-        reduce_in_lanes(schedule, name, depth, target, is_short=self.is_short)
+        reduce_in_lanes(schedule, name, depth, target, is_short=self.is_short, is_plain=is_plain and not _is_heavy(info))
 
 
 @dataclass(frozen=True)
@@ -306,6 +350,10 @@ def _split_columns(schedule: Schedule, loop: str, lanes: int) -> _Columns | None
     if is_guarded:
         schedule.annotate_loop(tiles, "partition", 1)
     return _Columns(tiles, tile, width, is_guarded)
+
+
+def _is_heavy(info: BlockInfo) -> bool:
+    return any(is_heavy(store.value) for store in info.writes)
 
 
 def _keeps_last_axis(info: BlockInfo) -> bool:
