@@ -12,7 +12,15 @@ from tc.ir.loop import LoopKind
 from tc.ir.node import walk
 from tc.ir.polynomial import linear_coefficients
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers
-from tc.schedule.rules.common import extent_value, is_heavy, known_product, lanes_for, loads_of, loops_inside, set_parallel
+from tc.schedule.rules.common import (
+    extent_value,
+    is_heavy,
+    known_product,
+    lanes_for,
+    loads_of,
+    loops_inside,
+    set_parallel,
+)
 from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
 from tc.schedule.rules.partial_sums import (
     ACCUMULATORS,
