@@ -4,12 +4,14 @@
 
 No two networks are equal, nothing is taken from a cache, and modules are dropped by another thread than the one that made them. One
 network in `CHECKED` is compared with the reference implementation of ONNX. Exit code 1 for a wrong result or more growth than
-`--limit`; a crash shows the stacks of all threads. Under `MALLOC_PERTURB_=165 MALLOC_CHECK_=3` it is slower and finds more.
+`--limit`, or if each network of the second half left more than `--heap-limit` in the C heap; a crash shows the stacks of all threads.
+Under `LD_PRELOAD=libc_malloc_debug.so.0 MALLOC_CHECK_=3 MALLOC_PERTURB_=165` it is slower and finds more.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import os
@@ -40,12 +42,13 @@ Array = np.ndarray
 
 @dataclass
 class Progress:
-    """What the threads have done; `warm_bytes` is the memory when a tenth of it was done."""
+    """What the threads have done; `warm_bytes` is the memory when a tenth of it was done, `heap_bytes` the C heap at the half."""
 
     compilations: int
     started: float = field(default_factory=time.perf_counter)
     done: int = 0
     warm_bytes: int = 0
+    heap_bytes: int = 0
     failures: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,6 +58,8 @@ class Progress:
             self.done += 1
             if self.done == max(1, self.compilations // 10):
                 self.warm_bytes = settled_bytes()
+            if self.done == self.compilations // 2:
+                self.heap_bytes = heap_bytes()
             if self.done % max(1, self.compilations // 20) == 0:
                 minutes = (time.perf_counter() - self.started) / 60
                 print(f"{self.done:6d} networks {minutes:6.1f} min {settled_bytes() / 1e6:8.1f} MB", flush=True)
@@ -64,6 +69,27 @@ def settled_bytes() -> int:
     """Resident memory, garbage in cycles collected."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class _HeapUse(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def heap_bytes() -> int:
+    """What is allocated from the C heap and not freed, garbage in cycles collected: unlike resident memory, without holes and Python's
+    small objects. 0 where the C library cannot say."""
+    gc.collect()
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return 0
+    library.mallinfo2.restype = _HeapUse
+    use = library.mallinfo2()
+    return int(use.uordblks + use.hblkhd)
 
 
 def network(choose: random.Random) -> tuple[bytes, Array]:
@@ -141,8 +167,18 @@ def drop_modules(dropped: queue.Queue[object], stop: threading.Event) -> None:
             time.sleep(0.002)
 
 
-def run(compilations: int, calls: int, threads: int, seed: int) -> tuple[int, list[str]]:
-    """How many bytes the process has grown by from a tenth of the work to its end, and what went wrong."""
+@dataclass(frozen=True)
+class Outcome:
+    """How many bytes the process has grown by from a tenth of the work to its end, how many of the C heap each network of the second
+    half has kept, and what went wrong."""
+
+    growth: int
+    kept_for_each: float
+    failures: list[str]
+
+
+def run(compilations: int, calls: int, threads: int, seed: int) -> Outcome:
+    """Compile and call the networks, and drop all modules."""
     progress, dropped, stop = Progress(compilations), queue.Queue[object](), threading.Event()
     dropper = threading.Thread(target=drop_modules, args=(dropped, stop))
     dropper.start()
@@ -156,7 +192,8 @@ def run(compilations: int, calls: int, threads: int, seed: int) -> tuple[int, li
     dropper.join()
     while not dropped.empty():
         dropped.get()
-    return settled_bytes() - progress.warm_bytes, progress.failures
+    kept = (heap_bytes() - progress.heap_bytes) / max(1, compilations - compilations // 2)
+    return Outcome(settled_bytes() - progress.warm_bytes, kept, progress.failures)
 
 
 def _guarded(progress: Progress, share: tuple[int, int, int, Progress, queue.Queue[object]]) -> None:
@@ -174,14 +211,17 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=50.0, help="megabytes that the process may grow by")
+    parser.add_argument("--heap-limit", type=float, default=float("inf"), help="kilobytes of C heap that each network may keep")
     options = parser.parse_args()
     faulthandler.enable()
     os.environ["TC_CACHE_DIR"] = "off"
-    growth, failures = run(options.compilations, options.calls, options.threads, options.seed)
-    print(f"growth {growth / 1e6:.1f} MB, at most {options.limit:.0f}; {len(failures)} failures")
-    for failure in failures:
+    found = run(options.compilations, options.calls, options.threads, options.seed)
+    print(f"growth {found.growth / 1e6:.1f} MB, at most {options.limit:.0f}; each network of the second half keeps")
+    print(f"{found.kept_for_each / 1e3:.1f} KB of C heap, at most {options.heap_limit:.0f}; {len(found.failures)} failures")
+    for failure in found.failures:
         print(failure)
-    return int(bool(failures) or growth > options.limit * 1e6)
+    too_much = found.growth > options.limit * 1e6 or found.kept_for_each > options.heap_limit * 1e3
+    return int(bool(found.failures) or too_much)
 
 
 if __name__ == "__main__":

@@ -388,7 +388,7 @@ def _profiled_entry(stages: Stages, target: Target) -> tuple[EntrySource, Librar
     entry = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
     finals = {kernel.symbol: kernel.final for kernel in stages.kernels.values()}
     sources = [emit_prim_func(final, symbol, target.features).ir_text for symbol, final in finals.items()]
-    return entry, link(compile_objects([*sources, entry.ir_text], target))
+    return entry, link(compile_objects(sources, target, [entry.ir_text]))
 
 
 def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:
@@ -416,7 +416,7 @@ def build_module(stages: Stages, target: Target, threads: int, notes: tuple[str,
         sources = [emit_prim_func(finals[symbol], symbol, target.features).ir_text for symbol in missing]
         entry = emit_entry(stages.plan, symbols, "tc_entry")
     with watch.time("llvm"):
-        *compiled, entry_object = compile_objects([*sources, entry.ir_text], target)
+        *compiled, entry_object = compile_objects(sources, target, [entry.ir_text])
     for symbol, data in zip(missing, compiled, strict=True):
         objects[symbol] = data
         cache.put(object_key(symbol, target), data)
@@ -427,7 +427,7 @@ def build_module(stages: Stages, target: Target, threads: int, notes: tuple[str,
         constants = place_constants([c.value for c in stages.plan.constants])
     def profiled() -> tuple[EntrySource, Library]:
         timed = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
-        return timed, link([*linked[:-1], *compile_objects([timed.ir_text], target)])
+        return timed, link([*linked[:-1], *compile_objects([], target, [timed.ir_text])])
 
     seconds = {**stages.seconds, **watch.seconds}
     report = dataclasses.replace(_report(stages, set(missing), constants, seconds), notes=notes)

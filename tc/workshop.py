@@ -54,7 +54,7 @@ class Workshop:
         plans = [plan_memory(with_kernels(lowered.lowered, kernels), lowered.imported.requirements) for kernels in staged]
         symbols = [{name: kernel.symbol for name, kernel in kernels.items()} for kernels in staged]
         entries = [emit_entry(plan, names, "tc_entry", profile=True) for plan, names in zip(plans, symbols, strict=True)]
-        objects = compile_objects([*sources, *(entry.ir_text for entry in entries)], self.target)
+        objects = compile_objects(sources, self.target, [entry.ir_text for entry in entries])
         for symbol, code in zip(missing, objects, strict=False):
             self._code[symbol] = code
             self._cache.put(object_key(symbol, self.target), code)
