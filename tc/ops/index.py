@@ -241,8 +241,10 @@ Places = tuple[tuple[Expr, ...], Callable[[Expr], Expr]]
 """The indices of an element, and what makes a value depend on their being in range."""
 
 
-def _scatter(x: Tensor, updates: Tensor, place: Callable[[Sequence[Expr]], Places], reduction: str, name: str) -> Tensor:
-    """Copy `x`, then apply the updates one after the other, in row-major order."""
+def _scatter(
+    x: Tensor, updates: Tensor, extents: Sequence[Expr], place: Callable[[Sequence[Expr]], Places], reduction: str, name: str
+) -> Tensor:
+    """Copy `x`, then apply the updates of the first `extents` along each axis one after the other, in row-major order."""
 
     def body(out: Any) -> Stmt:
         def copy(*axes: Expr) -> Stmt:
@@ -252,7 +254,7 @@ def _scatter(x: Tensor, updates: Tensor, place: Callable[[Sequence[Expr]], Place
             at, checked = place(axes)
             return Store(out, at, checked(_combine(reduction, Load(out, at), updates[axes])))
 
-        return seq(loops_over(x.shape, copy, "c"), loops_over(updates.shape, update, "u"))
+        return seq(loops_over(x.shape, copy, "c"), loops_over(extents, update, "u"))
 
     return te.raw([(name, x.shape, x.dtype)], body, name)[0]
 
@@ -266,7 +268,7 @@ def _compute_scatter_elements(tensors: Tensors, attrs: Attrs, types: Sequence[Te
         index, checked = _place(indices[tuple(axes)], axis, x.shape[axis], attrs.in_range)
         return (*axes[:axis], index, *axes[axis + 1 :]), checked
 
-    return _scatter(x, updates, place, attrs.reduction, "scatter_elements")
+    return _scatter(x, updates, indices.shape, place, attrs.reduction, "scatter_elements")
 
 
 def _run_scatter_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
@@ -323,7 +325,7 @@ def _compute_scatter_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 
         return (*(index for index, _ in found), *axes[rank:]), checked
 
-    return _scatter(x, updates, place, attrs.reduction, "scatter_nd")
+    return _scatter(x, updates, updates.shape, place, attrs.reduction, "scatter_nd")
 
 
 def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:

@@ -14,6 +14,7 @@ from llvmlite import binding as llvm
 from llvmlite.binding import ffi
 
 from tc.errors import CodegenError
+from tc.runtime import conversions
 from tc.target import Target, available_cpus, native_target
 
 _init_lock = threading.Lock()
@@ -166,6 +167,29 @@ def _link_context() -> llvm.ContextRef:
 def link(objects: Iterable[bytes]) -> Library:
     """Load object files into the process. External symbols come from the process and from llvmlite's `add_symbol`."""
     _initialize()
+    objects = list(objects)
+    if any(name in data for data in objects for name in _CONVERSIONS):
+        _provide_conversions()
+    return _link(objects)
+
+
+_CONVERSIONS = tuple(name.encode() for name in conversions.NAMES)
+_conversions_lock = threading.Lock()
+_conversions: Library | None = None
+
+
+def _provide_conversions() -> None:
+    """Make `conversions` known to `link`, once."""
+    global _conversions
+    with _conversions_lock:
+        if _conversions is None:
+            library = _link([compile_object(conversions.IR)])
+            for name in conversions.NAMES:
+                llvm.add_symbol(name, library.address(name))
+            _conversions = library
+
+
+def _link(objects: Sequence[bytes]) -> Library:
     machine = _target_machine(native_target())
     engine = llvm.create_mcjit_compiler(_parse("", _link_context()), machine)
     for data in objects:
@@ -185,8 +209,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _init_lock
-    _init_lock = threading.Lock()
+    global _init_lock, _conversions_lock
+    _init_lock, _conversions_lock = threading.Lock(), threading.Lock()
     if _forking.holds:
         ffi.lib._lock._lock.release()
     else:  # its owner does not exist here

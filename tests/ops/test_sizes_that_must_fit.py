@@ -66,3 +66,15 @@ def test_sizes_that_do_not_fit_are_refused_when_the_model_runs(name: str) -> Non
     module.run(arrays(fits))
     with pytest.raises(tc.TcError, match=r"must be|at most"):
         module.run(arrays({**fits, **spoils}))
+
+
+@pytest.mark.parametrize("wide", ["4", "d"])
+def test_updates_beyond_the_indices_are_not_used_and_no_index_beyond_the_last_is_read(wide: str) -> None:
+    """The loops ran over the updates, and read behind the indices."""
+    text = f"g (float[2,6] x, int64[2,1] i, float[2,{wide}] u) => (float[2,6] y) {{ y = ScatterElements <axis=1> (x, i, u) }}"
+    module = tc.compile(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), threads=1)
+    updates = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
+
+    y = module(np.zeros((2, 6), np.float32), np.array([[3], [-1]]), updates)
+
+    assert np.array_equal(y, [[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 5]])
