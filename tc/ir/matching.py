@@ -367,7 +367,9 @@ def _condition(condition: Expr) -> Condition:
 
 def _is_nonzero(expr: Expr, facts: Facts) -> bool:
     interval = bounds(expr, facts)
-    return (interval.lo is not None and interval.lo > 0) or (interval.hi is not None and interval.hi < 0)
+    if (interval.lo is not None and interval.lo > 0) or (interval.hi is not None and interval.hi < 0):
+        return True
+    return bool(facts.nonnegative) and proves_nonnegative(_as_polynomial(expr).plus_const(-1), facts)
 
 
 def _numeric_condition(condition: Expr) -> Condition:

@@ -38,18 +38,23 @@ class _Access:
 
 def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
     stripped = _without_alloc(body, buffer)
-    path = _common_path(stripped, buffer)
-    if path is None:
+    found = _common_path(stripped, buffer)
+    if found is None:
         return stripped
-    outer = tuple(stmt for stmt in path if isinstance(stmt, For))
+    outer, conditions = found
     for loop in outer:
         facts = facts.with_range(loop.var, loop.extent)
-    root = path[-1] if path else stripped
-    accesses = list(_accesses(root.body if isinstance(root, For) else root, buffer, ()))  # type: ignore[attr-defined]
+    inside = facts
+    for condition in conditions:
+        inside = inside.assume(condition)
+    root = outer[-1] if outer else stripped
+    accesses = list(_accesses(root.body if isinstance(root, For) else root, buffer, ()))
     lows, extents = [], []
     bound = {loop.var for loop in outer}
     for d, dim in enumerate(buffer.shape):
-        low, extent = _dimension(accesses, d, dim, facts, whole_tiles=buffer.scope == "register")
+        low, extent = _dimension(accesses, d, dim, inside, whole_tiles=buffer.scope == "register")
+        if inside is not facts and not isinstance(extent, Const):  # what holds where it is used need not where it is allocated
+            low, extent = _dimension(accesses, d, dim, facts, whole_tiles=buffer.scope == "register")
         if not _is_known_before(low, extent, bound):
             low, extent = const(0), dim
         lows.append(low)
@@ -79,10 +84,13 @@ def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:
     )
 
 
-def _common_path(body: Stmt, buffer: Buffer) -> tuple[Stmt, ...] | None:
-    """The loops around all accesses, outermost first; None when there are none. Every other statement in between is entered
-    too, but only loops make a difference."""
-    path: list[Stmt] = []
+def _common_path(body: Stmt, buffer: Buffer) -> tuple[tuple[For, ...], tuple[Expr, ...]] | None:
+    """The loops around all accesses, outermost first, and conditions under which all of them are; None when there are no accesses.
+
+    Conditions that read memory are left out: what is read again may differ.
+    """
+    loops: list[For] = []
+    conditions: list[Expr] = []
     if not touches(body, buffer):
         return None
     current = body
@@ -95,9 +103,11 @@ def _common_path(body: Stmt, buffer: Buffer) -> tuple[Stmt, ...] | None:
         if direct or len(inner) != 1:
             break
         if isinstance(current, For):
-            path.append(current)
+            loops.append(current)
+        if isinstance(current, If) and inner[0] is current.then_body and not reads_memory(current.condition):
+            conditions.append(current.condition)
         current = inner[0]
-    return tuple(path)
+    return tuple(loops), tuple(conditions)
 
 
 def _accesses(stmt: Node, buffer: Buffer, loops: tuple[For, ...]) -> list[_Access]:
