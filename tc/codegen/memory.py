@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tc.codegen.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, polynomial, simplify
+from tc.ir.bounds import VarFact
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Cast, Expr, Load, Var, const, mul
+from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, mul
 from tc.ir.loop import Alloc, PrimFunc, Store, annotation
 from tc.ir.node import walk
 from tc.ir.uses import variables
@@ -90,6 +91,8 @@ class MemoryEmitter:
             for index, stride in zip(indices, strides, strict=True):
                 offset = offset + mul(_as_i64(index), stride)
             poly = polynomial(simplify(offset, self.facts))
+            if any(isinstance(atom, FloorMod) for monomial in poly.terms for atom in monomial):
+                poly = polynomial(simplify(offset, _with_elements(self.facts, buffer)))
             found = _Address(poly, frozenset(v for m in poly.terms for a in m for v in variables(a)))
             self.addresses[key] = found
         return found
@@ -399,6 +402,16 @@ def _as_i64(index: Expr) -> Expr:
 
 
 _I64 = const(0).dtype
+
+
+def _with_elements(facts: Facts, buffer: Buffer) -> Facts:
+    """Also that no dim of a buffer is 0: wherever it is accessed."""
+    for dim in buffer.shape:
+        if isinstance(dim, Var):
+            known = facts.variables.get(dim, VarFact())
+            if known.lo is None or (isinstance(known.lo, Const) and known.lo.value < 1):
+                facts = Facts({**facts.variables, dim: replace(known, lo=const(1))}, facts.nonnegative)
+    return facts
 
 
 def _row_major(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:

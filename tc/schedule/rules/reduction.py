@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, Var
+from tc.ir.expr import Const, Expr, FloorMod, Var
 from tc.ir.loop import LoopKind
 from tc.ir.node import walk
 from tc.ir.polynomial import linear_coefficients
@@ -371,6 +371,8 @@ def _keeps_last_axis(info: BlockInfo) -> bool:
 
 def _is_contiguous_along(index: Expr, axes: tuple[Var, ...]) -> bool:
     """Whether an index has one of `axes`, be it in the steps of a window, but not as the number of a part: times its size."""
+    if isinstance(index, FloorMod):  # of axes that were fused
+        index = index.lhs
     used = [axis for axis in axes if axis in axes_in(index)]
     form = linear_coefficients(index, used)
     if form is None:
