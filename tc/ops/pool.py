@@ -96,7 +96,7 @@ def _padded_windows(x: np.ndarray, attrs: Attrs, fill: Any, op: str) -> tuple[np
     counts, widths = [], []
     for d in range(rank):
         count = int(_pool_dim(const(x.shape[2 + d]), window, d, attrs))
-        needed = (count - 1) * window.strides[d] + int(window.reach(d))
+        needed = max(count - 1, 0) * window.strides[d] + int(window.reach(d))  # a window fits, even if none is taken
         end = max(needed - x.shape[2 + d] - window.begin[d], window.end[d])
         counts.append(count)
         widths.append((window.begin[d], end))
@@ -145,6 +145,8 @@ def _pool_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 1, 1, 6, 6)], {"kernel": (3, 3), "strides": (2, 2), "ceil_mode": True, "pads": (0, 0, 1, 1)}
     yield [_normal(rng, 1, 2, 2, 8)], {"kernel": (3, 2), "strides": (3, 2), "clip": True}
     yield [_normal(rng, 1, 2, 2, 8)], {"kernel": (5, 2), "strides": (3, 2), "pads": (1, 0, 1, 0), "clip": True}
+    yield [_normal(rng, 1, 2, 0, 8)], {"kernel": (2, 1), "strides": (2, 3), "ceil_mode": True}
+    yield [_normal(rng, 2, 1, 1, 1)], {"kernel": (2, 2)}
 
 
 register(
@@ -288,7 +290,7 @@ def _run_avg_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
         ones = np.pad(ones, [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)], constant_values=1)
         kept = Attrs(tuple({**dict(attrs), "pads": (0,) * (2 * (x.ndim - 2))}.items()))
         extra = [
-            max((n - 1) * s + int(window.reach(d)) - ones.shape[2 + d], 0)
+            max(max(n - 1, 0) * s + int(window.reach(d)) - ones.shape[2 + d], 0)
             for d, (n, s) in enumerate(zip(counts, window.strides, strict=True))
         ]
         ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in extra)])
