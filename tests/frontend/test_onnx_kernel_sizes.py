@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import tc
 from tests.frontend.models import run_onnxruntime
@@ -92,3 +93,15 @@ def test_a_pool_is_undone_to_a_shape_that_is_an_input() -> None:
     np.testing.assert_array_equal(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0])
     with pytest.raises(tc.TcError, match="index"):
         module.run({**feeds, "s": np.array([2, 1, 2, 4])})
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("sizes", [(4, 7), (2, 2), (9, 1), (3, 6), (0, 5)])
+def test_an_image_of_symbolic_size_is_centered(sizes: tuple[int, int], dtype: str) -> None:
+    """ONNX's definition in smaller operators has no meaning with sizes of 32 bits: "operands must have one dtype"."""
+    model = from_text(f"g (float[h,n,w] x, {dtype}[2] s) => (float[a,n,c] y) {{ y = CenterCropPad <axes=[-1,0]> (x, s) }}", 18)
+    feeds = {"x": counted(5, 2, 4), "s": np.array(sizes, dtype)}
+
+    found = tc.compile(model, threads=1, on_unsupported="error").run(feeds)["y"]
+
+    np.testing.assert_array_equal(found, ReferenceEvaluator(model).run(None, feeds)[0])

@@ -425,6 +425,21 @@ def import_pad(n: NodeContext) -> NodeResult:
     return pad_value(n, x, amounts, fill, n.attr("mode", "constant"))
 
 
+@onnx_op("CenterCropPad", since=18)
+def import_center_crop_pad(n: NodeContext) -> NodeResult:
+    """What is too much or missing is cut off or added on both sides, an odd one at the end."""
+    x, sizes = n.value(0), n.dims(1, "shape")
+    axes = n.attr("axes") or list(range(x.rank))
+    if len(axes) != len(sizes):
+        raise ShapeError(f"CenterCropPad: {len(sizes)} sizes for {len(axes)} axes")
+    begin, end = [const(0)] * x.rank, [const(0)] * x.rank
+    for axis, size in zip(axes, sizes, strict=True):
+        missing = size - x.shape[axis]
+        first = select(missing >= 0, missing // 2, -(-missing // 2))
+        begin[axis], end[axis] = simplify(first, n.facts), simplify(missing - first, n.facts)
+    return n.call("pad", x, None, pads=(*begin, *end))
+
+
 def _signed_dims(n: NodeContext, value: Value, what: str) -> list[Expr]:
     """Integers of any sign that are only known when it runs: dims are not negative, so each is a difference of two."""
     zero = n.const(0, value.dtype)
