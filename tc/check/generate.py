@@ -184,6 +184,26 @@ def _reads(node: onnx.NodeProto) -> set[str]:
     return names
 
 
+def without_dead_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without nodes that lead to no result of their graph or body."""
+    bare = onnx.ModelProto.FromString(model.SerializeToString())
+    _drop_dead_nodes(bare.graph)
+    return bare
+
+
+def _drop_dead_nodes(graph: onnx.GraphProto) -> None:
+    needed, kept = {o.name for o in graph.output}, []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    _drop_dead_nodes(attribute.g)
+            needed |= _reads(node)
+            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+
+
 def live_names(graph: onnx.GraphProto) -> set[str]:
     """Names whose values the results may depend on. Nodes that lead to no result of their graph or body are dead, and so is what
     they alone read: a compiler need not run them. What only gives its shape is not read either."""

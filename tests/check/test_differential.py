@@ -82,6 +82,18 @@ def test_indices_that_no_result_depends_on_are_not_spoilt() -> None:
     assert live_names(model.graph) == {"x", "j", "b", "y", "z", "n", "w"}
 
 
+def test_bad_indices_of_dead_nodes_need_not_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, bool b) => (int64[1] y) { p = Gather(x, i) '
+        "y = If(b) <then_branch = t () => (int64[1] z) { dead = Neg(p) z = Identity(i) },"
+        "else_branch = e () => (int64[1] w) { w = Neg(i) }> }"
+    )
+    monkeypatch.setattr(differential, "compile_model", lambda *args, **options: Module(lambda feeds: feeds["i"]))
+    feeds = {"x": np.ones(2, np.float32), "i": np.array([1]), "b": np.array(True)}
+
+    assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([9])}, spoilt=True)]).kind == "ok"
+
+
 def test_results_of_another_rank_than_stated_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Squeeze of [n, m] leaves a rank that depends on n and m."""
     model = onnx.parser.parse_model(

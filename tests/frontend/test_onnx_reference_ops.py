@@ -91,3 +91,16 @@ def test_a_recurrent_net_in_a_loop_of_changing_sizes_runs_in_both_directions() -
     found = tc.compile(model, threads=1).run({**feeds, "n": np.array(2)})["y"]
 
     np.testing.assert_allclose(found, run_onnxruntime(model, {**feeds, "n": np.array(2)})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_transform_of_a_length_known_at_run_time_is_as_long_as_that() -> None:
+    """ONNX's inference gives it the signal's length: "a reference kernel returned shape"."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> g (float[1,n,1] x, int64 s) => (float[a,b,2] y) <int64 axis = {1}> '
+        "{ y = DFT <onesided=1> (x, s, axis) }"
+    )
+    feeds = {"x": np.arange(7, dtype=np.float32).reshape(1, 7, 1), "s": np.array(4)}
+
+    found = tc.compile(model, threads=1).run(feeds)["y"]
+
+    np.testing.assert_allclose(found, run_onnxruntime(model, feeds)[0], atol=1e-5)

@@ -217,10 +217,19 @@ def _infer(n: NodeContext, model: Any, dims: _DimNames) -> tuple[dict[str, Tenso
             unknown[name] = f"ONNX cannot say the rank of its output {name!r}"
             continue
         dtype = dtype_of(tensor.elem_type, f"the output {name!r}")
-        known = tensor.shape.dim if has_shape else [onnx.TensorShapeProto.Dimension()] * rank
+        is_known = has_shape and not _is_misjudged(n)
+        known = tensor.shape.dim if is_known else [onnx.TensorShapeProto.Dimension()] * rank
         shape = [_dim(n, f"{name}.{axis}", dim, dims) for axis, dim in enumerate(known)]
         types[name] = TensorType(tuple(shape), dtype)
     return types, unknown
+
+
+def _is_misjudged(n: NodeContext) -> bool:
+    """Whether inference gives dims that the node need not have: those of the signal, for a DFT of a length that is not known."""
+    if n.op_type != "DFT":
+        return False
+    length = n.optional(1)
+    return length is not None and n.graph.array(length) is None
 
 
 def _dim(n: NodeContext, hint: str, dim: Any, dims: _DimNames) -> Expr:
