@@ -87,8 +87,10 @@ def _same_with_gaps(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool
     return bool(attrs.get("auto_pad", b"NOTSET").startswith(b"SAME")) and gaps
 
 
-def _same_with_dilations(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
-    """onnxruntime pads for the kernel as it is without dilations: fewer results than size / stride."""
+def _pooled_otherwise(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """onnxruntime pads for the kernel as it is without dilations: fewer results than size / stride; and nothing has one maximum."""
+    if _no_image(attrs, operands):
+        return True
     return attrs.get("auto_pad", b"NOTSET").startswith(b"SAME") and max(attrs.get("dilations", [1])) > 1
 
 
@@ -109,7 +111,9 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "LSTM": _no_steps,
     "RoiAlign": _no_image,
     "ConvTranspose": _same_with_gaps,
-    "MaxPool": _same_with_dilations,
+    "MaxPool": _pooled_otherwise,
+    "AveragePool": _no_image,
+    "LpPool": _no_image,
     "LogSoftmax": _not_finite,
     "NegativeLogLikelihoodLoss": _classes_without_weight,
     "SoftmaxCrossEntropyLoss": _classes_without_weight,
