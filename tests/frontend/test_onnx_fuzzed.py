@@ -59,6 +59,12 @@ CASES = {
         19,
         np.array([[[[1, 2, 0], [2, 1, 0], [0, 0, 0]]]], np.float32),
     ),
+    # of integers known at import, the remainder of a quotient rounded down was taken: 1
+    "Mod with fmod of what is known at import": (
+        "g () => (int32[a] y) <int32[2] c = {-5, 7}, int32 one = {1}> { a = Abs(c) d = Add(a, one) y = Mod <fmod=1> (c, d) }",
+        17,
+        None,
+    ),
     # integers known at import were not wrapped: "131 out of bounds for int8"
     "Sub of bytes that wraps around": ("g () => (int8[n] y) <int8 c = {3}, int8[2] x = {-128, 3}> { y = Sub(c, x) }", 15, None),
     # the node whose result's size was asked for was dropped as dead: "variable s.0 has no value here"

@@ -310,6 +310,12 @@ def _mod(a: Element, b: Element, facts: Facts) -> Element | None:
     return floormod(a, b)
 
 
+@rule("Mod")
+def _remainder(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+    """That of a quotient rounded down; the one of C, rounded toward zero, is left to the operator."""
+    return None if node.attr("fmod", 0) else _elementwise(_mod)(node, operands, facts)
+
+
 def _floor(a: Element, facts: Facts) -> Element | None:
     if not isinstance(a, Ratio) or prove(a.den > 0, facts) is not True:
         return None
@@ -370,7 +376,6 @@ _ELEMENTWISE: dict[str, Callable[..., Element | None]] = {
     "Sub": _sub,
     "Mul": _mul,
     "Div": _div,
-    "Mod": _mod,
     "Neg": _negative,
     "Floor": _floor,
     "Ceil": _ceil,
