@@ -275,7 +275,7 @@ def reduce_in_columns(
     extent = extent_value(schedule, lane)
     is_tile = extent is not None and extent <= width
     if is_tile and rounds(info) and not is_short and _extent(schedule, depth) > 2 * CHAIN:
-        _columns_in_parts(schedule, name, depth, others, lanes)
+        _columns_in_parts(schedule, name, _joined(schedule, info, depth), others, lanes)
         return
     if is_tile:
         vectorize_tile(schedule, lane, lanes)
