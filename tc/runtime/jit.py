@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ _FORK_WAIT_SECONDS = 5.0
 PLAIN_ENTRY_BYTES = 8192
 """The text of an entry up to which LLVM's passes are left out: they take as long as the code generator, every run of them leaves 1.5 KB
 in llvmlite that nothing frees, and no call was found to be slower. (One of 386 KB is: by 6 %.)"""
+GROUPED_BYTES = 16384
+"""Kernels with less text go through LLVM's passes together, up to this much at a time: each run of the passes leaves 1.5 KB in llvmlite,
+and costs as much as a small kernel before it begins."""
 _forking = threading.local()
 
 
@@ -74,19 +78,56 @@ def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleR
 
 def compile_object(ir_text: str, target: Target | None = None) -> bytes:
     """The object file of one module."""
-    return _compile(ir_text, True, target or native_target())
+    return _compile([ir_text], True, target or native_target())[0]
 
 
-def _compile(ir_text: str, optimized: bool, target: Target) -> bytes:
+def _compile(ir_texts: Sequence[str], optimized: bool, target: Target) -> list[bytes]:
+    """The object files of modules of one group (`_grouped`), or of one module."""
     _initialize()
     machine = _target_machine(target)
     context = llvm.create_context()
-    module = _parse(ir_text, context)
+    modules = [_for_machine(_parse(text, context), machine) for text in ir_texts]
+    if not optimized:
+        return [_emit_unlocked(machine, module) for module in modules]
+    if len(ir_texts) == 1 and len(ir_texts[0]) >= GROUPED_BYTES:
+        _optimize(modules[0], machine)
+        return [_emit_unlocked(machine, modules[0])]
+    return [_emit_unlocked(machine, module) for module in _optimized_together(modules, machine, context)]
+
+
+def _for_machine(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    if optimized:
-        _optimize(module, machine)
-    return _emit_unlocked(machine, module)
+    return module
+
+
+def _optimized_together(
+    modules: Sequence[llvm.ModuleRef], machine: llvm.TargetMachine, context: llvm.ContextRef
+) -> Iterator[llvm.ModuleRef]:
+    """The modules, which define different symbols and do not call each other, after one run of LLVM's passes; they are used up.
+
+    Each is copied out of the joint module, also when it is alone: the order of uses, which decides between instructions that are as
+    good, is that of the copy, so the code of a module does not depend on its company.
+    """
+    names = [[function.name for function in module.functions if _is_visible(function)] for module in modules]
+    joint = _for_machine(_parse("", context), machine)
+    for module in modules:
+        joint.link_in(module)
+    _optimize(joint, machine)
+    for name in itertools.chain(*names):
+        joint.get_function(name).linkage = llvm.Linkage.available_externally
+    for own in names:
+        for name in own:
+            joint.get_function(name).linkage = llvm.Linkage.external
+        module = _for_machine(_parse("", context), machine)
+        module.link_in(joint, preserve=True)  # what is available elsewhere stays behind, and what only that used
+        for name in own:
+            joint.get_function(name).linkage = llvm.Linkage.available_externally
+        yield module
+
+
+def _is_visible(function: llvm.ValueRef) -> bool:
+    return not function.is_declaration and function.linkage is llvm.Linkage.external
 
 
 @dataclass(frozen=True)
@@ -101,9 +142,7 @@ def disassemble(ir_text: str, target: Target) -> Disassembly:
     """The optimized LLVM IR and the assembly of a module."""
     _initialize()
     machine = _target_machine(target)
-    module = _parse(ir_text, llvm.create_context())
-    module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
+    module = _for_machine(_parse(ir_text, llvm.create_context()), machine)
     _optimize(module, machine)
     return Disassembly(str(module), machine.emit_assembly(module))
 
@@ -111,24 +150,42 @@ def disassemble(ir_text: str, target: Target) -> Disassembly:
 def compile_objects(kernels: Sequence[str], target: Target, entries: Sequence[str] = (), jobs: int | None = None) -> list[bytes]:
     """The object files of several modules, compiled side by side: those of `kernels`, then those of `entries`.
 
-    An entry calls kernels one after another, on values that its emitter computes once: a short one is turned into code as it stands.
+    Kernels define different symbols, and do not call each other. An entry calls kernels one after another, on values that its emitter
+    computes once: a short one is turned into code as it stands.
     """
     texts = [*kernels, *entries]
-    optimized = [True] * len(kernels) + [len(text) > PLAIN_ENTRY_BYTES for text in entries]
-    if len(texts) <= 1:
-        return [_compile(*each, target) for each in zip(texts, optimized, strict=True)]
-    _initialize()
-    workers = min(jobs or available_cpus(), len(texts))
-    largest_first = sorted(range(len(texts)), key=lambda k: -len(texts[k]))
+    groups = [(group, True) for group in _grouped(kernels)]
+    groups += [([k], len(texts[k]) > PLAIN_ENTRY_BYTES) for k in range(len(kernels), len(texts))]
     results: list[bytes] = [b""] * len(texts)
 
-    def run(index: int) -> None:
-        results[index] = _compile(texts[index], optimized[index], target)
+    def run(group: Sequence[int], optimized: bool) -> None:
+        for index, data in zip(group, _compile([texts[k] for k in group], optimized, target), strict=True):
+            results[index] = data
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="tc-compile") as executor:
-        for future in [executor.submit(run, k) for k in largest_first]:
+    if len(groups) <= 1:
+        for each in groups:
+            run(*each)
+        return results
+    _initialize()
+    groups.sort(key=lambda group: -sum(len(texts[k]) for k in group[0]))
+    with ThreadPoolExecutor(min(jobs or available_cpus(), len(groups)), thread_name_prefix="tc-compile") as executor:
+        for future in [executor.submit(run, *each) for each in groups]:
             future.result()
     return results
+
+
+def _grouped(texts: Sequence[str]) -> list[list[int]]:
+    """The numbers of the texts, those of small ones together as long as they fit."""
+    groups: list[list[int]] = []
+    room = 0
+    for index in sorted(range(len(texts)), key=lambda k: -len(texts[k])):
+        size = len(texts[index])
+        if not groups or size > room:
+            groups.append([])
+            room = GROUPED_BYTES
+        groups[-1].append(index)
+        room -= size
+    return groups
 
 
 def _emit_unlocked(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 import tc
 from benchmarks.soak import heap_bytes
 from tc.runtime import jit
-from tc.runtime.jit import PLAIN_ENTRY_BYTES, compile_object, compile_objects, link
+from tc.runtime.jit import GROUPED_BYTES, PLAIN_ENTRY_BYTES, compile_object, compile_objects, link
 from tc.target import native_target
 from tests.runtime.test_module_cache import model
 
@@ -60,6 +60,20 @@ def test_what_llvm_keeps_of_a_kernel_and_its_entry_is_one_table_of_callbacks() -
     compile_often()
 
     assert heap_bytes() - before < 2000 * 100
+
+
+def test_small_kernels_share_a_run_of_the_passes_and_their_code_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel had a run of its own."""
+    runs: list[str] = []
+    optimize = jit._optimize
+    monkeypatch.setattr(jit, "_optimize", lambda module, machine: runs.append(str(module)) or optimize(module, machine))
+    texts = [SOURCE.format(k) for k in range(3)]
+    large = SOURCE.format(3) + ";" * GROUPED_BYTES
+
+    together = compile_objects([*texts, large], native_target())
+
+    assert sorted(sum(f"@f{k}" in run for k in range(4)) for run in runs) == [1, 3]
+    assert together == [compile_object(text) for text in [*texts, large]]
 
 
 def test_passes_run_for_kernels_and_long_entries_only(monkeypatch: pytest.MonkeyPatch) -> None:
