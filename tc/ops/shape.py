@@ -24,6 +24,7 @@ from tc.ir.expr import (
     maximum,
     minimum,
     mul,
+    neg,
     select,
 )
 from tc.ir.graph import Attrs
@@ -337,7 +338,8 @@ def _infer_pad(types: Types, attrs: Attrs) -> TensorType:
             grows = [pad for pad in (pads[d], pads[x.rank + d]) if not is_const(pad, 0)]
             if grows:
                 nothing = logical_and(*(pad <= 0 for pad in grows))
-                require(logical_or(dim >= 1, nothing), f"pad: dim {d} of {x} is {dim}, and has nothing to repeat")
+                left = _kept(dim, pads[d], pads[x.rank + d])[1]
+                require(logical_or(left >= 1, nothing), f"pad: dim {d} of {x} is {dim}, and has nothing to repeat")
     return TensorType(
         tuple(simplify(dim + pads[d] + pads[x.rank + d]) for d, dim in enumerate(x.shape)), x.dtype
     )
@@ -354,6 +356,12 @@ def _run_pad(arrays: Arrays, attrs: Attrs) -> np.ndarray:
         value = arrays[1].reshape(()) if len(arrays) > 1 and arrays[1] is not None else x.dtype.type(0)
         return np.pad(x[cut], widths, constant_values=value)
     return np.pad(x[cut], widths, mode=attrs.mode)
+
+
+def _kept(dim: Expr, before: Expr, after: Expr) -> tuple[Expr, Expr]:
+    """The first element of a dim that is not cut off by negative pads, and how many there are. Those alone are repeated."""
+    first = maximum(neg(before), 0)
+    return first, dim - first - maximum(neg(after), 0)
 
 
 def _source_index(index: Expr, dim: Expr, mode: str) -> Expr:
@@ -380,7 +388,8 @@ def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) ->
             index = axis - pads[d]
             begins, ends = not is_const(pads[d], 0), not is_const(pads[rank + d], 0)
             if attrs.mode != "constant":
-                indices.append(_source_index(index, x.shape[d], attrs.mode) if begins or ends else axis)
+                first, count = _kept(x.shape[d], pads[d], pads[rank + d])
+                indices.append(first + _source_index(index - first, count, attrs.mode) if begins or ends else axis)
                 continue
             indices.append(index)
             if begins:
@@ -399,6 +408,7 @@ def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) ->
 def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for mode in ("constant", "edge", "reflect", "wrap"):
         yield [_f32(rng, 4, 5)], {"pads": (1, 2, 0, 3), "mode": mode}
+        yield [_f32(rng, 4, 5)], {"pads": (-2, 4, 3, -3), "mode": mode}
     yield [_f32(rng, 4), np.array(7.0, np.float32)], {"pads": (2, 1), "mode": "constant"}
     yield [_f32(rng, 4, 5)], {"pads": (-1, 0, 2, -2), "mode": "constant"}
 
