@@ -66,6 +66,7 @@ setup(
             "matplotlib>=3.8",
             "dask>=2024.8",
             "distributed>=2024.8",
+            "joblib>=1.3",
             "onnxruntime>=1.18",
             "safetensors>=0.4",
             "setuptools>=69",

@@ -16,6 +16,7 @@ from llvmlite.binding import ffi
 
 from tc.errors import CodegenError
 from tc.runtime import conversions
+from tc.runtime.object_symbols import symbols_of
 from tc.target import Target, available_cpus, native_target
 
 _init_lock = threading.Lock()
@@ -222,15 +223,19 @@ def _link_context() -> llvm.ContextRef:
 
 
 def link(objects: Iterable[bytes]) -> Library:
-    """Load object files into the process. External symbols come from the process and from llvmlite's `add_symbol`."""
+    """Load object files into the process. External symbols come from the process and from llvmlite's `add_symbol`.
+
+    CodegenError for a symbol that nobody has: LLVM would take its address to be 0.
+    """
     _initialize()
     objects = list(objects)
-    if any(name in data for data in objects for name in _CONVERSIONS):
+    symbols = [symbols_of(data) for data in objects]
+    wanted = frozenset().union(*(each.undefined for each in symbols)).difference(*(each.defined for each in symbols))
+    if not wanted.isdisjoint(conversions.NAMES):
         _provide_conversions()
-    return _link(objects)
+    return _link(objects, wanted)
 
 
-_CONVERSIONS = tuple(name.encode() for name in conversions.NAMES)
 _conversions_lock = threading.Lock()
 _conversions: Library | None = None
 
@@ -240,15 +245,18 @@ def _provide_conversions() -> None:
     global _conversions
     with _conversions_lock:
         if _conversions is None:
-            library = _link([compile_object(conversions.IR)])
+            library = _link([compile_object(conversions.IR)], ())
             for name in conversions.NAMES:
                 llvm.add_symbol(name, library.address(name))
             _conversions = library
 
 
-def _link(objects: Sequence[bytes]) -> Library:
+def _link(objects: Sequence[bytes], wanted: Iterable[str]) -> Library:
     machine = _target_machine(native_target())
     engine = llvm.create_mcjit_compiler(_parse("", _link_context()), machine)
+    missing = sorted(name for name in wanted if not llvm.address_of_symbol(name))  # the first engine makes the process's symbols known
+    if missing:
+        raise CodegenError(f"the code calls what is not in this process: {', '.join(missing)}")
     for data in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()

@@ -1,0 +1,44 @@
+"""What an object file defines and wants, and code that wants what nobody has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tc.errors import CodegenError
+from tc.runtime.jit import compile_object, link
+from tc.runtime.object_symbols import symbols_of
+
+CALLER = """
+@{name}_number = global i64 7
+declare double @{callee}(double)
+define internal double @twice(double %x) noinline {{
+  %y = fadd double %x, %x
+  ret double %y
+}}
+define double @{name}(double %x) {{
+  %y = call double @{callee}(double %x)
+  %z = call double @twice(double %y)
+  ret double %z
+}}
+"""
+
+
+def test_names_that_others_may_use_and_names_that_others_must_have() -> None:
+    symbols = symbols_of(compile_object(CALLER.format(name="caller", callee="qsort")))
+
+    assert symbols.defined == {"caller", "caller_number"}
+    assert symbols.undefined == {"qsort"}
+
+
+def test_what_is_no_object_file_has_no_symbols() -> None:
+    assert symbols_of(b"\xcf\xfa\xed\xfe") == symbols_of(b"")
+
+
+def test_a_function_that_nobody_has_is_an_error_when_code_is_linked() -> None:
+    first = compile_object(CALLER.format(name="first", callee="second"))
+    second = compile_object(CALLER.format(name="second", callee="qsort"))
+    unknown = compile_object(CALLER.format(name="second", callee="nobody_has_this"))
+
+    assert link([first, second]).address("first")
+    with pytest.raises(CodegenError, match="nobody_has_this"):
+        link([first, unknown])
