@@ -94,6 +94,17 @@ def test_an_operator_without_ours_runs_on_the_reference() -> None:
     np.testing.assert_allclose(run(imported, {"m": m})[0], np.maximum(np.linalg.det(m), 0), rtol=1e-5)
 
 
+def test_the_reference_is_asked_in_the_form_that_it_knows() -> None:
+    rng = np.random.default_rng(0)
+    x, grid = rng.random((1, 2, 6, 6), F32), rng.uniform(-1.2, 1.2, (1, 3, 2, 2)).astype(F32)
+    sampled = node("GridSample", "x g", "y", mode="bilinear")
+    model = make_model([sampled], {"x": (F32, [1, 2, 6, 6]), "g": (F32, grid.shape)}, ["y"], opset=16)
+    check_against_onnxruntime(model, {"x": x, "g": grid})
+    shrunk = node("Resize", "x - s", "y", mode="linear", antialias=1, axes=[-2, -1])
+    model = make_model([shrunk], {"x": (F32, [1, 2, 6, 6])}, ["y"], {"s": np.array([0.5, 0.7], F32)}, opset=19)
+    check_against_onnxruntime(model, {"x": x})
+
+
 def test_a_result_of_unknown_size_gets_a_dim_of_its_own() -> None:
     model = make_model([node("Unique", "x", "u"), node("Neg", "u", "y")], {"x": (F32, ["n"])}, ["y"])
 

@@ -41,6 +41,16 @@ def _as_reference_knows_it(n: NodeContext) -> tuple[Any, dict[str, int], dict[st
     if n.op_type == "RoiAlign" and n.opset < 16:
         node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "output_half_pixel"))
         opsets[""] = 16
+    if n.op_type == "GridSample" and n.opset < 20:
+        for attribute in node.attribute:
+            if attribute.name == "mode":
+                attribute.s = attribute.s.removeprefix(b"bi")  # bilinear and bicubic have been linear and cubic since
+        opsets[""] = 20
+    if n.op_type == "Resize":
+        for attribute in node.attribute:
+            if attribute.name == "axes":
+                rank = n.value(0).rank
+                attribute.ints[:] = [axis % rank for axis in attribute.ints]
     if n.op_type == "NonMaxSuppression":
         opsets[""] = max(n.opset, 11)
         for position, default in ((2, np.int64(0)), (3, np.float32(0))):
