@@ -104,6 +104,16 @@ def _not_finite(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     return not np.isfinite(operands[0].astype(np.float64)).all()
 
 
+def _has_nan(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """onnxruntime passes over NaN where it looks for the largest; numpy, and `tc`, take it."""
+    return bool(np.isnan(operands[0].astype(np.float64)).any())
+
+
+def _stashed(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """Doubles are normalised as floats by the letter, as doubles by `tc`."""
+    return operands[0].dtype == np.float64 and attrs.get("stash_type", 1) == 1
+
+
 # Where ONNX does not say what the result is, though one oracle gives one, or says something else than the oracle that leads.
 UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "RNN": _no_steps,
@@ -115,6 +125,8 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "AveragePool": _no_image,
     "LpPool": _no_image,
     "LogSoftmax": _not_finite,
+    "Hardmax": _has_nan,
+    "GroupNormalization": _stashed,
     "NegativeLogLikelihoodLoss": _classes_without_weight,
     "SoftmaxCrossEntropyLoss": _classes_without_weight,
 }
