@@ -100,7 +100,7 @@ def _classes_without_weight(attrs: Mapping[str, Any], operands: Sequence[Value])
 
 
 def _not_finite(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
-    """The logarithm of a sum with an infinity is infinity or NaN, by the order of the subtractions."""
+    """What is subtracted from infinity gives NaN: by the order of the steps of a LogSoftmax, or of onnxruntime's moving sum of LRN."""
     return not np.isfinite(operands[0].astype(np.float64)).all()
 
 
@@ -125,6 +125,7 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "AveragePool": _no_image,
     "LpPool": _no_image,
     "LogSoftmax": _not_finite,
+    "LRN": _not_finite,
     "Hardmax": _has_nan,
     "GroupNormalization": _stashed,
     "NegativeLogLikelihoodLoss": _classes_without_weight,
