@@ -7,6 +7,7 @@ dims are symbols, whether tensors may be empty, how much is known at run time on
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -184,9 +185,12 @@ def _reads(node: onnx.NodeProto) -> set[str]:
     return names
 
 
-def without_dead_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without nodes that lead to no result of their graph or body."""
+def without_dead_nodes(model: onnx.ModelProto, unread: Collection[str] = ()) -> onnx.ModelProto:
+    """The model without the results `unread`, and without nodes that lead to no result of their graph or body."""
     bare = onnx.ModelProto.FromString(model.SerializeToString())
+    kept = [output for output in model.graph.output if output.name not in unread]
+    del bare.graph.output[:]
+    bare.graph.output.extend(kept)
     _drop_dead_nodes(bare.graph)
     return bare
 

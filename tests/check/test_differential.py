@@ -94,6 +94,16 @@ def test_bad_indices_of_dead_nodes_need_not_be_noticed(monkeypatch: pytest.Monke
     assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([9])}, spoilt=True)]).kind == "ok"
 
 
+def test_bad_indices_of_empty_results_need_not_be_noticed() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2,0] x, int64[1] i) => (float[a,b] y, float[c,d] z) '
+        "{ y = Gather(x, i) z = Neg(x) }"
+    )
+    feeds = {"x": np.ones((2, 0), np.float32), "i": np.array([1])}
+
+    assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([9])}, spoilt=True)]).kind == "ok"
+
+
 def test_results_of_another_rank_than_stated_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Squeeze of [n, m] leaves a rank that depends on n and m."""
     model = onnx.parser.parse_model(
