@@ -182,8 +182,15 @@ def test_f16_is_rounded_once_at_the_end(kind: str, layout: str) -> None:
         assert excess(kind, x, axes, compiled(x)) <= 1, name
 
 
-@pytest.mark.parametrize("layout", ["odd", "rows", "columns", "channels"])
-@pytest.mark.parametrize("kind", ["ReduceSum", "ReduceLogSumExp", "MeanVarianceNormalization"])
+SYMBOLIC_KINDS, SYMBOLIC_LAYOUTS = ("ReduceSum", "ReduceLogSumExp", "MeanVarianceNormalization"), ("odd", "rows", "columns", "channels")
+SYMBOLIC = [(kind, layout) for kind in SYMBOLIC_KINDS for layout in SYMBOLIC_LAYOUTS]
+USUALLY = [*SYMBOLIC[:4], *SYMBOLIC[4:6], *SYMBOLIC[10:]]
+"""All layouts of sums, and two of each other kind; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [pytest.param(*each, marks=() if each in USUALLY else pytest.mark.slow) for each in SYMBOLIC]
+)
 def test_symbolic_sizes_have_the_same_bounds(kind: str, layout: str) -> None:
     shape, axes = LAYOUTS[layout]
     one, two = (tc.compile(model(kind, shape, axes, "f32", True), threads=threads) for threads in (1, 2))

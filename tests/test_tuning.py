@@ -195,10 +195,10 @@ def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path) -> No
     database = tmp_path / "t.db"
     model = parse_module(PRODUCTS)
     events: list[Event] = []
-    tune(model, "1h", threads=1, database=database, trials=3, tasks=["matmul*"], callback=events.append)
+    tune(model, "1h", threads=1, database=database, trials=2, tasks=["matmul*"], callback=events.append)
     first = [(r.workload, r.variant, r.trace) for r in Database(database).records()]
 
-    tune(model, "1h", threads=1, database=database, trials=6, tasks=["matmul*"], seed=1, callback=events.append)
+    tune(model, "1h", threads=1, database=database, trials=4, tasks=["matmul*"], seed=1, callback=events.append)
 
     later = [(r.workload, r.variant, r.trace) for r in Database(database).records()]
     assert later[: len(first)] == first

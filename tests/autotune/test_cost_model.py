@@ -77,6 +77,7 @@ def test_the_columns_that_time_depends_on_are_the_important_ones(learner: Callab
     assert sum(part for _, part in importance) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_the_spread_covers_about_two_thirds_of_the_errors_on_unseen_tasks(learner: Callable[[int], Cost]) -> None:
     report = cross_validate(lambda: learner(0), made_up_tasks(24))

@@ -251,6 +251,7 @@ def test_a_batch_costs_some_two_hundred_scored_candidates() -> None:
     assert space.made / 5 <= 320  # beside those scored: illegal ones, and programs met again
 
 
+@pytest.mark.slow
 def test_a_learning_model_needs_fewer_trials_than_evolution_and_random_draws() -> None:
     def median(make: Callable[[Product, int], SearchPolicy[Tiled]]) -> float:
         cases = [(product, seed) for product in PRODUCTS[:3] for seed in range(3)]
