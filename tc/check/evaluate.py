@@ -75,8 +75,15 @@ def _no_steps(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
 
 
 def _no_image(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
-    """There is nothing to sample."""
-    return 0 in operands[0].shape[2:]
+    """There is nothing to sample, or fewer than no windows: ONNX's formula rounds -3 / 2 down, the oracles towards 0."""
+    sizes = operands[0].shape[2:]
+    kernel, rank = attrs.get("kernel_shape"), len(sizes)
+    if 0 in sizes or kernel is None or attrs.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+        return 0 in sizes
+    strides, dilations = (attrs.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = attrs.get("pads", [0] * (2 * rank))
+    free = [n + pads[k] + pads[rank + k] - (kernel[k] - 1) * dilations[k] - 1 for k, n in enumerate(sizes)]
+    return any(rest // stride + 1 < 0 for rest, stride in zip(free, strides))
 
 
 def _same_with_gaps(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
