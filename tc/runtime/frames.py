@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,12 @@ class Frame:
     """That of the call, or of the last one."""
     places: list[int] | None = None
     """The addresses that are in `words`, of inputs and results that are apart and of fixed sizes."""
-    apart: tuple[object, ...] | None = None
-    """Addresses and sizes that were found to be apart."""
+    shapes: list[tuple[int, ...]] | None = None
+    """Those of the inputs of the last call, if what follows from them is still in `words`."""
+    wanted: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)
+    """Shapes and dtypes of the results, for these `shapes`; without those whose sizes data decide."""
+    apart: tuple[list[int], list[int]] | None = None
+    """Addresses of inputs and results that were found to be apart, with these `shapes`."""
 
 
 def free_block(frame: Frame, word: int) -> None:

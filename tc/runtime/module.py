@@ -298,23 +298,14 @@ class CompiledModule:
         starts = [data_address(array) for array in arrays]
         for word, start in zip(self._entry.layout.inputs, starts):
             words[word] = start
-        if not self._is_static:
-            for word, array in zip(self._entry.layout.inputs, arrays):
-                for size in array.shape:
-                    word += 1
-                    words[word] = size
-            status = self._prepare(frame.address)
-            if status:
-                self._fail(status, frame)
-            self._provide(frame, words[ARENA_BYTES])
-        wanted = [
-            (shape or tuple(words[word + 1 : word + 1 + rank]), dtype) for shape, word, dtype, rank in self._known_out
-        ]
+        shapes = [array.shape for array in arrays]
+        if shapes != frame.shapes:
+            self._set_shapes(frame, shapes)
         meant: dict[int, np.ndarray] = {}
         if out is None:
-            results = self._make_outputs(frame, wanted)
+            results = self._make_outputs(frame, frame.wanted)
         else:
-            results, meant = self._take_outputs(frame, arrays, starts, listed(out), wanted)
+            results, meant = self._take_outputs(frame, arrays, starts, listed(out), frame.wanted)
         if self.plan.num_dynamic:
             self._run_dynamic(frame, results)
         else:
@@ -324,6 +315,24 @@ class CompiledModule:
         for k, array in meant.items():
             array[...] = results[k]
         return results if out is None else listed(out)
+
+    def _set_shapes(self, frame: Frame, shapes: list[tuple[int, ...]]) -> None:
+        """Write the sizes of a call into its frame, and what follows from them alone: other dims, the arena, the sizes of results. They
+        stay for the next call, unless data may change them. Raises what the checks of the dims say."""
+        words = frame.words
+        frame.shapes = frame.apart = None
+        if not self._is_static:
+            for word, shape in zip(self._entry.layout.inputs, shapes):
+                for size in shape:
+                    word += 1
+                    words[word] = size
+            status = self._prepare(frame.address)
+            if status:
+                self._fail(status, frame)
+            self._provide(frame, words[ARENA_BYTES])
+        frame.wanted = [(shape or tuple(words[word + 1 : word + 1 + rank]), dtype) for shape, word, dtype, rank in self._known_out]
+        if not self.plan.num_dynamic:
+            frame.shapes = shapes
 
     def _provide(self, frame: Frame, needed: int) -> None:
         """Give a frame an arena of so many bytes at least. LimitError when there is no memory for it, and for results of known size."""
@@ -350,10 +359,9 @@ class CompiledModule:
         results = self._check_outputs(given, wanted)
         meant: dict[int, np.ndarray] = {}
         ends = [data_address(array) for array in results]
-        places = (starts, [array.shape for array in arrays], ends, wanted)
-        if places != frame.apart:
+        if (starts, ends) != frame.apart:
             meant = self._set_apart(arrays, results)
-            frame.apart = None if meant else places
+            frame.apart = None if meant else (starts, ends)
             ends = [data_address(array) for array in results]
         for word, end in zip(self._entry.layout.outputs, ends):
             frame.words[word] = end

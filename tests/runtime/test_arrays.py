@@ -73,6 +73,24 @@ def test_calls_with_and_without_out_in_any_order_write_where_they_should(module:
         np.testing.assert_array_equal(buffers, expected)
 
 
+def test_the_same_addresses_with_other_sizes_are_looked_at_again() -> None:
+    """What follows from the sizes of a call is kept for the next one: sizes that grow into a result, or that are refused, are not."""
+    module = compiled("n")
+    values = np.random.default_rng(2).standard_normal((40, 16)).astype(np.float32)
+
+    for rows in (4, 12, 4, 0, 12, 12):
+        room = values.copy()
+        x, y = room[:rows], room[16 : 16 + rows]
+        expected = [np.array(r) for r in module(x.copy(), y.copy())]
+        with pytest.raises(InputError):
+            module(x, room[: rows + 1])
+        for found, right in zip(module(x, y), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+        module(x, y, out=[room[8 : 8 + rows], room[28 : 28 + rows]])
+        for found, right in zip((room[8 : 8 + rows], room[28 : 28 + rows]), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
 def test_outs_upon_each_other_are_refused_by_name(module: CompiledModule) -> None:
     room, x = np.zeros(400, np.float32), np.zeros((8, 16), np.float32)
 
