@@ -416,3 +416,14 @@ def test_a_literal_index_into_an_axis_of_any_size(axis: int, place: int, rng: np
         else:
             with pytest.raises(InputError, match=f"index {place} is out of range for axis {axis} of size {n}"):
                 compiled(x)
+
+
+def test_bounds_of_unknown_length_have_that_of_the_others() -> None:
+    """One of starts, ends, axes and steps says how many there are; the others are checked when they are there."""
+    text = '<ir_version: 9, opset_import: ["" : 19]> g (float[6,5] x, int64[u] s, int64[2] e) => (float[a,b] y) { y = Slice(x, s, e) }'
+    module = tc.compile(onnx.parser.parse_model(text))
+    x = np.arange(30, dtype=np.float32).reshape(6, 5)
+
+    np.testing.assert_array_equal(module(x, np.array([1, -2]), np.array([4, 99])), x[1:4, 3:])
+    with pytest.raises(InputError, match=r"u = 3"):
+        module(x, np.array([1, 2, 0]), np.array([4, 5]))

@@ -292,14 +292,18 @@ def import_slice_by_attributes(n: NodeContext) -> NodeResult:
 def import_slice(n: NodeContext) -> NodeResult:
     x = n.value(0)
     axes, steps = n.ints(3, "axes"), n.ints(4, "steps")
-    starts, ends = n.graph.elements(n.value(1)), n.graph.elements(n.value(2))
-    count = n.value(1).shape[0] if n.value(1).rank == 1 else None
-    if count is None or not is_const(count):
-        raise ShapeError(f"Slice: the starts must be a vector of known length, found {n.value(1).type}")
-    axes = list(range(int(count))) if axes is None else axes
-    steps = [1] * int(count) if steps is None else steps
+    lengths = [n.value(k).shape[0] for k in (1, 2) if n.value(k).rank == 1]
+    known = [int(length.value) for length in lengths if isinstance(length, Const)]
+    known += [len(given) for given in (axes, steps) if given is not None]
+    if len(lengths) < 2 or not known:
+        raise ShapeError(f"Slice: the starts and ends must be vectors, one of known length, found {n.value(1).type}, {n.value(2).type}")
+    count = known[0]
+    axes = list(range(count)) if axes is None else axes
+    steps = [1] * count if steps is None else steps
+    first, last = (n.value(k) if is_const(n.value(k).shape[0]) else n.call("reshape", n.value(k), shape=(const(count),)) for k in (1, 2))
+    starts, ends = n.graph.elements(first), n.graph.elements(last)
     if starts is None or ends is None:
-        return _slice_by_data(n, x, axes, steps)
+        return _slice_by_data(n, x, first, last, axes, steps)
     return slice_value(n, x, list(starts), list(ends), axes, steps)
 
 
@@ -366,8 +370,13 @@ def _clamp(c: Calls, place: Expr, dim: Expr, lo: int, hi: Expr) -> Expr:
     return simplify(maximum(minimum(index, hi), lo), c.facts)
 
 
-def _slice_by_data(n: NodeContext, x: Value, axes: Sequence[int], steps: Sequence[int]) -> Value:
+def _slice_by_data(
+    n: NodeContext, x: Value, starts: Value, ends: Value, axes: Sequence[int], steps: Sequence[int]
+) -> Value:
     """A slice whose bounds are only known when it runs: start and size are computed as tensors, then read as dims."""
+    lengths = {len(axes), len(steps), *(int(value.shape[0].value) for value in (starts, ends))}  # type: ignore[attr-defined]
+    if len(lengths) > 1:
+        raise ShapeError(f"Slice: starts {starts.type} and ends {ends.type} for {len(axes)} axes and {len(steps)} steps")
     if any(not -x.rank <= axis < x.rank for axis in axes) or 0 in steps:
         raise ShapeError(f"Slice: axes {list(axes)} and steps {list(steps)} on {x.type}")
     dims = _vector([x.shape[axis] for axis in axes])
@@ -375,21 +384,20 @@ def _slice_by_data(n: NodeContext, x: Value, axes: Sequence[int], steps: Sequenc
     zero, step = n.const(0, i64), constant_value(np.array(steps, np.int64))
     lo = constant_value(np.array([0 if s > 0 else -1 for s in steps], np.int64))
 
-    def bound(index: int, lowest: Value) -> Value:
-        place = n.value(index)
+    def bound(place: Value, lowest: Value) -> Value:
         place = place if place.dtype == i64 else n.call("cast", place, dtype=i64)
         wrapped = n.call("where", n.call("less", place, zero), n.call("add", place, dims), place)
         return n.call("maximum", n.call("minimum", wrapped, hi), lowest)
 
-    first, last = bound(1, zero), bound(2, lo)
+    first, last = bound(starts, zero), bound(ends, lo)
     sign = constant_value(np.sign(np.array(steps, np.int64)))
     reach = n.call("add", n.call("sub", last, first), n.call("sub", step, sign))
     size = n.call("minimum", n.call("maximum", n.call("div", reach, step), zero), dims)  # of no elements none are taken
     begin: list[Expr] = [const(0)] * x.rank
     sizes, strides = list(x.shape), [1] * x.rank
-    starts = n.graph.dims(first, f"{n.label}.start", n.span)
+    begins = n.graph.dims(first, f"{n.label}.start", n.span)
     counts = n.graph.dims(size, f"{n.label}.size", n.span)
-    for axis, a, b, s in zip(axes, starts, counts, steps, strict=True):
+    for axis, a, b, s in zip(axes, begins, counts, steps, strict=True):
         begin[axis], sizes[axis], strides[axis] = a, b, s
     return n.call("slice", x, starts=tuple(begin), sizes=tuple(sizes), steps=tuple(strides))
 
