@@ -24,6 +24,7 @@ from tc.schedule.knobs import follow
 from tc.schedule.rules import apply_rules
 from tc.schedule.rules.common import divisors
 from tc.schedule.step import Schedule
+from tc.schedule.tree import block_names
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.ops.kernels import correlate, make_prim_func, run
@@ -444,3 +445,19 @@ def test_stages_that_no_rule_fits_run_one_by_one(monkeypatch: pytest.MonkeyPatch
     func = scheduled(make_prim_func(OPS["softmax"], [x], {"axis": 1}), "stage by stage")
 
     check(func, [x], exact / exact.sum(1, keepdims=True), 40)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_windows_read_in_another_order_is_brought_in_order_first(batch: int) -> None:
+    """A result of one sample, whose first index is a number, counted as read once: each of five reads was gathered."""
+    x = placeholder((batch, 6, 9, 16), f32, "x")
+    turned = compute((batch, 16, 6, 9), lambda n, c, h, w: maximum(x[n, h, w, c], 0.0), "turned")
+    sums = reduce("sum", (batch, 12, 6, 9), (5,), lambda n, c, h, w, k: turned[n, c + k, h, w], "sums")
+    result = compute((batch, 12, 6, 9), lambda n, c, h, w: sums[n, c, h, w] * turned[n, c, h, w], "result")
+    func = apply_rules(simplify_loops(create_prim_func("f", [x], [result])), Target.parse("x86-64-v4")).func
+
+    assert "turned" in block_names(func.body)
+    values = normal(np.random.default_rng(0), batch, 6, 9, 16)
+    ordered = np.maximum(values, 0).transpose(0, 3, 1, 2)
+    expected = sum(ordered[:, k : k + 12] for k in range(5)) * ordered[:, :12]
+    check(scheduled(create_prim_func("f", [x], [result]), None), [values], expected, 5)

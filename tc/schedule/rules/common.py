@@ -5,6 +5,7 @@ from __future__ import annotations
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, is_const
 from tc.ir.node import walk
+from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -74,8 +75,8 @@ def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
     buffer = info.writes[0].buffer
     axes = {axis.var for axis in reader.block.axes if not is_const(axis.extent, 1)}
     for load in reader.reads_of(buffer):
-        used = {node for index in load.indices for node in walk(index)}
-        if not axes <= used or len(load.indices) < len(axes):
+        moving = [used for index in load.indices if (used := variables(index) & axes)]
+        if len(moving) < len(axes) or not axes <= frozenset().union(*moving):
             return True
     return False
 
