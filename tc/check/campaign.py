@@ -58,6 +58,7 @@ class Summary:
     undecided: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
+    interrupted: bool = False
 
     @property
     def by_signature(self) -> dict[str, list[Failure]]:
@@ -74,28 +75,35 @@ def run_campaign(
     folder: Path | None,
     tell: Callable[[int, Judged], None] = lambda seed, judged: None,
 ) -> Summary:
-    """Judge the seeds; no new one is begun after `settings.seconds`. Failing models are written to `folder`. `tell` hears of each seed."""
+    """Judge the seeds; no new one is begun after `settings.seconds`, or when the user interrupts: what was judged until then counts.
+    Failing models are written to `folder`. `tell` hears of each seed."""
     summary, begun = Summary(), time.monotonic()
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    for seed, judged in _all(seeds, settings, begun):
-        tell(seed, judged)
-        verdict = judged.verdict
-        summary.kinds[verdict.kind] += 1
-        if verdict.kind == "undecided":
-            summary.undecided[verdict.text.split("\n")[0][:120]] += 1
-        else:
-            summary.operators.update(judged.operators)
-        if verdict.failed:
-            is_new = verdict.signature not in summary.by_signature
-            failure = Failure(
-                seed, judged, _reduced(judged, settings, seed) if is_new and settings.reduce_seconds else None
-            )
-            summary.failures.append(failure)
-            if folder is not None:
-                write_failure(folder, failure, settings)
+    try:
+        for seed, judged in _all(seeds, settings, begun):
+            tell(seed, judged)
+            _count(summary, seed, judged, settings, folder)
+    except KeyboardInterrupt:
+        summary.interrupted = True
     summary.seconds = time.monotonic() - begun
     return summary
+
+
+def _count(summary: Summary, seed: int, judged: Judged, settings: Settings, folder: Path | None) -> None:
+    """Add what came of one seed to the summary, a failure reduced if it is the first of its kind."""
+    verdict = judged.verdict
+    summary.kinds[verdict.kind] += 1
+    if verdict.kind == "undecided":
+        summary.undecided[verdict.text.split("\n")[0][:120]] += 1
+    else:
+        summary.operators.update(judged.operators)
+    if verdict.failed:
+        is_new = verdict.signature not in summary.by_signature
+        failure = Failure(seed, judged, _reduced(judged, settings, seed) if is_new and settings.reduce_seconds else None)
+        summary.failures.append(failure)
+        if folder is not None:
+            write_failure(folder, failure, settings)
 
 
 def _all(seeds: range, settings: Settings, begun: float) -> Iterator[tuple[int, Judged]]:

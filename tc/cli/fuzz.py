@@ -72,6 +72,7 @@ def describe(summary: Summary) -> dict[str, Any]:
     return {
         "models": sum(summary.kinds.values()),
         "seconds": summary.seconds,
+        "interrupted": summary.interrupted,
         "kinds": dict(summary.kinds),
         "operators": dict(sorted(summary.operators.items())),
         "undecided": dict(summary.undecided.most_common()),
@@ -104,4 +105,4 @@ def show(console: Console, summary: Summary) -> None:
         f"{len(summary.operators)} operators; rarest: {', '.join(f'{name} {n}' for name, n in rare[:12])}",
         highlight=False,
     )
-    console.print(f"{summary.seconds:.0f} s", highlight=False)
+    console.print(f"{summary.seconds:.0f} s{', interrupted' if summary.interrupted else ''}", highlight=False)

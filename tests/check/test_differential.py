@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 
-from tc.check import differential
+from tc.check import campaign, differential
 from tc.check.campaign import Settings, run_campaign
 from tc.check.differential import Run, Verdict, judge
 from tc.check.generate import live_names
-from tc.check.process import Judge
+from tc.check.process import Judge, Judged
 from tc.check.worker import pack_model, pack_runs, unpack_model, unpack_runs
 from tc.errors import UnsupportedError
 
@@ -182,3 +182,15 @@ def test_five_thousand_random_models_agree_with_the_oracles(tmp_path: Path) -> N
     assert {name: [f.seed for f in group] for name, group in summary.by_signature.items()} == {}
     assert summary.kinds["ok"] >= 4_000
     assert min(summary.operators.values()) >= 3
+
+
+def test_what_was_judged_before_an_interruption_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seeds: range, settings: Settings, begun: float) -> Iterator[tuple[int, Judged]]:
+        yield seeds[0], Judged(Verdict("ok"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "_all", interrupted)
+
+    summary = run_campaign(range(5), Settings(), None)
+
+    assert summary.interrupted and dict(summary.kinds) == {"ok": 1} and not summary.failures
