@@ -10,8 +10,8 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.dtype import DType, from_numpy, i64
-from tc.ir.expr import Expr, call, cast, const, equal, select
+from tc.ir.dtype import DType, from_numpy, i32, i64, int_range
+from tc.ir.expr import Const, Expr, call, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, normalize_axes, normalize_axis, operand, sum_dtype, wide
@@ -247,6 +247,7 @@ def _register_arg(name: str, monoid: str, fn: Callable[..., np.ndarray]) -> None
         assert x is not None
         axis = normalize_axis(attrs.axis, len(x.shape), name)
         last = x.shape[axis] - 1
+        narrow = isinstance(last, Const) and int(last.value) < int_range(i32)[1]  # twice the lanes
 
         def body(*places: Expr) -> tuple[Expr, Expr]:
             *spatial, k = places
@@ -256,12 +257,17 @@ def _register_arg(name: str, monoid: str, fn: Callable[..., np.ndarray]) -> None
                 spatial[axis] = k
             if attrs.select_last_index:
                 spatial[axis] = last - k
-            return x[tuple(spatial)], k
+            return x[tuple(spatial)], cast(k, i32) if narrow else k
 
         _, index = te.reduce_many(monoid, types[0].shape, (x.shape[axis],), body, ("best", "index"))
-        if not attrs.select_last_index:
+        if not attrs.select_last_index and not narrow:
             return index
-        return te.compute(types[0].shape, lambda *places: last - index[places], "from_the_end")
+
+        def result(*places: Expr) -> Expr:
+            found = cast(index[places], i64)
+            return last - found if attrs.select_last_index else found
+
+        return te.compute(types[0].shape, result, "position")
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         x = rng.integers(0, 4, (3, 7)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +98,11 @@ def test_an_operator_without_ours_runs_on_the_reference() -> None:
 def test_the_reference_is_asked_in_the_form_that_it_knows() -> None:
     rng = np.random.default_rng(0)
     x, grid = rng.random((1, 2, 6, 6), F32), rng.uniform(-1.2, 1.2, (1, 3, 2, 2)).astype(F32)
-    sampled = node("GridSample", "x g", "y", mode="bilinear")
-    model = make_model([sampled], {"x": (F32, [1, 2, 6, 6]), "g": (F32, grid.shape)}, ["y"], opset=16)
-    check_against_onnxruntime(model, {"x": x, "g": grid})
+    for opset, mode, padding in itertools.product((16, 20), ("linear", "cubic", "nearest"), ("zeros", "border", "reflection")):
+        name = mode if opset == 20 or mode == "nearest" else f"bi{mode}"
+        sampled = node("GridSample", "x g", "y", mode=name, padding_mode=padding)
+        model = make_model([sampled], {"x": (F32, [1, 2, 6, 6]), "g": (F32, grid.shape)}, ["y"], opset=opset)
+        check_against_onnxruntime(model, {"x": x, "g": grid})
     shrunk = node("Resize", "x - s", "y", mode="linear", antialias=1, axes=[-2, -1])
     model = make_model([shrunk], {"x": (F32, [1, 2, 6, 6])}, ["y"], {"s": np.array([0.5, 0.7], F32)}, opset=19)
     check_against_onnxruntime(model, {"x": x})

@@ -13,6 +13,7 @@ def corrected_ops() -> tuple[type, ...]:
     """Classes for `ReferenceEvaluator(new_ops=...)`; bodies of control flow get them, too."""
     from onnx import helper
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_grid_sample import GridSample as KnownGridSample
     from onnx.reference.ops.op_loop import Loop as KnownLoop
 
     class Loop(KnownLoop):  # type: ignore[misc]
@@ -53,9 +54,21 @@ def corrected_ops() -> tuple[type, ...]:
             items.insert(place, tensor)
             return (items,)
 
+    class GridSample(KnownGridSample):  # type: ignore[misc]
+        """With cubic interpolation the border stands in for taps outside, as in PyTorch: ONNX's moves the sample to the border."""
+
+        op_domain = ""
+
+        def _run(self, x: Any, grid: Any, mode: Any = None, padding_mode: Any = None, align_corners: Any = None) -> tuple[Any, ...]:
+            self.stays = (mode or self.mode) == "cubic"
+            return super()._run(x, grid, mode, padding_mode, align_corners)
+
+        def _clamp(self, value: Any, low: int, high: int) -> Any:
+            return value if self.stays and isinstance(value, np.floating) else super()._clamp(value, low, high)
+
     def _empty_stack(info: Any) -> np.ndarray:
         tensor = info.type.tensor_type
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
         return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
 
-    return Loop, SequenceInsert
+    return Loop, SequenceInsert, GridSample
