@@ -6,7 +6,7 @@ from tc.ir.arith import Facts
 from tc.ir.expr import Buffer, Const, Expr, Load, const
 from tc.ir.loop import Alloc, For, If, IntrinsicCall, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import Node, children, replace, transform, walk
-from tc.ir.uses import variables
+from tc.ir.uses import touches, variables
 from tc.passes.loop.mark_in_place import Site, is_one_to_one, is_stored_once
 from tc.passes.manager import loop_pass
 
@@ -42,9 +42,9 @@ def _version_with(body: Stmt, buffer: Buffer) -> Stmt:
         match body:
             case Alloc(body=inner):
                 body = inner
-            case If(then_body=then_body, else_body=Stmt() as else_body) if not _touches(else_body, (buffer,)):
+            case If(then_body=then_body, else_body=Stmt() as else_body) if not touches(else_body, buffer):
                 body = then_body
-            case If(then_body=then_body, else_body=Stmt() as else_body) if not _touches(then_body, (buffer,)):
+            case If(then_body=then_body, else_body=Stmt() as else_body) if not touches(then_body, buffer):
                 body = else_body
             case _:
                 return body
@@ -67,7 +67,7 @@ def _can_replace(func: PrimFunc, buffer: Buffer, output: Buffer, least_bytes: in
     if not same or buffer.dtype is not output.dtype or buffer.strides is not None or output.strides is not None:
         return False
     nodes = list(walk(func.body))
-    if any(isinstance(node, IntrinsicCall) and _touches(node, (buffer, output)) for node in nodes):
+    if any(isinstance(node, IntrinsicCall) and (touches(node, buffer) or touches(node, output)) for node in nodes):
         return False
     stores = [node for node in nodes if isinstance(node, Store) and node.buffer is output]
     if len(stores) != 1 or any(isinstance(node, Load) and node.buffer is output for node in nodes):
@@ -80,15 +80,11 @@ def _can_replace(func: PrimFunc, buffer: Buffer, output: Buffer, least_bytes: in
     return shared is not None and _are_apart(func, buffer, store, *shared, least_bytes) and is_stored_once(func, output)
 
 
-def _touches(node: Node, buffers: tuple[Buffer, ...]) -> bool:
-    return any(getattr(inner, "buffer", None) in buffers for inner in walk(node))
-
-
 def _loops_around_all(body: Stmt, buffer: Buffer, last: Store, facts: Facts) -> tuple[tuple[For, ...], Facts] | None:
     """The loops around all that happens to a buffer and around `last`, and what is known there; None unless `last` comes last."""
     loops: tuple[For, ...] = ()
     while True:
-        parts = [child for child in children(body) if _touches(child, (buffer, last.buffer))]
+        parts = [child for child in children(body) if touches(child, buffer) or touches(child, last.buffer)]
         if not parts or not all(isinstance(part, Stmt) for part in parts) or not isinstance(body, (For, Seq, Alloc, If)):
             return None
         if len(parts) > 1:
