@@ -26,25 +26,13 @@ from tc.ir.types import TensorType
 from tc.ir.verify import verify
 from tc.passes.manager import run_pipeline
 from tc.schedule.step import Trace
+from tests.golden_files import FOLDER, Literals
 
-FOLDER = Path(__file__).parent / "golden"
 FILES = sorted(FOLDER.rglob("*.tc"))
 SEPARATOR = "# -----\n"
 DIM = 5  # the size of every symbolic dim when programs are run
 
 assert tc.compiler.CODEGEN_VERSION
-
-
-class Literals(dict[str, np.ndarray]):
-    """Arrays by name; those called `random 2x3` come into being when they are asked for."""
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or str(name).startswith("random ")
-
-    def __missing__(self, name: str) -> np.ndarray:
-        shape = tuple(map(int, name.removeprefix("random ").split("x")))
-        self[name] = np.random.default_rng(len(self)).standard_normal(shape).astype(np.float32)
-        return self[name]
 
 
 def apply(header: str, module: IRModule) -> IRModule:
