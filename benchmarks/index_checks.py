@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 import tc
-import tc.kernels
+import tc.codegen.kernels
 from benchmarks import zoo
 from tc.ir.expr import Checked
 from tc.ir.loop import PrimFunc
@@ -35,12 +35,12 @@ def trust_indices(func: PrimFunc) -> PrimFunc:
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    kept = tc.kernels.check_accesses
-    tc.kernels.check_accesses = trust_indices
+    kept = tc.codegen.kernels.check_accesses
+    tc.codegen.kernels.check_accesses = trust_indices
     try:
         yield
     finally:
-        tc.kernels.check_accesses = kept
+        tc.codegen.kernels.check_accesses = kept
 
 
 Made = tuple[onnx.ModelProto | str, dict[str, np.ndarray]]

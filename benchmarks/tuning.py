@@ -32,7 +32,6 @@ from benchmarks.report import describe_machine
 from benchmarks.runtimes import LOADERS
 from tc.autotune.accuracy import Measured
 from tc.autotune.cost_model import AnalyticCost, Program, RankCost, RegressionCost, cross_validate
-from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event
 from tc.autotune.measure import LocalRunner
 from tc.autotune.task import Task
@@ -42,6 +41,7 @@ from tc.ir.expr import Var
 from tc.measure.compare import SUBJECT, compare_runtimes
 from tc.measure.harness import Plan
 from tc.measure.runtimes import Runtime, as_runtime, reference_outputs
+from tc.records.database import Database
 from tc.roofline import machine_limits
 from tc.schedule.step import Trace
 from tc.target import Target, native_target

@@ -16,10 +16,8 @@ import llvmlite
 import numpy as np
 import onnx
 
-from tc.autotune.apply import TunedSchedules
-from tc.autotune.database import Database
+from tc.codegen.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module, workload_key
 from tc.codegen.llvm import emit_prim_func
-from tc.collector import rare_collections
 from tc.errors import InputError, ModelError, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported, load_model
@@ -31,7 +29,6 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.plan import CallOut, ExecutionPlan
 from tc.ir.verify import verify as verify_ir
-from tc.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module, workload_key
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.ops.restate import restate
 from tc.passes.graph.canonicalize import canonicalize
@@ -52,7 +49,10 @@ from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
 from tc.passes.lower import lower_primitives
 from tc.passes.manager import map_prim_funcs
+from tc.records.apply import TunedSchedules
+from tc.records.database import Database
 from tc.runtime.callbacks import provide_reference_kernels
+from tc.runtime.collector import rare_collections
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.jit import Library, compile_objects, link

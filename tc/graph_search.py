@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tc.autotune.apply import TunedSchedules
-from tc.autotune.database import Database
 from tc.autotune.events import FormTried
-from tc.autotune.record import DEFAULT, Choice, target_key
 from tc.compiler import LoweredModel, PreparedModel, lay_out, lower_model, nodes_by_result
 from tc.ir.graph import Binding, Call, Function, all_bindings, tir_calls
 from tc.measure.harness import Plan, Timings, time_interleaved
 from tc.passes.graph.questions import Option, Question
+from tc.records.apply import TunedSchedules
+from tc.records.database import Database
+from tc.records.record import DEFAULT, Choice, target_key
 from tc.runtime.module import CompiledModule
 from tc.verification import differing_result
 from tc.workshop import Workshop

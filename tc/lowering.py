@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tc.codegen.kernels import Kernel
 from tc.codegen.llvm import emit_prim_func
 from tc.compiler import Model, check_words, import_model, run_stages
 from tc.errors import InputError, UserError
@@ -15,7 +16,6 @@ from tc.frontend.onnx import Imported
 from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
 from tc.ir.printer import print_ir
-from tc.kernels import Kernel
 from tc.runtime.jit import disassemble
 from tc.target import Target
 

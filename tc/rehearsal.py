@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tc.autotune.apply import TunedSchedules
-from tc.autotune.database import Database
-from tc.autotune.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.autotune.standing import Standing
+from tc.codegen.kernels import workload_key
 from tc.compiler import LoweredModel
 from tc.ir.loop import PrimFunc
-from tc.kernels import workload_key
 from tc.passes.graph.questions import Option, Question
+from tc.records.apply import TunedSchedules
+from tc.records.database import Database
+from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.runtime.module import CompiledModule
 from tc.schedule.rules import Scheduled
 from tc.target import Target

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tc.autotune.task import Task, Variant
-from tc.collector import rare_collections
+from tc.codegen.kernels import workload_key
 from tc.compiler import (
     LoweredModel,
     Model,
@@ -29,8 +29,8 @@ from tc.ir.graph import Function, TensorConst, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
-from tc.kernels import workload_key
 from tc.passes.graph.questions import Answer, Option, Question, own_answer
+from tc.runtime.collector import rare_collections
 from tc.schedule.canonical import canonical_names
 from tc.target import Target
 

@@ -17,11 +17,8 @@ from typing import Any
 import numpy as np
 import platformdirs
 
-from tc.autotune.apply import TunedSchedules
-from tc.autotune.database import Database
 from tc.autotune.events import Event, FormTried
 from tc.autotune.measure import LocalRunner
-from tc.autotune.record import DEFAULT, SCHEDULE, Choice, target_key
 from tc.autotune.runner import Runner
 from tc.autotune.standing import Standing
 from tc.autotune.task import Task
@@ -41,6 +38,9 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.graph_search import search_forms
 from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.graph.questions import own_answer
+from tc.records.apply import TunedSchedules
+from tc.records.database import Database
+from tc.records.record import DEFAULT, SCHEDULE, Choice, target_key
 from tc.rehearsal import rehearse
 from tc.runtime.module import CompiledModule
 from tc.schedule.knobs import Value

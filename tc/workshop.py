@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
-from tc.autotune.record import Record
+from tc.codegen.kernels import Kernel, Tuned, object_key, schedule_kernel, with_kernels
 from tc.codegen.llvm import emit_prim_func
 from tc.compiler import LoweredModel, run_reference
 from tc.ir.loop import PrimFunc
 from tc.ir.node import replace
-from tc.kernels import Kernel, Tuned, object_key, schedule_kernel, with_kernels
 from tc.passes.graph.plan_memory import plan_memory
+from tc.records.record import Record
 from tc.runtime.entry import emit_entry
 from tc.runtime.jit import compile_objects, link
 from tc.runtime.memory import place_constants

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tc.autotune.database import Database
-from tc.autotune.record import target_key
 from tc.cli import main
 from tc.cli.db import difference, short_name, target_names
+from tc.records.database import Database
+from tc.records.record import target_key
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import native_target
-from tests.autotune.records import all_records, lines_of, make_choice, make_record
+from tests.records.made_up_records import all_records, lines_of, make_choice, make_record
 
 HERE = target_key(native_target())
 ELSEWHERE = target_key(replace(native_target(), l2_bytes=123456))

@@ -11,12 +11,12 @@ import pytest
 
 import tc
 from tc import graph_search
-from tc.autotune.database import Database
 from tc.autotune.events import FormTried
 from tc.compiler import PreparedModel, prepare_model
 from tc.graph_search import search_forms
 from tc.ir.parser import parse_module
 from tc.measure.harness import Plan, Timings
+from tc.records.database import Database
 from tc.runtime.module import CompiledModule
 from tc.target import Target, native_target
 from tc.tasks import tasks_of

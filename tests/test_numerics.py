@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tc
+from tc.codegen.kernels import Kernel
 from tc.compiler import run_stages
 from tc.interp import run_function, run_prim_func
 from tc.ir.arith import evaluate
 from tc.ir.parser import parse_module
-from tc.kernels import Kernel
 from tc.target import native_target
 from tests.ops.kernels import run
 

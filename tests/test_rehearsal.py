@@ -11,12 +11,12 @@ import pytest
 
 import tc
 from tc import rehearsal
-from tc.autotune.apply import TunedSchedules
-from tc.autotune.database import Database
-from tc.autotune.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.autotune.standing import Standing
 from tc.compiler import lower_model, prepare_model
 from tc.ir.parser import parse_module
+from tc.records.apply import TunedSchedules
+from tc.records.database import Database
+from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.rehearsal import rehearse
 from tc.target import native_target
 from tc.tasks import extract_tasks

@@ -11,18 +11,18 @@ import pytest
 
 import tc
 from tc import tuning
-from tc.autotune.apply import TunedSchedules
-from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event, TuningFinished
-from tc.autotune.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.autotune.space import Candidate
 from tc.autotune.standing import Standing
+from tc.codegen.kernels import workload_key
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
 from tc.interp.graph import run_function
 from tc.ir.parser import parse_module
-from tc.kernels import workload_key
 from tc.measure.harness import Ratio
+from tc.records.apply import TunedSchedules
+from tc.records.database import Database
+from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.schedule.canonical import canonical_names
 from tc.target import native_target
 from tc.tasks import extract_tasks

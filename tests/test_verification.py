@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tc
-import tc.kernels
+import tc.codegen.kernels
 from tc.errors import VerifyError
 from tc.ir.dtype import bool_, f32, i32
 from tc.ir.expr import Max, Min, Var, equal
@@ -42,11 +42,11 @@ def break_finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     return transform(finish_loops(func, threads), swap)
 
 
-finish_loops = tc.kernels.finish_loops
+finish_loops = tc.codegen.kernels.finish_loops
 
 
 def test_a_kernel_that_computes_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tc.kernels, "finish_loops", break_finish_loops)
+    monkeypatch.setattr(tc.codegen.kernels, "finish_loops", break_finish_loops)
 
     with pytest.raises(VerifyError, match=r"kernel \w+: \w+ differs from the reference interpreter") as caught:
         tc.compile(parse_module(TEXT), verify="always")
@@ -95,7 +95,7 @@ def test_a_kernel_may_be_as_uncertain_as_what_it_computes() -> None:
 
 
 def test_uncertainty_does_not_excuse_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tc.kernels, "finish_loops", break_finish_loops)
+    monkeypatch.setattr(tc.codegen.kernels, "finish_loops", break_finish_loops)
     text = """
 @graph
 def main(x: f32[64], y: f32[64]):

@@ -47,11 +47,11 @@ from tc.autotune.measure import LocalRunner
 from tc.autotune.runner import Job, Workload
 from tc.autotune.search import ModelSearch, RandomSearch
 from tc.autotune.space import Space
+from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm import emit_prim_func
 from tc.errors import ScheduleError
 from tc.ir.dtype import f32
 from tc.ir.printer import print_ir
-from tc.kernels import finish_loops
 from tc.measure.harness import Plan, time_interleaved
 from tc.measure.machine import fma_limit
 from tc.runtime.jit import compile_object, disassemble, link

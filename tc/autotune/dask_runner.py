@@ -26,8 +26,8 @@ import numpy as np
 from tc.autotune.measure import DEFAULT_MEMORY_BYTES, LocalRunner
 from tc.autotune.runner import Job, Measurement, ReferenceClock
 from tc.autotune.timing import TrialPlan
+from tc.codegen.kernels import CODEGEN_VERSION
 from tc.errors import MeasureError, UserError
-from tc.kernels import CODEGEN_VERSION
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target, available_cpus, native_target
 from tc.version import __version__

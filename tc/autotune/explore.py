@@ -15,9 +15,9 @@ import numpy as np
 from tc.autotune.cost_model import Program
 from tc.autotune.limits import written_out
 from tc.autotune.space import Candidate, Point, Space
-from tc.collector import rare_collections
 from tc.errors import ScheduleError
 from tc.ir.parser import parse_prim_func
+from tc.runtime.collector import rare_collections
 from tc.schedule.knobs import Knob
 from tc.schedule.step import Trace
 from tc.target import Target

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from tc.autotune.database import Database
 from tc.autotune.events import Event, WinnerChecked
-from tc.autotune.record import WRONG
 from tc.autotune.runner import Measurement, Runner
 from tc.autotune.space import Candidate
 from tc.autotune.state import TaskState
 from tc.errors import TcError
 from tc.interp.graph import run_function
+from tc.records.database import Database
+from tc.records.record import WRONG
 from tc.verification import sized_inputs
 
 CHECK_EFFORT = 6.0

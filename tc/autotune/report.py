@@ -15,7 +15,6 @@ from html import escape
 from pathlib import Path
 
 from tc.autotune.events import Event, FormTried
-from tc.autotune.record import DEFAULT, Record, clean_text
 from tc.autotune.report_facts import RunFacts, TaskFacts, gather_facts
 from tc.autotune.report_plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
 from tc.autotune.report_schedules import Difference, compare
@@ -24,6 +23,7 @@ from tc.autotune.standing import Standing
 from tc.autotune.task import Task
 from tc.errors import TcError, UserError
 from tc.measure.harness import Ratio
+from tc.records.record import DEFAULT, Record, clean_text
 from tc.schedule.knobs import Value
 from tc.target import Target
 from tc.version import __version__

@@ -18,8 +18,8 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
-from tc.autotune.record import WRONG, Record, target_key
 from tc.autotune.task import Task
+from tc.records.record import WRONG, Record, target_key
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION
 

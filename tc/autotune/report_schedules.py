@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tc.autotune.apply import check_trace
 from tc.autotune.report_facts import TaskFacts, Winner
 from tc.autotune.task import Task
 from tc.errors import ScheduleError, TcError
 from tc.ir.loop import PrimFunc
 from tc.ir.printer import print_ir
+from tc.records.apply import check_trace
 from tc.schedule.canonical import canonical_names
 from tc.schedule.knobs import Value
 

@@ -14,9 +14,9 @@ import numpy as np
 from tc.autotune.cost_model import Program
 from tc.autotune.diversity import Point
 from tc.autotune.learned import Shared
-from tc.autotune.record import Record
-from tc.autotune.workloads import WorkloadStore
 from tc.errors import TcError
+from tc.records.record import Record
+from tc.records.workloads import WorkloadStore
 from tc.schedule.step import Trace
 from tc.target import Target
 

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 
 from tc.autotune.cost_model import AnalyticCost, Cost, RandomCost, RankCost, RegressionCost
-from tc.autotune.database import Database
 from tc.autotune.diversity import Point
 from tc.autotune.events import (
     BatchMeasured,
@@ -25,7 +24,6 @@ from tc.autotune.events import (
 )
 from tc.autotune.learned import Shared, TaskModel
 from tc.autotune.limits import refuse_large
-from tc.autotune.record import Choice, Record, target_key
 from tc.autotune.referee import MOST_REJECTED, WORTH_CHECKING, Referee
 from tc.autotune.runner import Measurement, Runner
 from tc.autotune.scheduler import Curve, first_gain, next_task, remaining_ms
@@ -34,9 +32,11 @@ from tc.autotune.space import VARIANT, Candidate
 from tc.autotune.state import TaskState
 from tc.autotune.task import Task
 from tc.autotune.transfer import Precedent, precedents_of, suggestions, teach
-from tc.autotune.workloads import WorkloadStore
-from tc.collector import rare_collections
 from tc.errors import MeasureError, ScheduleError, UserError
+from tc.records.database import Database
+from tc.records.record import Choice, Record, target_key
+from tc.records.workloads import WorkloadStore
+from tc.runtime.collector import rare_collections
 from tc.schedule.knobs import Value
 
 BATCH = 16

@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.padding import Padding
 
-from tc.autotune.apply import check_trace
-from tc.autotune.database import COLUMNS, Database, check_columns, export_row
-from tc.autotune.record import Record, target_key
-from tc.autotune.record_index import Problem
-from tc.autotune.summary import TaskSummary, Timing, summarize
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table, write_file
 from tc.errors import ScheduleError, TcError, UserError
+from tc.records.apply import check_trace
+from tc.records.database import COLUMNS, Database, check_columns, export_row
+from tc.records.index import Problem
+from tc.records.record import Record, target_key
+from tc.records.summary import TaskSummary, Timing, summarize
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target, native_target
 

@@ -22,7 +22,6 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
-from tc.autotune.record import Record
 from tc.autotune.report import (
     Verdict,
     format_count,
@@ -40,8 +39,9 @@ from tc.errors import UserError
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.measure.harness import Ratio
+from tc.records.record import Record
 from tc.schedule.canonical import canonical_names
-from tests.autotune.records import TARGET, make_record, make_trace
+from tests.records.made_up_records import TARGET, make_record, make_trace
 from tests.schedule.programs import matmul, softmax
 
 pytest.importorskip("matplotlib")

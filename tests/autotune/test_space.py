@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tc.autotune.space import Space
+from tc.codegen.kernels import finish_loops
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
-from tc.kernels import finish_loops
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.rules import apply_rules

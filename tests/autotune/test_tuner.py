@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tc.autotune.database import Database
 from tc.autotune.events import BatchMeasured, Event, TaskStopped, TuningFinished, TuningStarted, WinnerChecked
-from tc.autotune.record import Record
 from tc.autotune.task import Task
 from tc.autotune.tuner import BATCH, SMALL_BATCH, Tuner, TuningResult
 from tc.errors import MeasureError, UserError
+from tc.records.database import Database
+from tc.records.record import Record
 from tests.autotune.fake_runner import TARGET, FakeClock, FakeRunner, made_up_task, point_of, true_ratio
 
 GOOD_START = {"rows": 14, "vectors": 2, "depth": 256, "order": "kmn", "unroll": 8, "pack_a": False, "pack_b": False, "panel_m": 16}

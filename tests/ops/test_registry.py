@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tc.codegen.kernels import finish_loops
 from tc.errors import ShapeError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32, from_numpy
 from tc.ir.expr import Var, const
 from tc.ir.types import TensorType, tensor_type
-from tc.kernels import finish_loops
 from tc.ops.registry import OPS, OpDef, inference
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.rules import apply_rules

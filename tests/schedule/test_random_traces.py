@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 import pytest
 
+from tc.codegen.kernels import finish_loops
 from tc.interp import run_prim_func
 from tc.ir.structural import first_difference
-from tc.kernels import finish_loops
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops

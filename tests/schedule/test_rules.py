@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tc.codegen.kernels import finish_loops
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
@@ -15,7 +16,6 @@ from tc.ir.expr import Const, Expr, Load, Var, maximum
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.types import DimFact, tensor_type
-from tc.kernels import finish_loops
 from tc.ops.registry import OPS, inference
 from tc.ops.winograd import transform_weights
 from tc.passes.loop.simplify_loops import simplify_loops

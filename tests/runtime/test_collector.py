@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import tc
-from tc.collector import YOUNG, rare_collections
+from tc.runtime.collector import YOUNG, rare_collections
 from tests.runtime.test_module_cache import model
 
 

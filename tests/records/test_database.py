@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tc.autotune import record_file, record_index
-from tc.autotune.database import COLUMNS, Database, Ignored
-from tc.autotune.record import decode, encode
-from tc.autotune.record_file import HEADER
 from tc.errors import UserError
+from tc.records import file, index
+from tc.records.database import COLUMNS, Database, Ignored
+from tc.records.file import HEADER
+from tc.records.record import decode, encode
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target
-from tests.autotune.records import (
+from tests.records.made_up_records import (
     KEY,
     TARGET,
     WORKLOAD,
@@ -526,7 +526,7 @@ def test_a_batch_that_the_disk_does_not_confirm_is_taken_back(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(record_file.os, "fsync", fail)
+        patch.setattr(file.os, "fsync", fail)
         with pytest.raises(UserError, match="cannot be written: No space left on device; what was in it is unchanged"):
             database.append([make_record()])
 
@@ -707,8 +707,8 @@ def decoded_lines(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         seen.append(line)
         return decode(line)
 
-    monkeypatch.setattr("tc.autotune.database.decode", spy)
-    monkeypatch.setattr("tc.autotune.record_index.decode", spy)
+    monkeypatch.setattr("tc.records.database.decode", spy)
+    monkeypatch.setattr("tc.records.index.decode", spy)
     return seen
 
 
@@ -776,7 +776,7 @@ _ALL: dict[tuple[int, int], list[Any]] = {}
 
 
 def all_records_cached(path: Path) -> list[Any]:
-    stamp = record_index.stamp_of(path.stat())
+    stamp = index.stamp_of(path.stat())
     return _ALL.setdefault(stamp, all_records(path))
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tc.autotune.record import WRONG, Record
+from tc.records.record import WRONG, Record
 
 
 @dataclass(frozen=True, order=True)

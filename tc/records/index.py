@@ -17,8 +17,8 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tc.autotune.record import WRONG, Choice, DamagedLine, Record, clean_text, decode
-from tc.autotune.record_file import read_lines
+from tc.records.file import read_lines
+from tc.records.record import WRONG, Choice, DamagedLine, Record, clean_text, decode
 from tc.schedule.step import LANGUAGE_VERSION
 
 INDEX_FORMAT = "tc-tuning-index"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tc.autotune.record import LINE_LIMIT_BYTES, DamagedLine, decode, encode, target_key
 from tc.errors import ScheduleError, UserError
+from tc.records.record import LINE_LIMIT_BYTES, DamagedLine, decode, encode, target_key
 from tc.schedule.step import LANGUAGE_VERSION, Trace
 from tc.target import Target, native_target
-from tests.autotune.records import make_choice, make_record, make_trace, seal
+from tests.records.made_up_records import make_choice, make_record, make_trace, seal
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from tc.autotune.record import SCHEDULE, WRONG, Choice, DamagedLine, Record, decode, encode, target_key
-from tc.autotune.record_file import LOCK_SECONDS, Line, RecordFile, read_lines
-from tc.autotune.record_index import Problem, RecordIndex, stamp_of
 from tc.errors import UserError
+from tc.records.file import LOCK_SECONDS, Line, RecordFile, read_lines
+from tc.records.index import Problem, RecordIndex, stamp_of
+from tc.records.record import SCHEDULE, WRONG, Choice, DamagedLine, Record, decode, encode, target_key
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target

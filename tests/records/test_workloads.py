@@ -9,9 +9,9 @@ import pytest
 
 from tc.autotune.limits import MOST_OPERATIONS, refuse_large, written_out
 from tc.autotune.space import Candidate, Space
-from tc.autotune.workloads import WorkloadStore
+from tc.codegen.kernels import workload_key
 from tc.ir.structural import structural_equal
-from tc.kernels import workload_key
+from tc.records.workloads import WorkloadStore
 from tc.schedule.canonical import canonical_names
 from tc.schedule.step import Schedule
 from tests.autotune.test_space import KERNELS, TARGET, kernel

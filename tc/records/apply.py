@@ -11,12 +11,12 @@ from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from tc.autotune.database import Database
-from tc.autotune.record import DEFAULT, SCHEDULE, Record, target_key
+from tc.codegen.kernels import workload_key
 from tc.errors import ScheduleError, TcError
 from tc.ir.loop import PrimFunc
-from tc.kernels import workload_key
 from tc.passes.graph.questions import Option, Question
+from tc.records.database import Database
+from tc.records.record import DEFAULT, SCHEDULE, Record, target_key
 from tc.schedule.canonical import canonical_names
 from tc.schedule.knobs import Value
 from tc.schedule.rules import Scheduled
@@ -32,7 +32,7 @@ _UNFORESEEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErr
 
 
 class TunedSchedules:
-    """The best known schedules and choices for a target and a number of threads: a `tc.kernels.Tuned`.
+    """The best known schedules and choices for a target and a number of threads: a `tc.codegen.kernels.Tuned`.
 
     `notes` says, one line each, which kernels have records that could not be used, and why. `applied` are the workloads that were
     scheduled by a record.

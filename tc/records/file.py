@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from tc.autotune.record import LINE_LIMIT_BYTES, DamagedLine, verify_checksum
 from tc.errors import UserError
+from tc.records.record import LINE_LIMIT_BYTES, DamagedLine, verify_checksum
 
 FORMAT = "tc-tuning"
 FORMAT_VERSION = 1

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tc.autotune.database import Database
-from tc.autotune.record import Choice, Record, target_key
+from tc.records.database import Database
+from tc.records.record import Choice, Record, target_key
 from tc.schedule.step import Step, Trace
 from tc.target import Target
 
