@@ -23,6 +23,7 @@ import onnx
 from benchmarks import report, zoo
 from benchmarks.report import SUBJECT, Result, Row
 from benchmarks.runtimes import LOADERS
+from tc.compiler import run_stages
 from tc.measure.compare import compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan
 from tc.measure.runtimes import BOUND, CALLS, reference_outputs
@@ -69,7 +70,8 @@ def measure(job: Job) -> Row:
             results = with_load_costs(results, loaders, model, job.threads, arrays)
         fractions = {}
         if SUBJECT in loaders and not results[SUBJECT].problem and found.timings:
-            work = count_model(model, target, arrays, expected).total
+            stages = run_stages(model, target)
+            work = count_model(stages.plan, stages.kernels, arrays, expected).total
             fractions = roofline_fractions(work, found.timings, limits) if work else {}
     facts = report.describe_machine()
     return Row(job.model, job.threads, job.dims, results, found.ratios, found.rounds, **facts, fractions=fractions, calls=job.calls)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tc.compiler import Model, Stages, run_stages
+from tc.codegen.kernels import Kernel
 from tc.errors import TcError
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.plan import Branch, Launch, Repeat, Step
+from tc.ir.plan import Branch, ExecutionPlan, Launch, Repeat, Step
 from tc.ir.types import TensorType
 from tc.measure.harness import Ratio, Timings
 from tc.measure.machine import Limit, fma_limit, stream_limit
@@ -46,25 +45,16 @@ class ModelWork:
 
 
 def count_model(
-    model: Model,
-    target: Target,
-    inputs: Mapping[str, np.ndarray],
-    outputs: Sequence[np.ndarray],
-    options: Mapping[str, Any] | None = None,
+    plan: ExecutionPlan, kernels: Mapping[str, Kernel], inputs: Mapping[str, np.ndarray], outputs: Sequence[np.ndarray]
 ) -> ModelWork:
-    """The work of one call with these inputs, which gives these outputs.
-
-    `options`: "dims", "on_unsupported" and "numerics", as `tc.compile` takes them; others are ignored.
-    """
-    chosen = {name: value for name, value in (options or {}).items() if name in ("dims", "on_unsupported", "numerics")}
-    stages = run_stages(model, target, **chosen)
-    env = _dims_of(stages, inputs)
-    launches = tuple(_launch_work(stages, launch, env) for launch in _launches(stages.plan.steps))
-    controlled = any(isinstance(step, Branch | Repeat) for step in stages.plan.steps)
+    """The work of one call with these inputs, which gives these outputs, of a model with this plan and these kernels."""
+    env = _dims_of(plan, inputs)
+    launches = tuple(_launch_work(kernels[launch.kernel], launch, env) for launch in _launches(plan.steps))
+    controlled = any(isinstance(step, Branch | Repeat) for step in plan.steps)
     known = [launch.work for launch in launches if launch.work is not None]
     if controlled or len(known) < len(launches):
         return ModelWork(launches, None)
-    constants = (constant.value for constant in stages.plan.constants)
+    constants = (constant.value for constant in plan.constants)
     moved = sum(array.nbytes for array in (*inputs.values(), *outputs, *constants))
     return ModelWork(launches, Work(sum(work.flops for work in known), moved))
 
@@ -91,17 +81,16 @@ def roofline_fractions(work: Work, timings: Timings, limits: tuple[Limit, Limit]
     return {name: Ratio(float(median), float(low), float(high)) for name, (low, median, high) in quartiles.items()}
 
 
-def _dims_of(stages: Stages, inputs: Mapping[str, np.ndarray]) -> dict[Var, int]:
+def _dims_of(plan: ExecutionPlan, inputs: Mapping[str, np.ndarray]) -> dict[Var, int]:
     """The dims that shapes of inputs tell."""
     env: dict[Var, int] = {}
-    for var in stages.plan.inputs:
+    for var in plan.inputs:
         assert isinstance(var.type, TensorType)
         env.update((dim, size) for dim, size in zip(var.type.shape, inputs[var.name].shape) if isinstance(dim, Var))
     return env
 
 
-def _launch_work(stages: Stages, launch: Launch, env: Mapping[Var, int]) -> LaunchWork:
-    kernel = stages.kernels[launch.kernel]
+def _launch_work(kernel: Kernel, launch: Launch, env: Mapping[Var, int]) -> LaunchWork:
     try:
         dims = tuple(evaluate(dim, env) for dim in launch.dims)
     except TcError:  # the dim comes from data

@@ -21,6 +21,7 @@ from tc.cli.options import add_compile_arguments, compile_options, need_model
 from tc.cli.outcome import Outcome, format_array, format_bytes, format_seconds, make_table
 from tc.cli.reference import check_outputs, describe_check
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
+from tc.compiler import run_stages
 from tc.errors import CheckError, MeasureError, UserError
 from tc.lowering import interpret_in_f64
 from tc.measure.compare import SUBJECT, Comparison, Loader, compare_runtimes, run_apart, with_load_costs
@@ -199,7 +200,9 @@ def measure(request: Request) -> Measured:
     found = replace(found, results=costs)
     if found.timings is None:
         return Measured(request.threads, found, 0.0, 0.0, None, {})
-    work = count_model(request.model, target, request.arrays, request.expected, request.options)
+    options = {name: value for name, value in request.options.items() if name in ("dims", "on_unsupported", "numerics")}
+    stages = run_stages(request.model, target, **options)
+    work = count_model(stages.plan, stages.kernels, request.arrays, request.expected)
     fractions = {} if work.total is None else roofline_fractions(work.total, found.timings, limits)
     rows = kernel_rows(request, work) if request.kernels else ()
     return Measured(request.threads, found, *rates(found.timings, limits), work.total, fractions, rows)
