@@ -26,8 +26,8 @@ from benchmarks.runtimes import LOADERS
 from tc.compiler import run_stages
 from tc.measure.compare import compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan
+from tc.measure.roofline import count_model, machine_limits, roofline_fractions
 from tc.measure.runtimes import BOUND, CALLS, reference_outputs
-from tc.roofline import count_model, machine_limits, roofline_fractions
 from tc.target import native_target
 
 # What the table is about when no models are named: every architecture once.

@@ -30,23 +30,23 @@ import tc
 from benchmarks import tuning_report, zoo
 from benchmarks.report import describe_machine
 from benchmarks.runtimes import LOADERS
-from tc.autotune.accuracy import Measured
-from tc.autotune.cost_model import AnalyticCost, Program, RankCost, RegressionCost, cross_validate
+from tc.autotune.cost_model.accuracy import Measured
+from tc.autotune.cost_model.models import AnalyticCost, Program, RankCost, RegressionCost, cross_validate
 from tc.autotune.events import BatchMeasured, Event
 from tc.autotune.measure import LocalRunner
 from tc.autotune.task import Task
+from tc.autotune.tasks import extract_tasks
 from tc.autotune.tuner import Tuner
+from tc.autotune.tuning import parse_budget, tune
 from tc.compiler import import_model
 from tc.ir.expr import Var
 from tc.measure.compare import SUBJECT, compare_runtimes
 from tc.measure.harness import Plan
+from tc.measure.roofline import machine_limits
 from tc.measure.runtimes import Runtime, as_runtime, reference_outputs
 from tc.records.database import Database
-from tc.roofline import machine_limits
 from tc.schedule.step import Trace
 from tc.target import Target, native_target
-from tc.tasks import extract_tasks
-from tc.tuning import parse_budget, tune
 
 FOLDER = Path(__file__).parent
 MODELS = ("resnet50", "mobilenet_v2", "minilm", "ppocr_det", "shufflenet")

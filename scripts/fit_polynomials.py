@@ -1,4 +1,4 @@
-"""Fit the polynomials of tc/codegen/vecmath.py: relative-error minimax by repeated weighted least squares, in mpmath.
+"""Fit the polynomials of tc/codegen/llvm/vecmath.py: relative-error minimax by repeated weighted least squares, in mpmath.
 
 Prints each polynomial's coefficients, lowest power first, and its largest relative error before rounding to f32.
 """

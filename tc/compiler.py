@@ -16,8 +16,9 @@ import llvmlite
 import numpy as np
 import onnx
 
+from tc.check.compare import CompiledKernel, verify_kernels
 from tc.codegen.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module, workload_key
-from tc.codegen.llvm import emit_prim_func
+from tc.codegen.llvm.emitter import emit_prim_func
 from tc.errors import InputError, ModelError, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported, load_model
@@ -64,7 +65,6 @@ from tc.runtime.object_cache import ObjectCache
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
 from tc.target import Target, check_threads
-from tc.verification import CompiledKernel, verify_kernels
 from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule

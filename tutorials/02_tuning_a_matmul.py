@@ -39,16 +39,16 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 
-from tc.autotune.accuracy import Measured
-from tc.autotune.cost_model import AnalyticCost, Program, RandomCost, RankCost
-from tc.autotune.features import FEATURE_NAMES
-from tc.autotune.limits import refuse_large
+from tc.autotune.cost_model.accuracy import Measured
+from tc.autotune.cost_model.models import AnalyticCost, Program, RandomCost, RankCost
 from tc.autotune.measure import LocalRunner
 from tc.autotune.runner import Job, Workload
-from tc.autotune.search import ModelSearch, RandomSearch
-from tc.autotune.space import Space
+from tc.autotune.search.limits import refuse_large
+from tc.autotune.search.policy import ModelSearch, RandomSearch
+from tc.autotune.search.space import Space
 from tc.codegen.kernels import finish_loops
-from tc.codegen.llvm import emit_prim_func
+from tc.codegen.llvm.emitter import emit_prim_func
+from tc.cost.features import FEATURE_NAMES
 from tc.errors import ScheduleError
 from tc.ir.dtype import f32
 from tc.ir.printer import print_ir
@@ -544,11 +544,11 @@ print("\n" + ", ".join(f"{name}: {speed:.1f} GFLOP/s" for name, speed in finalis
 #
 # | part | question | in the library |
 # |---|---|---|
-# | space | which schedules are there? | `tc.autotune.space` |
+# | space | which schedules are there? | `tc.autotune.search.space` |
 # | measuring | how fast is this one? | `tc.autotune.measure` |
-# | features | what does a program look like to a model? | `tc.autotune.features` |
-# | cost model | which of these will be fast? | `tc.autotune.cost_model` |
-# | search | which should be measured next? | `tc.autotune.search` |
+# | features | what does a program look like to a model? | `tc.cost.features` |
+# | cost model | which of these will be fast? | `tc.autotune.cost_model.models` |
+# | search | which should be measured next? | `tc.autotune.search.policy` |
 #
 # The method is that of "Learning to Optimize Tensor Programs" (Chen et al., 2018).
 #

@@ -1,1 +1,1 @@
-"""Which schedule is fastest: spaces, features, cost models, search, measuring and the database of what was found."""
+"""Everything that searches: tasks, the tuner, the search, cost models, measuring in children, and the report."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from tc.autotune.inputs import ArraySpec, signature
 from tc.autotune.runner import Workload
 from tc.codegen.kernels import finish_loops
-from tc.codegen.llvm import emit_prim_func
+from tc.codegen.llvm.emitter import emit_prim_func
 from tc.errors import MeasureError
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func

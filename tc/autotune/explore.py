@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from tc.autotune.cost_model import Program
-from tc.autotune.limits import written_out
-from tc.autotune.space import Candidate, Point, Space
+from tc.autotune.cost_model.models import Program
+from tc.autotune.search.limits import written_out
+from tc.autotune.search.space import Candidate, Point, Space
 from tc.errors import ScheduleError
 from tc.ir.parser import parse_prim_func
 from tc.runtime.collector import rare_collections

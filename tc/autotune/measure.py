@@ -21,7 +21,7 @@ from tc.autotune.build import BuildRequest, Built
 from tc.autotune.child import Child, Outcome
 from tc.autotune.explore import ExploreRequest
 from tc.autotune.runner import Job, Measurement, ReferenceClock
-from tc.autotune.space import Candidate, Space
+from tc.autotune.search.space import Candidate, Space
 from tc.autotune.timing import CheckRequest, Timed, TimeRequest, TrialPlan
 from tc.errors import MeasureError, UserError
 from tc.schedule.knobs import Value

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tc.autotune.diversity import Point
-from tc.autotune.learned import TaskModel
+from tc.autotune.cost_model.learned import TaskModel
 from tc.autotune.runner import Job, Measurement
-from tc.autotune.scheduler import Curve
-from tc.autotune.search import SearchPolicy
-from tc.autotune.space import Candidate, Space
+from tc.autotune.search.diversity import Point
+from tc.autotune.search.policy import SearchPolicy
+from tc.autotune.search.scheduler import Curve
+from tc.autotune.search.space import Candidate, Space
 from tc.autotune.task import Task
 from tc.records.record import Record, target_key
 from tc.schedule.knobs import Value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tc.autotune.runner import Workload
-from tc.autotune.space import Space
+from tc.autotune.search.space import Space
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule

@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from tc.autotune.cost_model import AnalyticCost, Cost, RandomCost, RankCost, RegressionCost
-from tc.autotune.diversity import Point
+from tc.autotune.cost_model.learned import Shared, TaskModel
+from tc.autotune.cost_model.models import AnalyticCost, Cost, RandomCost, RankCost, RegressionCost
+from tc.autotune.cost_model.transfer import Precedent, precedents_of, suggestions, teach
 from tc.autotune.events import (
     BatchMeasured,
     Event,
@@ -22,16 +23,15 @@ from tc.autotune.events import (
     TuningFinished,
     TuningStarted,
 )
-from tc.autotune.learned import Shared, TaskModel
-from tc.autotune.limits import refuse_large
-from tc.autotune.referee import MOST_REJECTED, WORTH_CHECKING, Referee
 from tc.autotune.runner import Measurement, Runner
-from tc.autotune.scheduler import Curve, first_gain, next_task, remaining_ms
-from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
-from tc.autotune.space import VARIANT, Candidate
+from tc.autotune.search.diversity import Point
+from tc.autotune.search.limits import refuse_large
+from tc.autotune.search.policy import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
+from tc.autotune.search.scheduler import Curve, first_gain, next_task, remaining_ms
+from tc.autotune.search.space import VARIANT, Candidate
 from tc.autotune.state import TaskState
 from tc.autotune.task import Task
-from tc.autotune.transfer import Precedent, precedents_of, suggestions, teach
+from tc.autotune.verification import MOST_REJECTED, WORTH_CHECKING, Referee
 from tc.errors import MeasureError, ScheduleError, UserError
 from tc.records.database import Database
 from tc.records.record import Choice, Record, target_key

@@ -1,1 +1,1 @@
-"""Random models, oracles for them, and what makes a failing model small."""
+"""Compiled code against the reference interpreter."""

@@ -23,12 +23,12 @@ from tc.cli.reference import check_outputs, describe_check
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
 from tc.compiler import run_stages
 from tc.errors import CheckError, MeasureError, UserError
-from tc.lowering import interpret_in_f64
 from tc.measure.compare import SUBJECT, Comparison, Loader, compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan, Ratio
+from tc.measure.roofline import ModelWork, count_model, machine_limits, rates, roofline_fractions
 from tc.measure.runtimes import PEERS, Arrays, Runtime, as_runtime, reference_outputs
-from tc.roofline import ModelWork, count_model, machine_limits, rates, roofline_fractions
 from tc.schedule.work import Work
+from tc.stages import interpret_in_f64
 from tc.target import Target, available_cpus
 
 WIDE = 100  # columns that the whole tables take

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from tc.check.campaign import Failure, Settings, Summary, run_campaign
-from tc.check.generate import MODES
-from tc.check.reduce import describe as describe_subject
 from tc.cli.outcome import Outcome, make_table
 from tc.errors import UserError
+from tc.fuzz.campaign import Failure, Settings, Summary, run_campaign
+from tc.fuzz.generate import MODES
+from tc.fuzz.reduce import describe as describe_subject
 
 EPILOG = """\
 examples:

@@ -10,13 +10,13 @@ import onnx
 from onnx import helper
 from rich.console import Console
 
-from tc.check.campaign import write_subject
-from tc.check.differential import Run
-from tc.check.process import Judge
-from tc.check.reduce import describe, reduce_failure
 from tc.cli.options import parse_dims, read_arrays
 from tc.cli.outcome import Outcome
 from tc.errors import ModelError, UserError
+from tc.fuzz.campaign import write_subject
+from tc.fuzz.differential import Run
+from tc.fuzz.process import Judge
+from tc.fuzz.reduce import describe, reduce_failure
 
 EPILOG = """\
 examples:

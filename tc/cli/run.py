@@ -40,8 +40,8 @@ from tc.ir.arith import evaluate
 from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.ir.types import TensorType
-from tc.lowering import interpret_in_f64
 from tc.runtime.interface import dim_vars
+from tc.stages import interpret_in_f64
 
 EPILOG = """\
 examples:

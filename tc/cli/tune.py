@@ -25,15 +25,15 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
-from tc.autotune.report import Verdict, write_report
-from tc.autotune.report_plots import require_matplotlib
+from tc.autotune.report.page import Verdict, write_report
+from tc.autotune.report.plots import require_matplotlib
+from tc.autotune.tuning import Tuned, default_database, parse_budget, tune
 from tc.cli.options import THREADS_HELP, need_model, parse_dims
 from tc.cli.outcome import Outcome, check_output, format_seconds, make_table, write_file
 from tc.errors import UserError
 from tc.records.database import Database
 from tc.records.record import target_key
 from tc.target import Target, check_threads
-from tc.tuning import Tuned, default_database, parse_budget, tune
 
 EPILOG = """\
 examples:

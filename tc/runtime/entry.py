@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tc.codegen.builder import FunctionBuilder, Module, Value, int_value
-from tc.codegen.expressions import ScalarEmitter
+from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
+from tc.codegen.llvm.expressions import ScalarEmitter
 from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tc.autotune.runner import Job, Measurement
-from tc.autotune.space import Candidate
+from tc.autotune.search.space import Candidate
 from tc.autotune.task import Task
+from tc.autotune.tasks import extract_tasks
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_module
 from tc.schedule.knobs import Value
 from tc.schedule.step import Step, Trace
 from tc.target import Target
-from tc.tasks import extract_tasks
 from tests.autotune.made_up import KNOBS, NAMES, Product, Tiled, TileSpace, seconds_of
 
 TARGET = Target.parse("x86-64-v3:cores=2")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tc.autotune.accuracy import Measured, evaluate, ordered_pairs
-from tc.autotune.cost_model import (
+from tc.autotune.cost_model.accuracy import Measured, evaluate, ordered_pairs
+from tc.autotune.cost_model.models import (
     AnalyticCost,
     Cost,
     Program,
@@ -20,7 +20,7 @@ from tc.autotune.cost_model import (
     TransferCost,
     cross_validate,
 )
-from tc.autotune.features import ESTIMATE_COLUMN, FEATURE_NAMES
+from tc.cost.features import ESTIMATE_COLUMN, FEATURE_NAMES
 from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tests.schedule import programs

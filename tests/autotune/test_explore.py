@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tc.autotune.cost_model import Program
+from tc.autotune.cost_model.models import Program
 from tc.autotune.explore import ExploreRequest, explore
-from tc.autotune.limits import written_out
 from tc.autotune.measure import LocalRunner
-from tc.autotune.space import Space
+from tc.autotune.search.limits import written_out
+from tc.autotune.search.space import Space
 from tc.autotune.task import Task
+from tc.autotune.tasks import extract_tasks
 from tc.errors import ScheduleError
 from tc.ir.parser import parse_module
 from tc.ir.structural import structural_equal
 from tc.schedule.knobs import Value
 from tc.target import native_target
-from tc.tasks import extract_tasks
 
 TARGET = dataclasses.replace(native_target(), cores=2)
 

@@ -22,7 +22,9 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
-from tc.autotune.report import (
+from tc.autotune.in_model.outcome import Standing
+from tc.autotune.report.facts import gather_facts
+from tc.autotune.report.page import (
     Verdict,
     format_count,
     format_duration,
@@ -31,9 +33,7 @@ from tc.autotune.report import (
     make_page,
     write_report,
 )
-from tc.autotune.report_facts import gather_facts
-from tc.autotune.space import Candidate
-from tc.autotune.standing import Standing
+from tc.autotune.search.space import Candidate
 from tc.autotune.task import Task, Variant
 from tc.errors import UserError
 from tc.ir.loop import PrimFunc

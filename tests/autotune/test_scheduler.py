@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tc.autotune.scheduler import FIRST_GAIN, Curve, first_gain, next_task, remaining_ms
+from tc.autotune.search.scheduler import FIRST_GAIN, Curve, first_gain, next_task, remaining_ms
 
 
 def curve(ratios: list[float], weight_ms: float = 1.0, batch_seconds: float = 2.0) -> Curve:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tc.autotune.annealing import anneal
-from tc.autotune.diversity import Novelty, select_diverse
-from tc.autotune.search import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
+from tc.autotune.search.annealing import anneal
+from tc.autotune.search.diversity import Novelty, select_diverse
+from tc.autotune.search.policy import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
 from tc.errors import ScheduleError
 from tests.autotune.made_up import Product, Tiled, TileSpace, best_seconds, features_of, seconds_of
 

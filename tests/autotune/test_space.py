@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tc.autotune.space import Space
+from tc.autotune.search.space import Space
 from tc.codegen.kernels import finish_loops
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal

@@ -8,18 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
-from tc.autotune.accuracy import Measured
-from tc.autotune.cost_model import RankCost
-from tc.autotune.learned import Shared
-from tc.autotune.space import Space
-from tc.autotune.transfer import LEARNED_ROWS, Precedent, precedents_of, similarity, suggestions, teach, telling
+from tc.autotune.cost_model.accuracy import Measured
+from tc.autotune.cost_model.learned import Shared
+from tc.autotune.cost_model.models import RankCost
+from tc.autotune.cost_model.transfer import (
+    LEARNED_ROWS,
+    Precedent,
+    precedents_of,
+    similarity,
+    suggestions,
+    teach,
+    telling,
+)
+from tc.autotune.search.space import Space
+from tc.autotune.tasks import extract_tasks
 from tc.codegen.kernels import workload_key
 from tc.ir.parser import parse_module
 from tc.records.record import Record
 from tc.records.workloads import WorkloadStore
 from tc.schedule.canonical import canonical_names
 from tc.target import Target
-from tc.tasks import extract_tasks
 from tests.autotune.test_space import kernel
 from tests.records.made_up_records import make_record
 

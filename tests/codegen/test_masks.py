@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tc.codegen.llvm import emit_prim_func
-from tc.codegen.masks import has_spare_lanes
+from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.masks import has_spare_lanes
 from tc.interp.loops import run_prim_func
 from tc.ir.loop import Alloc, PrimFunc
 from tc.ir.node import walk

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from tc.codegen.builder import FunctionBuilder, Module, Value
-from tc.codegen.vecmath import MATH_ULPS, emit_math
+from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
+from tc.codegen.llvm.vecmath import MATH_ULPS, emit_math
 from tc.runtime.jit import compile_object, link
 from tc.target import native_target
 

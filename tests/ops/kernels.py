@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.llvm import emit_prim_func
+from tc.codegen.llvm.emitter import emit_prim_func
 from tc.ir.arith import Facts, evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.loop import PrimFunc

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tc.autotune.limits import MOST_OPERATIONS, refuse_large, written_out
-from tc.autotune.space import Candidate, Space
+from tc.autotune.search.limits import MOST_OPERATIONS, refuse_large, written_out
+from tc.autotune.search.space import Candidate, Space
 from tc.codegen.kernels import workload_key
 from tc.ir.structural import structural_equal
 from tc.records.workloads import WorkloadStore

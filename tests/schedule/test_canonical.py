@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tc.autotune.space import Space
+from tc.autotune.search.space import Space
 from tc.codegen.kernels import finish_loops
 from tc.ir.expr import Var
 from tc.ir.loop import For, PrimFunc

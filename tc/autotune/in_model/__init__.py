@@ -1,0 +1,1 @@
+"""What is the fastest inside a whole model: schedules of its kernels, and forms of its graph."""

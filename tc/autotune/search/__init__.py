@@ -1,0 +1,1 @@
+"""Which candidates there are, and which of them to measure next."""

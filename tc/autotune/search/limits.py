@@ -1,0 +1,35 @@
+"""Candidates that are not worth building: far more code than any good program has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tc.autotune.search.space import Candidate
+from tc.ir.expr import Const
+from tc.ir.loop import Block, For, LoopKind, PrimFunc, Stmt, Store
+from tc.ir.node import children
+
+MOST_OPERATIONS = 3000
+"""Vector operations written out one after the other; building takes about 0.2 ms for each."""
+
+
+def refuse_large(candidate: Candidate) -> str | None:
+    """Why a candidate must not be built, or None."""
+    operations = sum(written_out(candidate.func)) if candidate.operations is None else candidate.operations
+    if operations > MOST_OPERATIONS:
+        return f"{operations} operations are written out, {MOST_OPERATIONS} are allowed"
+    return None
+
+
+def written_out(func: PrimFunc) -> Iterator[int]:
+    """For every store how many times unrolling writes it."""
+    stack: list[tuple[Stmt, int]] = [(func.body, 1)]
+    while stack:
+        stmt, times = stack.pop()
+        if isinstance(stmt, Store):
+            yield times
+            continue
+        if isinstance(stmt, For) and stmt.kind is LoopKind.UNROLLED and isinstance(stmt.extent, Const):
+            times *= int(stmt.extent.value)
+        inner = (stmt.body,) if isinstance(stmt, Block) else children(stmt)
+        stack.extend((child, times) for child in inner if isinstance(child, Stmt))

@@ -1,0 +1,1 @@
+"""Loops to LLVM IR as text, for the CPU."""

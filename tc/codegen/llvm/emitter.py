@@ -1,0 +1,558 @@
+"""PrimFunc to LLVM IR text: functions, loops and branches. Expressions and accesses to memory have files of their own.
+
+The input has no blocks: loops, stores, allocations. Vectorized loops become operations on explicit vectors, with masks where a
+condition depends on the lane; unrolled loops are unrolled here, with the loop variable a known number, so that indices fold
+and register tiles, which are allocas accessed at constant offsets, turn into SSA values. A parallel loop becomes a function of its
+own that the thread pool calls on ranges of iterations. The same program gives the same bits on any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
+from tc.codegen.llvm.expressions import ExpressionEmitter
+from tc.codegen.llvm.masks import has_spare_lanes
+from tc.codegen.llvm.memory import Lane, State, alias_scopes, memory_type
+from tc.codegen.llvm.scalars import emit_float_operation
+from tc.errors import CodegenError
+from tc.ir.access import report_buffer
+from tc.ir.arith import Facts, simplify
+from tc.ir.dtype import bf16, i64
+from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.loop import (
+    Alloc,
+    Block,
+    For,
+    If,
+    IntrinsicCall,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Seq,
+    Stmt,
+    Store,
+    While,
+    annotation,
+)
+from tc.ir.node import binders, walk
+from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
+from tc.ir.types import product
+from tc.ir.uses import variables
+
+PARALLEL_FOR = "tc_parallel_for"
+
+STACK_ALIGNMENT = 64
+"""Bytes at whose multiples a kernel's stack begins: registers that do not suffice are kept there, and a vector that lies across two
+cache lines is slow to write and read again (measured: kernels with spilled sums run 1.1 times as fast)."""
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """LLVM IR of one kernel. `symbol` is its entry: void symbol(ptr per buffer, i64 per scalar, i64 max_threads)."""
+
+    symbol: str
+    ir_text: str
+
+
+def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable[str] = ()) -> KernelSource:
+    """Emit a PrimFunc without blocks, for a target that has `features`.
+
+    CodegenError for scratch buffers of unknown size and other things without code.
+    """
+    name = symbol or func.name
+    module = Module(features)
+    emitter = _Emitter(module, name, func)
+    emitter.emit_entry()
+    return KernelSource(name, str(module))
+
+
+class _Emitter(ExpressionEmitter):
+    """Walks the statements of one PrimFunc."""
+
+    def __init__(self, module: Module, symbol: str, func: PrimFunc) -> None:
+        strict = annotation(func, "numerics") == "strict"
+        super().__init__(module, Facts.of(func.facts), alias_scopes(module, func), strict)
+        self.symbol = symbol
+        self.func = func
+        self.parallel_count = 0
+        self.report = report_buffer(func)
+        self.tree: TreeLoop | None = None
+
+    # -- functions
+
+    def emit_entry(self) -> None:
+        params = []
+        for k, param in enumerate(self.func.params):
+            text = f"%p{k}"
+            if isinstance(param, Buffer):
+                self.state.pointers[param] = Value(text, "ptr")
+                params.append(f"ptr noundef {text}")
+            else:
+                self.state.values[param] = Value(text, "i64")
+                params.append(f"i64 noundef {text}")
+        params.append("i64 noundef %max_threads")
+        self.statement(self.func.body)
+        self._finish(f"define void @{self.symbol}({', '.join(params)})")
+
+    def _finish(self, header: str) -> None:
+        b = self.b
+        b.emit_void("ret void")
+        header += f" nounwind alignstack({STACK_ALIGNMENT})"
+        self.module.definitions.append("\n".join([f"{header} {{", "entry:", *b.entry, *b.lines, "}"]))
+
+    # -- statements
+
+    def statement(self, stmt: Stmt) -> None:
+        match stmt:
+            case Seq(stmts=stmts):
+                for inner in stmts:
+                    self.statement(inner)
+            case For():
+                self._for(stmt)
+            case Store():
+                self._store(stmt)
+            case Let(var=var, value=value, body=body):
+                self.state.values[var] = self.value(value)
+                self.statement(body)
+            case If():
+                self._if(stmt)
+            case Alloc(buffer=buffer, body=body):
+                self._alloc(buffer)
+                if buffer.scope == "register" and has_spare_lanes(stmt):
+                    self.spare.add(buffer)
+                self.statement(body)
+                self.spare.discard(buffer)
+            case While(condition=condition, body=body):
+                self._while(condition, body)
+            case IntrinsicCall():
+                self._intrinsic(stmt)
+            case Block():
+                raise CodegenError(f"block {stmt.name} reached code generation; run lower_blocks first")
+            case _:
+                raise CodegenError(f"no code for {type(stmt).__name__}")
+
+    def _alloc(self, buffer: Buffer) -> None:
+        size = simplify(product(buffer.shape), self.facts)
+        if not isinstance(size, Const):
+            raise CodegenError(f"scratch buffer {buffer} has no constant size; lift it to a workspace")
+        if buffer.scope == "global":
+            raise CodegenError(f"scratch buffer {buffer} is global; run lift_workspace first")
+        element = memory_type(buffer.dtype)
+        self.state.pointers[buffer] = self.b.alloca(element, max(int(size.value), 1), 64, _safe(buffer.name))
+
+    def _for(self, loop: For) -> None:
+        count = loop.extent.value if isinstance(loop.extent, Const) else None
+        if loop.kind is LoopKind.PARALLEL and not self.in_parallel and self.lane is None:
+            self._parallel(loop)
+        elif loop.kind is LoopKind.UNROLLED and count is not None:
+            self._unrolled(loop, int(count))
+        elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is None and count > 1:
+            if _can_vectorize(loop, self.report):
+                whole = int(count) - _odd_lanes(loop, int(count))
+                self._vectorized(loop, whole)
+                self._one_by_one(loop, range(whole, int(count)))
+            else:
+                self._serial(loop)
+        elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is not None and count <= 16:
+            self._unrolled(loop, int(count))
+        else:
+            self._serial(loop)
+
+    def _unrolled(self, loop: For, count: int) -> None:
+        tree = as_tree_loop(loop)
+        if tree is not None:
+            self._combined(loop, tree)
+            return
+        if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
+            return
+        self._one_by_one(loop, range(count))
+
+    def _one_by_one(self, loop: For, iterations: Iterable[int]) -> None:
+        for iteration in iterations:
+            self.state.values[loop.var] = int_value(iteration)
+            self.statement(loop.body)
+
+    def _combined(self, loop: For, tree: TreeLoop) -> None:
+        """A loop that combines numbers as a tree. Where they follow each other in memory, halves of one vector are combined."""
+        follows = isinstance(tree.value, Load) and any(n is loop.var for i in tree.value.indices for n in walk(i))
+        if tree.store is not tree.body or not follows or self.lane is not None or tree.count & (tree.count - 1):
+            outer, self.tree = self.tree, tree
+            self.statement(tree.body)
+            self.tree = outer
+            return
+        with self._lanes(loop, tree.count):
+            vector = self.value(tree.value)
+        while vector.lanes:
+            vector = self._half(tree.operation, vector)
+        total = emit_float_operation(self.b, tree.operation, self.value(tree.old), vector)
+        self.store_scalar(tree.store, total)
+
+    def _tree_value(self, tree: TreeLoop) -> Value:
+        """What the store of a tree stores, at this point of the loops inside of it."""
+
+        def leaf(number: int) -> Value:
+            self.state.values[tree.var] = int_value(number)
+            return self.value(tree.value)
+
+        def combine(a: Value, b: Value) -> Value:
+            return emit_float_operation(self.b, tree.operation, *self.b.unify(a, b))
+
+        return combine(self.value(tree.old), combine_tree(tree.count, leaf, combine))
+
+    def _transposed(self, loop: For, count: int) -> bool:
+        """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors.
+
+        False when the loop is not of the form `for i in unrolled(n): for j in vectorized(n): A[...] = x`. All of the square
+        is read before anything is stored.
+        """
+        inner = loop.body
+        if not isinstance(inner, For) or inner.kind is not LoopKind.VECTORIZED or not isinstance(inner.body, Store):
+            return False
+        if not isinstance(inner.extent, Const) or inner.extent.value != count or count < 2:
+            return False
+        store = inner.body
+        rows = []
+        for k in range(count):
+            self.state.values[inner.var] = int_value(k)
+            with self._lanes(loop, count):
+                rows.append(self.b.splat(self.to_memory(self.value(store.value), store.buffer.dtype), count))
+        for k, column in enumerate(self._exchange(rows)):
+            self.state.values[loop.var] = int_value(k)
+            with self._lanes(inner, count):
+                self.store_value(store, column)
+        return True
+
+    def _exchange(self, rows: list[Value]) -> list[Value]:
+        """The columns of a square of rows: blocks off the diagonal change places, half as large in each round."""
+        count = len(rows)
+        step = count // 2
+        while step:
+            for k in (k for k in range(count) if not k & step):
+                a, b = rows[k], rows[k + step]
+                low = [lane if not lane & step else count + lane - step for lane in range(count)]
+                high = [lane + step if not lane & step else count + lane for lane in range(count)]
+                rows[k], rows[k + step] = (self._shuffled(a, b, lanes) for lanes in (low, high))
+            step //= 2
+        return rows
+
+    def _shuffled(self, a: Value, b: Value, lanes: list[int]) -> Value:
+        text = ", ".join(f"i32 {lane}" for lane in lanes)
+        return self.b.emit(f"shufflevector {a}, {b}, <{len(lanes)} x i32> <{text}>", a.element, len(lanes))
+
+    def _half(self, operation: type[Expr], vector: Value) -> Value:
+        """The lower half of a vector combined with its upper half; a number when there are two."""
+        b, half = self.b, vector.lanes // 2
+        if half == 1:
+            return emit_float_operation(self.b, operation, b.extract(vector, 0), b.extract(vector, 1))
+        sides = []
+        for start in (0, half):
+            lanes = ", ".join(f"i32 {start + k}" for k in range(half))
+            text = f"shufflevector {vector}, {vector.type} poison, <{half} x i32> <{lanes}>"
+            sides.append(b.emit(text, vector.element, half))
+        return emit_float_operation(self.b, operation, *sides)
+
+    def _vectorized(self, loop: For, count: int) -> None:
+        with self._lanes(loop, count):
+            self.statement(loop.body)
+
+    @contextmanager
+    def _lanes(self, loop: For, count: int) -> Iterator[None]:
+        """Inside, values that depend on the loop's variable are vectors of `count` lanes."""
+        self.lane = Lane(loop.var, count)
+        self.dependence.clear()
+        self.state.values[loop.var] = self._lane_numbers(count)
+        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
+        with self.region():
+            yield
+        self.facts, self.lane, self.mask = outer, None, None
+        self.dependence.clear()
+
+    @staticmethod
+    def _lane_numbers(count: int) -> Value:
+        numbers = ", ".join(f"i64 {k}" for k in range(count))
+        return Value(f"<{numbers}>", "i64", count)
+
+    def _serial(self, loop: For) -> None:
+        extent = self.value(loop.extent)
+        outer, ahead = self.prefetched, annotation(loop, "prefetch")
+        if ahead is not None:  # "number of the buffer:bytes"
+            number, _, distance = str(ahead).partition(":")
+            self.prefetched = {**outer, self.func.buffers[int(number)]: int(distance)}
+        places, self.prefetch_places = self.prefetch_places, set()
+        self._counted(loop, int_value(0), extent)
+        self.prefetched, self.prefetch_places = outer, places
+
+    def _counted(self, loop: For, first: Value, end: Value) -> None:
+        """for var in [first, end): body."""
+
+        def iterate(number: Value) -> Value:
+            self.state.values[loop.var] = number
+            self.statement(loop.body)
+            return self.b.emit(f"add nuw nsw {number}, 1", "i64")
+
+        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
+        self._upwards(first, end, iterate)
+        self.facts = outer
+
+    def _numbered(self, nest: Sequence[For], extents: Sequence[Value], first: Value, end: Value) -> None:
+        """Iterations [first, end) of a nest, numbered as those of one loop; each run of the innermost loop is a loop of its own.
+
+        So the division of a number into loop variables is paid once a run, and what does not change along it is loaded once.
+        """
+        if len(nest) == 1:
+            self._counted(nest[0], first, end)
+            return
+
+        def run(number: Value) -> Value:
+            b = self.b
+            begin, rest = b.binary("urem", number, extents[-1]), b.binary("udiv", number, extents[-1])
+            for loop, extent in zip(reversed(nest[1:-1]), reversed(extents[1:-1]), strict=True):
+                self.state.values[loop.var] = b.binary("urem", rest, extent)
+                rest = b.binary("udiv", rest, extent)
+            self.state.values[nest[0].var] = rest
+            last = b.add(begin, b.binary("sub nuw nsw", end, number))
+            last = b.select(b.compare("icmp slt", last, extents[-1]), last, extents[-1])
+            self._counted(nest[-1], begin, last)
+            return b.add(number, b.binary("sub nuw nsw", last, begin))
+
+        outer = self.facts
+        for loop in nest[:-1]:
+            self.facts = self.facts.with_range(loop.var, loop.extent)
+        self._upwards(first, end, run)
+        self.facts = outer
+
+    def _upwards(self, first: Value, end: Value, iterate: Callable[[Value], Value]) -> None:
+        """A loop from `first` while below `end`; `iterate` emits its body and returns the next number.
+
+        Tested at the bottom; skipped when there is nothing to do.
+        """
+        b = self.b
+        start, body, done = b.label("loop"), b.label("body"), b.label("done")
+        known = first.known is not None and end.known is not None
+        if known and first.known >= end.known:  # type: ignore[operator]
+            return
+        if not known:
+            b.branch_if(b.compare("icmp slt", first, end), start, done)
+        else:
+            b.branch(start)
+        b.start_block(start)
+        b.branch(body)
+        b.start_block(body)
+        counter = b.name("i")
+        phi_at = len(b.lines)
+        b.lines.append("")
+        with self.region():
+            following = iterate(Value(counter, "i64"))
+            again = b.compare("icmp slt", following, end)
+        b.lines[phi_at] = f"  {counter} = phi i64 [ {first.text}, %{start} ], [ {following.text}, %{b.block} ]"
+        b.emit_void(f"br i1 {again.text}, label %{body}, label %{done}, !llvm.loop {self._loop_metadata()}")
+        b.start_block(done)
+
+    def _loop_metadata(self) -> str:
+        """Keep LLVM from unrolling or vectorizing on its own."""
+        unroll = self.module.add_metadata('!{!"llvm.loop.unroll.disable"}')
+        vector = self.module.add_metadata('!{!"llvm.loop.vectorize.enable", i1 false}')
+        own = f"!{len(self.module.metadata)}"
+        return self.module.add_metadata(f"distinct !{{{own}, {unroll}, {vector}}}")
+
+    def _while(self, condition: Expr, body: Stmt) -> None:
+        b = self.b
+        test, inside, done = b.label("while"), b.label("body"), b.label("done")
+        b.branch(test)
+        b.start_block(test)
+        with self.region():
+            b.branch_if(self.value(condition), inside, done)
+            b.start_block(inside)
+            self.statement(body)
+            b.branch(test)
+        b.start_block(done)
+
+    def _if(self, stmt: If) -> None:
+        condition = self.value(stmt.condition)
+        if condition.known is not None:
+            branch = stmt.then_body if condition.known else stmt.else_body
+            if branch is not None:
+                self.statement(branch)
+        elif condition.lanes:
+            outer = self.mask
+            self.mask = self.and_mask(outer, condition)
+            with self.region():
+                self.statement(stmt.then_body)
+            if stmt.else_body is not None:
+                inverse = self.b.binary("xor", condition, self.b.int(1, condition))
+                self.mask = self.and_mask(outer, inverse)
+                with self.region():
+                    self.statement(stmt.else_body)
+            self.mask = outer
+        else:
+            self._branch(condition, stmt)
+
+    def _branch(self, condition: Value, stmt: If) -> None:
+        b = self.b
+        yes, no, done = b.label("then"), b.label("else"), b.label("endif")
+        b.branch_if(condition, yes, no if stmt.else_body is not None else done)
+        b.start_block(yes)
+        outer, self.facts = self.facts, self.facts.assume(stmt.condition)
+        with self.region():
+            self.statement(stmt.then_body)
+        self.facts = outer
+        b.branch(done)
+        if stmt.else_body is not None:
+            b.start_block(no)
+            with self.region():
+                self.statement(stmt.else_body)
+            b.branch(done)
+        b.start_block(done)
+
+    def _parallel(self, loop: For) -> None:
+        """Outline the loop, with the parallel loops that are its whole body: their iterations are numbered as those of one loop.
+        What the body uses from outside travels in a struct on the stack."""
+        b = self.b
+        nest = _parallel_nest(loop)
+        extents = [self.value(each.extent) for each in nest]
+        end = extents[0]
+        for extent in extents[1:]:
+            end = b.mul(end, extent)
+        used = binders(loop.body)
+        outer = self.state
+        captured: list[tuple[Var | Buffer, Value]] = []
+        known: dict[Var, Value] = {}
+        for var, value in outer.values.items():
+            if var in used:
+                if value.known is not None:
+                    known[var] = value
+                else:
+                    captured.append((var, value))
+        sizes: list[Value | Var] = [  # by place: a symbolic dim may be the extent of several loops
+            Var(f"extent{k}", i64) if k and extent.known is None else extent for k, extent in enumerate(extents)
+        ]
+        inner_extents = [(size, extent) for size, extent in zip(sizes, extents, strict=True) if isinstance(size, Var)]
+        captured += inner_extents
+        captured += [(buffer, pointer) for buffer, pointer in outer.pointers.items() if buffer in used]
+        frame = b.alloca("i64", max(len(captured), 1), 16, "frame")
+        for k, (_, value) in enumerate(captured):
+            place = b.emit(f"getelementptr i64, {frame}, i64 {k}", "ptr")
+            b.emit_void(f"store {value}, {place}, align 8")
+        name = f"{self.symbol}.par{self.parallel_count}"
+        self.parallel_count += 1
+        grain = int(annotation(loop, "grain", 1) or 1)
+        self.module.declare(PARALLEL_FOR, "void", ["ptr", "ptr", "i64", "i64", "i64"])
+        b.emit_void(f"call void @{PARALLEL_FOR}(ptr @{name}, {frame}, {end}, i64 {grain}, i64 {self._max_threads()})")
+        self._outlined(nest, sizes, name, captured, known)
+        self.state = outer
+
+    def _max_threads(self) -> str:
+        return "%max_threads"
+
+    def _outlined(
+        self,
+        nest: Sequence[For],
+        sizes: Sequence[Value | Var],
+        name: str,
+        captured: Sequence[tuple[Var | Buffer, Value]],
+        known: dict[Var, Value],
+    ) -> None:
+        self.state = State(FunctionBuilder(self.module), values=dict(known))
+        b = self.b
+        for k, (item, value) in enumerate(captured):
+            place = b.emit(f"getelementptr i64, ptr %ctx, i64 {k}", "ptr")
+            loaded = b.emit(f"load {value.type}, {place}, align 8", value.element, value.lanes)
+            if isinstance(item, Buffer):
+                self.state.pointers[item] = loaded
+            else:
+                self.state.values[item] = loaded
+        self.in_parallel = True
+        extents = [self.state.values[size] if isinstance(size, Var) else size for size in sizes]
+        self._numbered(nest, extents, Value("%begin", "i64"), Value("%end", "i64"))
+        self.in_parallel = False
+        self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread)")
+
+    def _store(self, stmt: Store) -> None:
+        if stmt.buffer is self.report and self.mask is not None:
+            self._seldom(self.any_lane(self.mask), lambda: self._store_now(stmt))
+        else:
+            self._store_now(stmt)
+
+    def _seldom(self, condition: Value, emit: Callable[[], None]) -> None:
+        """What happens in hardly any run, out of the way."""
+        b = self.b
+        yes, done = b.label("seldom"), b.label("usual")
+        b.branch_if(condition, yes, done)
+        b.start_block(yes)
+        with self.region():
+            emit()
+        b.branch(done)
+        b.start_block(done)
+
+    def _store_now(self, stmt: Store) -> None:
+        is_tree = self.tree is not None and stmt is self.tree.store
+        value = self._tree_value(self.tree) if is_tree else self.value(stmt.value)  # type: ignore[arg-type]
+        self.store_value(stmt, self.to_memory(value, stmt.buffer.dtype))
+
+    def _intrinsic(self, stmt: IntrinsicCall) -> None:
+        if stmt.name == "prefetch":
+            (target,) = stmt.operands
+            assert isinstance(target, Load)
+            self.prefetch(target.buffer, target.indices)
+            return
+        raise CodegenError(f"no intrinsic {stmt.name!r}")
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def _parallel_nest(loop: For) -> tuple[For, ...]:
+    """The loop, and the parallel loops inside of it that are each the whole body of the one before and of independent extent."""
+    nest = [loop]
+    while isinstance(inner := nest[-1].body, For) and inner.kind is LoopKind.PARALLEL:
+        if any(node is outer.var for outer in nest for node in walk(inner.extent)):
+            break
+        nest.append(inner)
+    return tuple(nest)
+
+
+def _odd_lanes(loop: For, count: int) -> int:
+    """How many of the last lanes of a vectorized loop to run by themselves.
+
+    LLVM 22 ends the process at vectors of 8 n + 1 bfloats: it has no way to "soft promote" the last one.
+    """
+    if count < 9 or count % 8 != 1:
+        return 0
+    return int(any(isinstance(node, (Expr, Buffer)) and node.dtype == bf16 for node in walk(loop.body)))
+
+
+def _can_vectorize(loop: For, report: Buffer | None) -> bool:
+    """Whether every lane may run in lockstep: no loop inside with a bound that depends on the lane, no While, and every store
+    goes to a place of its own for each lane, except to the report of failed checks, where any lane may be the last."""
+    varying: set[Var] = {loop.var}
+
+    def depends(expr: Expr) -> bool:
+        return not varying.isdisjoint(variables(expr))
+
+    def check(stmt: Stmt) -> bool:
+        match stmt:
+            case Seq(stmts=stmts):
+                return all(map(check, stmts))
+            case For(kind=LoopKind.PARALLEL) | While() | IntrinsicCall():
+                return False
+            case For(extent=extent, body=body):
+                return not depends(extent) and check(body)
+            case Let(var=var, value=value, body=body):
+                if depends(value):
+                    varying.add(var)
+                return check(body)
+            case If(then_body=then_body, else_body=else_body):
+                return check(then_body) and (else_body is None or check(else_body))
+            case Store(buffer=buffer, indices=indices):
+                return buffer is report or any(map(depends, indices))
+            case Alloc(body=body):
+                return False
+        return False
+
+    return check(loop.body)
+
+

@@ -1,0 +1,262 @@
+"""Values of expressions: scalars, or vectors where they depend on the vectorized loop.
+
+`x + a * b` is one fused multiply-add, unless numerics are strict or both sides of a difference are products. No other float operation
+is reassociated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
+from tc.codegen.llvm.memory import MemoryEmitter, State
+from tc.codegen.llvm.scalars import (
+    BIT_OPS,
+    PYTHON_COMPARE,
+    boolean,
+    emit_bit_operation,
+    emit_cast,
+    emit_compare,
+    emit_division,
+    emit_float_operation,
+    emit_integer_math,
+    fold,
+    literal,
+)
+from tc.codegen.llvm.vecmath import emit_math
+from tc.errors import CodegenError
+from tc.ir.arith import Facts, polynomial
+from tc.ir.expr import (
+    Add,
+    And,
+    BinaryExpr,
+    Buffer,
+    Cast,
+    Checked,
+    CompareExpr,
+    Const,
+    Expr,
+    Load,
+    MathCall,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    Select,
+    Sub,
+    Var,
+    conjuncts,
+)
+from tc.ir.node import walk
+
+
+class ExpressionEmitter(MemoryEmitter):
+    """Expressions at a point of the emitted code."""
+
+    def __init__(self, module: Module, facts: Facts, aliasing: Mapping[Buffer, str], strict: bool = False) -> None:
+        super().__init__(module, facts, aliasing)
+        self.strict = strict
+        self.in_parallel = False
+
+    def value(self, expr: Expr) -> Value:
+        match expr:
+            case Const():
+                return literal(expr)
+            case Var():
+                found = self.state.values.get(expr)
+                if found is None:
+                    raise CodegenError(f"variable {expr.name} has no value here")
+                return found
+            case Load():
+                return self.load(expr)
+            case Cast(operand=operand, dtype=dtype):
+                return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
+            case Select():
+                return self._select(expr)
+            case Checked():
+                raise CodegenError(f"{expr} reached code generation; run check_accesses first")
+            case Not(operand=operand):
+                value = self.value(operand)
+                if value.known is not None:
+                    return boolean(not value.known)
+                return self.b.binary("xor", value, self.b.int(1, value))
+            case And(lhs=lhs, rhs=rhs):
+                return self._logical("and", lhs, rhs)
+            case Or(lhs=lhs, rhs=rhs):
+                return self._logical("or", lhs, rhs)
+            case MathCall():
+                return self._math(expr)
+            case CompareExpr(lhs=lhs, rhs=rhs):
+                if (in_lanes := self._lane_compare(expr)) is not None:
+                    return in_lanes
+                return emit_compare(self.b, type(expr), self.value(lhs), self.value(rhs), lhs.dtype)
+            case BinaryExpr():
+                return self._binary(expr)
+        raise CodegenError(f"no code for {type(expr).__name__}")
+
+    def _logical(self, op: str, lhs: Expr, rhs: Expr) -> Value:
+        a = self.value(lhs)
+        if a.known is not None:
+            keep_other = bool(a.known) == (op == "and")
+            return self.value(rhs) if keep_other else a
+        b = self.value(rhs)
+        if b.known is not None:
+            return a if bool(b.known) == (op == "and") else b
+        return self.b.binary(op, a, b)
+
+    def _lane_compare(self, expr: CompareExpr) -> Value | None:
+        """A comparison of known numbers in every lane: known itself, or a literal mask. None when it is not of that kind."""
+        if self.lane is None or expr.lhs.dtype.name != "i64":
+            return None
+        poly = polynomial(expr.lhs).minus(polynomial(expr.rhs))
+        base, slope = poly.constant, 0
+        for monomial, coefficient in poly.terms.items():
+            factor, in_lane = coefficient, 0
+            for atom in monomial:
+                if atom is self.lane.var:
+                    in_lane += 1
+                    continue
+                known = self.state.values.get(atom) if isinstance(atom, Var) else None  # type: ignore[call-overload]
+                if known is None or known.known is None:
+                    return None
+                factor *= known.known
+            if in_lane > 1:
+                return None
+            base, slope = (base, slope + factor) if in_lane else (base + factor, slope)
+        holds = [PYTHON_COMPARE[type(expr)](base + slope * lane, 0) for lane in range(self.lane.lanes)]
+        if all(holds) or not any(holds):
+            return boolean(holds[0])
+        text = ", ".join(f"i1 {'true' if bit else 'false'}" for bit in holds)
+        return Value(f"<{text}>", "i1", self.lane.lanes)
+
+    def _binary(self, expr: BinaryExpr) -> Value:
+        if expr.dtype.is_float:
+            return self._float_binary(expr)
+        a, b = self.value(expr.lhs), self.value(expr.rhs)
+        if a.known is not None and b.known is not None:
+            return fold(expr, a, b)
+        match expr:
+            case Add():
+                return self.b.add(a, b)
+            case Sub():
+                return a if b.known == 0 else self.b.binary("sub", a, b)
+            case Mul():
+                return self.b.mul(a, b)
+            case Min() | Max():
+                signed = expr.dtype.kind == "int"
+                name = ("s" if signed else "u") + ("min" if isinstance(expr, Min) else "max")
+                if expr.dtype.is_bool:
+                    return self.b.binary("and" if isinstance(expr, Min) else "or", a, b)
+                return self.b.intrinsic(name, a, b)
+        return emit_division(self.b, expr, a, b, self.facts)
+
+    def _float_binary(self, expr: BinaryExpr) -> Value:
+        builder = self.b
+        fused = expr.dtype.bits >= 32 and not self.strict
+        match expr:
+            case Add(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
+                return builder.fma(*builder.unify(self.value(x), self.value(y), self.value(other)))
+            case Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
+                accumulator = self.value(other)
+                return builder.fma(*builder.unify(self.value(x), self.value(y), accumulator))
+            case Sub(lhs=Mul(), rhs=Mul()):  # each is rounded, so that the difference of equal products is zero
+                pass
+            case Sub(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
+                return builder.fma(
+                    *builder.unify(self.value(x), self.value(y), builder.fneg(self.value(other)))
+                )
+            case Sub(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
+                base = self.value(other)
+                return builder.fma(*builder.unify(builder.fneg(self.value(x)), self.value(y), base))
+        a, b = builder.unify(self.value(expr.lhs), self.value(expr.rhs))
+        if isinstance(expr, (Min, Max)) and isinstance(expr.lhs, Const):
+            return emit_float_operation(builder, type(expr), b, a, second=expr.lhs)
+        return emit_float_operation(builder, type(expr), a, b, second=expr.rhs)
+
+    def _select(self, expr: Select) -> Value:
+        condition = self.value(expr.condition)
+        if condition.known is not None:
+            return self.value(expr.true_value if condition.known else expr.false_value)
+        performed = {node for node in walk(expr.condition) if isinstance(node, Load)}  # loads that happen anyway
+        sides = (expr.true_value, expr.false_value)
+        if not any(isinstance(node, Load) and node not in performed for side in sides for node in walk(side)):
+            return self.b.select(condition, self.value(expr.true_value), self.value(expr.false_value))
+        if self.lane is not None and self.depends_on_lane(expr):
+            return self._masked_select(expr, condition, self.lane.lanes)
+        return self._branched_select(condition, expr)
+
+    def _masked_select(self, expr: Select, condition: Value, lanes: int) -> Value:
+        """Both sides in the lanes that take them."""
+        mask, guard = self.mask, self.guard
+        uniform = [value for part in conjuncts(expr.condition) if not (value := self.value(part)).lanes and value.known is None]
+        inverse = self.b.binary("xor", condition, self.b.int(1, condition))
+        self.mask = self.and_mask(mask, self.b.splat(condition, lanes))
+        for value in uniform:
+            self.guard = self.and_mask(self.guard, value)
+        with self.region():
+            a = self.value(expr.true_value)
+        self.mask = self.and_mask(mask, self.b.splat(inverse, lanes))
+        self.guard = guard if inverse.lanes else self.and_mask(guard, inverse)
+        with self.region():
+            b = self.value(expr.false_value)
+        self.mask, self.guard = mask, guard
+        condition = self.b.splat(condition, lanes)
+        return self.b.select(condition, self.b.splat(a, lanes), self.b.splat(b, lanes))
+
+    def _branched_select(self, condition: Value, expr: Select) -> Value:
+        b = self.b
+        yes, no, done = b.label("yes"), b.label("no"), b.label("join")
+        b.branch_if(condition, yes, no)
+        b.start_block(yes)
+        with self.region():
+            first = self.value(expr.true_value)
+        yes_end = b.block
+        b.branch(done)
+        b.start_block(no)
+        with self.region():
+            second = self.value(expr.false_value)
+        no_end = b.block
+        b.branch(done)
+        b.start_block(done)
+        return b.emit(
+            f"phi {first.type} [ {first.text}, %{yes_end} ], [ {second.text}, %{no_end} ]", first.element, first.lanes
+        )
+
+    def and_mask(self, a: Value | None, b: Value) -> Value:
+        return b if a is None else self.b.binary("and", a, b)
+
+    def _math(self, expr: MathCall) -> Value:
+        if expr.name == "thread_index":
+            return Value("%thread", "i64") if self.in_parallel else int_value(0)
+        args = self.b.unify(*(self.value(arg) for arg in expr.args))
+        name = expr.name
+        dtype = expr.args[0].dtype
+        if name == "fma" and dtype.is_float:
+            return self.b.fma(*args)
+        if name in BIT_OPS:
+            return emit_bit_operation(self.b, name, args, dtype)
+        if name == "bit_not":
+            return self.b.binary("xor", args[0], self.b.int(-1, args[0]))
+        if dtype.is_float:
+            return emit_math(self.b, name, *args)
+        return emit_integer_math(self.b, name, args, dtype)
+
+
+class ScalarEmitter:
+    """Emits scalar expressions over dims, for code that is not a kernel. `values` holds the dims known so far."""
+
+    def __init__(self, builder: FunctionBuilder, facts: Facts) -> None:
+        self._emitter = ExpressionEmitter(builder.module, facts, {})
+        self._emitter.state = State(builder)
+
+    @property
+    def values(self) -> dict[Var, Value]:
+        return self._emitter.state.values
+
+    @values.setter
+    def values(self, values: dict[Var, Value]) -> None:
+        self._emitter.state.values = values
+
+    def value(self, expr: Expr) -> Value:
+        return self._emitter.value(expr)

@@ -1,0 +1,450 @@
+"""Loads and stores: where an access lies, and which instruction reads or writes it.
+
+An index is reduced to a polynomial offset, split into what all lanes share, a constant, and what differs between lanes. A
+distance of one element between lanes is a vector access, any other a gather or a scatter; a mask, where there is one, decides which
+lanes happen. Sums that accesses share are computed once, so that only constants differ between unrolled copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
+from tc.errors import CodegenError
+from tc.ir.arith import Facts, Polynomial, polynomial, simplify
+from tc.ir.bounds import VarFact
+from tc.ir.dtype import DType
+from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, mul
+from tc.ir.loop import Alloc, PrimFunc, Store, annotation
+from tc.ir.node import walk
+from tc.ir.uses import variables
+from tc.target import MOST_SHUFFLED_STRIDE
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The vectorized loop being emitted: its variable and its number of lanes."""
+
+    var: Var
+    lanes: int
+
+
+@dataclass
+class _Address:
+    """An access reduced to a polynomial offset, in elements; computed once per access."""
+
+    poly: Polynomial
+    vars: frozenset[Var]
+
+
+@dataclass
+class State:
+    """What one emitted function needs: where values are."""
+
+    builder: FunctionBuilder
+    values: dict[Var, Value] = field(default_factory=dict)
+    pointers: dict[Buffer, Value] = field(default_factory=dict)
+    bases: list[dict[tuple[object, ...], Value]] = field(default_factory=lambda: [{}])
+
+
+class MemoryEmitter:
+    """What is known at a point of the emitted code, and accesses to memory there. A subclass says what the value of an expression is."""
+
+    def __init__(self, module: Module, facts: Facts, aliasing: Mapping[Buffer, str]) -> None:
+        self.module = module
+        self.facts = facts
+        self.lane: Lane | None = None
+        self.mask: Value | None = None
+        self.guard: Value | None = None  # a number: where it is false, so is the mask in all lanes
+        self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], _Address] = {}
+        self.dependence: dict[Expr, bool] = {}
+        self.aliasing = aliasing
+        self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
+        self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
+        self.prefetch_places: set[object] = set()
+        self.state = State(FunctionBuilder(module))
+
+    @property
+    def b(self) -> FunctionBuilder:
+        return self.state.builder
+
+    def value(self, expr: Expr) -> Value:
+        """The value of an expression at this point."""
+        raise NotImplementedError
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Code whose values do not dominate what follows."""
+        self.state.bases.append({})
+        with self.b.scope():
+            yield
+        self.state.bases.pop()
+
+    def _address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> _Address:
+        key = (buffer, indices)
+        found = self.addresses.get(key)
+        if found is None:
+            offset: Expr = const(0)
+            strides = buffer.strides or _row_major(buffer.shape)
+            for index, stride in zip(indices, strides, strict=True):
+                offset = offset + mul(_as_i64(index), stride)
+            poly = polynomial(simplify(offset, self.facts))
+            if any(isinstance(atom, FloorMod) for monomial in poly.terms for atom in monomial):
+                poly = polynomial(simplify(offset, _with_elements(self.facts, buffer)))
+            found = _Address(poly, frozenset(v for m in poly.terms for a in m for v in variables(a)))
+            self.addresses[key] = found
+        return found
+
+    def depends_on_lane(self, expr: Expr) -> bool:
+        """Whether the value differs between lanes: by the lane variable, or through a Let that depends on it."""
+        if self.lane is None:
+            return False
+        found = self.dependence.get(expr)
+        if found is None:
+            found = any(v is self.lane.var or self._is_vector(v) for v in variables(expr))
+            self.dependence[expr] = found
+        return found
+
+    def _is_vector(self, var: Var) -> bool:
+        value = self.state.values.get(var)
+        return value is not None and value.lanes > 0
+
+    def _offset(self, address: _Address) -> tuple[Value, int, Value | None, Value | None]:
+        """(offset that is the same in all lanes, constant part, coefficient of the lane, offset that differs otherwise)."""
+        b = self.b
+        known = address.poly.constant
+        parts: list[tuple[tuple[object, ...], int, list[Value]]] = []
+        lane_known = 0
+        lane_value: Value | None = None
+        varying: Value | None = None
+        for monomial, coefficient in address.poly.terms.items():
+            factor, values, lane_count, differs = coefficient, [], 0, False
+            for atom in monomial:
+                if self.lane is not None and atom is self.lane.var:
+                    lane_count += 1
+                    continue
+                differs = differs or self.depends_on_lane(atom)
+                value = self.value(atom)
+                if value.known is not None:
+                    factor *= value.known
+                else:
+                    values.append(value)
+            if lane_count == 0 and not differs:
+                if not values:
+                    known += factor
+                elif factor:
+                    parts.append(((*(v.text for v in values), factor), factor, values))
+            elif lane_count == 1 and not differs:
+                if not values:
+                    lane_known += factor
+                else:
+                    term = self._term(factor, values)
+                    lane_value = term if lane_value is None else b.add(lane_value, term)
+            else:
+                lanes = [self.state.values[self.lane.var]] * lane_count if self.lane is not None else []
+                term = self._term(factor, [*values, *lanes])
+                varying = term if varying is None else b.binary("add", varying, term)
+        uniform = self._uniform(parts)
+        lane: Value | None = int_value(lane_known)
+        if lane_value is not None:
+            lane = b.add(lane_value, int_value(lane_known))
+        return uniform, known, (lane if self.lane is not None else None), varying
+
+    def _term(self, factor: int, values: list[Value]) -> Value:
+        result = values[0]
+        for value in values[1:]:
+            result = self.b.binary("mul", result, value)
+        return result if factor == 1 else self.b.binary("mul", result, self.b.int(factor, result))
+
+    def _uniform(self, parts: list[tuple[tuple[object, ...], int, list[Value]]]) -> Value:
+        """The sum of the terms, shared by all accesses with the same terms."""
+        if not parts:
+            return int_value(0)
+        key = tuple(sorted((part[0] for part in parts), key=str))
+        for known in self.state.bases:
+            if key in known:
+                return known[key]
+        total: Value | None = None
+        for _, factor, values in parts:
+            term = self._term(factor, values)
+            total = term if total is None else self.b.add(total, term)
+        assert total is not None
+        self.state.bases[-1][key] = total
+        return total
+
+    def _pointer(self, buffer: Buffer, uniform: Value, known: int) -> Value:
+        """base + uniform + known; the sum with `uniform` is shared, so that only constants differ between unrolled copies."""
+        element = memory_type(buffer.dtype)
+        base = self.state.pointers.get(buffer)
+        if base is None:
+            raise CodegenError(f"buffer {buffer} is used outside its scope")
+        if uniform.known is None or uniform.known != 0:
+            key = ("ptr", base.text, element, uniform.text)
+            shared = next((found[key] for found in self.state.bases if key in found), None)
+            if shared is None:
+                shared = self.b.emit(f"getelementptr inbounds {element}, {base}, {uniform}", "ptr")
+                self.state.bases[-1][key] = shared
+            base = shared
+        if known == 0:
+            return base
+        return self.b.emit(f"getelementptr inbounds {element}, {base}, i64 {known}", "ptr")
+
+    def load(self, node: Load) -> Value:
+        buffer = node.buffer
+        uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
+        if varying is not None or (lane is not None and lane.known not in (0, 1)):
+            if varying is None and lane is not None and lane.known in range(2, MOST_SHUFFLED_STRIDE + 1):
+                return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), lane.known), buffer.dtype)
+            return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
+        pointer = self._pointer(buffer, uniform, known)
+        contiguous = lane is not None and lane.known == 1
+        if not contiguous:
+            return self._from_memory(self._scalar_load(buffer, pointer), buffer.dtype)
+        assert self.lane is not None
+        element, lanes = memory_type(buffer.dtype), self.lane.lanes
+        align = buffer.dtype.size_bytes
+        if buffer in self.prefetched:
+            self._prefetch_ahead(buffer, node.indices, uniform, known)
+        if self.mask is None or buffer.scope == "register":  # a register tile is whole: masked lanes exist as well
+            loaded = self.b.emit(
+                f"load <{lanes} x {element}>, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element, lanes
+            )
+        else:
+            loaded = self._masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
+        return self._from_memory(loaded, buffer.dtype)
+
+    def _strided_load(self, buffer: Buffer, pointer: Value, stride: int) -> Value:
+        """Every second, third ... element, out of vectors that lie side by side. The last one ends with the last element wanted: nothing
+        is read that is not between two of them."""
+        assert self.lane is not None
+        element, lanes, b = memory_type(buffer.dtype), self.lane.lanes, self.b
+        places = [stride * lane for lane in range(lanes)]
+        starts = [min(part * lanes, max(places[-1] + 1 - lanes, 0)) for part in range(stride)]
+        mask = None if self.mask is None else b.splat(self.mask, lanes)
+        parts = []
+        for start in starts:
+            place = b.emit(f"getelementptr inbounds {element}, {pointer}, i64 {start}", "ptr") if start else pointer
+            if mask is None:
+                text = f"load <{lanes} x {element}>, {place}, align {buffer.dtype.size_bytes}{self.aliasing.get(buffer, '')}"
+                parts.append(b.emit(text, element, lanes))
+                continue
+            wanted = [divmod(start + each, stride) for each in range(lanes)]
+            order = ", ".join(f"i32 {lane if rest == 0 else lanes}" for lane, rest in wanted)
+            text = f"shufflevector {mask}, <{lanes} x i1> zeroinitializer, <{lanes} x i32> <{order}>"
+            parts.append(self._masked_load(buffer, place, b.emit(text, "i1", lanes)))
+        result, kept = parts[0], {lane: place for lane, place in enumerate(places) if place < lanes}
+        for start, part in zip(starts[1:], parts[1:], strict=True):
+            kept |= {lane: lanes + place - start for lane, place in enumerate(places) if lane not in kept and place < start + lanes}
+            order = ", ".join(f"i32 {kept[lane]}" if lane in kept else "i32 poison" for lane in range(lanes))
+            result = b.emit(f"shufflevector {result}, {part}, <{lanes} x i32> <{order}>", element, lanes)
+            kept = {lane: lane for lane in kept}
+        return result
+
+    def _prefetch_ahead(self, buffer: Buffer, indices: tuple[Expr, ...], uniform: Value, known: int) -> None:
+        """Prefetch what the loop will load some iterations later, once per address."""
+        terms = [
+            (tuple(value.text for atom in monomial if (value := self.value(atom)).known is None and not value.lanes), coefficient)
+            for monomial, coefficient in self._address(buffer, indices).poly.terms.items()
+        ]
+        key = (buffer, known, tuple(term for term in terms if term[0]))
+        if key in self.prefetch_places:
+            return
+        self.prefetch_places.add(key)
+        ahead = self.prefetched[buffer] // buffer.dtype.size_bytes
+        element, base = memory_type(buffer.dtype), self.state.pointers[buffer]
+        self._prefetch_at(self.b.emit(f"getelementptr {element}, {base}, {self.b.add(uniform, int_value(known + ahead))}", "ptr"))
+
+    def prefetch(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
+        """Bring the cache line of one element close."""
+        uniform, known, _, _ = self._offset(self._address(buffer, indices))
+        self._prefetch_at(self._pointer(buffer, uniform, known))
+
+    def _prefetch_at(self, place: Value) -> None:
+        self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
+        self.b.emit_void(f"call void @llvm.prefetch.p0({place}, i32 0, i32 3, i32 1)")
+
+    def _scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
+        """A load that all lanes share. Under a mask it happens only if some lane is active."""
+        element, align = memory_type(buffer.dtype), buffer.dtype.size_bytes
+        if self.mask is None or self.state.pointers.get(buffer) is None or not self.mask.lanes:
+            return self.b.emit(f"load {element}, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element)
+        b = self.b
+        any_lane = self.any_lane(self.mask)
+        single = b.insert(Value("zeroinitializer", "i1", 1), any_lane, 0)
+        name = f"llvm.masked.load.v1{_short(element)}.p0"
+        vector = f"<1 x {element}>"
+        self.module.declare(name, vector, ["ptr", "<1 x i1>", vector])
+        loaded = b.emit(
+            f"call {vector} @{name}(ptr align {align} {pointer.text}, {single}, {vector} zeroinitializer)", element, 1
+        )
+        return b.extract(loaded, 0)
+
+    def any_lane(self, mask: Value) -> Value:
+        """Whether a mask lets any lane through."""
+        if not mask.lanes:
+            return mask
+        name = f"llvm.vector.reduce.or.{mangled(mask)}"
+        self.module.declare(name, "i1", [mask.type])
+        return self.b.emit(f"call i1 @{name}({mask})", "i1")
+
+    def _masked_load(self, buffer: Buffer, pointer: Value, mask: Value) -> Value:
+        """A load of the lanes that are active.
+
+        Where no lane may be, as in rows of padding, the buffer's begin stands for the place: lanes that are masked cannot fault, but
+        a page that is not there takes a processor hundreds of cycles to ignore.
+        """
+        if self.guard is not None:
+            pointer = self.b.select(self.guard, pointer, self.state.pointers[buffer])
+        element, lanes, align = memory_type(buffer.dtype), mask.lanes, buffer.dtype.size_bytes
+        vector = f"<{lanes} x {element}>"
+        name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
+        self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
+        return self.b.emit(
+            f"call {vector} @{name}(ptr align {align} {pointer.text}, {mask}, {vector} zeroinitializer)", element, lanes
+        )
+
+    def _vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
+        assert self.lane is not None
+        b, lanes = self.b, self.lane.lanes
+        total = b.splat(b.add(uniform, int_value(known)), lanes)
+        if lane is not None and lane.known != 0:
+            total = b.binary("add", total, b.binary("mul", self.state.values[self.lane.var], b.splat(lane, lanes)))
+        if varying is not None:
+            total = b.binary("add", total, b.splat(varying, lanes))
+        return total
+
+    def _lane_pointers(
+        self, buffer: Buffer, uniform: Value, known: int, lane: Value | None, varying: Value | None
+    ) -> Value:
+        assert self.lane is not None
+        offsets = self._vector_offset(uniform, known, lane, varying)
+        base = self.state.pointers[buffer]
+        return self.b.emit(
+            f"getelementptr inbounds {memory_type(buffer.dtype)}, {base}, {offsets}", "ptr", self.lane.lanes
+        )
+
+    def _gather(self, buffer: Buffer, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
+        assert self.lane is not None
+        element, lanes = memory_type(buffer.dtype), self.lane.lanes
+        pointers = self._lane_pointers(buffer, uniform, known, lane, varying)
+        mask = self.b.splat(self.mask, lanes) if self.mask is not None else Value("splat (i1 true)", "i1", lanes)
+        vector = f"<{lanes} x {element}>"
+        name = f"llvm.masked.gather.v{lanes}{_short(element)}.v{lanes}p0"
+        self.module.declare(name, vector, [f"<{lanes} x ptr>", f"<{lanes} x i1>", vector])
+        align = buffer.dtype.size_bytes
+        return self.b.emit(
+            f"call {vector} @{name}(<{lanes} x ptr> align {align} {pointers.text}, {mask}, {vector} zeroinitializer)",
+            element,
+            lanes,
+        )
+
+    def store_value(self, stmt: Store, value: Value) -> None:
+        buffer = stmt.buffer
+        uniform, known, lane, varying = self._offset(self._address(buffer, stmt.indices))
+        element, align = memory_type(buffer.dtype), buffer.dtype.size_bytes
+        if self.lane is None:
+            self._store_at(buffer, self._pointer(buffer, uniform, known), value)
+            return
+        lanes = self.lane.lanes
+        value = self.b.splat(value, lanes)
+        if varying is None and lane is not None and lane.known == 1:
+            pointer = self._pointer(buffer, uniform, known)
+            if self.mask is not None and buffer.scope == "register" and buffer not in self.spare:
+                # Blend, so that the tile can live in registers.
+                old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
+                value = self.b.select(self.b.splat(self.mask, lanes), value, old)
+            if self.mask is None or buffer.scope == "register":
+                self.b.emit_void(f"store {value}, {pointer}, align {align}{self.aliasing.get(buffer, '')}")
+                return
+            name = f"llvm.masked.store.v{lanes}{_short(element)}.p0"
+            self.module.declare(name, "void", [value.type, "ptr", f"<{lanes} x i1>"])
+            mask = self.b.splat(self.mask, lanes)
+            self.b.emit_void(f"call void @{name}({value}, ptr align {align} {pointer.text}, {mask})")
+            return
+        pointers = self._lane_pointers(buffer, uniform, known, lane, varying)
+        mask = self.b.splat(self.mask, lanes) if self.mask is not None else Value("splat (i1 true)", "i1", lanes)
+        name = f"llvm.masked.scatter.v{lanes}{_short(element)}.v{lanes}p0"
+        self.module.declare(name, "void", [value.type, f"<{lanes} x ptr>", f"<{lanes} x i1>"])
+        self.b.emit_void(f"call void @{name}({value}, <{lanes} x ptr> align {align} {pointers.text}, {mask})")
+
+    def store_scalar(self, stmt: Store, value: Value) -> None:
+        """Store a number that has been computed, outside vectorized loops."""
+        uniform, known, _, _ = self._offset(self._address(stmt.buffer, stmt.indices))
+        self._store_at(stmt.buffer, self._pointer(stmt.buffer, uniform, known), value)
+
+    def _store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None:
+        align = buffer.dtype.size_bytes
+        self.b.emit_void(f"store {value}, {pointer}, align {align}{self.aliasing.get(buffer, '')}")
+
+    def _from_memory(self, value: Value, dtype: DType) -> Value:
+        return self.b.convert("trunc", value, "i1") if dtype.is_bool else value
+
+    def to_memory(self, value: Value, dtype: DType) -> Value:
+        if not dtype.is_bool:
+            return value
+        if value.known is not None:
+            return int_value(value.known, "i8")
+        return self.b.convert("zext", value, "i8")
+
+
+def memory_type(dtype: DType) -> str:
+    return "i8" if dtype.is_bool else llvm_type(dtype)
+
+
+def _short(element: str) -> str:
+    return mangled(Value("", element))
+
+
+def _as_i64(index: Expr) -> Expr:
+    return index if index.dtype.bits == 64 else Cast(index, _I64)
+
+
+_I64 = const(0).dtype
+
+
+def _with_elements(facts: Facts, buffer: Buffer) -> Facts:
+    """Also that no dim of a buffer is 0: wherever it is accessed."""
+    for dim in buffer.shape:
+        if isinstance(dim, Var):
+            known = facts.variables.get(dim, VarFact())
+            if known.lo is None or (isinstance(known.lo, Const) and known.lo.value < 1):
+                facts = Facts({**facts.variables, dim: replace(known, lo=const(1))}, facts.nonnegative)
+    return facts
+
+
+def _row_major(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    strides: list[Expr] = []
+    stride: Expr = const(1)
+    for dim in reversed(shape):
+        strides.append(stride)
+        stride = mul(stride, dim)
+    return tuple(reversed(strides))
+
+
+def alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
+    """Metadata that tells LLVM which parameters do not overlap: all, but the first output and what it may take the place of.
+
+    None overlaps scratch memory, which the bodies of parallel loops know by its address alone.
+    """
+    count = len(func.buffers)
+    scratch = [node.buffer for node in walk(func.body) if isinstance(node, Alloc)]
+    if not 1 < count <= 24:
+        return {}
+    first_output = len(func.inputs)
+    shared = {int(k) for k in str(annotation(func, "in_place") or "").split(",") if k}
+    domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
+    own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]
+    own_scratch = module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") if scratch else ""
+    result = {}
+    for k, buffer in enumerate(func.buffers):
+        may_be_same = shared if k == first_output else {first_output} if k in shared else set()
+        mine = module.add_metadata(f"!{{{own[k]}}}")
+        others = [own[j] for j in range(count) if j != k and j not in may_be_same]
+        apart = module.add_metadata(f"!{{{', '.join([*others, own_scratch] if scratch else others)}}}")
+        result[buffer] = f", !alias.scope {mine}, !noalias {apart}"
+    if scratch:
+        mine, apart = module.add_metadata(f"!{{{own_scratch}}}"), module.add_metadata(f"!{{{', '.join(own)}}}")
+        result |= dict.fromkeys(scratch, f", !alias.scope {mine}, !noalias {apart}")
+    return result

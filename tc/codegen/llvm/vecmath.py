@@ -1,0 +1,266 @@
+"""Vector math: elementary functions as branch-free polynomials, for any number of lanes.
+
+LLVM turns `llvm.exp.v16f32` and its like into one libm call per lane, so the functions that kernels spend time in are written
+here for f32. All other functions, and all of f64, call libm lane by lane; f16 and bf16 are computed in f32. Every lane
+gives the same bits as a scalar call. The error bounds in MATH_ULPS are checked by tests against float64.
+
+The polynomials are least-maximum fits made by scripts/fit_polynomials.py. Range reductions: Cody and Waite (1980).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tc.codegen.llvm.builder import FunctionBuilder, Value
+from tc.errors import CodegenError
+
+MATH_ULPS: dict[str, float] = {
+    "exp": 2.0,
+    "log": 2.0,
+    "tanh": 3.0,
+    "erf": 3.0,
+    "sigmoid": 4.0,
+    "sqrt": 0.5,
+    "rsqrt": 1.5,
+}
+"""Largest error of the f32 functions written here, in units in the last place of the result. Others: libm's, about 1.
+
+`normal_cdf` is right to 1e-7, absolute."""
+
+_LIBM = {
+    "exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
+    "cosh", "asinh", "acosh", "atanh", "pow", "fmod",
+}  # fmt: skip
+
+_ROUNDING = {"floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "trunc", "abs": "fabs", "sqrt": "sqrt"}
+
+
+def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
+    """Emit `name(*args)` for floats. All arguments have one element type; CodegenError for an unknown function."""
+    first = args[0]
+    if first.element in ("half", "bfloat"):
+        wide = emit_math(b, name, *(b.convert("fpext", arg, "float") for arg in args))
+        return wide if wide.element == "i1" else b.convert("fptrunc", wide, first.element)
+    if name in _ROUNDING:
+        return b.intrinsic(_ROUNDING[name], first)
+    if name in _SIMPLE:
+        return _SIMPLE[name](b, *args)
+    if first.element == "float" and name in _FAST:
+        return _FAST[name](b, *args)
+    if name == "sigmoid":
+        one = b.float(1.0, first)
+        return b.binary("fdiv", one, b.binary("fadd", one, emit_math(b, "exp", b.fneg(first))))
+    if name == "normal_cdf":
+        return _normal_cdf_libm(b, first)
+    if name in _LIBM:
+        return b.per_lane(lambda *scalars: _libm_call(b, name, scalars), *args)
+    raise CodegenError(f"no code for the function {name!r}")
+
+
+def _libm_call(b: FunctionBuilder, name: str, args: tuple[Value, ...]) -> Value:
+    """A scalar call of libm in double; for f32 the result is then rounded once, which makes it correct to half an ulp or so."""
+    narrow = args[0].element == "float"
+    wide = [b.convert("fpext", arg, "double") if narrow else arg for arg in args]
+    b.module.declare(name, "double", ["double"] * len(wide), "nounwind willreturn memory(none)")
+    result = b.emit(f"call double @{name}({', '.join(map(str, wide))})", "double")
+    return b.convert("fptrunc", result, "float") if narrow else result
+
+
+def _is_nan(b: FunctionBuilder, x: Value) -> Value:
+    return b.compare("fcmp uno", x, x)
+
+
+def _is_inf(b: FunctionBuilder, x: Value) -> Value:
+    return b.compare("fcmp oeq", b.intrinsic("fabs", x), b.float(math.inf, x))
+
+
+def _sign(b: FunctionBuilder, x: Value) -> Value:
+    """-1, 0 or 1; NaN stays NaN."""
+    one = b.intrinsic("copysign", b.float(1.0, x), x)
+    keep = b.compare("fcmp une", x, b.float(0.0, x))
+    return b.select(_is_nan(b, x), x, b.select(keep, one, b.float(0.0, x)))
+
+
+def _rsqrt(b: FunctionBuilder, x: Value) -> Value:
+    return b.binary("fdiv", b.float(1.0, x), b.intrinsic("sqrt", x))
+
+
+def _polynomial(b: FunctionBuilder, x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Horner's scheme; the lowest power comes first."""
+    result = b.float(coefficients[-1], x)
+    for coefficient in reversed(coefficients[:-1]):
+        result = b.fma(result, x, b.float(coefficient, x))
+    return result
+
+
+_EXP = (
+    1.0, 1.0, 0.4999999403953552, 0.16666431725025177, 0.04166800156235695, 0.00837415549904108, 0.0013843653723597527,
+)  # fmt: skip
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
+
+
+_MAGIC = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+
+
+def _exp(b: FunctionBuilder, x: Value) -> Value:
+    """exp(x) = 2^n * exp(r), r = x - n ln 2. Right for results down to the last denormal; NaN goes through every step.
+
+    Below the last denormal the scaling is not left to underflow, which costs a hundred cycles a vector: masked softmax is full of it.
+    """
+    high, zero = b.float(89.0, x), b.float(0.0, x)
+    stays = b.compare("fcmp uge", x, b.float(-104.0, x))  # or is NaN
+    masked = _has_scalef(b, x)
+    clamped = x if masked else b.select(stays, x, zero)
+    clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
+    magic = b.float(_MAGIC, x)
+    shifted = b.fma(clamped, b.float(1.0 / math.log(2.0), x), magic)
+    n = b.binary("fsub", shifted, magic)
+    r = b.fma(n, b.float(-_LN2_HIGH, x), clamped)
+    r = b.fma(n, b.float(-_LN2_LOW, x), r)
+    p = _polynomial(b, r, _EXP)
+    if masked:
+        mask = b.emit(f"bitcast {stays} to i16", "i16")
+        return _scalef(b, p, n, zero, mask)
+    return b.select(stays, _scaled(b, p, n, shifted), zero)
+
+
+def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
+    """p * 2^n, rounded once. `shifted` is n + _MAGIC."""
+    if _has_scalef(b, p):
+        return _scalef(b, p, n, p, "i16 -1")
+    bits = b.bitcast(shifted, "i32")
+    whole = b.binary("sub", bits, b.int(0x4B400000, bits))  # the bits of _MAGIC
+    half = b.binary("ashr", whole, b.int(1, whole))  # in two steps: each power is a normal number
+    once = b.binary("fmul", p, _power_of_two(b, half))
+    return b.binary("fmul", once, _power_of_two(b, b.binary("sub", whole, half)))
+
+
+def _has_scalef(b: FunctionBuilder, x: Value) -> bool:
+    return b.module.has("avx512f") and x.lanes == 16
+
+
+def _scalef(b: FunctionBuilder, p: Value, n: Value, other: Value, mask: Value | str) -> Value:
+    """p * 2^n where the 16 bits of `mask` are set, `other` elsewhere; what is not set costs nothing and raises nothing."""
+    name = "llvm.x86.avx512.mask.scalef.ps.512"
+    b.module.declare(name, p.type, [p.type, p.type, p.type, "i16", "i32"])
+    return b.emit(f"call {p.type} @{name}({p}, {n}, {other}, {mask}, i32 4)", p.element, p.lanes)
+
+
+def _power_of_two(b: FunctionBuilder, n: Value) -> Value:
+    """2.0 ** n for -126 <= n <= 127."""
+    biased = b.binary("add", n, b.int(127, n))
+    return b.bitcast(b.binary("shl", biased, b.int(23, n)), "float")
+
+
+_LOG = (
+    0.3333331048488617, -0.24999986588954926, 0.20002228021621704, -0.16669243574142456, 0.14218617975711823,
+    -0.12384456396102905, 0.11873415112495422, -0.11789275705814362, 0.06913621723651886,
+)  # fmt: skip
+
+
+def _log(b: FunctionBuilder, x: Value) -> Value:
+    """log(x) = e ln 2 + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2))."""
+    tiny = b.compare("fcmp olt", x, b.float(2.0**-126, x))
+    scaled = b.select(tiny, b.binary("fmul", x, b.float(2.0**23, x)), x)
+    bits = b.bitcast(scaled, "i32")
+    shifted = b.binary("sub", bits, b.int(0x3F3504F3, bits))  # sqrt(1/2)
+    exponent = b.binary("ashr", shifted, b.int(23, bits))
+    mantissa = b.binary("sub", bits, b.binary("shl", exponent, b.int(23, bits)))
+    e = b.convert("sitofp", exponent, "float")
+    e = b.binary("fadd", e, b.select(tiny, b.float(-23.0, x), b.float(0.0, x)))
+    f = b.binary("fsub", b.bitcast(mantissa, "float"), b.float(1.0, x))
+    square = b.binary("fmul", f, f)
+    tail = b.binary("fmul", _polynomial(b, f, _LOG), b.binary("fmul", square, f))
+    tail = b.fma(square, b.float(-0.5, x), tail)
+    tail = b.fma(e, b.float(_LN2_LOW, x), tail)
+    result = b.fma(e, b.float(_LN2_HIGH, x), b.binary("fadd", f, tail))
+    result = b.select(b.compare("fcmp oeq", x, b.float(math.inf, x)), x, result)
+    result = b.select(b.compare("fcmp oeq", x, b.float(0.0, x)), b.float(-math.inf, x), result)
+    bad = b.compare("fcmp ult", x, b.float(0.0, x))
+    return b.select(bad, b.select(_is_nan(b, x), x, b.float(math.nan, x)), result)
+
+
+_TANH = (
+    -0.3333333134651184, 0.13333195447921753, -0.053945377469062805, 0.021692607551813126, -0.008156280033290386,
+    0.002122745616361499,
+)  # fmt: skip
+
+
+def _tanh(b: FunctionBuilder, x: Value) -> Value:
+    """x + x^3 P(x^2) near zero, 1 - 2 / (exp(2x) + 1) elsewhere."""
+    size = b.intrinsic("fabs", x)
+    square = b.binary("fmul", x, x)
+    near = b.fma(b.binary("fmul", _polynomial(b, square, _TANH), square), x, x)
+    one = b.float(1.0, x)
+    grown = b.binary("fadd", _exp(b, b.binary("fadd", size, size)), one)
+    far = b.binary("fsub", one, b.binary("fdiv", b.float(2.0, x), grown))
+    far = b.intrinsic("copysign", far, x)
+    return b.select(b.compare("fcmp olt", size, b.float(0.625, x)), near, far)
+
+
+_ERF_NEAR = (
+    1.128379225730896, -0.3761262893676758, 0.11283640563488007, -0.0268564410507679, 0.005193937104195356,
+    -0.0008065106812864542, 8.054630598053336e-05,
+)  # fmt: skip
+_ERF_FAR = (
+    0.00015338085358962417, -1.1293970346450806, -0.6336273550987244, -0.10790567845106125, 0.024812772870063782,
+    -0.004013384692370892, 0.00038478182977996767, -1.2329337550909258e-05, -6.628614528381149e-07,
+)  # fmt: skip
+
+
+def _erf(b: FunctionBuilder, x: Value) -> Value:
+    """x P(x^2) near zero, 1 - exp(Q(|x|)) elsewhere; beyond 4 it is 1 in f32."""
+    size = b.intrinsic("fabs", x)
+    near = b.binary("fmul", _polynomial(b, b.binary("fmul", x, x), _ERF_NEAR), x)
+    four = b.float(4.0, x)
+    capped = b.select(b.compare("fcmp ogt", size, four), four, size)
+    far = b.binary("fsub", b.float(1.0, x), _exp(b, _polynomial(b, capped, _ERF_FAR)))
+    far = b.intrinsic("copysign", far, x)
+    return b.select(b.compare("fcmp olt", size, b.float(0.95, x)), near, far)
+
+
+def _sigmoid(b: FunctionBuilder, x: Value) -> Value:
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|): small results keep their precision."""
+    one = b.float(1.0, x)
+    e = _exp(b, b.fneg(b.intrinsic("fabs", x)))
+    top = b.select(b.compare("fcmp olt", x, b.float(0.0, x)), e, one)
+    return b.binary("fdiv", top, b.binary("fadd", one, e))
+
+
+_CDF = (
+    -1.0, -1.1511057615280151, -0.45920491218566895, -0.05250502750277519, 0.007075471803545952, -0.00014587001351173967,
+    -0.00018254766473546624, 3.862076118821278e-05, -2.772050493149436e-06,
+)  # fmt: skip
+_EXP2 = (
+    1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.0013264721492305398,
+)  # fmt: skip
+
+
+def _normal_cdf(b: FunctionBuilder, x: Value) -> Value:
+    """2^Q(|x|), the weight beyond |x|, or one minus that; 0 below -5.6. The error is absolute: that of 1 + erf is no better."""
+    size = b.intrinsic("fabs", x)
+    most = b.float(5.6, x)
+    power = _polynomial(b, b.select(b.compare("fcmp ogt", size, most), most, size), _CDF)
+    magic = b.float(_MAGIC, x)
+    shifted = b.binary("fadd", power, magic)
+    n = b.binary("fsub", shifted, magic)
+    beyond = _scaled(b, _polynomial(b, b.binary("fsub", power, n), _EXP2), n, shifted)
+    below = b.select(b.compare("fcmp olt", x, b.float(-5.6, x)), b.float(0.0, x), beyond)
+    return b.select(b.compare("fcmp olt", x, b.float(0.0, x)), below, b.binary("fsub", b.float(1.0, x), beyond))
+
+
+def _normal_cdf_libm(b: FunctionBuilder, x: Value) -> Value:
+    scaled = b.binary("fmul", x, b.float(-math.sqrt(0.5), x))
+    return b.binary("fmul", b.float(0.5, x), b.per_lane(lambda s: _libm_call(b, "erfc", (s,)), scaled))
+
+
+_SIMPLE: dict[str, Callable[..., Value]] = {"isnan": _is_nan, "isinf": _is_inf, "sign": _sign, "rsqrt": _rsqrt}
+_FAST: dict[str, Callable[..., Value]] = {
+    "exp": _exp,
+    "log": _log,
+    "tanh": _tanh,
+    "erf": _erf,
+    "sigmoid": _sigmoid,
+    "normal_cdf": _normal_cdf,
+}

@@ -1,0 +1,1 @@
+"""What a loop program costs on a target: its nest as numbers, features of it, and an analytic estimate."""

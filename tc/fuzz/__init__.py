@@ -1,0 +1,1 @@
+"""Random models, oracles for them, and what makes a failing model small."""

@@ -1,0 +1,196 @@
+"""Verdicts: what is wrong, refused, unchecked or crashed, and a short fuzz of `tc` itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tc.errors import UnsupportedError
+from tc.fuzz import campaign, differential
+from tc.fuzz.campaign import Settings, run_campaign
+from tc.fuzz.differential import Run, Verdict, judge
+from tc.fuzz.generate import live_names
+from tc.fuzz.process import Judge, Judged
+from tc.fuzz.worker import pack_model, pack_runs, unpack_model, unpack_runs
+
+pytest.importorskip("onnxruntime")
+MODEL = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i) => (float[a] y) { z = Exp(x) y = Gather(z, i) }'
+)
+FEEDS = {"x": np.array([0.5, 1.0], np.float32), "i": np.array([1])}
+SPOILT = {**FEEDS, "i": np.array([99])}
+
+
+class Module:
+    """A compiled module that gives what a test says."""
+
+    def __init__(self, compute: Callable[[dict[str, Any]], np.ndarray]) -> None:
+        self.compute = compute
+
+    def run(self, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {"y": self.compute(feeds)}
+
+
+def verdict_on(monkeypatch: pytest.MonkeyPatch, compute: Callable[[dict[str, Any]], np.ndarray], run: Run) -> Verdict:
+    monkeypatch.setattr(differential, "compile_model", lambda *args, **options: Module(compute))
+    return judge(MODEL, [Run(FEEDS), run] if run.spoilt else [run])
+
+
+def right(feeds: dict[str, Any]) -> np.ndarray:
+    return np.exp(feeds["x"])[feeds["i"] % 2]
+
+
+def test_the_right_answer_is_ok_within_a_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict_on(monkeypatch, lambda feeds: np.nextafter(right(feeds), np.float32(9)), Run(FEEDS)).kind == "ok"
+
+
+def test_other_numbers_shapes_and_changed_inputs_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwrites(feeds: dict[str, Any]) -> np.ndarray:
+        found = right(feeds)
+        feeds["x"][:] = 0
+        return found
+
+    for compute in (
+        lambda f: right(f) * 1.001,
+        lambda f: right(f)[None],
+        lambda f: right(f).astype(np.float64),
+        overwrites,
+    ):
+        assert verdict_on(monkeypatch, compute, Run(FEEDS)).kind == "wrong"
+
+
+def test_a_bad_index_that_gives_a_result_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict_on(monkeypatch, right, Run(SPOILT, spoilt=True)).kind == "unchecked"
+
+
+def test_indices_that_no_result_depends_on_are_not_spoilt() -> None:
+    """A body's dead Gather was reported as one that is not checked."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, int64[1] j, int64[1] k, bool b) => (float[a] y) {'
+        "p = Gather(x, k) n = Shape(p)"
+        "y = If(b) <then_branch = t () => (float[c] z) { dead = Gather(x, i) z = Gather(x, j) },"
+        "else_branch = e () => (float[d] w) { w = Expand(x, n) }> }"
+    )
+
+    assert live_names(model.graph) == {"x", "j", "b", "y", "z", "n", "w"}
+
+
+def test_bad_indices_of_dead_nodes_need_not_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, bool b) => (int64[1] y) { p = Gather(x, i) '
+        "y = If(b) <then_branch = t () => (int64[1] z) { dead = Neg(p) z = Identity(i) },"
+        "else_branch = e () => (int64[1] w) { w = Neg(i) }> }"
+    )
+    monkeypatch.setattr(differential, "compile_model", lambda *args, **options: Module(lambda feeds: feeds["i"]))
+    feeds = {"x": np.ones(2, np.float32), "i": np.array([1]), "b": np.array(True)}
+
+    assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([9])}, spoilt=True)]).kind == "ok"
+
+
+def test_bad_indices_of_empty_results_need_not_be_noticed() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2,0] x, int64[1] i) => (float[a,b] y, float[c,d] z) '
+        "{ y = Gather(x, i) z = Neg(x) }"
+    )
+    feeds = {"x": np.ones((2, 0), np.float32), "i": np.array([1])}
+
+    assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([9])}, spoilt=True)]).kind == "ok"
+
+
+def test_results_of_another_rank_than_stated_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squeeze of [n, m] leaves a rank that depends on n and m."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[n,m] x) => (float[a] y) { y = Squeeze(x) }'
+    )
+    monkeypatch.setattr(differential, "compile_model", lambda *args, **options: Module(lambda feeds: feeds["x"][0]))
+
+    assert judge(model, [Run({"x": np.ones(shape, np.float32)}) for shape in ((1, 3), (2, 3))]).kind == "ok"
+
+
+def test_indices_are_brought_near_for_the_reference_evaluator() -> None:
+    """It takes them into range in steps, 2^63 / 2 of them."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, int64 s) => (float[a] y, int64 t)'
+        "{ y = GatherElements(x, i) t = Identity(s) }"
+    )
+    feeds = {"x": np.ones(2, np.float32), "i": np.array([0]), "s": np.array(3)}
+
+    assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([-(2**63)])}, spoilt=True)]).kind == "ok"
+
+
+def test_a_refusal_of_what_both_run_is_a_failure_and_a_listed_one_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> Verdict:
+        def compile_model(*args: Any, **options: Any) -> Any:
+            raise UnsupportedError(text)
+
+        monkeypatch.setattr(differential, "compile_model", compile_model)
+        return judge(MODEL, [Run(FEEDS)])
+
+    assert refuse("no such thing").kind == "refused"
+    assert refuse("ReduceSum: axes (input 1) must be constant").kind == "known"
+
+
+def test_models_and_runs_survive_the_way_to_the_child() -> None:
+    runs = [Run(FEEDS), Run(SPOILT, spoilt=True)]
+
+    back = unpack_runs(pack_runs(runs))
+
+    assert unpack_model(pack_model(MODEL)).SerializeToString() == MODEL.SerializeToString()
+    assert [run.spoilt for run in back] == [False, True]
+    assert back[1].feeds["i"].tolist() == [99]
+
+
+def test_a_child_that_dies_is_a_crash_and_its_successor_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = (
+        "import json, os, sys\nsys.stdin.readline()\n"
+        "print(json.dumps({'stage': 'tc', 'run': 0, 'oracles': 2}), flush=True)\nos.kill(os.getpid(), 11)"
+    )
+    judge_ = Judge()
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", dying], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(judge_, "_start", start)
+        dead = judge_.model(MODEL, [Run(FEEDS)])
+    alive = judge_.model(MODEL, [Run(FEEDS)])
+    judge_.close()
+
+    assert (dead.kind, dead.text) == ("crash", "the process died of SIGSEGV")
+    assert alive.kind == "ok"
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_random_models_agree_with_the_oracles(count: int, tmp_path: Path) -> None:
+    summary = run_campaign(range(count), Settings(processes=2), tmp_path)
+
+    assert {f.seed: f.judged.verdict.text for f in summary.failures} == {}
+    assert summary.kinds["ok"] >= 3 * count // 4
+
+
+@pytest.mark.slow
+def test_five_thousand_random_models_agree_with_the_oracles(tmp_path: Path) -> None:
+    summary = run_campaign(range(10_000, 15_000), Settings(processes=2), tmp_path)
+
+    assert {name: [f.seed for f in group] for name, group in summary.by_signature.items()} == {}
+    assert summary.kinds["ok"] >= 4_000
+    assert min(summary.operators.values()) >= 3
+
+
+def test_what_was_judged_before_an_interruption_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seeds: range, settings: Settings, begun: float) -> Iterator[tuple[int, Judged]]:
+        yield seeds[0], Judged(Verdict("ok"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "_all", interrupted)
+
+    summary = run_campaign(range(5), Settings(), None)
+
+    assert summary.interrupted and dict(summary.kinds) == {"ok": 1} and not summary.failures
