@@ -15,6 +15,7 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported
 from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
+from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
 from tc.runtime.jit import disassemble
 from tc.target import Target
@@ -61,7 +62,7 @@ def lower(
     if stage == "graph":
         return Lowered(stage, lambda: print_ir(stages.graph), {})
     if stage == "plan":
-        return Lowered(stage, lambda: "\n".join(map(str, stages.plan.steps)), {})
+        return Lowered(stage, lambda: print_plan(stages.plan), {})
     texts = {
         name: (lambda kernel=kernel: _kernel_text(kernel, stage, chosen)) for name, kernel in stages.kernels.items()
     }

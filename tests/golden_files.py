@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tc.ir.dtype import parse_dtype
 from tc.target import Target
 
 FOLDER = Path(__file__).parent / "golden"
@@ -24,14 +25,16 @@ TARGETS = {
 
 
 class Literals(dict[str, np.ndarray]):
-    """Arrays by name; those called `random 2x3` come into being when they are asked for."""
+    """Arrays by name; those called `random 2x3`, or `random i8 2x3`, come into being when they are asked for."""
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or str(name).startswith("random ")
 
     def __missing__(self, name: str) -> np.ndarray:
-        shape = tuple(map(int, name.removeprefix("random ").split("x")))
-        self[name] = np.random.default_rng(len(self)).standard_normal(shape).astype(np.float32)
+        *dtype, size = name.removeprefix("random ").split()
+        shape = tuple(map(int, size.split("x")))
+        values = np.random.default_rng(len(self)).standard_normal(shape).astype(np.float32)
+        self[name] = values if not dtype else (values * 30).astype(parse_dtype(dtype[0]).numpy)
         return self[name]
 
 
