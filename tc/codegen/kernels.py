@@ -29,7 +29,7 @@ from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import __version__
 
-CODEGEN_VERSION = 18
+CODEGEN_VERSION = 19
 """Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
 
 

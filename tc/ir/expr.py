@@ -52,17 +52,33 @@ def _key_part(value: Any) -> Any:
 class _Interned(type):
     """Metaclass that returns the existing node when one with the same class and fields is alive.
 
-    Of two threads that make equal nodes at once, both get the one that was entered first.
+    Of two threads that make equal nodes at once, both get the one that was entered first. A node is made as its dataclass would,
+    without a call for each field.
     """
 
+    __match_args__: tuple[str, ...]
+    holds_numbers: bool
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+        cls.holds_numbers = "Value" in namespace.get("__annotations__", {}).values() or any(
+            getattr(base, "holds_numbers", False) for base in bases
+        )
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        names = cls.__match_args__
         if kwargs:
-            args = (*args, *(kwargs[name] for name in cls.__match_args__[len(args) :]))  # type: ignore[attr-defined]
-        key = (cls, *map(_key_part, args))
+            args = (*args, *(kwargs[name] for name in names[len(args) :]))
+        key = (cls, *map(_key_part, args)) if cls.holds_numbers else (cls, *args)
         entry = _INTERNED.get(key)
         if entry is not None and (found := entry()) is not None:
             return found
-        made = super().__call__(*args)
+        if len(args) != len(names):
+            made = super().__call__(*args)
+        else:
+            made = object.__new__(cls)
+            made.__dict__.update(zip(names, args))
+            made.__post_init__()
         own = _Entry(made, _forget)
         own.key = key
         while (entry := _INTERNED.setdefault(key, own)) is not own:
@@ -77,6 +93,9 @@ class Expr(Node, metaclass=_Interned):
     """A scalar value of type `dtype`."""
 
     dtype: DType
+
+    def __post_init__(self) -> None:
+        """Sets the type of a node that takes it from its operands."""
 
     def __add__(self, other: ExprLike) -> Expr:
         return add(self, other)
@@ -198,7 +217,7 @@ class Load(Expr):
     indices: tuple[Expr, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", self.buffer.dtype)
+        self.__dict__["dtype"] = self.buffer.dtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,7 +228,7 @@ class BinaryExpr(Expr):
     rhs: Expr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", self.lhs.dtype)
+        self.__dict__["dtype"] = self.lhs.dtype
 
 
 class Add(BinaryExpr):
@@ -252,7 +271,7 @@ class CompareExpr(Expr):
     rhs: Expr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", bool_)
+        self.__dict__["dtype"] = bool_
 
 
 class Eq(CompareExpr):
@@ -288,7 +307,7 @@ class Not(Expr):
     operand: Expr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", bool_)
+        self.__dict__["dtype"] = bool_
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -301,7 +320,7 @@ class Select(Expr):
     false_value: Expr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", self.true_value.dtype)
+        self.__dict__["dtype"] = self.true_value.dtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -320,7 +339,7 @@ class Checked(Expr):
     origin: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", self.value.dtype)
+        self.__dict__["dtype"] = self.value.dtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,9 +7,9 @@ writing some hundred thousand instructions. llvmlite then parses and verifies wh
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tc.ir.dtype import DType
 
@@ -35,8 +35,7 @@ def llvm_type(dtype: DType) -> str:
     return LLVM_TYPES[dtype.name]
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """An LLVM value: its text, its element type, its number of lanes (0: a scalar), and its number when it is a known integer."""
 
     text: str
@@ -110,7 +109,10 @@ class FunctionBuilder:
         self.entry: list[str] = []
         self.block = "entry"
         self._count = 0
-        self._splats: list[dict[Value, Value]] = [{}]
+        self._known: dict[Hashable, Value] = {}
+        self._known_in_scope: list[list[Hashable]] = [[]]
+        self._places: dict[str, Value] = {}
+        self._allocas: set[str] = set()
         self._overflows: list[Value] | None = None
 
     # -- plumbing
@@ -144,16 +146,41 @@ class FunctionBuilder:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Values remembered inside do not dominate what follows; forget them at the end."""
-        self._splats.append({})
+        self._known_in_scope.append([])
         try:
             yield
         finally:
-            self._splats.pop()
+            for key in self._known_in_scope.pop():
+                del self._known[key]
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What `make` emits, or what it emitted for an equal key where that dominates this place.
+
+        For what depends on values alone. Only for code whose every branch and loop body is a `scope`.
+        """
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = make()
+            self._known_in_scope[-1].append(key)
+        return found
 
     def alloca(self, type_: str, count: int, align: int, hint: str) -> Value:
         result = self.name(f"{hint}.")
         self.entry.append(f"  {result} = alloca {type_}, i64 {count}, align {align}")
+        self._allocas.add(result)
         return Value(result, "ptr")
+
+    def place(self, base: Value, element: str, count: str) -> Value:
+        """The address `count` elements behind `base`, once where that dominates. Fixed places of the function's own memory are
+        computed where the function begins, and dominate everything."""
+        text = f"getelementptr inbounds {element}, ptr {base.text}, i64 {count}"
+        if base.text not in self._allocas or count[0] == "%":
+            return self.once(text, lambda: self.emit(text, "ptr"))
+        found = self._places.get(text)
+        if found is None:
+            found = self._places[text] = Value(self.name("v"), "ptr")
+            self.entry.append(f"  {found.text} = {text}")
+        return found
 
     # -- arithmetic
 
@@ -161,25 +188,22 @@ class FunctionBuilder:
         """`value` in every lane; itself when it is a vector already, or when `lanes` is 0."""
         if value.lanes or not lanes:
             return value
-        for known in self._splats:
-            if value in known and known[value].lanes == lanes:
-                return known[value]
-        if not value.text.startswith("%"):
-            result = Value(f"splat ({value.element} {value.text})", value.element, lanes)
-        else:
-            one = self.emit(f"insertelement <{lanes} x {value.element}> poison, {value}, i64 0", value.element, lanes)
-            result = self.emit(
-                f"shufflevector {one}, <{lanes} x {value.element}> poison, <{lanes} x i32> zeroinitializer",
-                value.element,
-                lanes,
-            )
-        self._splats[-1][value] = result
-        return result
+        element, text = value.element, value.text
+        if text[0] != "%":
+            return Value(f"splat ({element} {text})", element, lanes)
+        key = ("splat", text, lanes)
+        found = self._known.get(key)
+        if found is None:
+            one = self.emit(f"insertelement <{lanes} x {element}> poison, {element} {text}, i64 0", element, lanes)
+            all_lanes = f"shufflevector {one}, <{lanes} x {element}> poison, <{lanes} x i32> zeroinitializer"
+            found = self._known[key] = self.emit(all_lanes, element, lanes)
+            self._known_in_scope[-1].append(key)
+        return found
 
     def unify(self, *values: Value) -> tuple[Value, ...]:
         """All values with the same number of lanes."""
-        lanes = max(value.lanes for value in values)
-        return tuple(self.splat(value, lanes) for value in values)
+        lanes = max([value.lanes for value in values])
+        return tuple([value if value.lanes == lanes else self.splat(value, lanes) for value in values])
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
         a, b = self.unify(a, b)

@@ -265,8 +265,7 @@ class _Emitter(ExpressionEmitter):
         self.dependence.clear()
         self.state.values[loop.var] = self._lane_numbers(count)
         outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
-        with self.region():
-            yield
+        yield
         self.facts, self.lane, self.mask = outer, None, None
         self.dependence.clear()
 
@@ -443,6 +442,7 @@ class _Emitter(ExpressionEmitter):
         b.emit_void(f"call void @{PARALLEL_FOR}(ptr @{name}, {frame}, {end}, i64 {grain}, i64 {self._max_threads()})")
         self._outlined(nest, sizes, name, captured, known)
         self.state = outer
+        self.forget_memory()
 
     def _max_threads(self) -> str:
         return "%max_threads"

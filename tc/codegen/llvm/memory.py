@@ -46,7 +46,9 @@ class State:
     builder: FunctionBuilder
     values: dict[Var, Value] = field(default_factory=dict)
     pointers: dict[Buffer, Value] = field(default_factory=dict)
-    bases: list[dict[tuple[object, ...], Value]] = field(default_factory=lambda: [{}])
+    loaded: dict[str, Value] = field(default_factory=dict)  # what memory holds here, register tiles apart, by the text of the load
+    tiles: dict[Buffer, dict[int, Value]] = field(default_factory=dict)  # the same of register tiles, by place
+    stores: int = 0  # how many so far
 
 
 class MemoryEmitter:
@@ -76,11 +78,14 @@ class MemoryEmitter:
 
     @contextmanager
     def region(self) -> Iterator[None]:
-        """Code whose values do not dominate what follows."""
-        self.state.bases.append({})
-        with self.b.scope():
+        """Code whose values do not dominate what follows, and that may run again or not at all: a branch, or the body of a loop."""
+        state = self.state
+        loaded, tiles, stores = state.loaded, state.tiles, state.stores
+        state.loaded, state.tiles = {}, {}
+        with state.builder.scope():
             yield
-        self.state.bases.pop()
+        unchanged = state.stores == stores
+        state.loaded, state.tiles = (loaded, tiles) if unchanged else ({}, {})
 
     def _address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> _Address:
         key = (buffer, indices)
@@ -119,23 +124,25 @@ class MemoryEmitter:
         lane_known = 0
         lane_value: Value | None = None
         varying: Value | None = None
+        lane_var = None if self.lane is None else self.lane.var
+        known_values = self.state.values
         for monomial, coefficient in address.poly.terms.items():
             factor, values, lane_count, differs = coefficient, [], 0, False
             for atom in monomial:
-                if self.lane is not None and atom is self.lane.var:
+                if atom is lane_var:
                     lane_count += 1
                     continue
-                differs = differs or self.depends_on_lane(atom)
-                value = self.value(atom)
+                value = known_values.get(atom) or self.value(atom)  # type: ignore[call-overload]
                 if value.known is not None:
                     factor *= value.known
-                else:
-                    values.append(value)
+                    continue
+                values.append(value)
+                differs = differs or (lane_var is not None and self.depends_on_lane(atom))
             if lane_count == 0 and not differs:
                 if not values:
                     known += factor
                 elif factor:
-                    parts.append(((*(v.text for v in values), factor), factor, values))
+                    parts.append(((*[v.text for v in values], factor), factor, values))
             elif lane_count == 1 and not differs:
                 if not values:
                     lane_known += factor
@@ -155,24 +162,26 @@ class MemoryEmitter:
     def _term(self, factor: int, values: list[Value]) -> Value:
         result = values[0]
         for value in values[1:]:
-            result = self.b.binary("mul", result, value)
-        return result if factor == 1 else self.b.binary("mul", result, self.b.int(factor, result))
+            result = self._product(result, value)
+        return result if factor == 1 else self._product(result, self.b.int(factor, result))
+
+    def _product(self, a: Value, b: Value) -> Value:
+        return self.b.once(("mul", a.text, b.text), lambda: self.b.binary("mul", a, b))
 
     def _uniform(self, parts: list[tuple[tuple[object, ...], int, list[Value]]]) -> Value:
         """The sum of the terms, shared by all accesses with the same terms."""
         if not parts:
             return int_value(0)
-        key = tuple(sorted((part[0] for part in parts), key=str))
-        for known in self.state.bases:
-            if key in known:
-                return known[key]
-        total: Value | None = None
-        for _, factor, values in parts:
-            term = self._term(factor, values)
-            total = term if total is None else self.b.add(total, term)
-        assert total is not None
-        self.state.bases[-1][key] = total
-        return total
+        key = parts[0][0] if len(parts) == 1 else tuple(sorted([part[0] for part in parts], key=str))
+
+        def total() -> Value:
+            _, factor, values = parts[0]
+            result = self._term(factor, values)
+            for _, factor, values in parts[1:]:
+                result = self.b.add(result, self._term(factor, values))
+            return result
+
+        return self.b.once(key, total)
 
     def _pointer(self, buffer: Buffer, uniform: Value, known: int) -> Value:
         """base + uniform + known; the sum with `uniform` is shared, so that only constants differ between unrolled copies."""
@@ -181,15 +190,8 @@ class MemoryEmitter:
         if base is None:
             raise CodegenError(f"buffer {buffer} is used outside its scope")
         if uniform.known is None or uniform.known != 0:
-            key = ("ptr", base.text, element, uniform.text)
-            shared = next((found[key] for found in self.state.bases if key in found), None)
-            if shared is None:
-                shared = self.b.emit(f"getelementptr inbounds {element}, {base}, {uniform}", "ptr")
-                self.state.bases[-1][key] = shared
-            base = shared
-        if known == 0:
-            return base
-        return self.b.emit(f"getelementptr inbounds {element}, {base}, i64 {known}", "ptr")
+            base = self.b.place(base, element, uniform.text)
+        return base if known == 0 else self.b.place(base, element, str(known))
 
     def load(self, node: Load) -> Value:
         buffer = node.buffer
@@ -198,22 +200,63 @@ class MemoryEmitter:
             if varying is None and lane is not None and lane.known in range(2, MOST_SHUFFLED_STRIDE + 1):
                 return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), lane.known), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
-        pointer = self._pointer(buffer, uniform, known)
         contiguous = lane is not None and lane.known == 1
+        lanes = self.lane.lanes if contiguous and self.lane is not None else 0
+        if buffer.scope == "register" and uniform.known == 0:
+            held = self.state.tiles.get(buffer, {}).get(known)
+            if held is not None and held.lanes == lanes:
+                return self._from_memory(held, buffer.dtype)
+        pointer = self._pointer(buffer, uniform, known)
         if not contiguous:
-            return self._from_memory(self._scalar_load(buffer, pointer), buffer.dtype)
-        assert self.lane is not None
-        element, lanes = memory_type(buffer.dtype), self.lane.lanes
-        align = buffer.dtype.size_bytes
+            loaded = self._scalar_load(buffer, pointer)
+            self._hold(buffer, uniform, known, loaded)
+            return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
             self._prefetch_ahead(buffer, node.indices, uniform, known)
         if self.mask is None or buffer.scope == "register":  # a register tile is whole: masked lanes exist as well
-            loaded = self.b.emit(
-                f"load <{lanes} x {element}>, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element, lanes
-            )
+            loaded = self._whole_load(buffer, pointer, lanes)
+            self._hold(buffer, uniform, known, loaded)
         else:
             loaded = self._masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
         return self._from_memory(loaded, buffer.dtype)
+
+    def _hold(self, buffer: Buffer, uniform: Value, known: int, value: Value) -> None:
+        """Remember what is at a fixed place of a register tile. All that is remembered of a tile has one width, and lies at its
+        multiples, so that no two overlap."""
+        if buffer.scope != "register":
+            return
+        held = self.state.tiles.setdefault(buffer, {})
+        if held and next(iter(held.values())).lanes != value.lanes:
+            held.clear()
+        if uniform.known == 0 and known % max(value.lanes, 1) == 0:
+            held[known] = value._replace(known=None)
+
+    def _stored(self, buffer: Buffer, uniform: Value, known: int, value: Value | None) -> None:
+        """Forget what may lie where something was stored, and remember `value` if it is all that was."""
+        self.state.stores += 1
+        if buffer.scope != "register":
+            self.state.loaded = {}
+        elif value is None or uniform.known != 0 or known % max(value.lanes, 1):
+            self.state.tiles.pop(buffer, None)
+        else:
+            self._hold(buffer, uniform, known, value)
+
+    def forget_memory(self) -> None:
+        """Something else has run, that may have stored anywhere."""
+        self.state.stores += 1
+        self.state.loaded, self.state.tiles = {}, {}
+
+    def _whole_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
+        """Elements side by side, or one (`lanes` 0), which all exist. Nothing is loaded again as long as nothing is stored."""
+        element = memory_type(buffer.dtype)
+        kind = f"<{lanes} x {element}>" if lanes else element
+        text = f"load {kind}, ptr {pointer.text}, align {buffer.dtype.size_bytes}{self.aliasing.get(buffer, '')}"
+        if buffer.scope == "register":  # see `tiles`
+            return self.b.emit(text, element, lanes)
+        found = self.state.loaded.get(text)
+        if found is None:
+            found = self.state.loaded[text] = self.b.emit(text, element, lanes)
+        return found
 
     def _strided_load(self, buffer: Buffer, pointer: Value, stride: int) -> Value:
         """Every second, third ... element, out of vectors that lie side by side. The last one ends with the last element wanted: nothing
@@ -267,10 +310,9 @@ class MemoryEmitter:
 
     def _scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
         """A load that all lanes share. Under a mask it happens only if some lane is active."""
-        element, align = memory_type(buffer.dtype), buffer.dtype.size_bytes
         if self.mask is None or self.state.pointers.get(buffer) is None or not self.mask.lanes:
-            return self.b.emit(f"load {element}, {pointer}, align {align}{self.aliasing.get(buffer, '')}", element)
-        b = self.b
+            return self._whole_load(buffer, pointer, 0)
+        element, align, b = memory_type(buffer.dtype), buffer.dtype.size_bytes, self.b
         any_lane = self.any_lane(self.mask)
         single = b.insert(Value("zeroinitializer", "i1", 1), any_lane, 0)
         name = f"llvm.masked.load.v1{_short(element)}.p0"
@@ -301,9 +343,11 @@ class MemoryEmitter:
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
         self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
-        return self.b.emit(
-            f"call {vector} @{name}(ptr align {align} {pointer.text}, {mask}, {vector} zeroinitializer)", element, lanes
-        )
+        text = f"call {vector} @{name}(ptr align {align} {pointer.text}, {mask}, {vector} zeroinitializer)"
+        found = self.state.loaded.get(text)
+        if found is None:
+            found = self.state.loaded[text] = self.b.emit(text, element, lanes)
+        return found
 
     def _vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
         assert self.lane is not None
@@ -346,6 +390,7 @@ class MemoryEmitter:
         element, align = memory_type(buffer.dtype), buffer.dtype.size_bytes
         if self.lane is None:
             self._store_at(buffer, self._pointer(buffer, uniform, known), value)
+            self._stored(buffer, uniform, known, value)
             return
         lanes = self.lane.lanes
         value = self.b.splat(value, lanes)
@@ -356,13 +401,16 @@ class MemoryEmitter:
                 old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
                 value = self.b.select(self.b.splat(self.mask, lanes), value, old)
             if self.mask is None or buffer.scope == "register":
-                self.b.emit_void(f"store {value}, {pointer}, align {align}{self.aliasing.get(buffer, '')}")
+                self._store_at(buffer, pointer, value)
+                self._stored(buffer, uniform, known, value)
                 return
+            self._stored(buffer, uniform, known, None)
             name = f"llvm.masked.store.v{lanes}{_short(element)}.p0"
             self.module.declare(name, "void", [value.type, "ptr", f"<{lanes} x i1>"])
             mask = self.b.splat(self.mask, lanes)
             self.b.emit_void(f"call void @{name}({value}, ptr align {align} {pointer.text}, {mask})")
             return
+        self._stored(buffer, uniform, known, None)
         pointers = self._lane_pointers(buffer, uniform, known, lane, varying)
         mask = self.b.splat(self.mask, lanes) if self.mask is not None else Value("splat (i1 true)", "i1", lanes)
         name = f"llvm.masked.scatter.v{lanes}{_short(element)}.v{lanes}p0"
@@ -373,6 +421,7 @@ class MemoryEmitter:
         """Store a number that has been computed, outside vectorized loops."""
         uniform, known, _, _ = self._offset(self._address(stmt.buffer, stmt.indices))
         self._store_at(stmt.buffer, self._pointer(stmt.buffer, uniform, known), value)
+        self._stored(stmt.buffer, uniform, known, value)
 
     def _store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None:
         align = buffer.dtype.size_bytes
