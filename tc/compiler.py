@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,8 +16,7 @@ import numpy as np
 import onnx
 
 from tc.check.compare import CompiledKernel, verify_kernels
-from tc.codegen.kernels import CODEGEN_VERSION, Kernel, Tuned, object_key, schedule_module, workload_key
-from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.kernels import CODEGEN_VERSION, Kernel, Tuned, schedule_module, workload_key
 from tc.errors import InputError, ModelError, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported, load_model
@@ -49,20 +47,18 @@ from tc.passes.graph.simplify_splits import simplify_splits
 from tc.passes.graph.split_phases import split_phases
 from tc.passes.graph.use_winograd import use_winograd
 from tc.passes.lower import lower_primitives
-from tc.passes.manager import map_prim_funcs
+from tc.passes.manager import Stopwatch, map_prim_funcs
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
+from tc.runtime.builder import ENTRY, ModuleBuilder, Program
 from tc.runtime.callbacks import provide_reference_kernels
 from tc.runtime.collector import rare_collections
-from tc.runtime.entry import EntrySource, emit_entry
+from tc.runtime.entry import EntrySource
 from tc.runtime.float_mode import usual_float_mode
-from tc.runtime.jit import Library, compile_objects, link
+from tc.runtime.jit import Library
 from tc.runtime.loading import load_sealed
-from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModuleCache, module_key
-from tc.runtime.object_cache import ObjectCache
-from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
 from tc.target import Target, check_threads
 from tc.version import __version__
@@ -102,21 +98,6 @@ def nodes_by_result(module: IRModule) -> dict[TensorVar, tuple[str, ...]]:
         nodes = tuple(dict.fromkeys(str(b.span) for b in inner.bindings if b.span is not None))
         found.update(dict.fromkeys(binding.targets, nodes))
     return found
-
-
-class _Stopwatch:
-    """Adds up wall seconds (perf_counter) by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def optimize_graph(module: IRModule, numerics: str = "default") -> IRModule:
@@ -171,12 +152,12 @@ def prepare_model(
     dims: Mapping[str, Dim | int] | None = None,
     on_unsupported: str = "fallback",
     numerics: str = "default",
-    watch: _Stopwatch | None = None,
+    watch: Stopwatch | None = None,
     assume_equal: bool = True,
     overridden: Collection[str] = (),
 ) -> PreparedModel:
     """Import, the passes of `optimize_graph`, and what layouts need."""
-    watch = watch or _Stopwatch()
+    watch = watch or Stopwatch()
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported, assume_equal, overridden)
     with watch.time("graph passes"):
@@ -186,17 +167,17 @@ def prepare_model(
     return PreparedModel(imported, graph, target, numerics)
 
 
-def lay_out(model: PreparedModel, answer: Answer = own_answer, watch: _Stopwatch | None = None) -> PreparedModel:
+def lay_out(model: PreparedModel, answer: Answer = own_answer, watch: Stopwatch | None = None) -> PreparedModel:
     """Choose layouts, as `answer` decides."""
-    watch = watch or _Stopwatch()
+    watch = watch or Stopwatch()
     with watch.time("graph passes"):
         graph = convert_layout(model.graph, block=model.target.lanes(32), answer=answer)
     return dataclasses.replace(model, graph=graph)
 
 
-def lower_model(model: PreparedModel, answer: Answer = own_answer, watch: _Stopwatch | None = None) -> LoweredModel:
+def lower_model(model: PreparedModel, answer: Answer = own_answer, watch: Stopwatch | None = None) -> LoweredModel:
     """Everything else before schedules, of a model with layouts; `answer` decides what graph passes leave open."""
-    watch = watch or _Stopwatch()
+    watch = watch or Stopwatch()
     with watch.time("graph passes"):
         graph = use_winograd(model.graph, enable=model.numerics == "default", answer=answer)
         graph = remove_dead_code(pack_matmul(graph, lanes=model.target.lanes(32), answer=answer))
@@ -215,17 +196,18 @@ def run_stages(
     tuned: Tuned | None = None,
     assume_equal: bool = True,
     overridden: Collection[str] = (),
+    ready: Callable[[Kernel], None] | None = None,
 ) -> Stages:
     """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best.
 
-    assume_equal, overridden: see `load_model`.
+    assume_equal, overridden: see `load_model`. ready: told of each kernel as soon as it is scheduled.
     """
-    watch = _Stopwatch()
+    watch = Stopwatch()
     answer = own_answer if tuned is None else tuned.answer
     prepared = prepare_model(model, target, dims, on_unsupported, numerics, watch, assume_equal, overridden)
     found = lower_model(lay_out(prepared, answer, watch), answer, watch)
     with watch.time("schedule"):
-        module, kernels = schedule_module(found.lowered, target, tuned)
+        module, kernels = schedule_module(found.lowered, target, tuned, ready)
     with watch.time("plan"):
         plan = plan_memory(module, found.imported.requirements)
     return Stages(found.imported, found.fused, found.lowered, kernels, module, plan, watch.seconds)
@@ -316,7 +298,8 @@ def compile_model(
 
     def general() -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
-        return build_module(stages_of(assume_equal=False), chosen, count)
+        other = ModuleBuilder(chosen)
+        return build_module(stages_of(assume_equal=False, ready=other.want), other, count)
 
     def overriding(names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
@@ -330,14 +313,16 @@ def compile_model(
         def profiled() -> tuple[EntrySource, Library]:
             if _module_key(model, facts) != key:
                 raise UserError("profile: the model's file has changed since it was compiled; compile it again")
-            return _profiled_entry(stages_of(), chosen)
+            other = ModuleBuilder(chosen)
+            return _profiled_entry(stages_of(ready=other.want), other)
 
         known.set_origin(seconds, profiled, general)
         known.set_overriding(known.overridable, overriding)
         return known
-    stages = stages_of()
+    builder = ModuleBuilder(chosen)
+    stages = stages_of(ready=builder.want)
     _verify_stages(stages, verify, isinstance(model, IRModule))
-    module = build_module(stages, chosen, count, () if tuned is None else tuple(tuned.summary()))
+    module = build_module(stages, builder, count, () if tuned is None else tuple(tuned.summary()))
     module.set_general(general)
     module.set_overriding(stages.imported.defaults, overriding)
     if verify == "always":
@@ -382,13 +367,10 @@ def _module_key(model: Model, facts: tuple[object, ...]) -> str | None:
     return module_key(data, __version__, llvmlite.__version__, CODEGEN_VERSION, facts)
 
 
-def _profiled_entry(stages: Stages, target: Target) -> tuple[EntrySource, Library]:
-    """The entry point that times every kernel, for a module whose stages were not kept."""
-    symbols = {name: kernel.symbol for name, kernel in stages.kernels.items()}
-    entry = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
-    finals = {kernel.symbol: kernel.final for kernel in stages.kernels.values()}
-    sources = [emit_prim_func(final, symbol, target.features).ir_text for symbol, final in finals.items()]
-    return entry, link(compile_objects(sources, target, [entry.ir_text]))
+def _profiled_entry(stages: Stages, builder: ModuleBuilder) -> tuple[EntrySource, Library]:
+    """The entry point that times every kernel."""
+    (timed,) = builder.link([Program.of(stages.plan, stages.kernels)], profile=True)
+    return timed.entry, timed.library
 
 
 def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:
@@ -400,49 +382,30 @@ def _verify_stages(stages: Stages, mode: str, from_ir: bool) -> None:
             verify_ir(module)
 
 
-def build_module(stages: Stages, target: Target, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
-    """Emit, compile and link what the plan needs; `notes` go into the report."""
-    watch = _Stopwatch()
-    cache = ObjectCache()
-    get_pool()
-    symbols = {name: kernel.symbol for name, kernel in stages.kernels.items()}
-    finals = {kernel.symbol: kernel.final for kernel in stages.kernels.values()}
-    objects: dict[str, bytes | None] = {}
-    with watch.time("cache"):
-        for symbol in finals:
-            objects[symbol] = cache.get(object_key(symbol, target))
-    missing = [symbol for symbol, data in objects.items() if data is None]
-    with watch.time("emit"):
-        sources = [emit_prim_func(finals[symbol], symbol, target.features).ir_text for symbol in missing]
-        entry = emit_entry(stages.plan, symbols, "tc_entry")
-    with watch.time("llvm"):
-        *compiled, entry_object = compile_objects(sources, target, [entry.ir_text])
-    for symbol, data in zip(missing, compiled, strict=True):
-        objects[symbol] = data
-        cache.put(object_key(symbol, target), data)
-    with watch.time("link"):
-        linked = [*(data for data in objects.values() if data is not None), entry_object]
-        library = link(linked)
-    with watch.time("constants"):
-        constants = place_constants([c.value for c in stages.plan.constants])
-    def profiled() -> tuple[EntrySource, Library]:
-        timed = emit_entry(stages.plan, symbols, "tc_entry", profile=True)
-        return timed, link([*linked[:-1], *compile_objects([], target, [timed.ir_text])])
+def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
+    """The module of a model, of whose kernels the builder was told; `notes` go into the report."""
+    program = Program.of(stages.plan, stages.kernels)
+    (linked,) = builder.link([program])
+    constants = builder.constants(stages.plan)
 
-    seconds = {**stages.seconds, **watch.seconds}
-    report = dataclasses.replace(_report(stages, set(missing), constants, seconds), notes=notes)
+    def profiled() -> tuple[EntrySource, Library]:
+        (timed,) = builder.link([program], profile=True)
+        return timed.entry, timed.library
+
+    seconds = {**stages.seconds, **builder.watch.seconds}
+    report = dataclasses.replace(_report(stages, builder.made, constants, seconds), notes=notes)
     return CompiledModule(
         stages.plan,
-        entry,
-        library,
-        "tc_entry",
+        linked.entry,
+        linked.library,
+        ENTRY,
         constants,
         threads,
         run_reference,
         report,
         _explanations(stages),
-        linked,
-        str(target),
+        linked.objects,
+        str(builder.target),
         profiled,
     )
 

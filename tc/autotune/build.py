@@ -13,12 +13,11 @@ from functools import lru_cache
 from tc.autotune.inputs import ArraySpec, signature
 from tc.autotune.runner import Workload
 from tc.codegen.kernels import finish_loops
-from tc.codegen.llvm.emitter import emit_prim_func
 from tc.errors import MeasureError
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import identifier
-from tc.runtime.jit import compile_object
+from tc.runtime.builder import kernel_object
 from tc.schedule.step import Trace
 from tc.target import Target
 
@@ -61,8 +60,7 @@ def build(request: BuildRequest) -> Built:
     target = _target(workload.target)
     dims = _sizes(func, dict(workload.dims))
     final = finish_loops(Trace.from_json(request.trace).apply(func), workload.threads)
-    source = emit_prim_func(final, SYMBOL, target.features)
-    code = compile_object(source.ir_text, target)
+    code = kernel_object(final, SYMBOL, target)
     inputs, outputs = _signature(workload.text, tuple(dims.items()))
     workspaces = signature(final, dims, with_values=False)[1][len(outputs) :]
     scalars = tuple(dims[var.name] for var in final.dims)

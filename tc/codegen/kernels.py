@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,9 +79,15 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) 
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 
 
-def schedule_module(module: IRModule, target: Target, tuned: Tuned | None = None) -> tuple[IRModule, dict[str, Kernel]]:
-    """Schedule every PrimFunc, and put the kernels into the module."""
-    kernels = {func.name: schedule_kernel(func, target, tuned) for func in module.prim_funcs}
+def schedule_module(
+    module: IRModule, target: Target, tuned: Tuned | None = None, ready: Callable[[Kernel], None] | None = None
+) -> tuple[IRModule, dict[str, Kernel]]:
+    """Schedule every PrimFunc, and put the kernels into the module. `ready` is told of each kernel as soon as it is there."""
+    kernels: dict[str, Kernel] = {}
+    for func in module.prim_funcs:
+        kernels[func.name] = schedule_kernel(func, target, tuned)
+        if ready is not None:
+            ready(kernels[func.name])
     return with_kernels(module, kernels), kernels
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,6 +50,22 @@ def _register(func: FuncT, level: str) -> FuncT:
     assert name not in PASSES, f"pass {name} is registered twice"
     PASSES[name] = Pass(name, level, func)
     return func
+
+
+class Stopwatch:
+    """Adds up wall seconds (perf_counter) by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Add what the body takes to the seconds of `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 @dataclass(frozen=True)

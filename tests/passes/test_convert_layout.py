@@ -25,6 +25,7 @@ from tc.ops import blocked
 from tc.ops.registry import OPS
 from tc.passes.graph.convert_layout import block_axes, convert_layout
 from tc.passes.graph.questions import Option, Question
+from tc.runtime.builder import ModuleBuilder
 from tc.target import native_target
 
 Arrays = dict[str, np.ndarray]
@@ -238,7 +239,8 @@ def check_any_answers(seed: int) -> AnyAnswers:
     """A random network compiled with answers drawn at random, against onnxruntime."""
     net, answers, target = random_net(seed), AnyAnswers(seed), dataclasses.replace(native_target(), cores=2)
     model = net.finish(list(net.shapes)[-1])
-    module = build_module(run_stages(model, target, tuned=answers), target, 2)
+    builder = ModuleBuilder(target)
+    module = build_module(run_stages(model, target, tuned=answers, ready=builder.want), builder, 2)
 
     for found, wanted in zip(module.run(net.arrays).values(), expected(model, net.arrays), strict=True):
         assert_close(found, wanted)

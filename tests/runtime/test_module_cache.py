@@ -17,6 +17,7 @@ from onnx import TensorProto, numpy_helper
 import tc
 from tc import compiler
 from tc.errors import ModelError, UserError
+from tc.runtime import builder
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.saved import Seal, read_module, write_module
 
@@ -293,7 +294,7 @@ def test_what_profiles_is_compiled_once(folder: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(compiler, "compile_objects", refuse)
+    monkeypatch.setattr(builder, "compile_objects", refuse)
     again = cached.profile(X, repeat=1)
 
     assert was_cached(cached)

@@ -1,0 +1,113 @@
+"""From kernels and execution plans to linked programs: emit, object cache, LLVM, link, constants. Nothing else makes modules.
+
+    builder = ModuleBuilder(target)
+    builder.want(kernel)                        # as soon as a kernel is scheduled
+    (linked,) = builder.link([Program.of(plan, kernels)])
+
+What several programs of one builder have in common is compiled once. `want` may be called at any time before `link`: what it is told of
+early can be emitted and compiled beside whatever its caller does until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tc.codegen.kernels import Kernel, object_key
+from tc.codegen.llvm.emitter import emit_prim_func
+from tc.ir.loop import PrimFunc
+from tc.ir.plan import ExecutionPlan
+from tc.passes.manager import Stopwatch
+from tc.runtime.entry import EntrySource, emit_entry
+from tc.runtime.jit import Library, compile_object, compile_objects, link
+from tc.runtime.memory import place_constants
+from tc.runtime.object_cache import ObjectCache
+from tc.runtime.pool import get_pool
+from tc.target import Target
+
+ENTRY = "tc_entry"
+"""The symbol of every program's entry point."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """An execution plan, and the linker symbols of the kernels that it launches, by their names."""
+
+    plan: ExecutionPlan
+    symbols: Mapping[str, str]
+
+    @classmethod
+    def of(cls, plan: ExecutionPlan, kernels: Mapping[str, Kernel]) -> Program:
+        """The plan of a module with these kernels."""
+        return cls(plan, {name: kernel.symbol for name, kernel in kernels.items()})
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A program in the process: its entry point, and the objects that it was linked from, the entry's last."""
+
+    entry: EntrySource
+    library: Library
+    objects: tuple[bytes, ...]
+
+
+class ModuleBuilder:
+    """Makes the code of kernels for one target, each once, and links programs from it.
+
+    `made`: the symbols whose code came from no cache. `watch`: seconds by stage. The caches of object code on disk are read and written.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.made: set[str] = set()
+        self.watch = Stopwatch()
+        self._cache = ObjectCache()
+        self._code: dict[str, bytes] = {}
+        self._wanted: dict[str, PrimFunc] = {}
+
+    def want(self, kernel: Kernel) -> None:
+        """Say that a program will launch this kernel."""
+        symbol = kernel.symbol
+        if symbol in self._code or symbol in self._wanted:
+            return
+        with self.watch.time("cache"):
+            known = self._cache.get(object_key(symbol, self.target))
+        if known is None:
+            self._wanted[symbol] = kernel.final
+        else:
+            self._code[symbol] = known
+
+    def link(self, programs: Sequence[Program], *, profile: bool = False) -> list[Linked]:
+        """The programs, of kernels that were wanted. `profile`: with a clock around every launch."""
+        get_pool()  # what kernels call
+        wanted, self._wanted = self._wanted, {}
+        with self.watch.time("emit"):
+            sources = [emit_prim_func(final, symbol, self.target.features).ir_text for symbol, final in wanted.items()]
+            entries = [emit_entry(each.plan, dict(each.symbols), ENTRY, profile) for each in programs]
+        with self.watch.time("llvm"):
+            objects = compile_objects(sources, self.target, [entry.ir_text for entry in entries])
+        for symbol, code in zip(wanted, objects[: len(wanted)], strict=True):
+            self._code[symbol] = code
+            self._cache.put(object_key(symbol, self.target), code)
+        self.made.update(wanted)
+        with self.watch.time("link"):
+            return [
+                self._linked(program, entry, code)
+                for program, entry, code in zip(programs, entries, objects[len(wanted) :], strict=True)
+            ]
+
+    def _linked(self, program: Program, entry: EntrySource, code: bytes) -> Linked:
+        objects = (*(self._code[symbol] for symbol in dict.fromkeys(program.symbols.values())), code)
+        return Linked(entry, link(objects), objects)
+
+    def constants(self, plan: ExecutionPlan) -> list[np.ndarray]:
+        """The constants of a plan, where kernels may read them."""
+        with self.watch.time("constants"):
+            return place_constants([constant.value for constant in plan.constants])
+
+
+def kernel_object(func: PrimFunc, symbol: str, target: Target) -> bytes:
+    """The object file of one kernel, its loops finished, under a symbol; no cache takes part."""
+    return compile_object(emit_prim_func(func, symbol, target.features).ir_text, target)
