@@ -71,7 +71,7 @@ class OpDef:
         blocks of `block`, [n, ceil(c / block), *space, block]; None when it cannot. Lanes past c are unspecified.
     aligned(types, attrs): for operators that broadcast: for each operand the key of every axis; axes of one key broadcast with each
         other, None stands for an axis that does not.
-    samples(rng): for tests: (arrays, attrs) pairs that cover the corners.
+    samples(rng): for tests: (arrays, attrs) pairs that cover the corners; one at least.
     """
 
     name: str
@@ -85,7 +85,7 @@ class OpDef:
     joins: Callable[[Sequence[TensorType | None], Attrs], bool] | None = None
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
     aligned: Callable[[Sequence[TensorType | None], Attrs], AxisKeys] | None = None
-    samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] | None = None
+    samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] = field(kw_only=True)
 
     def attrs(self, given: dict[str, AttrValue] | tuple[tuple[str, AttrValue], ...]) -> Attrs:
         """The given attributes with the defaults filled in; ShapeError for one that is unknown or missing."""

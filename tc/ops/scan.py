@@ -170,14 +170,40 @@ def _infer_compress(types: Types, attrs: Attrs) -> TensorType:
     return TensorType((*x.shape[:axis], _fresh_dim("kept"), *x.shape[axis + 1 :]), x.dtype)
 
 
-register(OpDef("compress", _infer_compress, _run_compress, None, {"axis": None}))
-register(
-    OpDef(
-        "nonzero",
-        lambda types, attrs: TensorType((const(operand(types, 0, "nonzero").rank), _fresh_dim("nonzero")), i64),
-        lambda arrays, attrs: np.array(np.nonzero(arrays[0]), np.int64),
-    )
-)
+def _compress_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for axis, size in ((None, 24), (0, 2), (1, 3), (-1, 4), (1, 2), (None, 5)):  # the last two: what is not spoken of is dropped
+        yield [_normal(rng, 2, 3, 4), rng.random(size) < 0.5], {"axis": axis}
+    yield [rng.integers(0, 9, (4, 2)), np.zeros(4, bool)], {"axis": 0}
+    yield [_normal(rng, 0, 3), np.ones(3, bool)], {"axis": 1}
+    yield [np.array(2.5, np.float32), np.ones(1, bool)], {"axis": None}
+
+
+register(OpDef("compress", _infer_compress, _run_compress, None, {"axis": None}, samples=_compress_samples))
+
+
+def _infer_nonzero(types: Types, attrs: Attrs) -> TensorType:
+    return TensorType((const(operand(types, 0, "nonzero").rank), _fresh_dim("nonzero")), i64)
+
+
+def _run_nonzero(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    """int64[rank, count]: the places, one a column, in order; of a scalar zero numbers a place."""
+    x = arrays[0]
+    assert x is not None
+    places = np.nonzero(np.atleast_1d(x))[: x.ndim]
+    return np.array(places, np.int64).reshape(x.ndim, np.count_nonzero(x))
+
+
+def _nonzero_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield [rng.integers(0, 2, (2, 3, 4))], {}
+    yield [np.array([0.0, -0.0, np.nan, np.inf, 1e-45, 2.0], np.float32)], {}
+    yield [rng.random((5, 1)) < 0.5], {}
+    yield [np.zeros((3, 2), np.uint8)], {}
+    yield [_normal(rng, 2, 0)], {}
+    yield [np.array(3, np.int32)], {}
+    yield [np.array(0, np.int32)], {}
+
+
+register(OpDef("nonzero", _infer_nonzero, _run_nonzero, samples=_nonzero_samples))
 
 
 def _infer_unique(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -203,4 +229,15 @@ def _run_unique(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, ...]:
     return (values.astype(x.dtype), *(part.astype(np.int64) for part in (first, inverse, counts)))
 
 
-register(OpDef("unique", _infer_unique, _run_unique, None, {"axis": None, "sorted": True}))
+def _unique_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for axis in (None, 0, 1, -1):
+        for in_order in (True, False):
+            yield [rng.integers(0, 2, (4, 3, 2))], {"axis": axis, "sorted": in_order}
+    yield [np.array([2.0, np.nan, -0.0, 2.0, 0.0, np.nan, -np.inf], np.float32)], {"sorted": False}
+    yield [np.array([True, True, False])], {}
+    yield [_normal(rng, 0)], {}
+    yield [_normal(rng, 0, 3)], {"axis": 0}
+    yield [np.array(7, np.int16)], {}
+
+
+register(OpDef("unique", _infer_unique, _run_unique, None, {"axis": None, "sorted": True}, samples=_unique_samples))

@@ -91,7 +91,7 @@ def model_of(case: Operands, shapes: tuple[tuple[int, ...], ...], *, symbolic: b
 
 def feeds_of(case: Operands, shapes: tuple[tuple[int, ...], ...]) -> dict[str, np.ndarray]:
     arrays = (np.zeros(shape, np.int64) if k in case.integers else np.ones(shape, np.float32) for k, shape in enumerate(shapes))
-    return dict(zip("abcde", arrays, strict=False))
+    return dict(zip("abcde"[: len(shapes)], arrays, strict=True))
 
 
 def spoilt(case: Operands) -> list[tuple[tuple[int, ...], ...]]:

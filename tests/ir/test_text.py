@@ -21,7 +21,8 @@ from tc.schedule.rules import apply_rules
 from tc.target import native_target
 from tests.ops.kernels import finish, make_prim_func
 
-SAMPLED = sorted(name for name, op in OPS.items() if op.samples is not None and op.compute is not None)
+NAMES = sorted(OPS)
+WITH_LOOPS = [name for name in NAMES if OPS[name].compute is not None]
 
 
 def assert_round_trip(module: IRModule) -> None:
@@ -31,24 +32,24 @@ def assert_round_trip(module: IRModule) -> None:
     again = parse_module(text, constants)
 
     assert first_difference(module, again) is None
-    assert print_ir(again, dict(constants)) == text or print_ir(again, {}) is not None
+    assert print_ir(again, {}) == text
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", WITH_LOOPS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_kernels_round_trip_before_and_after_scheduling(name: str) -> None:
     op = OPS[name]
-    for arrays, attrs in op.samples(np.random.default_rng(8)):  # type: ignore[misc]
+    for arrays, attrs in op.samples(np.random.default_rng(8)):
         prim = simplify_loops(make_prim_func(op, arrays, attrs))
         scheduled = apply_rules(prim, native_target()).func
 
         assert_round_trip(IRModule((prim, scheduled, finish(prim))))
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", NAMES)
 def test_calls_of_every_operator_round_trip(name: str) -> None:
     op = OPS[name]
-    for arrays, attrs in op.samples(np.random.default_rng(9)):  # type: ignore[misc]
+    for arrays, attrs in op.samples(np.random.default_rng(9)):
         builder = GraphBuilder()
         args = [
             None if a is None else builder.param(f"x {k}", tensor_type(a.shape, from_numpy(a.dtype)))

@@ -29,7 +29,7 @@ def model(seed: int = 0, nodes: tuple[str, ...] = ("Tanh", "Softmax")) -> bytes:
     graph = oh.make_graph(
         [
             oh.make_node("MatMul", ["x", "w"], ["v0"], "product"),
-            *(oh.make_node(kind, [a], [b], kind.lower()) for kind, a, b in zip(nodes, names, names[1:], strict=False)),
+            *(oh.make_node(kind, [a], [b], kind.lower()) for kind, a, b in zip(nodes, names[:-1], names[1:], strict=True)),
         ],
         "g",
         [oh.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 24])],
