@@ -11,12 +11,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import llvmlite
 import numpy as np
 import onnx
 
 from tc.check.compare import CompiledKernel, verify_kernels
-from tc.codegen.kernels import CODEGEN_VERSION, Kernel, Tuned, schedule_module, workload_key
+from tc.codegen.kernels import Kernel, Tuned, schedule_module, workload_key
 from tc.errors import InputError, ModelError, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.onnx import Imported, load_model
@@ -61,7 +60,6 @@ from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.report import KernelReport, Report
 from tc.target import Target, check_threads
-from tc.version import __version__
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
@@ -364,7 +362,7 @@ def _module_key(model: Model, facts: tuple[object, ...]) -> str | None:
                 return None
         case _:
             return None
-    return module_key(data, __version__, llvmlite.__version__, CODEGEN_VERSION, facts)
+    return module_key(data, facts)
 
 
 def _profiled_entry(stages: Stages, builder: ModuleBuilder) -> tuple[EntrySource, Library]:

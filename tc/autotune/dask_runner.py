@@ -26,11 +26,10 @@ import numpy as np
 from tc.autotune.measure import DEFAULT_MEMORY_BYTES, LocalRunner
 from tc.autotune.runner import Job, Measurement, ReferenceClock
 from tc.autotune.timing import TrialPlan
-from tc.codegen.kernels import CODEGEN_VERSION
 from tc.errors import MeasureError, UserError
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target, available_cpus, native_target
-from tc.version import __version__
+from tc.version import __version__, compiler_fingerprint
 
 Client = Any
 """distributed.Client; the package is an extra, imported where it is used."""
@@ -67,7 +66,7 @@ def describe_machine() -> Machine:
     versions = {
         "tc": __version__,
         "llvmlite": llvmlite.__version__,
-        "code generation": str(CODEGEN_VERSION),
+        "sources": compiler_fingerprint(),
         "schedule language": str(LANGUAGE_VERSION),
     }
     return Machine(str(target), target.fingerprint(), available_cpus(), tuple(versions.items()))

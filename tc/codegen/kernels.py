@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import llvmlite
-
 from tc.ir.graph import Binding, CallTir, Function, TensorVar
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -27,10 +25,7 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.canonical import canonical_names
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
-from tc.version import __version__
-
-CODEGEN_VERSION = 19
-"""Part of the key of cached object code: raise it when the same PrimFunc is emitted differently."""
+from tc.version import compiler_fingerprint
 
 
 class Tuned(Protocol):
@@ -121,4 +116,4 @@ def with_kernels(module: IRModule, kernels: Mapping[str, Kernel]) -> IRModule:
 
 def object_key(symbol: str, target: Target) -> str:
     """The name under which the object cache keeps a kernel's code."""
-    return f"{symbol}-{target.fingerprint()}-{CODEGEN_VERSION}-{__version__}-{llvmlite.__version__}"
+    return f"{symbol}-{target.fingerprint()}-{compiler_fingerprint()}"

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,6 +21,7 @@ from tc.errors import ModelError
 from tc.runtime.cache_root import open_cache_folder, warn_once
 from tc.runtime.digest import digest_of
 from tc.runtime.saved import Seal
+from tc.version import compiler_fingerprint
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 LARGEST_SHARE = 4
@@ -30,16 +31,8 @@ _log = logging.getLogger("tc.cache")
 
 
 def module_key(model: bytes | memoryview, *facts: object) -> str:
-    """What a compiled module is found by: a hash of the model, of what else decides the result, and of the compiler's sources."""
+    """What a compiled module is found by: a hash of the model, of what else decides the result, and of the compiler."""
     return hashlib.sha256(repr((digest_of(model), compiler_fingerprint(), *facts)).encode()).hexdigest()
-
-
-@cache
-def compiler_fingerprint() -> str:
-    """A hash over names, sizes and times of the package's source files: another installation is another compiler."""
-    root = Path(__file__).resolve().parent.parent
-    files = sorted((str(path.relative_to(root)), path.stat()) for path in root.rglob("*.py"))
-    return hashlib.sha256(repr([(name, s.st_size, s.st_mtime_ns) for name, s in files]).encode()).hexdigest()
 
 
 class ModuleCache:
