@@ -5,6 +5,7 @@ One walk gives every binder the number of its first occurrence; two programs are
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Iterator
@@ -44,12 +45,9 @@ def _describe(token: Any) -> str:
 
 
 def structural_hash(node: Node) -> str:
-    """A hash (hex, 40 digits) that equal programs share, in every process. The name of a PrimFunc itself does not count."""
-    digest = hashlib.sha256()
-    for token in _tokens(node, with_name=False):
-        digest.update(repr(token).encode())
-        digest.update(b";")
-    return digest.hexdigest()[:40]
+    """A hash (hex, 40 digits) that equal programs share, in every process. The name of a function itself does not count."""
+    text = ";".join([*map(repr, _tokens(node, with_name=False)), ""])
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
@@ -63,24 +61,32 @@ def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
     stack: list[Any] = [root]
     while stack:
         item = stack.pop()
-        if isinstance(item, _BINDERS) and item in numbers:
-            yield "#", numbers[item]
-        elif isinstance(item, TensorConst):
-            yield "tensor", item.value.dtype.str, item.value.shape, _array_digest(item.value)
-        elif isinstance(item, Node):
-            yield type(item).__name__
-            skip = ("span",)
-            if isinstance(item, _BINDERS):
-                numbers[item] = len(numbers)
-                skip = ("span", "name")
-            elif item is root and isinstance(item, PrimFunc) and not with_name:
-                skip = ("span", "name")
-            stack.extend(getattr(item, name) for name in reversed(field_names(type(item))) if name not in skip)
-        elif isinstance(item, tuple):
+        kind = type(item)
+        if isinstance(item, tuple):
             yield "(", len(item)
-            stack.extend(reversed(item))
-        else:
+            stack += item[::-1]
+        elif not isinstance(item, Node):
             yield _plain(item)
+        elif kind is TensorConst:
+            yield "tensor", item.value.dtype.str, item.value.shape, _array_digest(item.value)
+        elif kind in _BINDERS:
+            number = numbers.get(item)
+            if number is None:
+                numbers[item] = len(numbers)
+                yield kind.__name__
+                stack += [getattr(item, name) for name in _fields(kind, False)]
+            else:
+                yield "#", number
+        else:
+            yield kind.__name__
+            named = with_name or item is not root or not isinstance(item, (PrimFunc, Function))
+            stack += [getattr(item, name) for name in _fields(kind, named)]
+
+
+@functools.cache
+def _fields(cls: type, named: bool) -> tuple[str, ...]:
+    """The fields of a class that count, last first."""
+    return tuple(name for name in reversed(field_names(cls)) if name != "span" and (named or name != "name"))
 
 
 def _plain(value: Any) -> Any:

@@ -49,13 +49,17 @@ def lower_primitives(module: IRModule) -> IRModule:
     dims_of: dict[str, tuple[Expr, ...]] = {}
     origins_of: dict[str, tuple[Span | None, ...]] = {}
     by_hash: dict[str, PrimFunc] = {}
+    by_graph: dict[str, PrimFunc] = {}  # the same, by what they were lowered from
     for func in module.graph_functions:
         if is_primitive(func):
             plain, opaque = hide_dim_formulas(func)
-            prim = lower_function(plain)
+            source = structural_hash(plain)
+            if source not in by_graph:
+                prim = lower_function(plain)
+                by_graph[source] = by_hash.setdefault(structural_hash(prim), prim)
+            prim = lowered[func.name] = by_graph[source]
             dims_of[func.name] = tuple(substitute(dim, opaque) for dim in free_dims(plain))
             origins_of[func.name] = tuple(binding.span for binding in func.bindings) if _has_checks(prim) else ()
-            lowered[func.name] = by_hash.setdefault(structural_hash(prim), prim)
     if not lowered:
         return module
 
