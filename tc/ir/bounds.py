@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from tc.ir.dtype import i64, int_range
 from tc.ir.expr import (
@@ -33,8 +34,7 @@ from tc.ir.polynomial import Monomial, Polynomial, polynomial
 from tc.ir.types import DimFact
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """lo <= value <= hi; None means unbounded."""
 
     lo: int | None = None
@@ -63,6 +63,7 @@ class Facts:
         self.nonnegative = nonnegative
         self.simplified: dict[Expr, Expr] = {}  # filled by arith.simplify
         self.intervals: dict[Expr, Bounds] = {}  # filled by bounds
+        self.proofs: dict[tuple[object, ...], bool] = {}  # filled by prover.proves_nonnegative
 
     @staticmethod
     def of(dim_facts: Iterable[DimFact]) -> Facts:
@@ -78,9 +79,8 @@ class Facts:
         return Facts({**self.variables, var: fact}, self.nonnegative)
 
     def assume(self, condition: Expr) -> Facts:
-        """Also `condition`. Conditions over integers are used; others are ignored."""
-        found = tuple(_nonnegative_parts(condition))
-        return Facts(self.variables, self.nonnegative + found) if found else self
+        """Also `condition`. Conditions over integers are used; others are ignored. Asked again, the same object."""
+        return _assume(self, condition)
 
 
 @lru_cache(256)
@@ -102,6 +102,12 @@ def _with_range(facts: Facts, var: Var, extent: Expr) -> Facts:
         if fact is not None and isinstance(fact.lo, Const) and fact.lo.value == 0 and factor is not var:
             known[factor] = VarFact(const(1), fact.hi, fact.multiple_of)
     return Facts(known, facts.nonnegative)
+
+
+@lru_cache(1024)
+def _assume(facts: Facts, condition: Expr) -> Facts:
+    found = tuple(_nonnegative_parts(condition))
+    return Facts(facts.variables, facts.nonnegative + found) if found else facts
 
 
 def _nonzero_factors(poly: Polynomial) -> list[Var]:

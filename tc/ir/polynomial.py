@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tc.ir.expr import Add, Const, Expr, Mul, Sub, Var, const
 from tc.ir.node import walk
@@ -17,11 +17,10 @@ Monomial = tuple[Expr, ...]
 _MAX_TERMS = 64
 
 
-@dataclass(frozen=True)
-class Polynomial:
-    """terms: product of atoms -> coefficient (never 0); plus a constant."""
+class Polynomial(NamedTuple):
+    """terms: product of atoms -> coefficient (never 0), not to be changed; plus a constant."""
 
-    terms: Mapping[Monomial, int] = field(default_factory=dict)
+    terms: Mapping[Monomial, int] = {}
     constant: int = 0
 
     @property

@@ -22,7 +22,13 @@ def proves_nonnegative(poly: Polynomial, facts: Facts, depth: int = 0) -> bool:
 
     Gives up after a fixed number of replacements: a fact that is not found becomes a check at run time.
     """
-    return _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
+    if not poly.terms:
+        return poly.constant >= 0
+    key = (*poly.terms.items(), poly.constant, depth)  # in their order, which is the order of the search
+    found = facts.proofs.get(key)
+    if found is None:
+        found = facts.proofs[key] = _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
+    return found
 
 
 def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
