@@ -318,8 +318,10 @@ def compile_model(
         known.set_overriding(known.overridable, overriding)
         return known
     builder = ModuleBuilder(chosen)
-    stages = stages_of(ready=builder.want)
+    stages = stages_of(ready=None if verify == "always" else builder.want)
     _verify_stages(stages, verify, isinstance(model, IRModule))
+    for kernel in stages.kernels.values() if verify == "always" else ():
+        builder.want(kernel)  # no code of what is not well formed
     module = build_module(stages, builder, count, () if tuned is None else tuple(tuned.summary()))
     module.set_general(general)
     module.set_overriding(stages.imported.defaults, overriding)

@@ -4,8 +4,8 @@
     builder.want(kernel)                        # as soon as a kernel is scheduled
     (linked,) = builder.link([Program.of(plan, kernels)])
 
-What several programs of one builder have in common is compiled once. `want` may be called at any time before `link`: what it is told of
-early can be emitted and compiled beside whatever its caller does until then.
+What several programs of one builder have in common is compiled once. `want` may be called at any time before `link`: LLVM compiles what
+it is told of beside whatever its caller does until then.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from tc.ir.loop import PrimFunc
 from tc.ir.plan import ExecutionPlan
 from tc.passes.manager import Stopwatch
 from tc.runtime.entry import EntrySource, emit_entry
-from tc.runtime.jit import Library, compile_object, compile_objects, link
+from tc.runtime.jit import PLAIN_ENTRY_BYTES, Library, compile_object, link
 from tc.runtime.memory import place_constants
 from tc.runtime.object_cache import ObjectCache
+from tc.runtime.object_queue import ObjectQueue
 from tc.runtime.pool import get_pool
 from tc.target import Target
 
@@ -65,7 +66,8 @@ class ModuleBuilder:
         self.watch = Stopwatch()
         self._cache = ObjectCache()
         self._code: dict[str, bytes] = {}
-        self._wanted: dict[str, PrimFunc] = {}
+        self._wanted: dict[str, None] = {}
+        self._queue = ObjectQueue(target)
 
     def want(self, kernel: Kernel) -> None:
         """Say that a program will launch this kernel."""
@@ -74,20 +76,24 @@ class ModuleBuilder:
             return
         with self.watch.time("cache"):
             known = self._cache.get(object_key(symbol, self.target))
-        if known is None:
-            self._wanted[symbol] = kernel.final
-        else:
+        if known is not None:
             self._code[symbol] = known
+            return
+        with self.watch.time("emit"):
+            self._queue.put(emit_prim_func(kernel.final, symbol, self.target.features).ir_text)
+        self._wanted[symbol] = None
 
     def link(self, programs: Sequence[Program], *, profile: bool = False) -> list[Linked]:
         """The programs, of kernels that were wanted. `profile`: with a clock around every launch."""
         get_pool()  # what kernels call
         wanted, self._wanted = self._wanted, {}
+        queue, self._queue = self._queue, ObjectQueue(self.target)
         with self.watch.time("emit"):
-            sources = [emit_prim_func(final, symbol, self.target.features).ir_text for symbol, final in wanted.items()]
             entries = [emit_entry(each.plan, dict(each.symbols), ENTRY, profile) for each in programs]
         with self.watch.time("llvm"):
-            objects = compile_objects(sources, self.target, [entry.ir_text for entry in entries])
+            for entry in entries:
+                queue.put(entry.ir_text, optimized=len(entry.ir_text) > PLAIN_ENTRY_BYTES)
+            objects = queue.objects()
         for symbol, code in zip(wanted, objects[: len(wanted)], strict=True):
             self._code[symbol] = code
             self._cache.put(object_key(symbol, self.target), code)

@@ -8,7 +8,6 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from llvmlite import binding as llvm
@@ -17,7 +16,7 @@ from llvmlite.binding import ffi
 from tc.errors import CodegenError
 from tc.runtime import conversions
 from tc.runtime.object_symbols import symbols_of
-from tc.target import Target, available_cpus, native_target
+from tc.target import Target, native_target
 
 _init_lock = threading.Lock()
 _initialized = False
@@ -79,11 +78,11 @@ def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleR
 
 def compile_object(ir_text: str, target: Target | None = None) -> bytes:
     """The object file of one module."""
-    return _compile([ir_text], True, target or native_target())[0]
+    return compile_group([ir_text], True, target or native_target())[0]
 
 
-def _compile(ir_texts: Sequence[str], optimized: bool, target: Target) -> list[bytes]:
-    """The object files of modules of one group (`_grouped`), or of one module."""
+def compile_group(ir_texts: Sequence[str], optimized: bool, target: Target) -> list[bytes]:
+    """The object files of modules that define different symbols and do not call each other. `optimized`: by one run of LLVM's passes."""
     _initialize()
     machine = _target_machine(target)
     context = llvm.create_context()
@@ -146,47 +145,6 @@ def disassemble(ir_text: str, target: Target) -> Disassembly:
     module = _for_machine(_parse(ir_text, llvm.create_context()), machine)
     _optimize(module, machine)
     return Disassembly(str(module), machine.emit_assembly(module))
-
-
-def compile_objects(kernels: Sequence[str], target: Target, entries: Sequence[str] = (), jobs: int | None = None) -> list[bytes]:
-    """The object files of several modules, compiled side by side: those of `kernels`, then those of `entries`.
-
-    Kernels define different symbols, and do not call each other. An entry calls kernels one after another, on values that its emitter
-    computes once: a short one is turned into code as it stands.
-    """
-    texts = [*kernels, *entries]
-    groups = [(group, True) for group in _grouped(kernels)]
-    groups += [([k], len(texts[k]) > PLAIN_ENTRY_BYTES) for k in range(len(kernels), len(texts))]
-    results: list[bytes] = [b""] * len(texts)
-
-    def run(group: Sequence[int], optimized: bool) -> None:
-        for index, data in zip(group, _compile([texts[k] for k in group], optimized, target), strict=True):
-            results[index] = data
-
-    if len(groups) <= 1:
-        for each in groups:
-            run(*each)
-        return results
-    _initialize()
-    groups.sort(key=lambda group: -sum(len(texts[k]) for k in group[0]))
-    with ThreadPoolExecutor(min(jobs or available_cpus(), len(groups)), thread_name_prefix="tc-compile") as executor:
-        for future in [executor.submit(run, *each) for each in groups]:
-            future.result()
-    return results
-
-
-def _grouped(texts: Sequence[str]) -> list[list[int]]:
-    """The numbers of the texts, those of small ones together as long as they fit."""
-    groups: list[list[int]] = []
-    room = 0
-    for index in sorted(range(len(texts)), key=lambda k: -len(texts[k])):
-        size = len(texts[index])
-        if not groups or size > room:
-            groups.append([])
-            room = GROUPED_BYTES
-        groups[-1].append(index)
-        room -= size
-    return groups
 
 
 def _emit_unlocked(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:

@@ -19,9 +19,8 @@ from tc.passes.loop.check_accesses import check_accesses
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.simplify_loops import simplify_loops
-from tc.runtime.jit import compile_objects, link
+from tc.runtime.jit import compile_object, link
 from tc.runtime.pool import get_pool
-from tc.target import native_target
 from tc.te import create_prim_func, placeholder
 
 Schedule = Callable[[PrimFunc], PrimFunc]
@@ -50,7 +49,7 @@ def build(func: PrimFunc) -> Any:
     """Compile a PrimFunc without blocks, once while it is among the last ones; returns (function, keep-alive)."""
     get_pool().start(2)
     source = emit_prim_func(func, "kernel")
-    library = link(compile_objects([source.ir_text], native_target()))
+    library = link([compile_object(source.ir_text)])
     count = len(func.buffers)
     kind = ctypes.CFUNCTYPE(
         None, *[ctypes.c_void_p] * count, *[ctypes.c_int64] * len(func.dims), ctypes.c_int64

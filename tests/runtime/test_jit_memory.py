@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import pytest
 import tc
 from benchmarks.soak import heap_bytes
 from tc.runtime import jit
-from tc.runtime.jit import GROUPED_BYTES, PLAIN_ENTRY_BYTES, compile_object, compile_objects, link
+from tc.runtime.jit import GROUPED_BYTES, compile_object, link
+from tc.runtime.object_queue import ObjectQueue
 from tc.target import native_target
 from tests.runtime.test_module_cache import model
 
@@ -27,10 +29,19 @@ def resident_bytes() -> int:
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+def compile_objects(kernels: Sequence[str], entries: Sequence[str] = ()) -> list[bytes]:
+    queue = ObjectQueue(native_target())
+    for text in kernels:
+        queue.put(text)
+    for text in entries:
+        queue.put(text, optimized=False)
+    return queue.objects()
+
+
 def work(rounds: range) -> None:
     for k in rounds:
         one = compile_object(SOURCE.format(k))
-        two = compile_objects([SOURCE.format(j) for j in (k, k + 1)], native_target())
+        two = compile_objects([SOURCE.format(j) for j in (k, k + 1)])
         assert link([one]).address(f"f{k}") and link(two).address(f"f{k + 1}")
 
 
@@ -52,7 +63,7 @@ def test_what_llvm_keeps_of_a_kernel_and_its_entry_is_one_table_of_callbacks() -
 
     def compile_often() -> None:
         for _ in range(100):
-            compile_objects([kernel], native_target(), [entry])
+            compile_objects([kernel], [entry])
 
     compile_often()
     before = heap_bytes()
@@ -70,26 +81,25 @@ def test_small_kernels_share_a_run_of_the_passes_and_their_code_does_not_know(mo
     texts = [SOURCE.format(k) for k in range(3)]
     large = SOURCE.format(3) + ";" * GROUPED_BYTES
 
-    together = compile_objects([*texts, large], native_target())
+    together = compile_objects([*texts, large])
 
     assert sorted(sum(f"@f{k}" in run for k in range(4)) for run in runs) == [1, 3]
     assert together == [compile_object(text) for text in [*texts, large]]
 
 
-def test_passes_run_for_kernels_and_long_entries_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_run_for_what_is_to_be_optimized_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """They ran for every entry, which took as long as its code generation."""
     runs: list[str] = []
     optimize = jit._optimize
     monkeypatch.setattr(jit, "_optimize", lambda module, machine: runs.append(str(module)) or optimize(module, machine))
-    kernel, short = SOURCE.format(0), SOURCE.format(1)
-    long = SOURCE.format(2) + ";" * PLAIN_ENTRY_BYTES
+    kernel, entry = SOURCE.format(0), SOURCE.format(1)
 
-    objects = compile_objects([kernel], native_target(), [short, long])
-    alone = compile_objects([], native_target(), [short])
+    objects = compile_objects([kernel], [entry])
+    alone = compile_objects([], [entry])
 
-    assert sorted("@f0" in run for run in runs) == [False, True] and not any("@f1" in run for run in runs)
-    library = link([*objects, *compile_objects([], native_target(), [])])
-    assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(library.address(f"f{k}"))(40) for k in range(3)] == [40, 41, 42]
+    assert len(runs) == 1 and "@f0" in runs[0] and "@f1" not in runs[0]
+    library = link([*objects, *compile_objects([])])
+    assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(library.address(f"f{k}"))(40) for k in range(2)] == [40, 41]
     assert alone == [objects[1]]
 
 

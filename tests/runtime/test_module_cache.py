@@ -294,7 +294,7 @@ def test_what_profiles_is_compiled_once(folder: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(builder, "compile_objects", refuse)
+    monkeypatch.setattr(builder.ObjectQueue, "put", refuse)
     again = cached.profile(X, repeat=1)
 
     assert was_cached(cached)
