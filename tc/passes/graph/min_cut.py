@@ -1,19 +1,17 @@
-"""Minimum cuts, by the maximum flow of scipy."""
+"""Minimum cuts, by maximum flows."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 RESOLUTION = 1 << 29
-"""Capacities become integers of 32 bits: that of a cut known to be no cheaper than the least one becomes this."""
+"""Capacities become integers: that of a cut known to be no cheaper than the least one becomes this."""
 
 NEVER = (1 << 30) - 1
-"""What stands for a capacity that no least cut contains: more than any of them, and an edge and its opposite one together fit."""
+"""What stands for a capacity that no least cut contains: more than any of them."""
 
 
 def minimum_cut(capacities: Mapping[tuple[Any, Any], float], source: Hashable, sink: Hashable) -> set[Any]:
@@ -23,25 +21,69 @@ def minimum_cut(capacities: Mapping[tuple[Any, Any], float], source: Hashable, s
     whichever is cheaper. Among cuts of equal capacity, the one with the fewest nodes on the source's side is taken. ValueError when
     edges of infinite capacity lead from the source to the sink.
     """
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
     unit = max((c for c in capacities.values() if c != math.inf), default=0.0) or 1.0  # so that sums are finite
     capacities = {edge: c / unit for edge, c in capacities.items()}
     most = _known_cut(capacities, source, sink)
     values = [NEVER if c > most else int(c / most * RESOLUTION) if most else 0 for c in capacities.values()]
     nodes = list(dict.fromkeys([source, sink, *(node for edge in capacities for node in edge)]))
     number = {node: k for k, node in enumerate(nodes)}
-    rows = [number[a] for a, _ in capacities]
-    columns = [number[b] for _, b in capacities]
-    shape = (len(nodes), len(nodes))
-    graph = csr_matrix((np.array(values, np.int32), (rows, columns)), shape)
-    flow = maximum_flow(graph, number[source], number[sink]).flow
-    left = graph - flow
-    left.data[left.data < 0] = 0
-    left.eliminate_zeros()
-    reached = breadth_first_order(left, number[source], return_predecessors=False)
-    return {nodes[k] for k in reached}
+    edges = [(number[a], number[b], value) for (a, b), value in zip(capacities, values, strict=True)]
+    return {nodes[k] for k in _source_side(len(nodes), edges)}
+
+
+def _source_side(count: int, edges: Sequence[tuple[int, int, int]]) -> list[int]:
+    """What node 0 still reaches beside a maximum flow from it to node 1; edges are (from, to, capacity).
+
+    Source: Dinic's algorithm, flows along shortest paths until none is left. (That of scipy takes a fifth of a second to import.)
+    """
+    ends: list[int] = []
+    left: list[int] = []  # what an edge can still carry; edge k ^ 1 is edge k backwards
+    leaving: list[list[int]] = [[] for _ in range(count)]
+    for a, b, capacity in edges:
+        for start, end, room in ((a, b, capacity), (b, a, 0)):
+            leaving[start].append(len(ends))
+            ends.append(end)
+            left.append(room)
+    while True:
+        level = {0: 0}
+        reached = [0]
+        for node in reached:
+            for edge in leaving[node]:
+                if left[edge] and ends[edge] not in level:
+                    level[ends[edge]] = level[node] + 1
+                    reached.append(ends[edge])
+        if 1 not in level:
+            return reached
+        _saturate(level, leaving, ends, left)
+
+
+def _saturate(level: Mapping[int, int], leaving: Sequence[Sequence[int]], ends: Sequence[int], left: list[int]) -> None:
+    """Send flow along paths that lead one level on with every edge, until each of them has a full edge."""
+    tried = [0] * len(leaving)
+    path: list[int] = []
+    node = 0
+    while True:
+        if node == 1:
+            flow = min(left[edge] for edge in path)
+            for edge in path:
+                left[edge] -= flow
+                left[edge ^ 1] += flow
+            full = next(k for k, edge in enumerate(path) if not left[edge])
+            node = ends[path[full] ^ 1]
+            del path[full:]
+            continue
+        if tried[node] < len(leaving[node]):
+            edge = leaving[node][tried[node]]
+            if left[edge] and level.get(ends[edge]) == level[node] + 1:
+                path.append(edge)
+                node = ends[edge]
+            else:
+                tried[node] += 1
+        elif path:
+            node = ends[path.pop() ^ 1]
+            tried[node] += 1
+        else:
+            return
 
 
 def _known_cut(capacities: Mapping[tuple[Any, Any], float], source: Hashable, sink: Hashable) -> float:
