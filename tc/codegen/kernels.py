@@ -17,6 +17,7 @@ from tc.passes.loop.check_accesses import check_accesses
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.compute_in_outputs import compute_in_outputs
 from tc.passes.loop.hoist_guards import hoist_guards
+from tc.passes.loop.intrinsics import expand_intrinsics
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.mark_in_place import mark_in_place
@@ -54,7 +55,7 @@ class Kernel:
 
 def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
     """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
-    func = compute_in_outputs(simplify_loops(lower_blocks(func)))
+    func = compute_in_outputs(simplify_loops(expand_intrinsics(lower_blocks(func))))
     func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
     func = hoist_guards(partition_loops(func))
     return check_accesses(mark_in_place(lift_workspace(simplify_loops(func), threads=threads)))

@@ -52,7 +52,7 @@ from tc.ir.loop import (
     While,
 )
 from tc.ir.node import children
-from tc.schedule.tensorize import INTRINSICS
+from tc.ir.intrinsic import INTRINSICS
 
 KINDS = ("multiply-add", "multiply", "add", "extremum", "divide", "compare", "convert", "root", "function", "integer")
 """Kinds of operations on values. A multiply-add is one operation."""

@@ -11,7 +11,8 @@ from tc.ir.dtype import f32
 from tc.ir.loop import IntrinsicCall, PrimFunc
 from tc.ir.node import walk
 from tc.schedule.step import Schedule
-from tc.schedule.tensorize import INTRINSICS, Intrinsic, expand_intrinsics, register_intrinsic
+from tc.ir.intrinsic import INTRINSICS, Intrinsic, register_intrinsic
+from tc.passes.loop.intrinsics import expand_intrinsics
 from tc.te import create_prim_func, placeholder, reduce
 from tests.schedule.programs import assert_same, matmul
 
@@ -24,7 +25,7 @@ def tile(m: int, n: int, k: int) -> PrimFunc:
 
 @pytest.fixture(autouse=True)
 def _intrinsic() -> Iterator[None]:
-    register_intrinsic(Intrinsic("mma_2x4x4", tile(2, 4, 4)))
+    register_intrinsic(Intrinsic("mma_2x4x4", tile(2, 4, 4), apart=frozenset((0, 1, 2))))
     yield
     del INTRINSICS["mma_2x4x4"]
 
@@ -102,4 +103,4 @@ def test_operands_that_move_differently_do_not_match() -> None:
 
 def test_names_of_instructions_are_unique() -> None:
     with pytest.raises(ScheduleError, match="intrinsic mma_2x4x4 is registered twice"):
-        register_intrinsic(Intrinsic("mma_2x4x4", tile(2, 4, 4)))
+        register_intrinsic(Intrinsic("mma_2x4x4", tile(2, 4, 4), apart=frozenset((0, 1, 2))))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.expressions import ExpressionEmitter
+from tc.codegen.llvm.intrinsics import emit_intrinsic
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane, State, alias_scopes, memory_type
 from tc.codegen.llvm.scalars import emit_float_operation
@@ -41,6 +42,7 @@ from tc.ir.node import binders, walk
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 from tc.ir.types import product
 from tc.ir.uses import variables
+from tc.passes.loop.intrinsics import select_intrinsics
 
 PARALLEL_FOR = "tc_parallel_for"
 
@@ -64,7 +66,7 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     """
     name = symbol or func.name
     module = Module(features)
-    emitter = _Emitter(module, name, func)
+    emitter = _Emitter(module, name, select_intrinsics(func, module.features))
     emitter.emit_entry()
     return KernelSource(name, str(module))
 
@@ -498,7 +500,7 @@ class _Emitter(ExpressionEmitter):
             assert isinstance(target, Load)
             self.prefetch(target.buffer, target.indices)
             return
-        raise CodegenError(f"no intrinsic {stmt.name!r}")
+        emit_intrinsic(self, stmt)
 
 
 def _safe(name: str) -> str:

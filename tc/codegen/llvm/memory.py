@@ -301,8 +301,12 @@ class MemoryEmitter:
 
     def prefetch(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
         """Bring the cache line of one element close."""
+        self._prefetch_at(self.place(buffer, indices))
+
+    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Value:
+        """A pointer to one element, outside vectorized loops."""
         uniform, known, _, _ = self._offset(self._address(buffer, indices))
-        self._prefetch_at(self._pointer(buffer, uniform, known))
+        return self._pointer(buffer, uniform, known)
 
     def _prefetch_at(self, place: Value) -> None:
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])

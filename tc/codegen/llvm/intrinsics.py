@@ -1,0 +1,101 @@
+"""How the instructions of `tc.ir.x86_intrinsics` are emitted: vectors of operands loaded, one instruction or a few, the result stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tc.codegen.llvm.builder import Value, llvm_type
+from tc.codegen.llvm.memory import MemoryEmitter
+from tc.errors import CodegenError
+from tc.ir.expr import Expr, Load, const
+from tc.ir.intrinsic import INTRINSICS, Intrinsic
+from tc.ir.loop import IntrinsicCall
+from tc.ir.x86_intrinsics import dot_name, interleave_name
+from tc.ir.dtype import bf16, i8, i16, u8
+
+
+def emit_intrinsic(emitter: MemoryEmitter, call: IntrinsicCall) -> None:
+    """The instructions of a call. CodegenError where the name has none here."""
+    emit = _EMITTERS.get(call.name)
+    if emit is None:
+        raise CodegenError(f"no intrinsic {call.name!r}")
+    emit(emitter, INTRINSICS[call.name], call.operands)
+
+
+def _dot(emit_sum: Callable[[MemoryEmitter, Value, Value, Value], Value], emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+    """c += the sums of products of a's terms, the same in each 32-bit lane, and b's."""
+    a, b, c = operands
+    lanes, depth = (int(dim.value) for dim in intrinsic.pattern.buffers[1].shape)  # type: ignore[attr-defined]
+    builder = emitter.b
+    element = llvm_type(intrinsic.pattern.buffers[0].dtype)
+    total = _load(emitter, c, lanes)
+    terms = builder.splat(_load_as(emitter, a, "i32"), lanes)
+    lhs = builder.emit(f"bitcast {terms} to <{lanes * depth} x {element}>", element, lanes * depth)
+    rhs = _load(emitter, b, lanes * depth)
+    _store(emitter, c, emit_sum(emitter, total, lhs, rhs))
+
+
+def _call(name: str, emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) -> Value:
+    full = f"llvm.x86.{name}.{32 * total.lanes}"
+    emitter.module.declare(full, total.type, [total.type, lhs.type, rhs.type])
+    return emitter.b.emit(f"call {total.type} @{full}({total}, {lhs}, {rhs})", total.element, total.lanes)
+
+
+def _sum_of_words(emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) -> Value:
+    """One instruction where the processor has it, else a sum of two products and an addition."""
+    bits = 32 * total.lanes
+    if emitter.module.has("avx512vnni") and (bits == 512 or emitter.module.has("avx512vl")) or (bits == 256 and emitter.module.has("avxvnni")):
+        return _call("avx512.vpdpwssd", emitter, total, lhs, rhs)
+    name = "llvm.x86.avx512.pmaddw.d.512" if bits == 512 else "llvm.x86.avx2.pmadd.wd"
+    emitter.module.declare(name, total.type, [lhs.type, rhs.type])
+    products = emitter.b.emit(f"call {total.type} @{name}({lhs}, {rhs})", total.element, total.lanes)
+    return emitter.b.add(total, products)
+
+
+def _interleave(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+    """Rows side by side become columns side by side: pairs of rows are interleaved, and then pairs of these."""
+    x, t = operands
+    assert isinstance(x, Load)
+    depth, lanes = (int(dim.value) for dim in intrinsic.pattern.buffers[0].shape)  # type: ignore[attr-defined]
+    rows = [_load(emitter, Load(x.buffer, (*x.indices[:-2], x.indices[-2] + const(k), x.indices[-1])), lanes) for k in range(depth)]
+    while len(rows) > 1:
+        half = len(rows) // 2
+        rows = [_zipped(emitter, rows[k], rows[k + half]) for k in range(half)]
+    _store(emitter, t, rows[0])
+
+
+def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
+    order = ", ".join(f"i32 {k}, i32 {a.lanes + k}" for k in range(a.lanes))
+    return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
+
+
+def _load(emitter: MemoryEmitter, operand: Expr, lanes: int) -> Value:
+    """So many elements from the first one on."""
+    assert isinstance(operand, Load)
+    element, align = llvm_type(operand.dtype), operand.dtype.size_bytes
+    place = emitter.place(operand.buffer, operand.indices)
+    return emitter.b.emit(f"load <{lanes} x {element}>, {place}, align {align}{emitter.aliasing.get(operand.buffer, '')}", element, lanes)
+
+
+def _load_as(emitter: MemoryEmitter, operand: Expr, element: str) -> Value:
+    """The bytes from the first element on, as one number."""
+    assert isinstance(operand, Load)
+    place = emitter.place(operand.buffer, operand.indices)
+    return emitter.b.emit(f"load {element}, {place}, align {operand.dtype.size_bytes}{emitter.aliasing.get(operand.buffer, '')}", element)
+
+
+def _store(emitter: MemoryEmitter, operand: Expr, value: Value) -> None:
+    assert isinstance(operand, Load)
+    place = emitter.place(operand.buffer, operand.indices)
+    emitter.b.emit_void(f"store {value}, {place}, align {operand.dtype.size_bytes}{emitter.aliasing.get(operand.buffer, '')}")
+
+
+_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {}
+
+for _bits in (256, 512):
+    _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))
+    _EMITTERS[dot_name(_bits, i16, i16)] = partial(_dot, _sum_of_words)
+    _EMITTERS[dot_name(_bits, bf16, bf16)] = partial(_dot, partial(_call, "avx512bf16.dpbf16ps"))
+    for _dtype in (i8, i16, bf16):
+        _EMITTERS[interleave_name(_bits, _dtype)] = _interleave

@@ -1,0 +1,215 @@
+"""Instructions on tiles of buffers: what each means, as loops, and which features of a machine it needs.
+
+A program names an instruction by an `IntrinsicCall`; its meaning is the loops of the pattern, which is what the interpreter runs and
+what a machine without the instruction executes. Backends know how to emit an instruction by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tc.errors import ScheduleError
+from tc.ir.arith import Facts, linear_coefficients, simplify
+from tc.ir.dtype import DType, i64
+from tc.ir.expr import Add, BinaryExpr, Buffer, Cast, Const, Expr, Load, MathCall, Mul, Var, add, cast, const
+from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store
+from tc.ir.node import Node, replace, substitute, transform
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """An instruction on tiles of buffers, and the loops it stands for.
+
+    `pattern` is a PrimFunc without blocks other than one whose loops have constant extents and drive one axis each; its
+    parameters, buffers of constant shape, are the operands in order. A machine has the instruction if it has all features of one of
+    the tuples in `features`; with none, every machine of the backends that emit it has. Rows of the operands whose numbers are in
+    `apart` may lie at any distance in memory; those of the others follow each other.
+    """
+
+    name: str
+    pattern: PrimFunc
+    features: tuple[tuple[str, ...], ...] = ()
+    apart: frozenset[int] = frozenset()
+
+    def is_there(self, features: Iterable[str]) -> bool:
+        """Whether a machine with these features has the instruction."""
+        present = set(features)
+        return not self.features or any(present.issuperset(needed) for needed in self.features)
+
+    def expand(self, operands: Sequence[Expr]) -> Stmt:
+        """The loops of a call, over the buffers that its operands point into."""
+        tiles = dict(zip(self.pattern.buffers, operands, strict=True))
+
+        def redirect(node: Node) -> Node | None:
+            if isinstance(node, (Load, Store)) and node.buffer in tiles:
+                first = tiles[node.buffer]
+                assert isinstance(first, Load)
+                lead = len(first.indices) - len(node.indices)
+                moved = [add(a, b) for a, b in zip(first.indices[lead:], node.indices, strict=True)]
+                return replace(node, buffer=first.buffer, indices=(*first.indices[:lead], *moved))
+            return None
+
+        loops, block = self.nest
+        body = _plain(block)
+        fresh: dict[Node, Node] = {loop.var: Var(loop.var.name, loop.var.dtype) for loop in loops}
+        for loop in reversed(loops):
+            body = replace(loop, body=body)
+        return transform(_renamed(body, fresh), redirect)
+
+    @property
+    def nest(self) -> tuple[list[For], Block]:
+        """The loops of the pattern, outermost first, and the block inside."""
+        loops, block = perfect_nest(self.pattern.body)
+        assert isinstance(block, Block), f"the pattern of {self.name} is a nest around one block"
+        return loops, block
+
+    def match(self, loops: Sequence[For], body: Stmt, facts: Facts) -> tuple[Load, ...] | str:
+        """The operands with which the instruction does what a perfect nest of `loops` around `body` does, or what differs.
+
+        The nest has the pattern's extents in its order, and computes the same expression; each operand's last indices move with the
+        loops as the pattern's do.
+        """
+        pattern_loops, pattern_block = self.nest
+        extents, wanted = [loop.extent for loop in loops], [loop.extent for loop in pattern_loops]
+        if len(extents) != len(wanted) or any(a is not b for a, b in zip(extents, wanted, strict=True)):
+            return f"its loops are {_sizes(wanted)}, the block's {_sizes(extents)}"
+        for loop in loops:
+            facts = facts.with_range(loop.var, loop.extent)
+        renamed: dict[Node, Node] = {a.var: b.var for a, b in zip(pattern_loops, loops, strict=True)}
+        pattern = substitute(_plain(pattern_block), renamed)
+        found = _same(pattern, body, {}, _Accesses(self, [loop.var for loop in loops], facts))
+        if found is None:
+            return "the computation or the way operands move with the loops differs"
+        return tuple(found[buffer] for buffer in self.pattern.buffers)
+
+
+INTRINSICS: dict[str, Intrinsic] = {}
+"""Name -> intrinsic."""
+
+
+def register_intrinsic(intrinsic: Intrinsic) -> Intrinsic:
+    """Add an intrinsic to the table; its name must be new, its pattern one nest of constant extents."""
+    if intrinsic.name in INTRINSICS:
+        raise ScheduleError(f"intrinsic {intrinsic.name} is registered twice")
+    if not all(isinstance(loop.extent, Const) for loop in intrinsic.nest[0]):
+        raise ScheduleError(f"intrinsic {intrinsic.name}: the loops of its pattern must have constant extents")
+    INTRINSICS[intrinsic.name] = intrinsic
+    return intrinsic
+
+
+def perfect_nest(stmt: Stmt) -> tuple[list[For], Stmt]:
+    """The loops nested directly in each other from `stmt` on, and what is inside."""
+    loops = []
+    while isinstance(stmt, For):
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def _plain(block: Block) -> Stmt:
+    """The body of a block in terms of the loops around it."""
+    return substitute(block.body, {axis.var: axis.value for axis in block.axes})
+
+
+def _renamed(body: Stmt, fresh: dict[Node, Node]) -> Stmt:
+    return substitute(body, fresh)
+
+
+def _sizes(extents: Sequence[Expr]) -> str:
+    return " x ".join(map(str, extents)) or "none"
+
+
+# -- matching
+
+Found = dict[Buffer, Load]
+"""Operands of the pattern -> first elements of what stands for them."""
+
+
+@dataclass(frozen=True)
+class _Accesses:
+    """How operands move with the loops."""
+
+    intrinsic: Intrinsic
+    variables: list[Var]
+    facts: Facts
+
+    def same(self, p: Load | Store, b: Load | Store, found: Found) -> Found | None:
+        """`found` with the operand of `p`, if `b` moves as that does, and follows in memory as it must."""
+        lead = len(b.indices) - len(p.indices)
+        if lead < 0 or p.buffer.dtype != b.buffer.dtype or not self._follows(p.buffer, b.buffer):
+            return None
+        first: list[Expr] = []
+        for d, index in enumerate(b.indices):
+            form = linear_coefficients(simplify(index, self.facts), self.variables)
+            moving = linear_coefficients(p.indices[d - lead], self.variables) if d >= lead else ({}, None)
+            if form is None or moving is None or form[0] != moving[0]:
+                return None
+            first.append(form[1])
+        operand = Load(b.buffer, tuple(first))
+        return {**found, p.buffer: operand} if found.get(p.buffer, operand) is operand else None
+
+    def _follows(self, pattern: Buffer, buffer: Buffer) -> bool:
+        if self.intrinsic.pattern.buffers.index(pattern) in self.intrinsic.apart:
+            return buffer.strides is None
+        inner = pattern.shape[1:]
+        return buffer.strides is None and (not inner or buffer.shape[-len(inner) :] == inner)
+
+
+def _same(p: Node, b: Node, found: Found, accesses: _Accesses) -> Found | None:
+    """The operands found so far and those below `b`, if it computes what the pattern's `p` does; sums and products commute."""
+    match p, b:
+        case (Load(), Load()):
+            return accesses.same(p, b, found)
+        case (Store(), Store()):
+            inside = accesses.same(p, b, found)
+            return None if inside is None else _same(p.value, b.value, inside, accesses)
+        case (Const(), Const()):
+            return found if p is b else None
+        case (BinaryExpr(), BinaryExpr()) if type(p) is type(b):
+            orders = [(b.lhs, b.rhs), (b.rhs, b.lhs)] if isinstance(p, (Add, Mul)) else [(b.lhs, b.rhs)]
+            return next((each for order in orders if (each := _all_same((p.lhs, p.rhs), order, found, accesses)) is not None), None)
+        case (Cast(), Cast()):
+            return _same(p.operand, b.operand, found, accesses) if p.dtype == b.dtype else None
+        case (MathCall(), MathCall()) if p.name == b.name:
+            return _all_same(p.args, b.args, found, accesses)
+    return None
+
+
+def _all_same(p: Sequence[Node], b: Sequence[Node], found: Found, accesses: _Accesses) -> Found | None:
+    known: Found | None = found
+    for x, y in zip(p, b, strict=True):
+        known = None if known is None else _same(x, y, known, accesses)
+    return known
+
+
+# -- patterns
+
+
+def make_pattern(name: str, extents: Sequence[int], buffers: Sequence[Buffer], body: Callable[..., Stmt], num_reduced: int = 0) -> PrimFunc:
+    """A nest of these extents around one block of `body(*axes)`, the last `num_reduced` axes being reduced. The last buffer is the result."""
+    loops = [Var(f"l{k}", i64) for k in range(len(extents))]
+    axes = [Var(f"v{k}", i64) for k in range(len(extents))]
+    first_reduced = len(extents) - num_reduced
+    kinds = [AxisKind.SPATIAL if k < first_reduced else AxisKind.REDUCTION for k in range(len(extents))]
+    sizes = [const(extent) for extent in extents]
+    stmt: Stmt = Block(name, tuple(map(BlockAxis, axes, sizes, kinds, loops)), body(*axes))
+    for loop, size in zip(reversed(loops), reversed(sizes), strict=True):
+        stmt = For(loop, size, stmt)
+    return PrimFunc(name, tuple(buffers), stmt)
+
+
+def dot_pattern(name: str, lanes: int, depth: int, lhs: DType, rhs: DType, total: DType) -> PrimFunc:
+    """c[j] += total(a[k]) * total(b[j, k]) for `lanes` lanes j and `depth` terms k."""
+    a, b, c = (Buffer(each, tuple(map(const, shape)), dtype) for each, shape, dtype in (("a", (depth,), lhs), ("b", (lanes, depth), rhs), ("c", (lanes,), total)))
+
+    def body(j: Var, k: Var) -> Stmt:
+        return Store(c, (j,), Load(c, (j,)) + cast(Load(a, (k,)), total) * cast(Load(b, (j, k)), total))
+
+    return make_pattern(name, (lanes, depth), (a, b, c), body, num_reduced=1)
+
+
+def interleave_pattern(name: str, lanes: int, depth: int, dtype: DType) -> PrimFunc:
+    """t[j, k] = x[k, j] for `lanes` lanes j of `depth` rows k."""
+    x, t = Buffer("x", (const(depth), const(lanes)), dtype), Buffer("t", (const(lanes), const(depth)), dtype)
+    return make_pattern(name, (lanes, depth), (x, t), lambda j, k: Store(t, (j, k), Load(x, (k, j))))
