@@ -37,6 +37,7 @@ from tc.ir.expr import (
     Var,
     conjuncts,
 )
+from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import (
     Alloc,
     Block,
@@ -52,7 +53,6 @@ from tc.ir.loop import (
     While,
 )
 from tc.ir.node import children
-from tc.ir.intrinsic import INTRINSICS
 
 KINDS = ("multiply-add", "multiply", "add", "extremum", "divide", "compare", "convert", "root", "function", "integer")
 """Kinds of operations on values. A multiply-add is one operation."""

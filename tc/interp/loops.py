@@ -47,10 +47,10 @@ from tc.ir.expr import (
     Sub,
     Var,
 )
+from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, LoopKind, PrimFunc, Seq, Stmt, Store, While
 from tc.ir.node import Node, walk
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
-from tc.ir.intrinsic import INTRINSICS
 
 _INFIX = {Add: "+", Sub: "-", Mul: "*", Div: "/", Eq: "==", Ne: "!=", Lt: "<", Le: "<=", And: "and", Or: "or"}
 _OPERATIONS: dict[type[Expr], Callable[[Any, Any], Any]] = {

@@ -186,8 +186,10 @@ def _all_same(p: Sequence[Node], b: Sequence[Node], found: Found, accesses: _Acc
 # -- patterns
 
 
-def make_pattern(name: str, extents: Sequence[int], buffers: Sequence[Buffer], body: Callable[..., Stmt], num_reduced: int = 0) -> PrimFunc:
-    """A nest of these extents around one block of `body(*axes)`, the last `num_reduced` axes being reduced. The last buffer is the result."""
+def make_pattern(
+    name: str, extents: Sequence[int], buffers: Sequence[Buffer], body: Callable[..., Stmt], num_reduced: int = 0
+) -> PrimFunc:
+    """A nest of these extents around one block of `body(*axes)`, whose last `num_reduced` axes are reduced; the last buffer is written."""
     loops = [Var(f"l{k}", i64) for k in range(len(extents))]
     axes = [Var(f"v{k}", i64) for k in range(len(extents))]
     first_reduced = len(extents) - num_reduced
@@ -201,7 +203,8 @@ def make_pattern(name: str, extents: Sequence[int], buffers: Sequence[Buffer], b
 
 def dot_pattern(name: str, lanes: int, depth: int, lhs: DType, rhs: DType, total: DType) -> PrimFunc:
     """c[j] += total(a[k]) * total(b[j, k]) for `lanes` lanes j and `depth` terms k."""
-    a, b, c = (Buffer(each, tuple(map(const, shape)), dtype) for each, shape, dtype in (("a", (depth,), lhs), ("b", (lanes, depth), rhs), ("c", (lanes,), total)))
+    a, b = Buffer("a", (const(depth),), lhs), Buffer("b", (const(lanes), const(depth)), rhs)
+    c = Buffer("c", (const(lanes),), total)
 
     def body(j: Var, k: Var) -> Stmt:
         return Store(c, (j,), Load(c, (j,)) + cast(Load(a, (k,)), total) * cast(Load(b, (j, k)), total))

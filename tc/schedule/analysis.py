@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tc.ir.expr import Buffer, Const, Expr, Load, Mul, Var
+from tc.ir.contraction import Operand, product_of
+from tc.ir.expr import Buffer, Const, Expr, Load, Var
 from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
-from tc.ir.node import cached_by_identity, children, walk
+from tc.ir.node import cached_by_identity, walk
 from tc.ir.polynomial import linear_coefficients
-from tc.schedule.tree import block_places_in
+from tc.schedule.tree import Place, block_places_in
 from tc.target import MOST_SHUFFLED_STRIDE
 
 
@@ -65,7 +66,12 @@ def block_infos(func: PrimFunc) -> list[BlockInfo]:
 
 @cached_by_identity(256)
 def _block_infos(root: Stmt) -> tuple[BlockInfo, ...]:
-    return tuple(BlockInfo(place.block, place.loops, *_accesses(place.block.body)) for place in block_places_in(root))
+    return tuple(map(block_info_of, block_places_in(root)))
+
+
+def block_info_of(place: Place) -> BlockInfo:
+    """What is known of the block at a place."""
+    return BlockInfo(place.block, place.loops, *_accesses(place.block.body))
 
 
 @cached_by_identity(1024)
@@ -93,8 +99,10 @@ def axes_in(expr: Expr | tuple[Expr, ...]) -> set[Var]:
 class Contraction:
     """A block that sums products of two operands, each lhs element being used for several columns.
 
-    `rows`: spatial axes that choose elements of the lhs alone; `columns`: of the rhs alone; `batch`: of both. The rhs is the
-    operand that is contiguous along the last spatial axis, when one is. `depth`: the reduction axes.
+    An operand is an expression around one load of data: elements may be chosen by loads of indices, cast, scaled, masked.
+    `lhs_value` and `rhs_value` are the expressions as multiplied, `lhs` and `rhs` their loads. `rows`: spatial axes that choose elements
+    of the lhs alone; `columns`: of the rhs alone; `batch`: of both. The rhs is the operand that is contiguous along the last spatial
+    axis, when one is. `depth`: the reduction axes.
     """
 
     info: BlockInfo
@@ -104,35 +112,32 @@ class Contraction:
     columns: tuple[Var, ...]
     batch: tuple[Var, ...]
     depth: tuple[Var, ...]
+    lhs_value: Expr
+    rhs_value: Expr
 
 
 def as_contraction(info: BlockInfo) -> Contraction | None:
     """The contraction that a block computes, or None when it is something else."""
     if not info.reduction_axes or len(info.writes) != 1:
         return None
-    product = _product(info.writes[0].value)
-    if product is None:
-        return None
+    found = product_of(info.writes[0].value, lambda node: isinstance(node, Load))
     own = set(info.written_buffers)
-    sides = []
-    for side in (product.lhs, product.rhs):
-        loads = [node for node in walk(side) if isinstance(node, Load) and node.buffer not in own]
-        if len(loads) != 1:
-            return None
-        sides.append(loads[0])
-    lhs, rhs = sides
+    if found is None or any(load.buffer in own for load in found.reads):  # type: ignore[attr-defined]
+        return None
+    lhs, rhs = Operand(found.lhs, found.reads[0]), Operand(found.rhs, found.reads[1])
     driven = {axis.var for axis in info.block.axes if not isinstance(axis.value, Const)}
     spatial = tuple(axis for axis in info.spatial_axes if axis in driven)  # axes of extent 1 have no loop
     last = spatial[-1] if spatial else None
-    if last is not None and last in axes_in(lhs.indices) and last not in axes_in(rhs.indices):
+    if last is not None and last in lhs.axes and last not in rhs.axes:
         lhs, rhs = rhs, lhs
-    in_lhs, in_rhs = axes_in(lhs.indices), axes_in(rhs.indices)
-    rows = tuple(axis for axis in spatial if axis in in_lhs and axis not in in_rhs)
-    columns = tuple(axis for axis in spatial if axis in in_rhs and axis not in in_lhs)
-    batch = tuple(axis for axis in spatial if axis in in_rhs and axis in in_lhs)
+    rows = tuple(axis for axis in spatial if axis in lhs.axes and axis not in rhs.axes)
+    columns = tuple(axis for axis in spatial if axis in rhs.axes and axis not in lhs.axes)
+    batch = tuple(axis for axis in spatial if axis in rhs.axes and axis in lhs.axes)
     if not columns:
         return None
-    return Contraction(info, lhs, rhs, rows, columns, batch, info.reduction_axes)
+    return Contraction(
+        info, lhs.read, rhs.read, rows, columns, batch, info.reduction_axes, lhs.value, rhs.value  # type: ignore[arg-type]
+    )
 
 
 def is_stencil(contraction: Contraction) -> bool:
@@ -143,14 +148,6 @@ def is_stencil(contraction: Contraction) -> bool:
     found = linear_coefficients(index, [last, *contraction.depth])
     step = None if found is None else found[0].get(last)
     return isinstance(step, Const) and 1 <= step.value <= MOST_SHUFFLED_STRIDE
-
-
-def _product(value: Expr) -> Mul | None:
-    """The first product in `value` that is not part of an index."""
-    if isinstance(value, Mul):
-        return value
-    parts = () if isinstance(value, Load) else (child for child in children(value) if isinstance(child, Expr))
-    return next((found for part in parts if (found := _product(part)) is not None), None)
 
 
 def consumers(infos: list[BlockInfo], buffer: Buffer) -> Iterator[BlockInfo]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts
-from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, Load, Var, const, select
-from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
-from tc.ir.node import Node, replace, transform
-from tc.ir.uses import buffers_read, buffers_written, has_intrinsic
+from tc.ir.arith import Facts, bounds
+from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, i64, int_range
+from tc.ir.expr import Buffer, Cast, Expr, Load, Var, cast, const, select
+from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
+from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
+from tc.schedule.analysis import as_contraction, block_info_of
 from tc.schedule.layout import SCOPES, Layout, check_rank, in_bounds
 from tc.schedule.tree import (
     Place,
@@ -57,6 +58,70 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: str = "global", l
     before = _before(rebuilt, find_block(rebuilt, block), source)
     rebuilt = replace_stmt(rebuilt, before, seq(copy, before.stmt))
     return replace(rebuilt, body=Alloc(scratch, rebuilt.body))
+
+
+def cache_operand(func: PrimFunc, block: str, side: str, dtype: str, scope: str = "global") -> PrimFunc:
+    """Let a sum of products read a copy of one operand ("lhs" or "rhs"), with all that is done to it, filled by a new block in front.
+
+        C[i, j] += A[i, k] * (f32(Q[k, idx[j]]) * s[j])    =>    T[k, j] = f32(Q[k, idx[j]]) * s[j] ;  C[i, j] += A[i, k] * T[k, j]
+
+    The copy has an index for each axis that the operand depends on, and the type `dtype`; its block is called `<buffer>_<side>`.
+    Use `compute_at` to make a part at a time, `transform_layout` to pack it. Raises ScheduleError unless the block is an unconditional
+    contraction whose operand reads nothing that the block writes, and keeps its value in `dtype`: that is its own type, or the type it is
+    cast from, or an integer type known to hold all its values.
+    Source: `reindex_cache_read` of TVM, which copies the load alone.
+    """
+    place = find_block(func, block)
+    _check_cache(place, scope, "cache_operand")
+    contraction = as_contraction(block_info_of(place))
+    if contraction is None or side not in ("lhs", "rhs") or place.block.where is not TRUE:
+        raise ScheduleError(f"cache_operand: block {block} has no operand {side!r}, being no unconditional sum of products")
+    value, load = (contraction.lhs_value, contraction.lhs) if side == "lhs" else (contraction.rhs_value, contraction.rhs)
+    if buffers_read(value) & buffers_written(place.block):
+        raise ScheduleError(f"cache_operand: the {side} of block {block} reads what the block writes")
+    kept = narrowed(value, dtype)
+    if kept is None:
+        raise ScheduleError(f"cache_operand: the {side} of block {block}, {value}, may have values that {dtype} has not")
+    extents = {axis.var: axis.extent for axis in place.block.axes}
+    found = [node for index in load.indices for node in walk(index) if isinstance(node, Var)]
+    axes = tuple(dict.fromkeys(axis for axis in (*found, *sorted(variables(value), key=str)) if axis in extents))
+    shape = tuple(extents[axis] for axis in axes)
+    scratch = Buffer(fresh_buffer_name(func, f"{load.buffer.name}_{side}"), shape, kept.dtype, scope)
+    copy = copy_nest(
+        func,
+        fresh_block_name(func, scratch.name),
+        shape,
+        lambda at, _: Store(scratch, at, substitute(kept, dict(zip(axes, at, strict=True)))),
+    )
+    read = cast(Load(scratch, axes), value.dtype)
+    cached = transform(place.block, lambda node: read if node is value else None)
+    rebuilt = replace_stmt(func, place, cached)
+    before = _before(rebuilt, find_block(rebuilt, block), load.buffer)
+    rebuilt = replace_stmt(rebuilt, before, seq(copy, before.stmt))
+    return replace(rebuilt, body=Alloc(scratch, rebuilt.body))
+
+
+def narrowed(value: Expr, dtype: str) -> Expr | None:
+    """The expression in a type from which a cast to its own gives the same value back; None where that is not known."""
+    inner = value
+    while isinstance(inner, Cast) and inner.dtype.name != dtype and _is_exact(inner.operand.dtype, inner.dtype):
+        inner = inner.operand
+    if inner.dtype.name == dtype:
+        return inner
+    wanted = next((each for each in ALL_DTYPES if each.name == dtype and each.is_int), None)
+    if wanted is None or not value.dtype.is_int:
+        return None
+    found, (lo, hi) = bounds(value), int_range(wanted)
+    is_inside = found.lo is not None and found.hi is not None and lo <= found.lo and found.hi <= hi
+    return cast(value, wanted) if is_inside else None
+
+
+def _is_exact(narrow: DType, wide: DType) -> bool:
+    """Whether each value of a type is known to be one of another of the same sort."""
+    if narrow.is_int and wide.is_int:
+        (low, high), (lowest, highest) = int_range(narrow), int_range(wide)
+        return lowest <= low and high <= highest
+    return (narrow, wide) in ((bf16, f32), (bf16, f64), (f16, f32), (f16, f64), (f32, f64))
 
 
 def _check_cache(place: Place, scope: str, what: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove, simplify
-from tc.ir.expr import Add, Buffer, Const, Expr, Load, Mul, Var, ceildiv, const, equal, select
+from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, Mul, Var, ceildiv, const, equal, select
 from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Store, annotation, seq
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import variables
@@ -33,7 +33,7 @@ def pad_einsum(func: PrimFunc, block: str, multiples: Sequence[int]) -> PrimFunc
                                                 C[i] = C'[i]
 
     `multiples` has one number for each axis of the block, 1 to leave an axis alone. Raises ScheduleError unless the block, not
-    scheduled before, is a sum of products of two operands, padded axes are indices by themselves, and each padded reduction
+    scheduled before, is a sum of products of two operands, cast or not, padded axes are indices by themselves, and each padded reduction
     axis is one of both operands: then what is added is 0 * 0. Source: `pad_einsum` of TVM.
     """
     place = find_block(func, block)
@@ -79,11 +79,12 @@ def _einsum(func: PrimFunc, place: Place, padded: set[Var]) -> tuple[list[Load],
     if not plain or own_root(place).loops != () or len(own_root(place).path) + len(driven) != len(place.path):
         raise ScheduleError(f"pad_einsum: block {block.name} has been scheduled already")
     match store:
-        case Store(value=Add(lhs=Load(buffer=buffer), rhs=Mul(lhs=Load() as a, rhs=Load() as b))):
+        case Store(value=Add(lhs=Load(buffer=buffer), rhs=Mul(lhs=lhs, rhs=rhs))):
+            a, b = _uncast(lhs), _uncast(rhs)
             sums = buffer is store.buffer and annotation(block, "monoid") == "sum" and block.init is not None
         case _:
             sums = False
-    if not sums:
+    if not sums or not isinstance(a, Load) or not isinstance(b, Load):
         raise ScheduleError(f"pad_einsum: block {block.name} is not a sum of products of two operands")
     assert isinstance(store, Store)
     for access in (a, b, store):
@@ -94,6 +95,13 @@ def _einsum(func: PrimFunc, place: Place, padded: set[Var]) -> tuple[list[Load],
     if len(writers_of(func, store.buffer)) != 1:
         raise ScheduleError(f"pad_einsum: {store.buffer.name} has other writers than block {block.name}")
     return [a, b], store
+
+
+def _uncast(operand: Expr) -> Expr:
+    """What is cast, perhaps several times; a zero stays one."""
+    while isinstance(operand, Cast):
+        operand = operand.operand
+    return operand
 
 
 def _padded(func: PrimFunc, access: Load | Store, extents: dict[Var, Expr]) -> Buffer:

@@ -55,6 +55,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "decompose_reduction": reduction.decompose_reduction,
     "rfactor": reduction.rfactor,
     "cache_read": cache.cache_read,
+    "cache_operand": cache.cache_operand,
     "cache_write": cache.cache_write,
     "pad_einsum": pad.pad_einsum,
     "set_scope": layout.set_scope,
@@ -331,6 +332,10 @@ class Schedule:
     def cache_read(self, block: str, buffer: str, scope: str = "global", layout: str = "") -> str:
         """Returns the name of the block that fills the copy, which is also the copy's name when that is free."""
         return self._new_block("cache_read", block, buffer, scope, layout)
+
+    def cache_operand(self, block: str, side: str, dtype: str, scope: str = "global") -> str:
+        """Returns the name of the block that fills the copy."""
+        return self._new_block("cache_operand", block, side, dtype, scope)
 
     def cache_write(self, block: str, scope: str, layout: str = "") -> str:
         """Returns the name of the block that copies the result."""

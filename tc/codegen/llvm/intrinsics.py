@@ -8,11 +8,11 @@ from functools import partial
 from tc.codegen.llvm.builder import Value, llvm_type
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.errors import CodegenError
+from tc.ir.dtype import bf16, i8, i16, u8
 from tc.ir.expr import Expr, Load, const
 from tc.ir.intrinsic import INTRINSICS, Intrinsic
 from tc.ir.loop import IntrinsicCall
 from tc.ir.x86_intrinsics import dot_name, interleave_name
-from tc.ir.dtype import bf16, i8, i16, u8
 
 
 def emit_intrinsic(emitter: MemoryEmitter, call: IntrinsicCall) -> None:
@@ -23,7 +23,11 @@ def emit_intrinsic(emitter: MemoryEmitter, call: IntrinsicCall) -> None:
     emit(emitter, INTRINSICS[call.name], call.operands)
 
 
-def _dot(emit_sum: Callable[[MemoryEmitter, Value, Value, Value], Value], emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+EmitSum = Callable[[MemoryEmitter, Value, Value, Value], Value]
+"""Emits a vector of totals with products of the lanes of two vectors added to them."""
+
+
+def _dot(emit_sum: EmitSum, emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     """c += the sums of products of a's terms, the same in each 32-bit lane, and b's."""
     a, b, c = operands
     lanes, depth = (int(dim.value) for dim in intrinsic.pattern.buffers[1].shape)  # type: ignore[attr-defined]
@@ -45,7 +49,8 @@ def _call(name: str, emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Valu
 def _sum_of_words(emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) -> Value:
     """One instruction where the processor has it, else a sum of two products and an addition."""
     bits = 32 * total.lanes
-    if emitter.module.has("avx512vnni") and (bits == 512 or emitter.module.has("avx512vl")) or (bits == 256 and emitter.module.has("avxvnni")):
+    has = emitter.module.has
+    if (has("avx512vnni") and (bits == 512 or has("avx512vl"))) or (bits == 256 and has("avxvnni")):
         return _call("avx512.vpdpwssd", emitter, total, lhs, rhs)
     name = "llvm.x86.avx512.pmaddw.d.512" if bits == 512 else "llvm.x86.avx2.pmadd.wd"
     emitter.module.declare(name, total.type, [lhs.type, rhs.type])
@@ -58,7 +63,8 @@ def _interleave(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Ex
     x, t = operands
     assert isinstance(x, Load)
     depth, lanes = (int(dim.value) for dim in intrinsic.pattern.buffers[0].shape)  # type: ignore[attr-defined]
-    rows = [_load(emitter, Load(x.buffer, (*x.indices[:-2], x.indices[-2] + const(k), x.indices[-1])), lanes) for k in range(depth)]
+    *lead, row, column = x.indices
+    rows = [_load(emitter, Load(x.buffer, (*lead, row + const(k), column)), lanes) for k in range(depth)]
     while len(rows) > 1:
         half = len(rows) // 2
         rows = [_zipped(emitter, rows[k], rows[k + half]) for k in range(half)]

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tc.ir.expr import Expr, Load, Mul, Var, is_const
+from tc.ir.contraction import product_of
+from tc.ir.expr import Load, Var, is_const
 from tc.ir.graph import Attrs
 from tc.ir.loop import AxisKind, Block
-from tc.ir.node import walk
 from tc.ir.types import TensorType
+from tc.ir.uses import variables
 from tc.ops.registry import OpDef
 from tc.te import Read, Stage, Tensor, placeholder, reads, stages_of
 
@@ -69,22 +70,15 @@ def _stage_kind(stage: Stage) -> FusionKind:
 
 
 def is_contraction(stage: Stage) -> bool:
-    """Whether the stage sums products of two reads, each of which misses a spatial axis that the other has."""
+    """Whether the stage sums products of two operands, each of which misses a spatial axis that the other has."""
     if len(stage.values) != 1 or ("monoid", "sum") not in stage.annotations:
         return False
-    for node in walk(stage.values[0]):
-        if isinstance(node, Mul):
-            factors = [_axes_read(side, stage) for side in (node.lhs, node.rhs)]
-            if all(factors) and factors[0] - factors[1] and factors[1] - factors[0]:
-                return True
-    return False
-
-
-def _axes_read(expr: Expr, stage: Stage) -> set[Var]:
-    """The spatial axes by which `expr` chooses the elements it reads."""
-    spatial = set(stage.axes)
-    reads = (node for node in walk(expr) if isinstance(node, (Read, Load)))
-    return {var for read in reads for index in read.indices for var in walk(index) if isinstance(var, Var)} & spatial
+    found = product_of(stage.values[0], lambda node: isinstance(node, (Read, Load)))
+    if found is None:
+        return False
+    spatial = frozenset(stage.axes)
+    lhs, rhs = (variables(side) & spatial for side in (found.lhs, found.rhs))
+    return bool(lhs - rhs) and bool(rhs - lhs)
 
 
 def _operand_access(operand: Tensor | None, outputs: Sequence[Tensor], stages: Sequence[Stage]) -> Access | None:

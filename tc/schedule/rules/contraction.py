@@ -18,6 +18,7 @@ from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, inline_chain, is_single
+from tc.schedule.rules.operands import Dot, columns_block, stage_operands
 from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
@@ -48,10 +49,14 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     apart = bool(after) and is_static and schedule.choose("sum/epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"
     if apart and inline_chain(schedule, [info.name for info in after]) is None:
         return None
-    final = final_block(schedule, name, [] if apart else after)
+    dot = stage_operands(schedule, name, target)
+    contraction = _contraction(schedule, name)
+    infos = block_infos(schedule.func)
+    after = infos[[info.name for info in infos].index(name) + 1 :]
+    final = final_block(schedule, name, after[:-1] if apart else after)
     if final is None:
         return None
-    _schedule_versions(schedule, contraction, name, final, [info.name for info in before], target)
+    _schedule_versions(schedule, contraction, name, final, target, dot)
     if apart:
         schedule_block(schedule, last.name, target)
     return "contraction"
@@ -116,7 +121,7 @@ def schedule_product(
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes, around)
     tile = _choose(schedule, _tile_space(schedule, contraction, final, roles, lanes, target))
-    ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run([])
+    ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run()
 
 
 def _schedule_versions(
@@ -124,8 +129,8 @@ def _schedule_versions(
     contraction: Contraction,
     name: str,
     final: str,
-    before: list[str],
     target: Target,
+    dot: Dot | None,
 ) -> None:
     """One schedule, or up to four where the number of rows is symbolic.
 
@@ -135,10 +140,12 @@ def _schedule_versions(
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes)
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
+    if dot is not None:
+        space = replace(space, vectors_divide=columns_block(contraction, target) // lanes, is_row_major=False, panel=1)
     tile = _choose(schedule, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
-        ProductPlan(schedule, contraction, name, final, roles, tile, target).run(before)
+        ProductPlan(schedule, contraction, name, final, roles, tile, target, dot=dot).run()
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
@@ -162,8 +169,7 @@ def _schedule_versions(
     for names, each in versions:
         copy = _contraction(schedule, names[name])
         roles = _roles(schedule, copy, names[final], lanes)
-        plan = ProductPlan(schedule, copy, names[name], names[final], roles, each, target)
-        plan.run([names[block] for block in before])
+        ProductPlan(schedule, copy, names[name], names[final], roles, each, target, dot=dot).run()
 
 
 def _contraction(schedule: Schedule, name: str) -> Contraction:

@@ -21,6 +21,7 @@ from tc.schedule.rules.common import (
     set_parallel,
 )
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
+from tc.schedule.rules.operands import Dot, making_blocks
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile_sum import TileSum
 from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile, is_clashing_pitch
@@ -87,13 +88,17 @@ class ProductPlan:
         target: Target,
         longest_sum: int | None = None,
         around: str | None = None,
+        dot: Dot | None = None,
     ) -> None:
-        """`longest_sum`: where it is given, no more terms are summed at once; see `TileSum`. `around`: all is inside this loop."""
+        """`longest_sum`: where it is given, no more terms are summed at once; see `TileSum`. `around`: all is inside this loop.
+        `dot`: the instruction that sums."""
+        self.dot = dot
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
         self.longest_sum, self.around = longest_sum, around
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
-        self.before: list[str] = []
+        self.before: list[str] = [] if around is not None else making_blocks(schedule, name, "lhs")
+        self.rhs_before: list[str] = [] if around is not None else making_blocks(schedule, name, "rhs")
         loops = loop_of_axis(schedule, contraction, final, around)
         self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
         self.samples = loops.get(contraction.lhs.indices[0]) if len(contraction.lhs.indices) > 2 else None
@@ -103,14 +108,18 @@ class ProductPlan:
         self.bands: list[str] = []
         self.column_tiles: str = ""
         self.anchor = ""
+        self.rhs_place = ""
 
-    def run(self, before: list[str]) -> None:
-        """All steps; `before` are the blocks that the sum reads from."""
+    def run(self) -> None:
+        """All steps."""
         self.split()
-        self.order(before)
+        self.order()
         self.finish_final()
-        self.finish_sum()
-        self.finish_padding(before or self.before)
+        tensorize = self.finish_sum()
+        self.finish_padding()
+        self.finish_rhs()
+        if self.dot is not None and tensorize is not None:
+            self.s.tensorize(tensorize, self.dot.name)
 
     def split(self) -> None:
         """Cut rows and columns into tiles; loops whose last tile is not full are marked for peeling."""
@@ -152,18 +161,18 @@ class ProductPlan:
         self.guarded.append(loop)
         self.s.annotate_loop(loop, "partition", 1)
 
-    def order(self, before: list[str]) -> None:
+    def order(self) -> None:
         """Decide which operand stays in the cache: the outermost tile loop runs over the larger one, in parallel."""
-        s = self.s
+        s, before = self.s, self.before
         others = [*self.roles.others, *self.rows[:-2]]
         bands = self._banded() if before else self.bands
-        packed = self._pack_lhs() if not before else None
+        packed = self._pack_lhs() if not before and self.dot is None else None
         if packed is not None:
             before = self.before = [packed]
             bands = self._packed_bands()
         band_rows = [loop for loop in self.bands if loop not in bands] if before else []
         tiles = self.row_tiles
-        by_columns = self._columns_outermost(others, bands, bool(before))
+        by_columns = bool(self.rhs_before) or self._columns_outermost(others, bands, bool(before))
         again = by_columns and extent_value(s, self.column_tiles) != 1  # inside a band each tile of columns would pad anew
         if by_columns:
             shared = [loop for loop in others if loop in self.batch]
@@ -171,6 +180,7 @@ class ProductPlan:
             columns, together = self._cut_columns("sum/columns_together", smallest=True)
             outer = [*shared, columns, *others, *bands, *band_rows, *tiles, *together]
             parallel = [*shared, columns]
+            self.rhs_place = columns
         else:
             apart, columns = self._cut_columns("sum/columns_apart", smallest=False)
             rows, tiles = ([], tiles) if before else self._cut_row_tiles(apart)
@@ -184,7 +194,7 @@ class ProductPlan:
             parallel = [*others, *around, *apart]
         s.reorder(*outer, *self.inner)
         self.anchor = outer[-1]
-        self.padding_place = bands[-1] if bands else None
+        self.padding_place = bands[-1] if bands else tiles[-1] if before and tiles and self._is_converted() else None
         if self.padding_place is not None and before:
             place = s.choose("sum/padding", ("band", "alone"), "alone" if again else "band", ordered=False)
             self.padding_place = self.padding_place if place == "band" else None
@@ -361,8 +371,13 @@ class ProductPlan:
         for loop in unrolled:
             s.unroll(loop)
 
-    def finish_sum(self) -> None:
-        TileSum(
+    def _is_converted(self) -> bool:
+        """Whether the lhs is read through a copy that nothing but this sum reads."""
+        return bool(self.before)
+
+    def finish_sum(self) -> str | None:
+        """Schedule the sum inside a tile; the loop of the nest that the instruction is, if there is one."""
+        return TileSum(
             self.s,
             self.contraction,
             name=self.name,
@@ -372,12 +387,26 @@ class ProductPlan:
             target=self.target,
             has_blocks=self.roles.blocks is not None,
             longest_sum=self.longest_sum,
+            dot=self.dot,
         ).run()
 
-    def finish_padding(self, before: list[str]) -> None:
+    def finish_rhs(self) -> None:
+        """Make the rhs of each tile of columns where all rows read it: packed by an instruction, out of a few rows at a time."""
+        s, place, packed = self.s, self.rhs_place, ""
+        for name in reversed(self.rhs_before):
+            s.compute_at(name, place)
+            if self.dot is not None and not packed:
+                *_, place, columns, _ = s.loops_of(name)
+                _, packed = s.split(columns, self.tile.lanes)
+            else:
+                vectorize_loop(s, s.loops_of(name)[-1], lanes_for(block_info(s, name), self.target))
+        if self.dot is not None:
+            s.tensorize(packed, self.dot.interleave)
+
+    def finish_padding(self) -> None:
         """Compute what precedes the sum once per band of rows, or on its own where there are no bands."""
         s = self.s
-        for name in reversed(before):
+        for name in reversed(self.before):
             if self.padding_place is not None:
                 try:
                     s.compute_at(name, self.padding_place)

@@ -11,6 +11,7 @@ from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
 from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.operands import Dot
 from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -52,12 +53,17 @@ class TileSum:
     target: Target
     has_blocks: bool
     longest_sum: int | None
+    dot: Dot | None = None
     unrolled_depth: list[str] = field(default_factory=list, init=False)
 
-    def run(self) -> None:
-        """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once."""
+    def run(self) -> str | None:
+        """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once.
+
+        Returns the loop over lanes around the terms that an instruction sums, where there is one.
+        """
         s, tile = self.s, self.tile
-        self._sum_in_parts()
+        if self.dot is None:
+            self._sum_in_parts()
         info = block_info(s, self.name)
         loops = list(s.loops_of(self.name))
         inside = loops[loops.index(self.anchor) + 1 :]
@@ -69,14 +75,22 @@ class TileSum:
         if is_static:
             s.set_scope(info.writes[0].buffer.name, "register")
         ordered = self._ordered(info, tiled)
+        terms: list[str] = []
+        if self.dot is not None:
+            steps, few = s.split(depth[0], self.dot.depth)
+            depth, terms = [steps], [few]
         depth = self._arranged(self._split_depth(depth))
         if depth and spatial:
-            s.reorder(*unit, *depth, *ordered)
+            s.reorder(*unit, *depth, *ordered, *terms)
         if ordered:
             self._order_tile(self._vectorize_tile(ordered))
         if depth:
             self._prefetch_rhs(depth[0])
-            s.decompose_reduction(self.name, depth[0])
+            start = s.decompose_reduction(self.name, depth[0])
+        if self.dot is None:
+            return None
+        s.vectorize(s.loops_of(start)[-1])
+        return s.loops_of(self.name)[-2]
 
     def _sum_in_parts(self) -> None:
         """Sum the tile over a part of the depth at a time, and then these sums: rounding errors grow with the terms of one sum.
@@ -215,7 +229,8 @@ class TileSum:
             if extent is not None:
                 s.unroll(blocks)
             outer.append(blocks)
-        s.vectorize(column)
+        if self.dot is None:
+            s.vectorize(column)
         for loop in tiled[:-1]:
             if (extent_value(s, loop) or 99) <= max(tile.all_rows, tile.vectors):
                 s.unroll(loop)

@@ -1,0 +1,149 @@
+"""How the operands of a sum of products come into its tiles: as they lie, or as copies converted and packed on the way.
+
+What is done to an operand (a cast, a scale, a choice of rows) is done once for each element in a copy of a part that stays in the cache,
+rather than once for each tile that reads it; instructions that add several products at once want their terms side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.ir.dtype import DType, i8, i16, i32, u8
+from tc.ir.expr import Cast, Const, Expr, Load, Var
+from tc.ir.intrinsic import INTRINSICS
+from tc.ir.uses import buffers_read
+from tc.ir.x86_intrinsics import dot_name, interleave_name
+from tc.schedule.analysis import Contraction, as_contraction, block_infos
+from tc.schedule.cache import narrowed
+from tc.schedule.rules.common import lanes_for
+from tc.schedule.rules.epilogue import block_info
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+LEAST_STAGED_ROWS = 16
+"""Rows that must share an operand's columns for a copy of them to pay."""
+
+DOT_VECTORS = 2
+"""Vectors of columns that the tiles of an instruction have at least: few streams of the rhs, many rows."""
+
+LEAST_STAGED_COLUMNS = 64
+"""Columns that must share an operand's rows for a copy of them to pay."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """An instruction that adds `depth` products at once in each lane: its name, the types of its operands, and that which packs the rhs."""
+
+    name: str
+    lhs: DType
+    rhs: DType
+    interleave: str
+
+    @property
+    def depth(self) -> int:
+        return 32 // self.lhs.bits
+
+
+def choose_dot(contraction: Contraction, target: Target) -> Dot | None:
+    """The instruction for a sum of products of small integers, each exact in its types; None where none fits the loops.
+
+    Terms of one operand must follow each other along the one reduction axis.
+    """
+    store = contraction.info.writes[0]
+    columns, depth = contraction.columns, contraction.depth
+    shape_fits = len(depth) == 1 and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
+    if store.buffer.dtype != i32 or not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
+        return None
+    for lhs, rhs in ((u8, i8), (i16, i16)):
+        name = dot_name(target.vector_bits, lhs, rhs)
+        known = INTRINSICS.get(name)
+        if known is None or not known.is_there(target.features):
+            continue
+        if narrowed(contraction.lhs_value, lhs.name) is not None and narrowed(contraction.rhs_value, rhs.name) is not None:
+            return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
+    return None
+
+
+def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
+    """Put copies of operands in front of the contraction `name`, not yet scheduled, where an instruction wants them or they pay.
+
+    Returns the instruction. Axes whose last tile it would not fill are padded.
+    """
+    contraction = _contraction(schedule, name)
+    dot = choose_dot(contraction, target) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
+    if dot is not None:
+        _stage_for_dot(schedule, contraction, dot, target)
+        return dot
+    if _is_work(contraction.rhs_value) and _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS:
+        schedule.cache_operand(name, "rhs", contraction.rhs_value.dtype.name)
+    if _is_work(contraction.lhs_value) and _count(contraction, contraction.columns) >= LEAST_STAGED_COLUMNS:
+        schedule.cache_operand(name, "lhs", contraction.lhs_value.dtype.name)
+    return None
+
+
+def _contraction(schedule: Schedule, name: str) -> Contraction:
+    found = as_contraction(block_info(schedule, name))
+    assert found is not None, f"{name} is a contraction"
+    return found
+
+
+def _count(contraction: Contraction, axes: tuple[Var, ...]) -> int:
+    """How many elements some axes go over; symbolic ones count as many."""
+    total = 1
+    for axis in contraction.info.block.axes:
+        if axis.var in axes:
+            total *= int(axis.extent.value) if isinstance(axis.extent, Const) else LEAST_STAGED_ROWS
+    return total
+
+
+def _is_work(value: Expr) -> bool:
+    """Whether an operand is computed, rather than read."""
+    return not isinstance(value, Load)
+
+
+def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, target: Target) -> None:
+    """Each operand in the instruction's type, its terms side by side, both padded where tiles are not full."""
+    name, (k,), (column,) = contraction.info.name, contraction.depth, contraction.columns
+    copies = []
+    if not _is_in_place(contraction.lhs_value, dot.lhs, k):
+        copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
+    if not _is_in_place(contraction.rhs_value, dot.rhs, column):
+        copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
+    block = columns_block(contraction, target)
+    schedule.pad_einsum(name, [dot.depth if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])
+    read = set(block_info(schedule, name).read_buffers)
+    for copy in copies:
+        if not read & set(block_info(schedule, copy).written_buffers):  # a padded copy of it is read
+            schedule.compute_inline(copy)
+    rhs = _contraction(schedule, name).rhs
+    names = [f"a{d}" for d in range(len(rhs.indices))]
+    *batch, row, last = names
+    layout = f"{', '.join(names)} -> {', '.join([*batch, f'{row} // {dot.depth}', last, f'{row} % {dot.depth}'])}"
+    schedule.cache_read(name, rhs.buffer.name, "global", layout)
+
+
+def columns_block(contraction: Contraction, target: Target) -> int:
+    """What the number of columns is rounded up to a multiple of: the columns of a tile."""
+    lanes = target.vector_bits // 32
+    (extent,) = (axis.extent for axis in contraction.info.block.axes if axis.var in contraction.columns)
+    return lanes if isinstance(extent, Const) and extent.value <= lanes else DOT_VECTORS * lanes
+
+
+def _is_in_place(value: Expr, dtype: DType, axis: Var) -> bool:
+    """Whether an operand is a load of the type whose elements along an axis follow each other."""
+    while isinstance(value, Cast):
+        value = value.operand
+    return isinstance(value, Load) and value.dtype == dtype and value.indices[-1] is axis
+
+
+def making_blocks(schedule: Schedule, name: str, side: str) -> list[str]:
+    """The blocks that make an operand of a contraction, in program order."""
+    infos = block_infos(schedule.func)
+    contraction = _contraction(schedule, name)
+    wanted = set(buffers_read(contraction.lhs_value if side == "lhs" else contraction.rhs_value))
+    found = []
+    for info in reversed(infos):
+        if info.name != name and wanted.intersection(info.written_buffers):
+            found.append(info.name)
+            wanted.update(info.read_buffers)
+    return found[::-1]
