@@ -21,6 +21,7 @@ from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.runtime.jit import compile_object, link
 from tc.runtime.pool import get_pool
+from tc.target import Target, native_target
 from tc.te import create_prim_func, placeholder
 
 Schedule = Callable[[PrimFunc], PrimFunc]
@@ -45,11 +46,12 @@ def finish(func: PrimFunc) -> PrimFunc:
 
 
 @functools.lru_cache(maxsize=4)
-def build(func: PrimFunc) -> Any:
+def build(func: PrimFunc, target: Target | None = None) -> Any:
     """Compile a PrimFunc without blocks, once while it is among the last ones; returns (function, keep-alive)."""
+    target = target or native_target()
     get_pool().start(2)
-    source = emit_prim_func(func, "kernel")
-    library = link([compile_object(source.ir_text)])
+    source = emit_prim_func(func, "kernel", target.features)
+    library = link([compile_object(source.ir_text, target)])
     count = len(func.buffers)
     kind = ctypes.CFUNCTYPE(
         None, *[ctypes.c_void_p] * count, *[ctypes.c_int64] * len(func.dims), ctypes.c_int64
@@ -69,9 +71,11 @@ def correlate(padded: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return total.transpose(1, 0, 2, 3)
 
 
-def run(func: PrimFunc, arrays: list[np.ndarray], dims: tuple[int, ...] = (), threads: int = 2) -> list[np.ndarray]:
-    """Run a finished PrimFunc on arrays; returns its outputs (and workspaces)."""
-    kernel, keep = build(func)
+def run(
+    func: PrimFunc, arrays: list[np.ndarray], dims: tuple[int, ...] = (), threads: int = 2, target: Target | None = None
+) -> list[np.ndarray]:
+    """Run a finished PrimFunc, compiled for `target` or this machine, on arrays; returns its outputs (and workspaces)."""
+    kernel, keep = build(func, target)
     env = dict(zip(func.dims, dims, strict=True))
     results = []
     for buffer in func.outputs:

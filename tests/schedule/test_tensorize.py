@@ -8,11 +8,11 @@ import pytest
 
 from tc.errors import ScheduleError
 from tc.ir.dtype import f32
+from tc.ir.intrinsic import INTRINSICS, Intrinsic, register_intrinsic
 from tc.ir.loop import IntrinsicCall, PrimFunc
 from tc.ir.node import walk
-from tc.schedule.step import Schedule
-from tc.ir.intrinsic import INTRINSICS, Intrinsic, register_intrinsic
 from tc.passes.loop.intrinsics import expand_intrinsics
+from tc.schedule.step import Schedule
 from tc.te import create_prim_func, placeholder, reduce
 from tests.schedule.programs import assert_same, matmul
 

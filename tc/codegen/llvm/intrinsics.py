@@ -29,15 +29,20 @@ EmitSum = Callable[[MemoryEmitter, Value, Value, Value], Value]
 
 def _dot(emit_sum: EmitSum, emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     """c += the sums of products of a's terms, the same in each 32-bit lane, and b's."""
-    a, b, c = operands
+    a, b, c = _places(operands)
     lanes, depth = (int(dim.value) for dim in intrinsic.pattern.buffers[1].shape)  # type: ignore[attr-defined]
     builder = emitter.b
     element = llvm_type(intrinsic.pattern.buffers[0].dtype)
-    total = _load(emitter, c, lanes)
-    terms = builder.splat(_load_as(emitter, a, "i32"), lanes)
+    total = emitter.load_vector(c, lanes)
+    terms = builder.splat(emitter.load_bits(a, "i32"), lanes)
     lhs = builder.emit(f"bitcast {terms} to <{lanes * depth} x {element}>", element, lanes * depth)
-    rhs = _load(emitter, b, lanes * depth)
-    _store(emitter, c, emit_sum(emitter, total, lhs, rhs))
+    rhs = emitter.load_vector(b, lanes * depth)
+    emitter.store_vector(c, emit_sum(emitter, total, lhs, rhs))
+
+
+def _places(operands: tuple[Expr, ...]) -> tuple[Load, ...]:
+    assert all(isinstance(operand, Load) for operand in operands), "operands are places in buffers"
+    return operands  # type: ignore[return-value]
 
 
 def _call(name: str, emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) -> Value:
@@ -60,41 +65,19 @@ def _sum_of_words(emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) 
 
 def _interleave(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     """Rows side by side become columns side by side: pairs of rows are interleaved, and then pairs of these."""
-    x, t = operands
-    assert isinstance(x, Load)
+    x, t = _places(operands)
     depth, lanes = (int(dim.value) for dim in intrinsic.pattern.buffers[0].shape)  # type: ignore[attr-defined]
     *lead, row, column = x.indices
-    rows = [_load(emitter, Load(x.buffer, (*lead, row + const(k), column)), lanes) for k in range(depth)]
+    rows = [emitter.load_vector(Load(x.buffer, (*lead, row + const(k), column)), lanes) for k in range(depth)]
     while len(rows) > 1:
         half = len(rows) // 2
         rows = [_zipped(emitter, rows[k], rows[k + half]) for k in range(half)]
-    _store(emitter, t, rows[0])
+    emitter.store_vector(t, rows[0])
 
 
 def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
     order = ", ".join(f"i32 {k}, i32 {a.lanes + k}" for k in range(a.lanes))
     return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
-
-
-def _load(emitter: MemoryEmitter, operand: Expr, lanes: int) -> Value:
-    """So many elements from the first one on."""
-    assert isinstance(operand, Load)
-    element, align = llvm_type(operand.dtype), operand.dtype.size_bytes
-    place = emitter.place(operand.buffer, operand.indices)
-    return emitter.b.emit(f"load <{lanes} x {element}>, {place}, align {align}{emitter.aliasing.get(operand.buffer, '')}", element, lanes)
-
-
-def _load_as(emitter: MemoryEmitter, operand: Expr, element: str) -> Value:
-    """The bytes from the first element on, as one number."""
-    assert isinstance(operand, Load)
-    place = emitter.place(operand.buffer, operand.indices)
-    return emitter.b.emit(f"load {element}, {place}, align {operand.dtype.size_bytes}{emitter.aliasing.get(operand.buffer, '')}", element)
-
-
-def _store(emitter: MemoryEmitter, operand: Expr, value: Value) -> None:
-    assert isinstance(operand, Load)
-    place = emitter.place(operand.buffer, operand.indices)
-    emitter.b.emit_void(f"store {value}, {place}, align {operand.dtype.size_bytes}{emitter.aliasing.get(operand.buffer, '')}")
 
 
 _EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {}

@@ -220,6 +220,31 @@ class MemoryEmitter:
             loaded = self._masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
         return self._from_memory(loaded, buffer.dtype)
 
+    def load_vector(self, operand: Load, lanes: int) -> Value:
+        """So many elements from one on, outside vectorized loops."""
+        uniform, known, _, _ = self._offset(self._address(operand.buffer, operand.indices))
+        held = self.state.tiles.get(operand.buffer, {}).get(known) if uniform.known == 0 else None
+        if held is not None and held.lanes == lanes:
+            return held
+        loaded = self._whole_load(operand.buffer, self._pointer(operand.buffer, uniform, known), lanes)
+        self._hold(operand.buffer, uniform, known, loaded)
+        return loaded
+
+    def load_bits(self, operand: Load, element: str) -> Value:
+        """The bytes from one element on as one number, outside vectorized loops; not from a register tile."""
+        place, aliasing = self.place(operand.buffer, operand.indices), self.aliasing.get(operand.buffer, "")
+        text = f"load {element}, {place}, align {operand.buffer.dtype.size_bytes}{aliasing}"
+        found = self.state.loaded.get(text)
+        if found is None:
+            found = self.state.loaded[text] = self.b.emit(text, element)
+        return found
+
+    def store_vector(self, operand: Load, value: Value) -> None:
+        """Store a vector from one element on, outside vectorized loops."""
+        uniform, known, _, _ = self._offset(self._address(operand.buffer, operand.indices))
+        self._store_at(operand.buffer, self._pointer(operand.buffer, uniform, known), value)
+        self._stored(operand.buffer, uniform, known, value)
+
     def _hold(self, buffer: Buffer, uniform: Value, known: int, value: Value) -> None:
         """Remember what is at a fixed place of a register tile. All that is remembered of a tile has one width, and lies at its
         multiples, so that no two overlap."""

@@ -145,7 +145,7 @@ def _schedule_versions(
     tile = _choose(schedule, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
-        ProductPlan(schedule, contraction, name, final, roles, tile, target, dot=dot).run()
+        ProductPlan(schedule, contraction, name, final, roles, tile, target, dot=dot, with_operands=True).run()
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
@@ -169,7 +169,7 @@ def _schedule_versions(
     for names, each in versions:
         copy = _contraction(schedule, names[name])
         roles = _roles(schedule, copy, names[final], lanes)
-        ProductPlan(schedule, copy, names[name], names[final], roles, each, target, dot=dot).run()
+        ProductPlan(schedule, copy, names[name], names[final], roles, each, target, dot=dot, with_operands=True).run()
 
 
 def _contraction(schedule: Schedule, name: str) -> Contraction:

@@ -89,16 +89,17 @@ class ProductPlan:
         longest_sum: int | None = None,
         around: str | None = None,
         dot: Dot | None = None,
+        with_operands: bool = False,
     ) -> None:
         """`longest_sum`: where it is given, no more terms are summed at once; see `TileSum`. `around`: all is inside this loop.
-        `dot`: the instruction that sums."""
+        `dot`: the instruction that sums. `with_operands`: the blocks that make the operands are to be scheduled, too."""
         self.dot = dot
         self.s, self.contraction, self.name, self.final = schedule, contraction, name, final
         self.longest_sum, self.around = longest_sum, around
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
-        self.before: list[str] = [] if around is not None else making_blocks(schedule, name, "lhs")
-        self.rhs_before: list[str] = [] if around is not None else making_blocks(schedule, name, "rhs")
+        self.before: list[str] = making_blocks(schedule, name, "lhs") if with_operands else []
+        self.rhs_before: list[str] = making_blocks(schedule, name, "rhs") if with_operands else []
         loops = loop_of_axis(schedule, contraction, final, around)
         self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
         self.samples = loops.get(contraction.lhs.indices[0]) if len(contraction.lhs.indices) > 2 else None
