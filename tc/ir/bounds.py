@@ -118,7 +118,7 @@ def _nonzero_factors(poly: Polynomial) -> list[Var]:
     if coefficient <= 0:
         return []
     match monomial:
-        case (FloorDiv(lhs=inner, rhs=Const(value=divisor)),) if divisor > 0:
+        case (FloorDiv(lhs=inner, rhs=Const(value=int(divisor))),) if divisor > 0:
             least = -(poly.constant // coefficient)  # the quotient is at least this
             return _nonzero_factors(polynomial(inner).plus_const(-divisor * least))
     return [atom for atom in monomial if isinstance(atom, Var)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +33,7 @@ class DType:
         return self.bits // 8
 
     @property
-    def numpy(self) -> np.dtype:
+    def numpy(self) -> np.dtype[Any]:
         return _NUMPY[self.name]
 
     @property
@@ -66,7 +67,7 @@ bool_ = DType("bool", "bool", 8)
 ALL_DTYPES = (f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_)
 
 _BY_NAME = {dtype.name: dtype for dtype in ALL_DTYPES}
-_NUMPY = {
+_NUMPY: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 import weakref
-from _weakref import _remove_dead_weakref
+from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # what WeakValueDictionary itself uses; unknown to typeshed
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -76,7 +76,7 @@ class _Interned(type):
         if len(args) != len(names):
             made = super().__call__(*args)
         else:
-            made = object.__new__(cls)
+            made = object.__new__(cls)  # type: ignore[arg-type]  # mypy has no type for what a metaclass makes
             made.__dict__.update(zip(names, args))
             made.__post_init__()
         own = _Entry(made, _forget)
@@ -610,7 +610,7 @@ def format_expr(expr: Expr, strength: int = 0, name_of: Any = None) -> str:
         return format_expr(e, s, name_of)
 
     def name(binder: Any) -> str:
-        return name_of(binder) if name_of is not None else binder.name
+        return str(binder.name if name_of is None else name_of(binder))
 
     match expr:
         case Const():

@@ -97,12 +97,11 @@ def _children_of(cls: type) -> Callable[[Any], tuple[Node, ...]]:
     if not names:
         return lambda node: ()
     *first, last = names
+    get: Callable[[Any], Any] = attrgetter(*names)
     if all(types[name] in _NODES for name in names):
-        get = attrgetter(*names)
         return get if first else lambda node: (get(node),)
     if all(types[name] in _NODES for name in first) and types[last] in _TUPLES:
-        several = attrgetter(*names)
-        return (lambda node: (*(found := several(node))[:-1], *found[-1])) if first else several
+        return (lambda node: (*(found := get(node))[:-1], *found[-1])) if first else get
     return lambda node: tuple(_nodes_in(tuple(getattr(node, name) for name in names)))
 
 

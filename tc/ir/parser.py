@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,6 @@ class _Source:
 
 _BINARY = {ast.Add: Add, ast.Sub: Sub, ast.Mult: Mul, ast.Div: Div, ast.FloorDiv: FloorDiv, ast.Mod: FloorMod}
 _COMPARE = {ast.Eq: Eq, ast.NotEq: Ne, ast.Lt: Lt, ast.LtE: Le}
-_CALLS = {"min": Min, "max": Max, "select": Select}
 
 
 class _ExprParser:
@@ -159,8 +158,8 @@ class _ExprParser:
                 return Const(value, f32)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value) | float(value))):
                 return Const(-value, i64 if isinstance(value, int) else f32)
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return Not(self.expr(operand))
+            case ast.UnaryOp(op=ast.Not(), operand=negated):
+                return Not(self.expr(negated))
             case ast.Name(id=name):
                 return self.variable(node, name)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
@@ -168,10 +167,10 @@ class _ExprParser:
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
                 return self._same_dtype(node, _COMPARE[type(op)], left, right)
             case ast.BoolOp(op=op, values=[first, *rest]):
-                result = self.expr(first)
-                for value in rest:
-                    result = (And if isinstance(op, ast.And) else Or)(result, self.expr(value))
-                return result
+                combined = self.expr(first)
+                for operand in rest:
+                    combined = And(combined, self.expr(operand)) if isinstance(op, ast.And) else Or(combined, self.expr(operand))
+                return combined
             case ast.Subscript(value=ast.Name(id=name), slice=index):
                 buffer = self.names.get(name)
                 if not isinstance(buffer, Buffer):
@@ -187,7 +186,7 @@ class _ExprParser:
             raise self.source.error(node, f"{name} is not a variable in scope")
         return found
 
-    def _same_dtype(self, node: ast.expr, cls: Any, left: ast.expr, right: ast.expr) -> Expr:
+    def _same_dtype(self, node: ast.expr, cls: Callable[[Expr, Expr], Expr], left: ast.expr, right: ast.expr) -> Expr:
         a, b = self.expr(left), self.expr(right)
         if a.dtype is not b.dtype:
             raise self.source.error(node, f"operands of {ast.unparse(node)} are {a.dtype} and {b.dtype}")
@@ -197,29 +196,55 @@ class _ExprParser:
         return tuple(map(self.expr, node.elts)) if isinstance(node, ast.Tuple) else (self.expr(node),)
 
     def _call(self, node: ast.Call, name: str) -> Expr:
-        if name in _CALLS:
-            return _CALLS[name](*map(self.expr, node.args))
+        if name in ("min", "max"):
+            left, right = map(self.expr, self.arguments(node, 2))
+            return Min(left, right) if name == "min" else Max(left, right)
+        if name == "select":
+            condition, left, right = map(self.expr, self.arguments(node, 3))
+            return Select(condition, left, right)
         if name == "checked":
-            *parts, message, origin = node.args
-            return Checked(*map(self.expr, parts), _literal(message), _literal(origin))
+            *parts, message, origin = self.arguments(node, 6)
+            value, index, size, given = map(self.expr, parts)
+            return Checked(value, index, size, given, self.text(message), self.number(origin))
         if name == "cast":
-            return Cast(self.expr(node.args[0]), self.dtype(node.args[1]))
+            operand, dtype = self.arguments(node, 2)
+            return Cast(self.expr(operand), self.dtype(dtype))
         if name in _DTYPES:
             return self._typed_literal(node, _DTYPES[name])
         if name in MATH_CALLS:
             args = tuple(map(self.expr, node.args))
             if len(args) != MATH_CALLS[name]:
                 raise self.source.error(node, f"{name} takes {MATH_CALLS[name]} arguments, found {len(args)}")
-            given = next((self.dtype(k.value) for k in node.keywords if k.arg == "dtype"), None)
+            stated = next((self.dtype(k.value) for k in node.keywords if k.arg == "dtype"), None)
             usual = bool_ if name in ("isnan", "isinf") else args[0].dtype if args else i64
-            return MathCall(name, args, given or usual)
+            return MathCall(name, args, stated or usual)
         raise self.source.error(node, f"there is no function {name}")
 
     def _typed_literal(self, node: ast.Call, dtype: DType) -> Const:
-        value = _literal(node.args[0])
-        if isinstance(value, str):
-            value = float(value)
-        return const(value, dtype)
+        (literal,) = self.arguments(node, 1)
+        value = _literal(literal)
+        try:
+            return const(float(value) if isinstance(value, str) else value, dtype)
+        except (OverflowError, TypeError, ValueError):
+            raise self.source.error(node, f"not a number of {dtype}: {ast.unparse(node)}") from None
+
+    def arguments(self, call: ast.Call, count: int) -> list[ast.expr]:
+        """The positional arguments of a call that takes so many."""
+        if len(call.args) != count:
+            raise self.source.error(call, f"{ast.unparse(call.func)} takes {count} arguments, found {len(call.args)}")
+        return call.args
+
+    def text(self, node: ast.expr) -> str:
+        match node:
+            case ast.Constant(value=str(value)):
+                return value
+        raise self.source.error(node, f"expected a text, found {ast.unparse(node)}")
+
+    def number(self, node: ast.expr) -> int:
+        value = _literal(node)
+        if type(value) is not int:
+            raise self.source.error(node, f"expected a whole number, found {ast.unparse(node)}")
+        return value
 
     def dtype(self, node: ast.expr) -> DType:
         if isinstance(node, ast.Name) and node.id in _DTYPES:
@@ -233,10 +258,12 @@ class _ExprParser:
         return self.dtype(node.value), self.indices(node.slice)
 
     def promise(self, node: ast.Call) -> DimFact:
-        var, low, high, multiple = node.args
+        var, low, high, multiple = self.arguments(node, 4)
         target = self.expr(var)
-        assert isinstance(target, Var)
-        return DimFact(target, _literal(low), _literal(high), _literal(multiple))
+        if not isinstance(target, Var):
+            raise self.source.error(var, f"expected a dim, found {ast.unparse(var)}")
+        upper = None if _literal(high) is None else self.number(high)
+        return DimFact(target, self.number(low), upper, self.number(multiple))
 
 
 _DTYPES = {dtype.name: dtype for dtype in dtypes.ALL_DTYPES}
@@ -261,6 +288,9 @@ def _note(stmt: ast.stmt) -> tuple[str, ast.Call] | None:
     return None
 
 
+_AXES = {kind.value: kind for kind in AxisKind}
+
+
 class _LoopParser(_ExprParser):
     """Loop-level functions."""
 
@@ -275,18 +305,19 @@ class _LoopParser(_ExprParser):
                     raise self.source.error(arg, f"parameter {arg.arg} has no type")
                 self.names[arg.arg] = self._buffer(arg.arg, arg.annotation, "global")
             params.append(self.names[arg.arg])
-        name, outputs, facts, attrs = node.name, 1, [], ()
+        name, outputs, facts = node.name, 1, list[DimFact]()
+        attrs: Annotations = ()
         body = list(node.body)
         while body and (note := _note(body[0])) is not None and note[0] in ("named", "outputs", "promise", "notes"):
             match note:
                 case ("named", call):
-                    name = _literal(call.args[0])
+                    name = self.text(*self.arguments(call, 1))
                 case ("outputs", call):
-                    outputs = _literal(call.args[0])
+                    outputs = self.number(*self.arguments(call, 1))
                 case ("promise", call):
                     facts.append(self.promise(call))
                 case ("notes", call):
-                    attrs = _keywords(call)  # type: ignore[assignment]
+                    attrs = _keywords(call)
             body.pop(0)
         return PrimFunc(name, tuple(params), self.suite(body), outputs, tuple(facts), attrs)
 
@@ -294,9 +325,9 @@ class _LoopParser(_ExprParser):
         strides = None
         if isinstance(node, ast.Call):
             keywords = {k.arg: k.value for k in node.keywords}
-            scope = _literal(keywords["scope"]) if "scope" in keywords else scope
+            scope = self.text(keywords["scope"]) if "scope" in keywords else scope
             strides = self.indices(keywords["strides"]) if "strides" in keywords else None
-            node = node.args[0]
+            (node,) = self.arguments(node, 1)
         dtype, shape = self.shaped(node)
         return Buffer(name, shape, dtype, scope, strides)
 
@@ -311,7 +342,7 @@ class _LoopParser(_ExprParser):
                 return self._with(node, item, body)
             case ast.Assign(targets=[ast.Subscript() as target], value=value):
                 place = self.expr(target)
-                assert isinstance(place, Load)
+                assert isinstance(place, Load), "a subscript is a load"
                 return Store(place.buffer, place.indices, self.expr(value))
             case ast.If(test=test, body=body, orelse=orelse):
                 return LoopIf(self.expr(test), self.suite(body), self.suite(orelse) if orelse else None)
@@ -326,8 +357,8 @@ class _LoopParser(_ExprParser):
             chosen = LoopKind(kind)
         except ValueError:
             raise self.source.error(node, f"no kind of loop {kind}") from None
-        extent = self.expr(call.args[0])
-        thread = _literal(call.args[1]) if len(call.args) > 1 else ""
+        bound, *others = self.arguments(call, 2 if chosen is LoopKind.BOUND else 1)
+        extent, thread = self.expr(bound), "".join(map(self.text, others))
         var = Var(name, extent.dtype)
         self.names[name] = var
         return For(var, extent, self.suite(body), chosen, thread, _keywords(call))
@@ -358,7 +389,7 @@ class _LoopParser(_ExprParser):
         while rest:
             note = _note(rest[0])
             if note is not None and note[0] == "where":
-                where = self.expr(note[1].args[0])
+                where = self.expr(*self.arguments(note[1], 1))
             elif note is not None and note[0] == "annotate":
                 annotations = _keywords(note[1])
             else:
@@ -368,15 +399,15 @@ class _LoopParser(_ExprParser):
                     case _:
                         break
             rest.pop(0)
-        return Block(_literal(call.args[0]), axes, self.suite(rest), init, where, annotations)
+        return Block(self.text(*self.arguments(call, 1)), axes, self.suite(rest), init, where, annotations)
 
     def _axis(self, keyword: ast.keyword) -> BlockAxis:
         match keyword.value:
-            case ast.Call(func=ast.Name(id=kind), args=[extent, value]):
+            case ast.Call(func=ast.Name(id=kind), args=[extent, value]) if kind in _AXES:
                 size, driven = self.expr(extent), self.expr(value)
                 var = Var(str(keyword.arg), size.dtype)
                 self.names[str(keyword.arg)] = var
-                return BlockAxis(var, size, AxisKind(kind), driven)
+                return BlockAxis(var, size, _AXES[kind], driven)
         raise self.source.error(keyword.value, "expected spatial(extent, value), reduction(...) or ordered(...)")
 
 
@@ -402,17 +433,18 @@ class _GraphParser(_ExprParser):
             if arg.annotation is None:
                 raise self.source.error(arg, f"parameter {arg.arg} has no type")
             params.append(self._bind(arg.arg, self.type(arg.annotation)))
-        name, facts, attrs = node.name, [], ()
+        name, facts = node.name, list[DimFact]()
+        attrs: tuple[tuple[str, AttrValue], ...] = ()
         bindings: list[Binding] = []
         results: tuple[Atom, ...] = ()
         for stmt in node.body:
             match _note(stmt), stmt:
                 case ("named", call), _:
-                    name = _literal(call.args[0])
+                    name = self.text(*self.arguments(call, 1))
                 case ("promise", call), _:
                     facts.append(self.promise(call))
                 case ("attrs", call), _:
-                    attrs = self._attrs(call.keywords)  # type: ignore[assignment]
+                    attrs = self._attrs(call.keywords)
                 case _, ast.FunctionDef():
                     self.functions[stmt.name] = self.function(stmt)
                 case _, ast.Return(value=value):
@@ -438,10 +470,17 @@ class _GraphParser(_ExprParser):
                 return TupleType(tuple(map(self.type, fields)))
             case ast.Subscript(value=ast.Name(id="fn"), slice=ast.Tuple(elts=[params, results])):
                 left, right = self.type(params), self.type(results)
-                assert isinstance(left, TupleType) and isinstance(right, TupleType)
+                if not isinstance(left, TupleType) or not isinstance(right, TupleType):
+                    raise self.source.error(node, f"expected fn[tuple[...], tuple[...]], found {ast.unparse(node)}")
                 return FunctionType(left.fields, right.fields)
         dtype, shape = self.shaped(node)
         return TensorType(shape, dtype)
+
+    def _tensor_type(self, node: ast.expr) -> TensorType:
+        found = self.type(node)
+        if not isinstance(found, TensorType):
+            raise self.source.error(node, f"expected the type of a tensor, found {ast.unparse(node)}")
+        return found
 
     def _binding(self, stmt: ast.stmt) -> Binding:
         span = self.source.span(stmt)
@@ -458,7 +497,7 @@ class _GraphParser(_ExprParser):
             case ast.Assign(
                 targets=[ast.Tuple(elts=targets)],
                 value=ast.BinOp(left=value, op=ast.MatMult(), right=ast.Tuple(elts=types)),
-            ):
+            ) if len(targets) == len(types):
                 operation = self._operation(value, types, span)
                 made = [self._bind(ast.unparse(t), self.type(k), span) for t, k in zip(targets, types, strict=True)]
                 return Binding(tuple(made), operation, span=span)
@@ -469,7 +508,7 @@ class _GraphParser(_ExprParser):
     def _dim(self, node: ast.expr) -> Var:
         name = ast.unparse(node)
         found = self.variable(node, name)
-        assert isinstance(found, Var)
+        assert isinstance(found, Var), "variable() returns nothing else"
         return found
 
     def _operation(self, node: ast.expr, types: Sequence[ast.expr], span: Span | None) -> Operation:
@@ -481,16 +520,16 @@ class _GraphParser(_ExprParser):
             case ast.Subscript(value=operand, slice=ast.Constant(value=int(index))):
                 return GetItem(self._required(operand), index, span=span)
             case ast.Call(func=ast.Name(id="call_tir"), args=[callee, args, dims]):
-                result_types = tuple(self.type(t) for t in types)
-                return CallTir(_literal(callee), self._all(args), self._exprs(dims), result_types, span=span)  # type: ignore[arg-type]
+                result_types = tuple(map(self._tensor_type, types))
+                return CallTir(self.text(callee), self._all(args), self._exprs(dims), result_types, span=span)
             case ast.Call(func=ast.Name(id="call_extern"), args=[symbol, args, dims, effect], keywords=keywords):
                 return CallExtern(
-                    _literal(symbol),
+                    self.text(symbol),
                     self._all(args),
                     self._exprs(dims),
-                    tuple(self.type(t) for t in types),  # type: ignore[arg-type]
+                    tuple(map(self._tensor_type, types)),
                     self._attrs(keywords),
-                    _literal(effect),
+                    _literal(effect) is True,
                     span=span,
                 )
             case ast.Call(func=ast.Name(id="call"), args=[callee, *args]):
@@ -545,10 +584,12 @@ class _GraphParser(_ExprParser):
         raise self.source.error(node, f"expected a variable or a constant, found {ast.unparse(node)}")
 
     def _constant(self, node: ast.expr, value: Any, type_: ast.expr) -> TensorConst:
-        kind = self.type(type_)
-        assert isinstance(kind, TensorType)
+        kind = self._tensor_type(type_)
         if not isinstance(value, str):
-            return TensorConst(np.array(value, kind.dtype.numpy).reshape(kind.static_shape or ()))
+            try:
+                return TensorConst(np.array(value, kind.dtype.numpy).reshape(kind.static_shape or ()))
+            except (OverflowError, TypeError, ValueError):
+                raise self.source.error(node, f"not an array of {kind}: {ast.unparse(node)}") from None
         if value not in self.constants:
             raise self.source.error(node, f"no array is given for the constant {value!r}")
         array = self.constants[value]
@@ -561,8 +602,8 @@ class _GraphParser(_ExprParser):
 
     def _value(self, node: ast.expr) -> AttrValue:
         match node:
-            case ast.Constant(value=value):
-                return value  # type: ignore[return-value]
+            case ast.Constant(value=(None | bool() | int() | float() | str()) as value):
+                return value
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value) | float(value))):
                 return -value
             case ast.Tuple(elts=items):
@@ -570,7 +611,10 @@ class _GraphParser(_ExprParser):
             case ast.Call(func=ast.Name(id="dim"), args=[value]):
                 return self.expr(value)
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(value))]):
-                return float(value)
+                try:
+                    return float(value)
+                except ValueError:
+                    raise self.source.error(node, f"not a number: {value}") from None
             case ast.Name(id=name) if name in _DTYPES:
                 return _DTYPES[name]
         return self.expr(node)

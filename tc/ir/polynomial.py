@@ -177,5 +177,5 @@ def linear_coefficients(expr: Expr, variables: Iterable[Var]) -> tuple[dict[Var,
             continue
         term = Polynomial({others: v}) if others else Polynomial({}, v)
         var = chosen[0]
-        coefficients[var] = coefficients[var].plus(term) if var in coefficients else term  # type: ignore[index]
+        coefficients[var] = coefficients[var].plus(term) if var in coefficients else term
     return {var: poly.to_expr() for var, poly in coefficients.items()}, Polynomial(rest, poly.constant).to_expr()

@@ -286,8 +286,8 @@ class _GraphPrinter:
                 return before, f"cond({self._atom(condition)}, {names})"
             case Loop(trip_count=trip_count, condition=condition, init=init, body=body):
                 count = "None" if trip_count is None else self.names.expr(trip_count)
-                args = ", ".join([_function_name(body.name), count, *map(self._atom, (condition, *init))])
-                return self.function(body, depth), f"loop({args})"
+                given = ", ".join([_function_name(body.name), count, *map(self._atom, (condition, *init))])
+                return self.function(body, depth), f"loop({given})"
         raise AssertionError(f"no text for {type(value).__name__}")
 
     def _atoms(self, atoms: Iterable[Atom]) -> str:

@@ -61,13 +61,13 @@ def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
     stack: list[Any] = [root]
     while stack:
         item = stack.pop()
-        kind = type(item)
+        kind: Any = type(item)
         if isinstance(item, tuple):
             yield "(", len(item)
             stack += item[::-1]
         elif not isinstance(item, Node):
             yield _plain(item)
-        elif kind is TensorConst:
+        elif isinstance(item, TensorConst):
             yield "tensor", item.value.dtype.str, item.value.shape, _array_digest(item.value)
         elif kind in _BINDERS:
             number = numbers.get(item)

@@ -79,7 +79,7 @@ def from_dlpack(value: Any) -> np.ndarray:
     except (RuntimeError, BufferError):
         bits = _AsBits(value)
         array = np.from_dlpack(bits)  # raises as before unless it is bfloat16
-        return array.view(bf16.numpy) if bits.was_bfloat16 else array  # type: ignore[no-any-return]
+        return array.view(bf16.numpy) if bits.was_bfloat16 else array
 
 
 Overlaps = tuple[set[int], "tuple[int, int] | None"]

@@ -98,4 +98,4 @@ def _reduced(module: CompiledModule) -> tuple[Any, ...]:
     return _from_bytes, (pack_module(*module.content()), module.threads)
 
 
-copyreg.pickle(CompiledModule, _reduced)  # type: ignore[arg-type]
+copyreg.pickle(CompiledModule, _reduced)

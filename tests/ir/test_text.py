@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import numpy as np
 import pytest
 
@@ -19,10 +22,18 @@ from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.rules import apply_rules
 from tc.target import native_target
+from tests.golden_files import FOLDER
 from tests.ops.kernels import finish, make_prim_func
 
 NAMES = sorted(OPS)
 WITH_LOOPS = [name for name in NAMES if OPS[name].compute is not None]
+
+
+class AnyArray(dict[str, np.ndarray]):
+    """An array for every name."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        return np.zeros(3, np.float32)
 
 
 def assert_round_trip(module: IRModule) -> None:
@@ -121,6 +132,49 @@ def test_errors_name_the_place_and_the_reason(old: str, new: str, words: str) ->
         parse_module(GOOD.replace(old, new), filename="kernel.tc")
 
     assert "kernel.tc:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("outputs(1)", "outputs()", "outputs takes 1 arguments, found 0"),
+        ("outputs(1)", "outputs('one')", "expected a whole number"),
+        ("promise(n, 0, 100, 4)", "promise(n, 0, 100)", "promise takes 4 arguments"),
+        ("promise(n, 0, 100, 4)", "promise(3, 0, 100, 4)", "expected a dim"),
+        ("parallel(n, grain=64)", "parallel(grain=64)", "parallel takes 1 arguments, found 0"),
+        ("block('scale', ", "block(", "block takes 1 arguments"),
+        ("block('scale', ", "block(7, ", "expected a text"),
+        ("spatial(n, i)", "special(n, i)", "expected spatial"),
+        ("where(vi < 90)", "where()", "where takes 1 arguments"),
+        ("max(A[vi] * (-2.5), ", "max(", "max takes 2 arguments, found 1"),
+        ("cast(vi, f32)", "cast(vi)", "cast takes 2 arguments"),
+        ("f32('-inf')", "f32('many')", "not a number of f32"),
+    ],
+)
+def test_calls_with_other_arguments_are_errors_with_a_place(old: str, new: str, words: str) -> None:
+    """They were IndexError, TypeError and ValueError."""
+    assert old in GOOD
+
+    with pytest.raises(ParseError, match=words) as caught:
+        parse_module(GOOD.replace(old, new), filename="kernel.tc")
+
+    assert "kernel.tc:" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_damaged_text_is_a_parse_error_or_another_program() -> None:
+    programs = [file.read_text().partition("# -----")[0] for file in sorted(FOLDER.rglob("*.txt"))]
+    rng, refused = random.Random(0), 0
+    for _ in range(1500):
+        words = re.findall(r"\w+|\s+|[^\w\s]", rng.choice(programs))
+        place, other = rng.randrange(len(words)), rng.randrange(len(words))
+        words[place : place + rng.randrange(2)] = [words[other]] if rng.randrange(2) else []
+        try:
+            parse_module("".join(words), AnyArray())
+        except ParseError:
+            refused += 1
+
+    assert 300 < refused < 1400
 
 
 def test_text_is_never_evaluated() -> None:
