@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -57,13 +57,18 @@ class Facts:
     """What is known about variables, and conditions known to hold. Immutable; extending makes a new one."""
 
     def __init__(
-        self, variables: Mapping[Var, VarFact] | None = None, nonnegative: tuple[Polynomial, ...] = ()
+        self,
+        variables: Mapping[Var, VarFact] | None = None,
+        nonnegative: tuple[Polynomial, ...] = (),
+        parent: Facts | None = None,
     ) -> None:
         self.variables = dict(variables or {})
         self.nonnegative = nonnegative
+        self.parent = parent  # facts that these extend
         self.simplified: dict[Expr, Expr] = {}  # filled by arith.simplify
         self.intervals: dict[Expr, Bounds] = {}  # filled by bounds
         self.proofs: dict[tuple[object, ...], bool] = {}  # filled by prover.proves_nonnegative
+        self.samples: Sequence[dict[Expr, int]] | None = None  # made by samples.samples_of
 
     @staticmethod
     def of(dim_facts: Iterable[DimFact]) -> Facts:
@@ -101,13 +106,13 @@ def _with_range(facts: Facts, var: Var, extent: Expr) -> Facts:
         fact = known.get(factor)
         if fact is not None and isinstance(fact.lo, Const) and fact.lo.value == 0 and factor is not var:
             known[factor] = VarFact(const(1), fact.hi, fact.multiple_of)
-    return Facts(known, facts.nonnegative)
+    return Facts(known, facts.nonnegative, facts)
 
 
 @lru_cache(1024)
 def _assume(facts: Facts, condition: Expr) -> Facts:
     found = tuple(_nonnegative_parts(condition))
-    return Facts(facts.variables, facts.nonnegative + found) if found else facts
+    return Facts(facts.variables, facts.nonnegative + found, facts) if found else facts
 
 
 def _nonzero_factors(poly: Polynomial) -> list[Var]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from tc.ir.bounds import Facts, bounds, lower_bound, poly_bounds
 from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Max, Min, Var, const
 from tc.ir.polynomial import Monomial, Polynomial, polynomial
+from tc.ir.samples import is_refuted
 
 _MAX_DEPTH = 12
 _MAX_STEPS = 60
@@ -27,8 +28,15 @@ def proves_nonnegative(poly: Polynomial, facts: Facts, depth: int = 0) -> bool:
     key = (*poly.terms.items(), poly.constant, depth)  # in their order, which is the order of the search
     found = facts.proofs.get(key)
     if found is None:
-        found = facts.proofs[key] = _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
+        found = facts.proofs[key] = _is_nonnegative(poly, facts, depth)
     return found
+
+
+def _is_nonnegative(poly: Polynomial, facts: Facts, depth: int) -> bool:
+    low = lower_bound(poly, facts)
+    if low is not None and low >= 0:
+        return True
+    return not is_refuted(poly, facts) and _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
 
 
 def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
