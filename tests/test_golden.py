@@ -1,7 +1,13 @@
-"""Golden files: a pass or a schedule, the program before, the program after.
+"""Golden files: what the compiler makes of small programs, as text.
 
-Each half parses, verifies and prints back unchanged; the pass turns one into the other; and both compute the same on random
-inputs, which keeps `pytest --update-golden` from blessing a wrong answer. Read the diff after updating.
+`graph`, `loop`, `schedule`: a pass or a schedule, the program before, the program after. Each half parses, verifies and prints back
+unchanged; the pass turns one into the other; and both compute the same on random inputs, which keeps `pytest --update-golden` from
+blessing a wrong answer. Read the diff after updating.
+
+`schedules`: for one kernel each, the steps that the rules choose on fixed targets, and the loops that come of them, before anything is
+unrolled. `networks`: the kernels that a small network is cut into, and where its values lie in memory. `llvm`: the text that a construct
+of a loop program is emitted as, which is also run. Such a file begins with the program, a graph or a PrimFunc; what follows the first
+line of dashes is written by `pytest --update-golden`. To pin another program, write a file that has nothing else, and update.
 
 A literal too long to be written out is named by its shape in the program before, `const('random 3x1x5', f32[3, 1, 5])`; what a pass
 makes of it has the name that the printer gives it.
@@ -10,27 +16,40 @@ makes of it has the name that the printer gives it.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-import tc.compiler  # noqa: F401  registers all passes
+from tc.codegen.kernels import finish_loops
+from tc.codegen.llvm.emitter import emit_prim_func
+from tc.compiler import lay_out, lower_model, prepare_model, run_stages  # and all passes are registered
 from tc.interp import run_function, run_prim_func
+from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
+from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
 from tc.ir.structural import first_difference
 from tc.ir.types import TensorType
 from tc.ir.verify import verify
 from tc.passes.manager import run_pipeline
+from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
-from tests.golden_files import FOLDER, Literals
+from tc.target import Target
+from tests.golden_files import FOLDER, TARGETS, Literals, check_text, narrow
+from tests.ops.kernels import run
 
-FILES = sorted(FOLDER.rglob("*.tc"))
+PASSES = sorted(FOLDER.rglob("*.tc"))
+SCHEDULES, NETWORKS, KERNELS = (sorted((FOLDER / kind).glob("*.txt")) for kind in ("schedules", "networks", "llvm"))
 SEPARATOR = "# -----\n"
+DASHES = "# -----"
 DIM = 5  # the size of every symbolic dim when programs are run
+SIZE = 21  # and when emitted code is run
+TOLERANCES = {2: 1e-2, 4: 1e-6, 8: 1e-14}  # of emitted code, by the size of a number
 
 
 def apply(header: str, module: IRModule) -> IRModule:
@@ -83,7 +102,7 @@ def assert_same_text(module: IRModule, text: str, literals: Literals) -> None:
     assert print_ir(module, literals).strip() == text.strip()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize("path", PASSES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_golden(path: Path, update_golden: bool) -> None:
     header, _, rest = path.read_text().partition("\n")
     before_text, _, after_text = rest.partition(SEPARATOR)
@@ -105,5 +124,107 @@ def test_golden(path: Path, update_golden: bool) -> None:
     assert first_difference(after, expected) is None, found
 
 
+# -- schedules
+
+
+def scheduled(program: str, target: Target) -> list[Scheduled]:
+    """By the rules alone; of a graph, whatever kernels the passes make of it."""
+    module = parse_module(program, Literals())
+    if module.graph_functions:
+        module = lower_model(lay_out(prepare_model(module, target))).lowered
+    return [apply_rules(func, target) for func in module.prim_funcs]
+
+
+def describe(kernel: Scheduled) -> str:
+    verify(kernel.func)
+    return f"# {kernel.rule}\n{kernel.trace or '# as written'}\n{narrow(print_ir(kernel.func))}\n"
+
+
+@pytest.mark.parametrize("path", SCHEDULES, ids=lambda path: path.stem)
+def test_schedule(path: Path, update_golden: bool) -> None:
+    program = path.read_text().partition(DASHES)[0]
+    sections: dict[str, str] = {}
+
+    for name, target in TARGETS.items():
+        text = "\n".join(map(describe, scheduled(program, target)))
+        same = next((other for other, known in sections.items() if known == text), None)
+        sections[name] = text if same is None else f"# as on {same}\n"
+
+    found = program + "".join(f"{DASHES} {name}\n{text}" for name, text in sections.items())
+    check_text(path, found, update_golden)
+
+
+# -- networks
+
+
+@pytest.mark.parametrize("path", NETWORKS, ids=lambda path: path.stem)
+def test_fusion_and_plan(path: Path, update_golden: bool) -> None:
+    network = path.read_text().partition(DASHES)[0]
+
+    stages = run_stages(parse_module(network, Literals()), TARGETS["x86-64-v4"])
+
+    for module in (stages.graph, stages.lowered, stages.module):
+        verify(module)
+    found = f"{network}{DASHES} fused\n{print_ir(stages.graph)}{DASHES} plan\n{print_plan(stages.plan)}"
+    check_text(path, found, update_golden)
+
+
+# -- emitted text
+
+
+def normalized(text: str) -> str:
+    """The same module with the numbers of local names, within each function, by their order, and declarations in alphabetical order."""
+    definitions, numbers = [], dict[str, str]()
+
+    def renamed(found: re.Match[str]) -> str:
+        name, number = found.groups()
+        return name + numbers.setdefault(number, str(len(numbers)))
+
+    for line in text.strip().splitlines():
+        if line.startswith("define "):
+            numbers.clear()
+        definitions.append(re.sub(r"(%[a-zA-Z_]+\.?)(\d+)\b", renamed, re.sub(r"^([a-z]+)(\d+)(?=:$)", renamed, line)))
+    body = [line for line in definitions if not line.startswith("declare ")]
+    return "\n".join([*body, *sorted(set(definitions) - set(body))]) + "\n"
+
+
+def emitted(func: PrimFunc, features: tuple[str, ...]) -> str:
+    text = normalized(emit_prim_func(func, "kernel", features).ir_text)
+    llvm.parse_assembly(text).verify()
+    return text
+
+
+def assert_computes_its_meaning(func: PrimFunc) -> None:
+    """What runs on this machine is what the reference interpreter computes, so that an update blesses no wrong text."""
+    arrays, dims = random_inputs(func), [SIZE] * len(func.dims)
+    expected = run_prim_func(func, arrays, dims)
+    for want, got in zip(expected, run(func, arrays, tuple(dims)), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=TOLERANCES.get(want.itemsize, 1e-6))
+
+
+def random_inputs(func: PrimFunc) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = []
+    for buffer in func.inputs:
+        shape = tuple(SIZE if isinstance(dim, Var) else int(dim) for dim in buffer.shape)  # type: ignore[call-overload]
+        values = rng.normal(size=shape) if buffer.dtype.is_float else rng.integers(1, 6, shape)
+        arrays.append(np.abs(values).astype(buffer.dtype.numpy))
+    return arrays
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_emission(path: Path, update_golden: bool) -> None:
+    program = path.read_text().partition(DASHES)[0]
+    (func,) = parse_module(program).prim_funcs
+    verify(func)
+    assert_computes_its_meaning(finish_loops(func))
+    texts: dict[str, list[str]] = {}
+
+    for name, target in TARGETS.items():
+        texts.setdefault(emitted(finish_loops(func, threads=target.cores), target.features), []).append(name)
+
+    check_text(path, program + "".join(f"{DASHES} {', '.join(names)}\n{text}" for text, names in texts.items()), update_golden)
+
+
 def test_there_are_golden_files() -> None:
-    assert len(FILES) >= 34
+    assert len(PASSES) >= 34 and len(SCHEDULES) >= 45 and len(NETWORKS) >= 6 and len(KERNELS) >= 39

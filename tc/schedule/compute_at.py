@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
@@ -191,7 +192,7 @@ def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers:
             raise ScheduleError(f"reverse_compute_at: block {name} must stay behind block {other.block.name}")
 
 
-def _guards(func: PrimFunc, target: Place, producers: list[Place], read: set[Buffer]) -> Expr:
+def _guards(func: PrimFunc, target: Place, producers: list[Place], read: AbstractSet[Buffer]) -> Expr:
     """When an iteration of the loop makes what the consumer reads; ScheduleError when a condition leaves gaps in it.
 
     A condition that keeps an axis inside its extent leaves none: the consumer has its own.

@@ -261,11 +261,11 @@ class Schedule:
         self._do("split", loop, parts, names)
         return names
 
-    def split_overlapped(self, loop: str, factor: int) -> tuple[str, ...]:
+    def split_overlapped(self, loop: str, factor: int) -> tuple[str, str]:
         """As `split(loop, factor)`, the last tile shifted to end where the loop ends; returns the names of both loops."""
-        names = tuple(fresh_names(self.func, [f"{loop}o", f"{loop}i"]))
-        self._do("split_overlapped", loop, factor, names)
-        return names
+        outer, inner = fresh_names(self.func, [f"{loop}o", f"{loop}i"])
+        self._do("split_overlapped", loop, factor, (outer, inner))
+        return outer, inner
 
     def specialize(self, dim: str, at_least: int) -> None:
         self._do("specialize", dim, at_least)

@@ -63,9 +63,9 @@ def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly below one; of a block none."""
     cls = type(stmt)
     if cls in _WITH_BODY:
-        return (stmt.body,)  # type: ignore[attr-defined]
-    if cls is Seq:
-        return stmt.stmts  # type: ignore[attr-defined]
+        return (stmt.body,)  # type: ignore[attr-defined]  # one look in a set, for every statement there is
+    if isinstance(stmt, Seq):
+        return stmt.stmts
     if cls in _WITHOUT_STATEMENTS:
         return ()
     return tuple(child for child in children(stmt) if isinstance(child, Stmt))
@@ -183,7 +183,7 @@ def replace_stmt(func: PrimFunc, place: Place, new: Stmt | None) -> PrimFunc:
     old = place.stmt
     for parent in reversed(place.path):
         if type(parent) in _WITH_BODY and current is not None:
-            current = replace(parent, body=current)  # type: ignore[type-var]
+            current = replace(parent, body=current)
         else:
             current = _with_child(parent, old, current)
         old = parent
@@ -213,7 +213,7 @@ def map_blocks(stmt: Stmt, rewrite: Callable[[Block], Stmt], bare: Callable[[Stm
         case Seq(stmts=stmts):
             return replace(stmt, stmts=tuple(map_blocks(inner, rewrite, bare) for inner in stmts))
         case For(body=body) | Alloc(body=body) | Let(body=body) | While(body=body):
-            return replace(stmt, body=map_blocks(body, rewrite, bare))  # type: ignore[type-var]
+            return replace(stmt, body=map_blocks(body, rewrite, bare))
         case If(then_body=then_body, else_body=else_body):
             otherwise = None if else_body is None else map_blocks(else_body, rewrite, bare)
             return replace(stmt, then_body=map_blocks(then_body, rewrite, bare), else_body=otherwise)

@@ -265,13 +265,6 @@ class FunctionBuilder:
             return Value(f"splat ({like.element} {text})", like.element, like.lanes)
         return Value(text, like.element)
 
-    def int(self, value: int, like: Value, element: str | None = None) -> Value:
-        """An integer literal with the lanes of `like`, of its element type or of `element`."""
-        kind = element or like.element
-        if like.lanes:
-            return Value(f"splat ({kind} {value})", kind, like.lanes)
-        return int_value(value, kind)
-
     def fneg(self, a: Value) -> Value:
         return self.emit(f"fneg {a}", a.element, a.lanes)
 
@@ -296,19 +289,26 @@ class FunctionBuilder:
     def insert(self, vector: Value, scalar: Value, lane: int) -> Value:
         return self.emit(f"insertelement {vector}, {scalar}, i64 {lane}", vector.element, vector.lanes)
 
-    def per_lane(self, fn: object, *args: Value, element: str | None = None) -> Value:
+    def per_lane(self, fn: Callable[..., Value], *args: Value) -> Value:
         """Apply the scalar function `fn` of values to every lane."""
         args = self.unify(*args)
         if not args[0].lanes:
-            return fn(*args)  # type: ignore[operator]
+            return fn(*args)
         result: Value | None = None
         for lane in range(args[0].lanes):
-            scalar = fn(*(self.extract(arg, lane) for arg in args))  # type: ignore[operator]
+            scalar = fn(*(self.extract(arg, lane) for arg in args))
             if result is None:
                 result = Value("poison", scalar.element, args[0].lanes)
             result = self.insert(result, scalar, lane)
         assert result is not None
         return result
+
+    def int(self, value: int, like: Value, element: str | None = None) -> Value:
+        """An integer literal with the lanes of `like`, of its element type or of `element`."""
+        kind = element or like.element
+        if like.lanes:
+            return Value(f"splat ({kind} {value})", kind, like.lanes)
+        return int_value(value, kind)
 
 
 _MANGLED = {

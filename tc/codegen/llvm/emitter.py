@@ -200,7 +200,8 @@ class _Emitter(ExpressionEmitter):
             return self.value(tree.value)
 
         def combine(a: Value, b: Value) -> Value:
-            return emit_float_operation(self.b, tree.operation, *self.b.unify(a, b))
+            lhs, rhs = self.b.unify(a, b)
+            return emit_float_operation(self.b, tree.operation, lhs, rhs)
 
         return combine(self.value(tree.old), combine_tree(tree.count, leaf, combine))
 
@@ -249,12 +250,12 @@ class _Emitter(ExpressionEmitter):
         b, half = self.b, vector.lanes // 2
         if half == 1:
             return emit_float_operation(self.b, operation, b.extract(vector, 0), b.extract(vector, 1))
-        sides = []
-        for start in (0, half):
+
+        def side(start: int) -> Value:
             lanes = ", ".join(f"i32 {start + k}" for k in range(half))
-            text = f"shufflevector {vector}, {vector.type} poison, <{half} x i32> <{lanes}>"
-            sides.append(b.emit(text, vector.element, half))
-        return emit_float_operation(self.b, operation, *sides)
+            return b.emit(f"shufflevector {vector}, {vector.type} poison, <{half} x i32> <{lanes}>", vector.element, half)
+
+        return emit_float_operation(self.b, operation, side(0), side(half))
 
     def _vectorized(self, loop: For, count: int) -> None:
         with self._lanes(loop, count):
@@ -332,10 +333,9 @@ class _Emitter(ExpressionEmitter):
         """
         b = self.b
         start, body, done = b.label("loop"), b.label("body"), b.label("done")
-        known = first.known is not None and end.known is not None
-        if known and first.known >= end.known:  # type: ignore[operator]
+        if first.known is not None and end.known is not None and first.known >= end.known:
             return
-        if not known:
+        if first.known is None or end.known is None:
             b.branch_if(b.compare("icmp slt", first, end), start, done)
         else:
             b.branch(start)

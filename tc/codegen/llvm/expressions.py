@@ -117,7 +117,7 @@ class ExpressionEmitter(MemoryEmitter):
                 if atom is self.lane.var:
                     in_lane += 1
                     continue
-                known = self.state.values.get(atom) if isinstance(atom, Var) else None  # type: ignore[call-overload]
+                known = self.state.values.get(atom) if isinstance(atom, Var) else None
                 if known is None or known.known is None:
                     return None
                 factor *= known.known

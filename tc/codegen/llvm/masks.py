@@ -55,9 +55,8 @@ def _accesses(
 
 def _bound(lane: Var, index: Expr, guards: tuple[Expr, ...]) -> Expr | None:
     """What the guard on the lanes says that `index` is below; None where there is no such guard, or it says more."""
-    of_lanes = [guard for guard in guards if any(node is lane for node in walk(guard))]
-    if len(of_lanes) != 1 or not isinstance(of_lanes[0], Lt):
-        return None
-    (guard,) = of_lanes
-    bound = simplify(guard.rhs - guard.lhs + index)
-    return None if any(node is lane for node in walk(bound)) else bound
+    match [guard for guard in guards if any(node is lane for node in walk(guard))]:
+        case [Lt(lhs=place, rhs=end)]:
+            bound = simplify(end - place + index)
+            return None if any(node is lane for node in walk(bound)) else bound
+    return None

@@ -197,8 +197,9 @@ class MemoryEmitter:
         buffer = node.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
-            if varying is None and lane is not None and lane.known in range(2, MOST_SHUFFLED_STRIDE + 1):
-                return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), lane.known), buffer.dtype)
+            stride = None if lane is None or varying is not None else lane.known
+            if stride is not None and 1 < stride <= MOST_SHUFFLED_STRIDE:
+                return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), stride), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         contiguous = lane is not None and lane.known == 1
         lanes = self.lane.lanes if contiguous and self.lane is not None else 0

@@ -45,9 +45,9 @@ def _split_divided_axes(schedule: Schedule, contraction: BlockInfo, final: str) 
             continue
         for index in load.indices:
             match index:
-                case FloorMod(lhs=Var() as axis, rhs=Const(value=divisor)) if isinstance(driven.get(axis), Var):
-                    loop = driven.pop(axis)
-                    schedule.split(loop.name, int(divisor))  # type: ignore[union-attr]
+                case FloorMod(lhs=Var() as axis, rhs=Const(value=divisor)) if isinstance(loop := driven.get(axis), Var):
+                    del driven[axis]
+                    schedule.split(loop.name, int(divisor))
         return
 
 

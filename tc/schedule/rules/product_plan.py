@@ -102,7 +102,8 @@ class ProductPlan:
         self.rhs_before: list[str] = making_blocks(schedule, name, "rhs") if with_operands else []
         loops = loop_of_axis(schedule, contraction, final, around)
         self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
-        self.samples = loops.get(contraction.lhs.indices[0]) if len(contraction.lhs.indices) > 2 else None
+        lead = contraction.lhs.indices
+        self.samples = loops.get(lead[0]) if len(lead) > 2 and isinstance(lead[0], Var) else None
         self.guarded: list[str] = []
         self.inner: list[str] = []  # rows of the tile, then vectors, then lanes
         self.row_tiles: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
+from tc.ir.loop import Store
 from tc.ir.node import Node, children
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel
@@ -105,7 +106,8 @@ def _joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, l
         return loops
     axes = {axis.value.name: axis.var for axis in info.block.axes if isinstance(axis.value, Var)}
     pair = (axes.get(around), axes.get(loop))
-    for access in (*loads_of(info), *info.writes):
+    accesses: tuple[Load | Store, ...] = (*loads_of(info), *info.writes)
+    for access in accesses:
         if all(isinstance(index, Const) for index in access.indices):
             continue
         at = next((k for k, index in enumerate(access.indices) if index is pair[1]), 0)

@@ -205,7 +205,7 @@ class _Plan:
         assert self.rows is not None
         if count is None and self.tile.rows > 1:
             try:
-                return *self.s.split_overlapped(self.rows, self.tile.rows), True  # type: ignore[return-value]
+                return *self.s.split_overlapped(self.rows, self.tile.rows), True
             except ScheduleError:  # there may be too few
                 pass
         out, inside = self.s.split(self.rows, self.tile.rows)
