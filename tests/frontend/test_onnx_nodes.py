@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 import tc
 from tc.errors import UnsupportedError
+from tc.frontend.imported import FALLBACK, FUNCTION_BODY, NATIVE
 from tc.frontend.onnx import load_model
-from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE
 from tests.frontend.models import make_model, node, run, run_onnxruntime
 
 # Cases that cannot pass, and why.

@@ -1,5 +1,6 @@
 """The ONNX front end: `load_model` and `inspect_model`."""
 
+from tc.frontend.imported import Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx import (
     control_flow,
     ops_math,
@@ -12,7 +13,6 @@ from tc.frontend.onnx import (
     rnn,
 )
 from tc.frontend.onnx.load import inspect_model, load_model
-from tc.frontend.onnx.report import Imported, Inspection, NodeReport, ValueReport
 
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, reference_run, rnn)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tc.errors import UnsupportedError
+from tc.frontend.imported import FALLBACK
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
-from tc.frontend.onnx.report import FALLBACK
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import AnyValue, DeferredValue, SequenceValue, Value
 from tc.ir.dtype import f32

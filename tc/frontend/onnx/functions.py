@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tc.errors import ModelError
+from tc.frontend.imported import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import needed_nodes, order_nodes
-from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.tensors import CODES
 from tc.frontend.onnx.values import DeferredValue, Value
 from tc.ir.expr import Const

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import LimitError, ModelError, ShapeError, Span, TcError, UnsupportedError, located
+from tc.frontend.imported import FALLBACK, NATIVE, REFUSED, NodeReport
 from tc.frontend.onnx.assumptions import aligned_operands
 from tc.frontend.onnx.node_context import (
     Alternative,
@@ -29,7 +30,6 @@ from tc.frontend.onnx.reading import (
     check_node,
     order_nodes,
 )
-from tc.frontend.onnx.report import FALLBACK, NATIVE, REFUSED, NodeReport
 from tc.frontend.onnx.shapes import (
     Elements,
     Ratio,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tc.errors import ModelError, ShapeError, Span, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
+from tc.frontend.imported import NATIVE, REFUSED, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
 from tc.frontend.onnx.operand_checks import check_operands
 from tc.frontend.onnx.reading import Model, ModelSource, needed_nodes, order_nodes, read_model
-from tc.frontend.onnx.report import NATIVE, REFUSED, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import DeferredValue, Value
 from tc.ir.dtype import DType

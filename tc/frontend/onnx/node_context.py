@@ -13,6 +13,7 @@ from typing import Any, Union
 import numpy as np
 
 from tc.errors import ModelError, Span, UnsupportedError
+from tc.frontend.imported import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED
 from tc.frontend.onnx.assumptions import assume_large_enough
 from tc.frontend.onnx.reading import (
     OrderedNode,
@@ -20,7 +21,6 @@ from tc.frontend.onnx.reading import (
     attribute_value,
     find_schema,
 )
-from tc.frontend.onnx.report import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED
 from tc.frontend.onnx.shapes import (
     ALWAYS_KNOWN,
     RULES,
