@@ -38,7 +38,7 @@ from tc.autotune.task import Task
 from tc.autotune.tasks import extract_tasks
 from tc.autotune.tuner import Tuner
 from tc.autotune.tuning import parse_budget, tune
-from tc.compiler import import_model
+from tc.frontend.registry import import_model
 from tc.ir.expr import Var
 from tc.measure.compare import SUBJECT, compare_runtimes
 from tc.measure.harness import Plan
@@ -272,7 +272,7 @@ def measure_model(name: str, budget: str, threads: int, database: Path) -> dict[
 
 def sizes_of(model: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
     """The symbolic dims of a model by name, as these inputs have them."""
-    main = import_model(str(model), None, "fallback").module.main
+    main = import_model(str(model)).module.main
     pairs = ((dim, size) for param in main.params for dim, size in zip(param.type.shape, arrays[param.name].shape, strict=True))
     return {dim.name: size for dim, size in pairs if isinstance(dim, Var)}
 

@@ -130,3 +130,9 @@ def located(span: Span | None) -> Iterator[None]:
         if error.span is None:
             error.span = span
         raise
+
+
+def check_word(name: str, given: object, known: tuple[str, ...]) -> None:
+    """UserError for an option that is none of the words it may be."""
+    if not isinstance(given, str) or given not in known:
+        raise UserError(f"{name} is {given!r}; it must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")

@@ -9,10 +9,11 @@ import numpy as np
 
 from tc.codegen.kernels import Kernel
 from tc.codegen.llvm.emitter import emit_prim_func
-from tc.compiler import Model, check_words, import_model, run_stages
+from tc.compiler import check_words, run_stages
 from tc.errors import InputError, UserError
 from tc.frontend.dims import Dim, checked_dims
-from tc.frontend.onnx import Imported
+from tc.frontend.imported import Imported
+from tc.frontend.registry import Model, import_model
 from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
 from tc.ir.print_plan import print_plan
@@ -98,7 +99,7 @@ def _checked_import(model: Model, inputs: Mapping[str, np.ndarray]) -> Imported:
     """The model; InputError when the inputs are not exactly its own."""
     if not isinstance(inputs, Mapping):
         raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays")
-    imported = import_model(model, None, "fallback", assume_equal=False)
+    imported = import_model(model, assume_equal=False)
     names = [param.name for param in imported.module.main.params]
     for name in names:
         if name not in inputs:

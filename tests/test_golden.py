@@ -23,9 +23,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
-from tc.compiler import lay_out, lower_model, prepare_model, run_stages  # and all passes are registered
+from tc.compiler import run_stages
+from tc.frontend.registry import import_model
 from tc.interp import run_function, run_prim_func
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
@@ -37,6 +37,7 @@ from tc.ir.structural import first_difference
 from tc.ir.types import TensorType
 from tc.ir.verify import verify
 from tc.passes.manager import run_pipeline
+from tc.passes.pipeline import finish_loops, lay_out, lower_model, prepare_model  # and all passes are registered
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
 from tc.target import Target
@@ -56,7 +57,7 @@ def apply(header: str, module: IRModule) -> IRModule:
     """What the first line of a golden file asks for."""
     kind, _, text = header.removeprefix("# ").partition(": ")
     if kind == "pass":
-        return run_pipeline(module, text.strip(), verify=None)
+        return run_pipeline(module, text.strip())
     assert kind == "schedule", f"unknown header {header!r}"
     trace = Trace.from_json(json.dumps({"version": 1, "steps": json.loads(text)}))
     return IRModule(tuple(trace.apply(f) if isinstance(f, PrimFunc) else f for f in module.functions), module.entry)
@@ -131,7 +132,7 @@ def scheduled(program: str, target: Target) -> list[Scheduled]:
     """By the rules alone; of a graph, whatever kernels the passes make of it."""
     module = parse_module(program, Literals())
     if module.graph_functions:
-        module = lower_model(lay_out(prepare_model(module, target))).lowered
+        module = lower_model(lay_out(prepare_model(import_model(module), target))).lowered
     return [apply_rules(func, target) for func in module.prim_funcs]
 
 

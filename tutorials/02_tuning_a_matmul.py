@@ -46,7 +46,6 @@ from tc.autotune.runner import Job, Workload
 from tc.autotune.search.limits import refuse_large
 from tc.autotune.search.policy import ModelSearch, RandomSearch
 from tc.autotune.search.space import Space
-from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.cost.features import FEATURE_NAMES
 from tc.errors import ScheduleError
@@ -54,6 +53,7 @@ from tc.ir.dtype import f32
 from tc.ir.printer import print_ir
 from tc.measure.harness import Plan, time_interleaved
 from tc.measure.machine import fma_limit
+from tc.passes.pipeline import finish_loops
 from tc.runtime.jit import compile_object, disassemble, link
 from tc.runtime.pool import get_pool
 from tc.schedule.rules import apply_rules

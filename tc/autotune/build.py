@@ -12,11 +12,11 @@ from functools import lru_cache
 
 from tc.autotune.inputs import ArraySpec, signature
 from tc.autotune.runner import Workload
-from tc.codegen.kernels import finish_loops
 from tc.errors import MeasureError
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import identifier
+from tc.passes.pipeline import finish_loops
 from tc.runtime.builder import kernel_object
 from tc.schedule.step import Trace
 from tc.target import Target

@@ -10,19 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from tc.autotune.task import Task, Variant
-from tc.codegen.kernels import workload_key
-from tc.compiler import (
-    LoweredModel,
-    Model,
-    PreparedModel,
-    lay_out,
-    lower_model,
-    nodes_by_result,
-    prepare_model,
-    primitive_calls,
-)
 from tc.errors import TcError
 from tc.frontend.dims import Dim
+from tc.frontend.registry import Model, import_model
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
 from tc.ir.graph import Function, TensorConst, tir_calls
@@ -30,8 +20,10 @@ from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
 from tc.passes.graph.questions import Answer, Option, Question, own_answer
+from tc.passes.lower import nodes_by_result, primitive_calls
+from tc.passes.pipeline import LoweredModel, PreparedModel, lay_out, lower_model, prepare_model
 from tc.runtime.collector import rare_collections
-from tc.schedule.canonical import canonical_names
+from tc.schedule.canonical import canonical_names, workload_key
 from tc.target import Target
 
 TYPICAL_SIZE = 64
@@ -90,7 +82,7 @@ def extract_tasks(
     sizes: Mapping[str, int] | None = None,
 ) -> Extraction:
     """`tasks_of` a model as it compiles untuned."""
-    return tasks_of(prepare_model(model, target, dims), sizes)
+    return tasks_of(prepare_model(import_model(model, dims), target), sizes)
 
 
 @rare_collections()

@@ -27,20 +27,13 @@ from tc.autotune.task import Task
 from tc.autotune.tasks import measured_sizes, tasks_of
 from tc.autotune.tuner import Tuner, TuningResult
 from tc.check.compare import differing_result, sized_inputs
-from tc.compiler import (
-    Model,
-    PreparedModel,
-    check_model,
-    check_words,
-    compile_model,
-    lay_out,
-    lower_model,
-    prepare_model,
-)
+from tc.compiler import check_words, compile_model
 from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim, checked_dims
+from tc.frontend.registry import Model, check_model, import_model
 from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.graph.questions import own_answer
+from tc.passes.pipeline import PreparedModel, lay_out, lower_model, prepare_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, target_key
@@ -142,7 +135,7 @@ def tune(
     chosen = Target.of(target)
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     path = Path(database) if database is not None else default_database()
-    prepared = prepare_model(model, chosen, dims)
+    prepared = prepare_model(import_model(model, dims), chosen)
     symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
     for name in sizes:
         if name not in symbolic:

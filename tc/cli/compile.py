@@ -6,13 +6,17 @@ import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 import tc
 from tc.cli.options import add_compile_arguments, compile_options, need_model
-from tc.cli.outcome import Outcome, check_output, format_bytes, format_seconds, write_file
+from tc.cli.outcome import Outcome, check_output, format_bytes, format_seconds, make_table, write_file
+from tc.codegen.kernels import SCHEDULE_STEP
 from tc.errors import UserError
+from tc.passes.manager import PASSES, Hooks, Stopwatch
+from tc.passes.pipeline import USUAL, PassOptions
 from tc.target import Target
 
 STAGES = ("graph", "loops", "scheduled", "llvm", "asm")
@@ -24,6 +28,10 @@ examples:
   tc compile model.onnx --emit scheduled --kernel k    one kernel's loops as they are compiled
   tc compile model.onnx --emit asm -o model.s          machine code as text
   tc compile model.onnx --target x86-64-v3 -o any.tcm  for every machine of that level
+  tc compile model.onnx --verify-each                  check the IR after every pass; a pass that breaks it is named
+  tc compile model.onnx --print-after fuse_ops         the program after a pass, or after "schedule"
+  tc compile model.onnx --timings                      where the time of compiling goes
+  tc compile model.onnx --passes 'canonicalize, fold_constants, fuse_ops(max_ops=1)'   other passes over the graph
 
 A compiled module is native code: run only those that you trust as you trust a program.
 """
@@ -35,6 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emit", choices=STAGES, help="write this stage as text instead of a compiled module")
     parser.add_argument("--kernel", metavar="NAME", help="only this kernel of the stage")
     add_compile_arguments(parser)
+    group = parser.add_argument_group("passes")
+    group.add_argument("--verify-each", action="store_true", help="check the IR after every pass, and name the one that broke it")
+    group.add_argument("--print-after", action="append", default=[], metavar="PASS", help="print the program after this pass; repeatable")
+    group.add_argument("--passes", metavar="TEXT", help="passes over the graph, such as 'canonicalize, fuse_ops', in place of the usual")
+    group.add_argument("--timings", action="store_true", help="print the seconds of every stage and of every pass")
+
+
+def pass_options(args: argparse.Namespace, watch: Stopwatch) -> PassOptions:
+    """What is asked for about passes; their seconds go to `watch`. UserError for passes that do not exist."""
+    known = {*PASSES, SCHEDULE_STEP}
+    for name in args.print_after:
+        if name not in known:
+            raise UserError(f"--print-after: no pass {name!r}; there are: {', '.join(sorted(known))}")
+    hooks = Hooks(args.verify_each, frozenset(args.print_after), print, watch if args.timings else None)
+    options = PassOptions(hooks, args.passes)
+    options.pipeline(args.numerics)  # its text is read
+    return options if args.passes is not None or args.verify_each or args.print_after or args.timings else USUAL
 
 
 def execute(args: argparse.Namespace) -> Outcome:
@@ -46,10 +71,14 @@ def execute(args: argparse.Namespace) -> Outcome:
         return emit_stage(args)
     if args.kernel:
         raise UserError("--kernel: needs --emit, to say which stage of the kernel to write")
+    watch = Stopwatch()
+    options = {**compile_options(args), "passes": pass_options(args, watch)}
     start = time.perf_counter()
-    module = tc.compile(args.model, **compile_options(args))
+    module = tc.compile(args.model, **options)
     seconds = time.perf_counter() - start
-    data = {"model": str(args.model), "target": args.target, "compile_seconds": seconds}
+    data: dict[str, Any] = {"model": str(args.model), "target": args.target, "compile_seconds": seconds}
+    if args.timings:
+        data["timings"] = {"stages": dict(module.report().seconds), "passes": watch.seconds, "calls": watch.calls}
     if args.output:
         write_file(args.output, module.save)
         data |= {"output": str(args.output), "size_bytes": args.output.stat().st_size}
@@ -59,14 +88,30 @@ def execute(args: argparse.Namespace) -> Outcome:
         if args.output:
             size = format_bytes(data["size_bytes"])
             console.print(f"wrote {args.output} ({size})", highlight=False, markup=False)
-        else:
+        elif not args.timings:
             console.print(str(module.report()), highlight=False, markup=False)
+        if args.timings:
+            show_timings(console, data["timings"])
 
     return Outcome(data, show)
 
 
+def show_timings(console: Console, timings: dict[str, dict[str, Any]]) -> None:
+    """Stages in their order, passes slowest first."""
+    stages, passes, calls = timings["stages"], timings["passes"], timings["calls"]
+    total = sum(stages.values())
+    rows = [(name, format_seconds(seconds), f"{100 * seconds / total:.1f} %") for name, seconds in stages.items()]
+    console.print(make_table("stages", ("stage", "seconds ", "share "), rows))
+    order = sorted(passes, key=lambda name: -passes[name])
+    console.print(
+        make_table("passes", ("pass", "calls ", "seconds "), [(n, str(calls[n]), format_seconds(passes[n])) for n in order])
+    )
+
+
 def emit_stage(args: argparse.Namespace) -> Outcome:
     options = compile_options(args)
+    if args.passes is not None or args.verify_each or args.print_after or args.timings:
+        raise UserError("--passes, --verify-each, --print-after and --timings are not for --emit")
     if args.tune or args.verify != "auto":
         raise UserError(f"--{'tune' if args.tune else 'verify'}: not for --emit, which shows what is compiled by default")
     target = Target.of(options["target"])

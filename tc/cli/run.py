@@ -90,6 +90,7 @@ def execute(args: argparse.Namespace) -> Outcome:
         raise UserError(f"--repeat is {args.repeat}, must be at least 1")
     if math.isnan(args.tolerance):
         raise UserError("--tolerance is nan, must be a number")
+    check_seed(args.seed)
     if args.output and args.output.suffix != ".npz":
         raise UserError(f"--output {args.output}: results are written as .npz")
     if args.output:
@@ -137,10 +138,15 @@ def load_module(args: argparse.Namespace) -> tc.CompiledModule:
     return module
 
 
+def check_seed(seed: int) -> None:
+    """UserError for a seed that numpy does not take."""
+    if seed < 0:
+        raise UserError(f"--seed is {seed}, must not be negative")
+
+
 def make_inputs(module: tc.CompiledModule, args: argparse.Namespace) -> dict[str, np.ndarray]:
     """An array for every input of the module: as given, else random, with free dims as `--dims` says or 1."""
-    if args.seed < 0:
-        raise UserError(f"--seed is {args.seed}, must not be negative")
+    check_seed(args.seed)
     arrays = read_arrays(args.inputs) if args.inputs else {}
     rng = np.random.default_rng(args.seed)
     sources = name_inputs([parse_input(text) for text in args.input], [value.name for value in module.inputs])

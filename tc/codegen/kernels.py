@@ -13,20 +13,14 @@ from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import structural_hash
 from tc.ir.types import TensorType
 from tc.passes.graph.questions import Option, Question
-from tc.passes.loop.check_accesses import check_accesses
-from tc.passes.loop.compact_buffers import compact_buffers
-from tc.passes.loop.compute_in_outputs import compute_in_outputs
-from tc.passes.loop.hoist_guards import hoist_guards
-from tc.passes.loop.intrinsics import expand_intrinsics
-from tc.passes.loop.lift_workspace import lift_workspace
-from tc.passes.loop.lower_blocks import lower_blocks
-from tc.passes.loop.mark_in_place import mark_in_place
-from tc.passes.loop.partition_loops import partition_loops
-from tc.passes.loop.simplify_loops import simplify_loops
-from tc.schedule.canonical import canonical_names
+from tc.passes.manager import NO_HOOKS, Hooks
+from tc.passes.pipeline import finish_loops
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import compiler_fingerprint
+
+SCHEDULE_STEP = "schedule"
+"""What the rules do is called for those who watch passes."""
 
 
 class Tuned(Protocol):
@@ -53,35 +47,26 @@ class Kernel:
     is_tuned: bool = False
 
 
-def finish_loops(func: PrimFunc, threads: int = 0) -> PrimFunc:
-    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
-    func = compute_in_outputs(simplify_loops(expand_intrinsics(lower_blocks(func))))
-    func = compact_buffers(func)  # before loops are cut in two: each part then gets a buffer of its own
-    func = hoist_guards(partition_loops(func))
-    return check_accesses(mark_in_place(lift_workspace(simplify_loops(func), threads=threads)))
-
-
-def workload_key(prim: PrimFunc) -> str:
-    """What tuning records know a PrimFunc by: equal for equal programs, whatever they are called."""
-    return structural_hash(canonical_names(prim))[:20]
-
-
-def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None) -> Kernel:
+def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None, hooks: Hooks = NO_HOOKS) -> Kernel:
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
     known = tuned and tuned.schedule(prim)
-    scheduled = known or apply_rules(prim, target)
-    final = finish_loops(scheduled.func, threads=target.cores)
+    scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
+    final = finish_loops(scheduled.func, target.cores, hooks)
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 
 
 def schedule_module(
-    module: IRModule, target: Target, tuned: Tuned | None = None, ready: Callable[[Kernel], None] | None = None
+    module: IRModule,
+    target: Target,
+    tuned: Tuned | None = None,
+    ready: Callable[[Kernel], None] | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> tuple[IRModule, dict[str, Kernel]]:
     """Schedule every PrimFunc, and put the kernels into the module. `ready` is told of each kernel as soon as it is there."""
     kernels: dict[str, Kernel] = {}
     for func in module.prim_funcs:
-        kernels[func.name] = schedule_kernel(func, target, tuned)
+        kernels[func.name] = schedule_kernel(func, target, tuned, hooks)
         if ready is not None:
             ready(kernels[func.name])
     return with_kernels(module, kernels), kernels

@@ -7,7 +7,7 @@ other; equal kernels (up to names) are kept once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tc.errors import LoweringError, Span, located
 from tc.ir.arith import Facts, atoms_of_polynomial, bounds
@@ -24,6 +24,7 @@ from tc.ir.graph import (
     GlobalRef,
     TensorConst,
     TensorVar,
+    all_bindings,
 )
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -40,6 +41,24 @@ from tc.te import Tensor, compute, create_prim_func, origin, placeholder
 def is_primitive(func: Function) -> bool:
     """Whether the function is to become one kernel."""
     return bool(Attrs(func.attrs).get("primitive"))
+
+
+def primitive_calls(module: IRModule) -> Iterator[tuple[Binding, Function]]:
+    """The bindings of a fused module that call primitive functions, and the functions."""
+    for binding in all_bindings(module.main):
+        if isinstance(binding.value, CallFunction) and isinstance(binding.value.callee, GlobalRef):
+            inner = module[binding.value.callee.name]
+            assert isinstance(inner, Function)
+            yield binding, inner
+
+
+def nodes_by_result(module: IRModule) -> dict[TensorVar, tuple[str, ...]]:
+    """For each result of a primitive function, the model's nodes inside the function that made it."""
+    found: dict[TensorVar, tuple[str, ...]] = {}
+    for binding, inner in primitive_calls(module):
+        nodes = tuple(dict.fromkeys(str(b.span) for b in inner.bindings if b.span is not None))
+        found.update(dict.fromkeys(binding.targets, nodes))
+    return found
 
 
 @graph_pass

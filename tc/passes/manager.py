@@ -1,35 +1,42 @@
 """Registration of passes, pipelines as text, and what is done around each pass (verify, print, time).
 
 A graph pass maps an IRModule to an IRModule; a loop pass maps a PrimFunc to a PrimFunc and, run on a module, goes over all of
-its PrimFuncs. Options are keyword-only and are written in the pipeline's text: `fold_constants,fuse_ops(max_ops=64)`.
+its PrimFuncs. Options are keyword-only and are written in the pipeline's text: `fold_constants,fuse_ops(max_ops=64)`. What a text cannot
+hold, or should not repeat, such as the lanes of the target, comes as `settings`: a pass gets those that it has an option for.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tc.errors import ParseError, VerifyError
+from tc.errors import ParseError, TcError, VerifyError
 from tc.ir.graph import Function
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
+from tc.ir.printer import print_ir
+from tc.ir.verify import verify
 
 GraphPass = Callable[..., IRModule]
 LoopPass = Callable[..., PrimFunc]
 FuncT = TypeVar("FuncT", bound=Callable[..., Any])
+ProgramT = TypeVar("ProgramT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A registered pass: its name, its level ("graph" or "loop") and the function itself."""
+    """A registered pass: its name, its level ("graph" or "loop"), the function itself, and the names of its options."""
 
     name: str
     level: str
     run: Callable[..., Any]
+    options: frozenset[str] = frozenset()
 
 
 PASSES: dict[str, Pass] = {}
@@ -48,15 +55,17 @@ def loop_pass(func: FuncT) -> FuncT:
 def _register(func: FuncT, level: str) -> FuncT:
     name = func.__name__
     assert name not in PASSES, f"pass {name} is registered twice"
-    PASSES[name] = Pass(name, level, func)
+    parameters = inspect.signature(func).parameters.values()
+    PASSES[name] = Pass(name, level, func, frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
     return func
 
 
 class Stopwatch:
-    """Adds up wall seconds (perf_counter) by stage."""
+    """Adds up wall seconds (perf_counter) by stage, and how often each ran."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -66,15 +75,58 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.calls[name] = self.calls.get(name, 0) + 1
 
 
 @dataclass(frozen=True)
-class PassRecord:
-    """What one pass did: wall seconds (perf_counter), and whether anything changed."""
+class Hooks:
+    """What is done around each pass.
 
-    name: str
-    seconds: float
-    changed: bool
+    `verify`: check what it returns, as an error of the pass. `print_after`: names of passes whose results `show` gets as text.
+    `watch`: gets the seconds of each pass, those of all kernels together.
+    """
+
+    verify: bool = False
+    print_after: frozenset[str] = frozenset()
+    show: Callable[[str], None] = print
+    watch: Stopwatch | None = None
+
+    def around(
+        self, name: str, run: Callable[[ProgramT], ResultT], program: ProgramT, ir: Callable[[ResultT], object] = lambda result: result
+    ) -> ResultT:
+        """`run(program)`, checked, shown and timed as the step `name`, which an error that comes out of it names.
+
+        ir: the program in what it returns.
+        """
+        try:
+            if self.watch is None:
+                result = run(program)
+            else:
+                with self.watch.time(name):
+                    result = run(program)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"in {name}")
+            if self.verify and not isinstance(error, TcError):
+                raise VerifyError(f"{name} failed: {type(error).__name__}: {error}") from error
+            raise
+        if self.verify or self.print_after:
+            self._look(name, program, ir(result))
+        return result
+
+    def _look(self, name: str, before: object, after: object) -> None:
+        assert isinstance(after, IRModule | PrimFunc)
+        if name.partition("(")[0] in self.print_after:
+            self.show(f"# after {name}\n{print_ir(after)}")
+        if self.verify and after is not before:
+            try:
+                verify(after)
+            except VerifyError as error:
+                raise VerifyError(f"after {name}: {error}") from error
+
+
+NO_HOOKS = Hooks()
+NO_SETTINGS: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True)
@@ -88,11 +140,17 @@ class PassCall:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options)
         return f"{self.target.name}({options})" if options else self.target.name
 
-    def __call__(self, module: IRModule) -> IRModule:
-        options = dict(self.options)
+    def __call__(self, program: ProgramT, settings: Mapping[str, object] = NO_SETTINGS) -> ProgramT:
+        """Run the pass on a module, or a loop pass on one PrimFunc."""
+        options: dict[str, Any] = {name: settings[name] for name in self.target.options if name in settings} if settings else {}
+        options.update(self.options)
+        if isinstance(program, PrimFunc):
+            assert self.target.level == "loop", f"{self.target.name} takes a whole module"
+            return self.target.run(program, **options)  # type: ignore[no-any-return]
+        assert isinstance(program, IRModule)
         if self.target.level == "graph":
-            return self.target.run(module, **options)
-        return map_prim_funcs(module, lambda func: self.target.run(func, **options))
+            return self.target.run(program, **options)  # type: ignore[no-any-return]
+        return map_prim_funcs(program, lambda func: self.target.run(func, **options))  # type: ignore[no-any-return]
 
 
 def map_prim_funcs(module: IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> IRModule:
@@ -113,14 +171,16 @@ def _map_functions(module: IRModule, rewrite: Callable[[Function | PrimFunc], Fu
 
 
 def parse_pipeline(text: str) -> tuple[PassCall, ...]:
-    """The passes that a text such as `fold_constants,unroll_loops(max_extent=4)` names. ParseError on unknown ones."""
-    if not text.strip():
-        return ()
+    """The passes that a text such as `fold_constants,unroll_loops(max_extent=4)` names; it may go over lines, with comments.
+
+    ParseError on unknown ones.
+    """
     try:
-        tree = ast.parse(f"({text},)", mode="eval").body
+        tree = ast.parse(f"[{text}\n]", mode="eval").body
     except SyntaxError as error:
         raise ParseError(f"pipeline {text!r}: {error.msg}") from None
-    assert isinstance(tree, ast.Tuple)
+    if not isinstance(tree, ast.List):
+        raise ParseError(f"pipeline {text!r}: expected passes with commas between them")
     return tuple(_parse_call(node, text) for node in tree.elts)
 
 
@@ -135,29 +195,28 @@ def _parse_call(node: ast.expr, text: str) -> PassCall:
         return PassCall(target, ())
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         raise ParseError(f"pipeline {text!r}: options of {name_node.id} are written name=value")
-    options = tuple((str(keyword.arg), ast.literal_eval(keyword.value)) for keyword in node.keywords)
-    return PassCall(target, options)
+    unknown = [str(keyword.arg) for keyword in node.keywords if keyword.arg not in target.options]
+    if unknown:
+        known = ", ".join(sorted(target.options)) or "none"
+        raise ParseError(f"pipeline {text!r}: {target.name} has no option {unknown[0]!r}; it has: {known}")
+    return PassCall(target, tuple((str(keyword.arg), _parse_value(keyword.value, text)) for keyword in node.keywords))
+
+
+def _parse_value(node: ast.expr, text: str) -> object:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ParseError(f"pipeline {text!r}: {ast.unparse(node)} is no literal") from None
 
 
 def run_pipeline(
-    module: IRModule,
+    program: ProgramT,
     pipeline: str | Iterable[PassCall],
-    *,
-    verify: Callable[[IRModule], None] | None = None,
-    after_each: Callable[[PassRecord, IRModule], None] | None = None,
-) -> IRModule:
-    """Run the passes in order. With `verify`, check the result of each and name the pass that broke it."""
-    calls = parse_pipeline(pipeline) if isinstance(pipeline, str) else tuple(pipeline)
+    settings: Mapping[str, object] = NO_SETTINGS,
+    hooks: Hooks = NO_HOOKS,
+) -> ProgramT:
+    """Run the passes in order on a module, or loop passes on one PrimFunc."""
+    calls = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
     for call in calls:
-        start = time.perf_counter()
-        result = call(module)
-        record = PassRecord(str(call), time.perf_counter() - start, result is not module)
-        module = result
-        if verify is not None and record.changed:
-            try:
-                verify(module)
-            except VerifyError as error:
-                raise VerifyError(f"after {call}: {error}") from error
-        if after_each is not None:
-            after_each(record, module)
-    return module
+        program = hooks.around(str(call), lambda given, call=call: call(given, settings), program)
+    return program

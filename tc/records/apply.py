@@ -6,18 +6,19 @@ A record is advice: one that does not replay on the kernel at hand, whatever the
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from tc.codegen.kernels import workload_key
-from tc.errors import ScheduleError, TcError
+from tc.errors import ScheduleError, TcError, UserError
 from tc.ir.loop import PrimFunc
 from tc.passes.graph.questions import Option, Question
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Record, target_key
-from tc.schedule.canonical import canonical_names
+from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.knobs import Value
 from tc.schedule.rules import Scheduled
 from tc.schedule.step import PRIMITIVES, Step, Trace
@@ -121,6 +122,21 @@ class TunedSchedules:
     def _note(self, name: str, why: object) -> None:
         text = str(why).strip() or type(why).__name__
         self.notes.append(f"{name}: its tuned schedule does not replay, so it has the default one: {' '.join(text.split())}")
+
+
+def open_tuned(path: object, target: Target) -> TunedSchedules:
+    """What a tuning database knows for this target and its number of threads. UserError when there is none at `path`."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UserError(f"tune is a {type(path).__name__}, must be a time budget such as '10m' or the path of a tuning database")
+    if not Path(path).is_file():
+        raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
+    return TunedSchedules(Database(Path(path), create=False), target, target.cores)
+
+
+def state_of(path: str | os.PathLike[str]) -> tuple[str, int, int]:
+    """What changes when a database does: a module that was compiled with other records is another module."""
+    found = Path(path).stat()
+    return str(Path(path).resolve()), found.st_size, found.st_mtime_ns
 
 
 def check_trace(trace: Trace) -> None:

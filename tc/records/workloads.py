@@ -10,11 +10,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from tc.codegen.kernels import workload_key
 from tc.errors import TcError
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import print_ir
+from tc.schedule.canonical import workload_key
 
 TEXT_LIMIT_BYTES = 1 << 20
 

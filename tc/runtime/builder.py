@@ -10,22 +10,30 @@ it is told of beside whatever its caller does until then.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from tc.codegen.kernels import Kernel, object_key
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.frontend.imported import Imported
 from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
 from tc.ir.plan import ExecutionPlan
+from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
+from tc.runtime.callbacks import run_reference
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.jit import PLAIN_ENTRY_BYTES, Library, compile_object, link
 from tc.runtime.memory import place_constants
+from tc.runtime.module import CompiledModule
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.object_queue import ObjectQueue
 from tc.runtime.pool import get_pool
+from tc.runtime.report import describe, explain_nodes
 from tc.target import Target
 
 ENTRY = "tc_entry"
@@ -117,3 +125,39 @@ class ModuleBuilder:
 def kernel_object(func: PrimFunc, symbol: str, target: Target) -> bytes:
     """The object file of one kernel, its loops finished, under a symbol; no cache takes part."""
     return compile_object(emit_prim_func(func, symbol, target.features).ir_text, target)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Everything that compilation makes on the way, for those who want to look at it."""
+
+    imported: Imported
+    graph: IRModule
+    lowered: IRModule
+    kernels: dict[str, Kernel]
+    module: IRModule
+    plan: ExecutionPlan
+    seconds: dict[str, float]
+
+
+def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
+    """The module of a model, of whose kernels the builder was told; `notes` go into the report."""
+    program = Program.of(stages.plan, stages.kernels)
+    (linked,) = builder.link([program])
+    constants = builder.constants(stages.plan)
+    sources = nodes_by_result(stages.graph)
+    report = dataclasses.replace(
+        describe(stages.lowered, stages.kernels, stages.plan, sources, builder.made),
+        seconds=tuple({**stages.seconds, **builder.watch.seconds}.items()),
+        constant_bytes=sum(constant.nbytes for constant in constants),
+        notes=notes,
+    )
+    explanations = explain_nodes(stages.lowered, stages.kernels, sources)
+    facts = (run_reference, report, explanations, linked.objects, str(builder.target), partial(timed_entry, program, builder))
+    return CompiledModule(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
+
+
+def timed_entry(program: Program, builder: ModuleBuilder) -> tuple[EntrySource, Library]:
+    """The entry point that times every launch, of a program whose kernels the builder was told of."""
+    (timed,) = builder.link([program], profile=True)
+    return timed.entry, timed.library

@@ -1,7 +1,6 @@
 """Nodes that run in Python: as data in module files, and bound to their code again when a file is read.
 
-A file names an operator or a registered function and its attributes, never code. What runs them belongs to the compiler's layers above,
-which says once how: `provide_reference_kernels`.
+A file names an operator or a registered function and its attributes, never code.
 """
 
 from __future__ import annotations
@@ -11,33 +10,55 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import Span, UnsupportedError
+from tc.errors import InputError, Span, UnsupportedError, located
+from tc.ir.arith import Facts, evaluate
 from tc.ir.dtype import DType, parse_dtype
 from tc.ir.expr import Expr, Var
-from tc.ir.graph import AttrValue
+from tc.ir.graph import Attrs, AttrValue
 from tc.ir.plan import CallOut, Place, Slot
 from tc.ir.types import TensorType
+from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference
 from tc.runtime.saved import dim_text, parse_dim
 
 Callback = Callable[[CallOut, "list[np.ndarray | None]", "dict[Var, int]"], "Sequence[np.ndarray]"]
-_PROVIDED: list[tuple[Callback, Callable[[str], None]]] = []
 
 
-def provide_reference_kernels(run: Callback, check: Callable[[str], None]) -> None:
-    """Say how calls out are run. `check(symbol)` raises a TcError for a symbol that `run` does not know."""
-    _PROVIDED[:] = [(run, check)]
+def run_reference(call: CallOut, args: list[np.ndarray | None], env: dict[Var, int]) -> tuple[np.ndarray, ...]:
+    """Run a node on its reference kernel: an operator's, or a registered Python function."""
+    kind, _, name = call.symbol.partition(":")
+    with located(call.span):
+        try:
+            if kind == "py":
+                attrs = Attrs(tuple((key, _literal(value, env)) for key, value in call.attrs))
+                return tuple(PYTHON_FUNCTIONS[name](args, attrs))
+            op = get_op(name)
+            attrs = Attrs(tuple((key, _literal(value, env)) for key, value in op.attrs(call.attrs).items()))
+            with inference(Facts()), np.errstate(all="ignore"):
+                return op.run_reference(args, attrs)
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:  # numpy's words for values that do not fit
+            raise InputError(f"{type(error).__name__}: {error}") from error
+
+
+def check_reference(symbol: str) -> None:
+    """UnsupportedError for the symbol of a call out that nothing here is registered for."""
+    kind, _, name = symbol.partition(":")
+    if kind == "op":
+        get_op(name)
+    elif kind != "py" or name not in PYTHON_FUNCTIONS:
+        raise UnsupportedError(f"the module calls {symbol!r}, which is not registered in this process")
+
+
+def _literal(value: AttrValue, env: Mapping[Var, int]) -> AttrValue:
+    if isinstance(value, tuple):
+        return tuple(_literal(item, env) for item in value)
+    return int(evaluate(value, env)) if isinstance(value, Expr) else value
 
 
 def callback_for(calls: Sequence[CallOut]) -> Callback | None:
     """What runs these calls; None when there are none. UnsupportedError when nobody can."""
-    if not calls:
-        return None
-    if not _PROVIDED:
-        raise UnsupportedError("the module has nodes that run in Python: import tc to load it")
-    run, check = _PROVIDED[0]
     for call in calls:
-        check(call.symbol)
-    return run
+        check_reference(call.symbol)
+    return run_reference if calls else None
 
 
 def call_to_json(call: CallOut, names: Mapping[Var, str]) -> list[Any]:

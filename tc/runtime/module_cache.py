@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tc.errors import ModelError
+from tc.frontend.onnx.tensors import map_file
 from tc.runtime.cache_root import open_cache_folder, warn_once
 from tc.runtime.digest import digest_of
 from tc.runtime.saved import Seal
@@ -28,6 +29,19 @@ LARGEST_SHARE = 4
 """A module that takes more than 1 / LARGEST_SHARE of the bound is not kept."""
 
 _log = logging.getLogger("tc.cache")
+
+
+def model_key(model: object, *facts: object) -> str | None:
+    """`module_key` of a model's file or bytes; None for others, and for files that cannot be read: the importer says what is wrong."""
+    match model:
+        case bytes():
+            return module_key(model, *facts)
+        case str() | os.PathLike():
+            try:
+                return module_key(map_file(Path(model)), *facts)
+            except ModelError:
+                return None
+    return None
 
 
 def module_key(model: bytes | memoryview, *facts: object) -> str:

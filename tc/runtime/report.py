@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tc.codegen.kernels import Kernel
 from tc.ir.dtype import DType
 from tc.ir.expr import Const
+from tc.ir.graph import Binding, CallTir, TensorVar, all_bindings
+from tc.ir.module import IRModule
+from tc.ir.plan import Branch, CallOut, ExecutionPlan, Repeat, Step
 from tc.ir.types import TensorType
 
 
@@ -75,3 +80,61 @@ class Report:
         lines += [f"  note: {note}" for note in self.notes]
         lines.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds))
         return "\n".join(lines)
+
+
+def describe(
+    lowered: IRModule,
+    kernels: Mapping[str, Kernel],
+    plan: ExecutionPlan,
+    sources: Mapping[TensorVar, tuple[str, ...]],
+    made: Collection[str],
+) -> Report:
+    """The report of a model, but for constants, seconds and notes.
+
+    sources: for each result of a kernel the model's nodes behind it. made: the symbols whose code came from no cache.
+    """
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for binding in all_bindings(lowered.main):
+        if isinstance(binding.value, CallTir):
+            groups.setdefault(binding.value.callee, []).append(_nodes_of(sources, binding))
+    reports = []
+    for name, calls in groups.items():
+        kernel = kernels[name]
+        nodes = tuple(dict.fromkeys(node for call in calls for node in call))
+        reports.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in made, kernel.is_tuned))
+    fallbacks = tuple(f"{call.span} ({call.symbol})" for call in _calls_out(plan.steps))
+    return Report(tuple(reports), fallbacks, arena=str(plan.arena_bytes))
+
+
+def explain_nodes(
+    lowered: IRModule, kernels: Mapping[str, Kernel], sources: Mapping[TensorVar, tuple[str, ...]]
+) -> dict[str, str]:
+    """For every node of the model, in which kernel it runs, with what, and how that kernel is scheduled."""
+    texts: dict[str, str] = {}
+    for binding in all_bindings(lowered.main):
+        if isinstance(binding.value, CallTir):
+            kernel = kernels[binding.value.callee]
+            nodes = _nodes_of(sources, binding)
+            together = ", ".join(nodes)
+            for node in nodes:
+                texts[node] = (
+                    f"{node} runs in kernel {kernel.name}, together with: {together}\n"
+                    f"rule: {kernel.rule}\nschedule:\n{kernel.trace or '(as written)'}"
+                )
+    return texts
+
+
+def _nodes_of(sources: Mapping[TensorVar, tuple[str, ...]], binding: Binding) -> tuple[str, ...]:
+    """The model's nodes behind one kernel call: the spans inside the primitive function that made its targets."""
+    return sources.get(binding.targets[0], (str(binding.span),))
+
+
+def _calls_out(steps: Iterable[Step]) -> Iterator[CallOut]:
+    for step in steps:
+        match step:
+            case CallOut():
+                yield step
+            case Branch(then_steps=first, else_steps=second):
+                yield from _calls_out((*first, *second))
+            case Repeat(body=body):
+                yield from _calls_out(body)

@@ -7,6 +7,7 @@ from itertools import count
 from tc.ir.expr import Buffer, Var
 from tc.ir.loop import Alloc, Block, For, Let, PrimFunc, Stmt
 from tc.ir.node import Node, cached_by_identity, map_children, replace, substitute
+from tc.ir.structural import structural_hash
 
 
 @cached_by_identity(256)
@@ -52,3 +53,8 @@ class _Renamer:
         axes = tuple(replace(axis, var=own[axis.var]) for axis in block.axes)
         init = None if block.init is None else self.statement(substitute(block.init, own))
         return replace(block, name=name, axes=axes, init=init, body=self.statement(substitute(block.body, own)))
+
+
+def workload_key(prim: PrimFunc) -> str:
+    """What tuning records know a PrimFunc by: equal for equal programs, whatever they are called."""
+    return structural_hash(canonical_names(prim))[:20]

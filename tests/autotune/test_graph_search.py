@@ -14,9 +14,10 @@ from tc.autotune.events import FormTried
 from tc.autotune.in_model import graph_search
 from tc.autotune.in_model.graph_search import search_forms
 from tc.autotune.tasks import tasks_of
-from tc.compiler import PreparedModel, prepare_model
+from tc.frontend.registry import import_model
 from tc.ir.parser import parse_module
 from tc.measure.harness import Plan, Timings
+from tc.passes.pipeline import PreparedModel, prepare_model
 from tc.records.database import Database
 from tc.runtime.module import CompiledModule
 from tc.target import Target, native_target
@@ -44,7 +45,7 @@ Cost = Callable[[CompiledModule], float]
 
 
 def prepared(target: Target = TARGET) -> PreparedModel:
-    return prepare_model(parse_module(NET, CONSTANTS), target)
+    return prepare_model(import_model(parse_module(NET, CONSTANTS)), target)
 
 
 def kernels(module: CompiledModule) -> list[str]:
@@ -142,4 +143,4 @@ def test_a_model_without_questions_is_not_even_built(tmp_path: Path, monkeypatch
     text = "@graph\ndef main(x: f32[4, 8]):\n    y: f32[4, 8] = relu(x)\n    return y\n"
     monkeypatch.setattr(graph_search.Workshop, "build", lambda *args: pytest.fail("a module was built"))
 
-    assert not list(search_forms(prepare_model(parse_module(text), TARGET), Database(tmp_path / "t.db"), {}, 100.0))
+    assert not list(search_forms(prepare_model(import_model(parse_module(text)), TARGET), Database(tmp_path / "t.db"), {}, 100.0))

@@ -14,8 +14,9 @@ from tc.autotune.in_model import selection as rehearsal
 from tc.autotune.in_model.outcome import Standing
 from tc.autotune.in_model.selection import rehearse
 from tc.autotune.tasks import extract_tasks
-from tc.compiler import lower_model, prepare_model
+from tc.frontend.registry import import_model
 from tc.ir.parser import parse_module
+from tc.passes.pipeline import lower_model, prepare_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
@@ -61,7 +62,7 @@ def with_records(path: Path, count: int) -> tuple[Database, list[list[Record]]]:
 
 
 def run(database: Database, records: list[list[Record]]) -> list[Standing]:
-    lowered = lower_model(prepare_model(parse_module(PRODUCTS), TARGET))
+    lowered = lower_model(prepare_model(import_model(parse_module(PRODUCTS)), TARGET))
     return rehearse(lowered, TARGET, database, [each[0].workload for each in records], INPUTS, 0.1)
 
 

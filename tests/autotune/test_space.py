@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tc.autotune.search.space import Space
-from tc.codegen.kernels import finish_loops
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.pipeline import finish_loops
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Trace
 from tc.target import Target, native_target

@@ -22,11 +22,10 @@ from tc.autotune.cost_model.transfer import (
 )
 from tc.autotune.search.space import Space
 from tc.autotune.tasks import extract_tasks
-from tc.codegen.kernels import workload_key
 from tc.ir.parser import parse_module
 from tc.records.record import Record
 from tc.records.workloads import WorkloadStore
-from tc.schedule.canonical import canonical_names
+from tc.schedule.canonical import canonical_names, workload_key
 from tc.target import Target
 from tests.autotune.test_space import kernel
 from tests.records.made_up_records import make_record

@@ -17,7 +17,6 @@ from tc.autotune.search.space import Candidate
 from tc.autotune.tasks import extract_tasks
 from tc.autotune.tuning import is_budget, parse_budget, tune
 from tc.check.compare import sized_inputs
-from tc.codegen.kernels import workload_key
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
 from tc.interp.graph import run_function
@@ -26,7 +25,7 @@ from tc.measure.harness import Ratio
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
-from tc.schedule.canonical import canonical_names
+from tc.schedule.canonical import canonical_names, workload_key
 from tc.target import native_target
 from tests.small_models import PRODUCTS
 

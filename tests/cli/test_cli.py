@@ -546,7 +546,7 @@ def test_bad_requests_are_refused_before_any_work(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tc.compiler.run_stages", refuse)
-    monkeypatch.setattr("tc.autotune.tuning.prepare_model", refuse)
+    monkeypatch.setattr("tc.autotune.tuning.import_model", refuse)
 
     assert main([arguments[0], str(affine), *arguments[1:]]) == 1
 
@@ -560,6 +560,43 @@ def test_a_stage_is_of_the_numerics_that_were_asked_for(affine: Path, capsys: py
     assert main(["compile", str(affine), "--emit", "scheduled", "--numerics", "strict"]) == 0
 
     assert "strict" in capsys.readouterr().out and "strict" not in usual
+
+
+def test_passes_are_watched_from_the_command_line(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", str(affine), "--verify-each", "--print-after", "fuse_ops", "--timings"]) == 0
+    out = capsys.readouterr().out
+
+    assert "# after fuse_ops\n" in out and "main" in out
+    for word in ("stages", "llvm", "passes", "lower_blocks", "schedule"):
+        assert word in out
+
+    assert main(["compile", str(affine), "--timings", "--json"]) == 0
+    timings = json.loads(capsys.readouterr().out)["timings"]
+    assert timings["calls"]["canonicalize"] == 2 and set(timings["calls"]) == set(timings["passes"])
+    assert {"import", "graph passes", "schedule", "emit", "llvm", "link"} <= set(timings["stages"])
+
+
+def test_other_passes_are_run_from_the_command_line(affine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", str(affine), "--passes", "canonicalize, fuse_ops", "--timings", "--json"]) == 0
+
+    assert set(json.loads(capsys.readouterr().out)["timings"]["passes"]) & {"canonicalize", "simplify_graph"} == {"canonicalize"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--print-after", "fuse_opps"], "--print-after: no pass 'fuse_opps'; there are: "),
+        (["--passes", "canonicalize"], "fuse_ops is missing"),
+        (["--passes", "canonicalize, fuse_opps"], "no pass 'fuse_opps'"),
+        (["--emit", "graph", "--timings"], "are not for --emit"),
+    ],
+)
+def test_passes_that_are_not_there_are_refused(
+    affine: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(affine), *arguments]) == 1
+
+    assert words in capsys.readouterr().err
 
 
 def test_arrays_from_git_lfs_are_called_by_their_name(affine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

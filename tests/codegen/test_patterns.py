@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tc import te
-from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.ir.dtype import DType, bool_, f32, f64, i8, i64
 from tc.ir.expr import Expr, Select, const, logical_and
 from tc.ir.loop import PrimFunc
+from tc.passes.pipeline import finish_loops
 from tc.schedule.step import Schedule
 from tc.target import native_target
 from tests.ops.kernels import run

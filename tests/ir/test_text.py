@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from tc.compiler import import_model, optimize_graph, run_stages
+from tc.compiler import run_stages
 from tc.demo import MODEL_PATH
 from tc.errors import ParseError
+from tc.frontend.registry import import_model
 from tc.ir.dtype import from_numpy
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
@@ -20,6 +21,8 @@ from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.manager import run_pipeline
+from tc.passes.pipeline import SIMPLIFY
 from tc.schedule.rules import apply_rules
 from tc.target import native_target
 from tests.golden_files import FOLDER
@@ -75,7 +78,7 @@ def test_a_model_round_trips_at_every_stage() -> None:
     stages = run_stages(str(MODEL_PATH), native_target())
     imported = import_model(str(MODEL_PATH), None, "error").module
 
-    for module in (imported, optimize_graph(imported), stages.graph, stages.lowered, stages.module):
+    for module in (imported, run_pipeline(imported, SIMPLIFY), stages.graph, stages.lowered, stages.module):
         assert_round_trip(module)
 
 

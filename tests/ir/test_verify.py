@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from tc.compiler import import_model, run_stages
+from tc.compiler import run_stages
 from tc.demo import MODEL_PATH
 from tc.errors import TcError, VerifyError
+from tc.frontend.registry import import_model
 from tc.interp import run_prim_func
 from tc.ir.dtype import f32, i32, i64
 from tc.ir.expr import Add, Buffer, FloorDiv, Load, MathCall, Not, Select, Var, const

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tc.compiler import optimize_graph
 from tc.errors import LimitError
 from tc.frontend.onnx import load_model
 from tc.ir.dtype import f32
@@ -17,6 +16,8 @@ from tc.ir.types import tensor_type
 from tc.ops import window
 from tc.ops.folding import FLOOR_BYTES, FoldBudget, num_terms
 from tc.ops.registry import get_op
+from tc.passes.manager import run_pipeline
+from tc.passes.pipeline import SIMPLIFY
 from tests.frontend.models import make_model, node
 from tests.frontend.test_onnx_errors import with_sparse
 
@@ -77,7 +78,7 @@ def test_small_models_do_not_become_large_while_they_are_compiled(name: str) -> 
 
     tracemalloc.start()
     try:
-        optimize_graph(load_model(model).module)
+        run_pipeline(load_model(model).module, SIMPLIFY)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -91,7 +92,7 @@ def test_weights_are_folded_as_far_as_the_file_is_large() -> None:
         [node("Transpose", "w", "t"), node("Relu", "t", "r"), node("MatMul", "x r", "y")], {"x": (F32, ["n", 1 << 11])}, ["y"], {"w": w}
     )
 
-    found = optimize_graph(load_model(model).module)
+    found = run_pipeline(load_model(model).module, SIMPLIFY)
 
     assert [b.value.op for b in all_bindings(found.main) if isinstance(b.value, Call)] == ["matmul"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tc.codegen.kernels import finish_loops
 from tc.errors import ShapeError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32, from_numpy
@@ -13,6 +12,7 @@ from tc.ir.expr import Var, const
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.registry import OPS, OpDef, inference
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.pipeline import finish_loops
 from tc.schedule.rules import apply_rules
 from tc.target import native_target
 from tests.ops.kernels import finish, make_prim_func, run

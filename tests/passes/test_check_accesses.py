@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tc.codegen.kernels import finish_loops
 from tc.errors import CodegenError
 from tc.ir.access import access_checks
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_module
+from tc.passes.pipeline import finish_loops
 from tc.schedule.rules import apply_rules
 from tc.target import native_target
 from tests.ops.kernels import run

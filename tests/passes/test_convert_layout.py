@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tc
-from tc.compiler import build_module, import_model, optimize_graph, run_stages
+from tc.compiler import run_stages
+from tc.frontend.registry import import_model
 from tc.interp import run_function
 from tc.ir.graph import Call, Function, bodies_of
 from tc.ir.loop import PrimFunc
@@ -25,7 +26,9 @@ from tc.ops import blocked
 from tc.ops.registry import OPS
 from tc.passes.graph.convert_layout import block_axes, convert_layout
 from tc.passes.graph.questions import Option, Question
-from tc.runtime.builder import ModuleBuilder
+from tc.passes.manager import run_pipeline
+from tc.passes.pipeline import SIMPLIFY
+from tc.runtime.builder import ModuleBuilder, build_module
 from tc.target import native_target
 
 Arrays = dict[str, np.ndarray]
@@ -127,7 +130,7 @@ def blocked_ops(model: bytes) -> list[str]:
             for body in bodies_of(binding.value):
                 visit(body)
 
-    visit(convert_layout(optimize_graph(import_model(model, None, "fallback").module), block=native_target().lanes(32)).main)
+    visit(convert_layout(run_pipeline(import_model(model), block=native_target().lanes(32)).main).module, SIMPLIFY)
     return found
 
 
@@ -262,7 +265,7 @@ def test_many_random_networks_whatever_the_passes_are_answered(seed: int) -> Non
 def test_how_far_estimates_hold_decides_the_layout() -> None:
     net = Net(0, (1, 64, 40, 40))
     net.conv("x", 64, 1)
-    module = optimize_graph(import_model(net.finish(list(net.shapes)[-1]), None, "fallback").module)
+    module = run_pipeline(import_model(net.finish(list(net.shapes)[-1])).module, SIMPLIFY)
     asked: list[Question] = []
 
     def answer(question: Question) -> Option:
@@ -313,7 +316,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_pass_keeps_the_meaning_whatever_the_spare_lanes_hold(seed: int, block: int) -> None:
     net = random_net(seed)
-    before = optimize_graph(import_model(net.finish(list(net.shapes)[-1]), None, "fallback").module)
+    before = run_pipeline(import_model(net.finish(list(net.shapes)[-1])).module, SIMPLIFY)
 
     after = convert_layout(before, block=block)
 
@@ -439,7 +442,7 @@ def test_literals_are_converted_when_compiling() -> None:
 
 def test_nothing_to_do_is_the_same_module() -> None:
     net = Net(8)
-    module = optimize_graph(import_model(net.finish(net.same("Relu", "x")), None, "fallback").module)
+    module = run_pipeline(import_model(net.finish(net.same("Relu", "x"))).module, SIMPLIFY)
 
     assert convert_layout(module) is module
 

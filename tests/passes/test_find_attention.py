@@ -11,8 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tc
-from tc.compiler import import_model, optimize_graph
+from tc.frontend.registry import import_model
 from tc.ir.graph import Call
+from tc.passes.manager import run_pipeline
+from tc.passes.pipeline import SIMPLIFY
 
 Arrays = dict[str, np.ndarray]
 
@@ -62,7 +64,7 @@ def expected(model: bytes, arrays: Arrays) -> list[np.ndarray]:
 
 
 def ops_of(model: bytes) -> list[str]:
-    main = optimize_graph(import_model(model, None, "fallback").module).main
+    main = run_pipeline(import_model(model).module, SIMPLIFY).main
     return [binding.value.op for binding in main.bindings if isinstance(binding.value, Call)]
 
 

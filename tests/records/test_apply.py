@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from tc.codegen.kernels import Tuned, workload_key
+from tc.codegen.kernels import Tuned
 from tc.ir.dtype import f32
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
@@ -19,7 +19,7 @@ from tc.passes.graph.questions import Question
 from tc.records.apply import STEP_LIMIT, TunedSchedules, check_trace
 from tc.records.database import Database
 from tc.records.record import Choice, Record, target_key
-from tc.schedule.canonical import canonical_names
+from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import LANGUAGE_VERSION, PRIMITIVES, Step, Trace
 from tc.target import Target

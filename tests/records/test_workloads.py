@@ -9,10 +9,9 @@ import pytest
 
 from tc.autotune.search.limits import MOST_OPERATIONS, refuse_large, written_out
 from tc.autotune.search.space import Candidate, Space
-from tc.codegen.kernels import workload_key
 from tc.ir.structural import structural_equal
 from tc.records.workloads import WorkloadStore
-from tc.schedule.canonical import canonical_names
+from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.step import Schedule
 from tests.autotune.test_space import KERNELS, TARGET, kernel
 

@@ -17,6 +17,7 @@ from onnx import TensorProto, numpy_helper
 import tc
 from tc import compiler
 from tc.errors import ModelError, UserError
+from tc.frontend.registry import import_model
 from tc.runtime import builder
 from tc.runtime.module_cache import ModuleCache, module_key
 from tc.runtime.saved import Seal, read_module, write_module
@@ -338,7 +339,7 @@ def test_models_with_data_in_other_files_are_compiled_anew(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("kind", ["proto", "IR"])
 def test_what_has_no_bytes_is_not_cached(folder: Path, kind: str) -> None:
-    given = onnx.load_from_string(model()) if kind == "proto" else compiler.import_model(model(), None, "fallback").module
+    given = onnx.load_from_string(model()) if kind == "proto" else import_model(model()).module
     tc.compile(given)
 
     assert not was_cached(tc.compile(given)) and entries(folder) == []

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tc.autotune.search.space import Space
-from tc.codegen.kernels import finish_loops
 from tc.ir.expr import Var
 from tc.ir.loop import For, PrimFunc
 from tc.ir.node import Node, substitute, walk
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import print_ir
 from tc.ir.structural import structural_equal, structural_hash
+from tc.passes.pipeline import finish_loops
 from tc.schedule.canonical import canonical_names
 from tests.autotune.test_space import KERNELS, TARGET, kernel
 from tests.ops.kernels import run

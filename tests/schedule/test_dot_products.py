@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
@@ -17,6 +16,7 @@ from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import IntrinsicCall, PrimFunc
 from tc.ir.node import walk
 from tc.passes.loop.intrinsics import select_intrinsics
+from tc.passes.pipeline import finish_loops
 from tc.runtime.jit import compile_object
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule

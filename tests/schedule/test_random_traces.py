@@ -7,13 +7,13 @@ import zlib
 import numpy as np
 import pytest
 
-from tc.codegen.kernels import finish_loops
 from tc.interp import run_prim_func
 from tc.ir.structural import first_difference
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.pipeline import finish_loops
 from tc.schedule.step import Trace
 from tests.ops.kernels import run
 from tests.schedule.random_traces import CLASSES, random_schedule

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tc.codegen.kernels import finish_loops
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
@@ -19,6 +18,7 @@ from tc.ir.types import DimFact, tensor_type
 from tc.ops.registry import OPS, inference
 from tc.ops.winograd import transform_weights
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.pipeline import finish_loops
 from tc.schedule import rules
 from tc.schedule.knobs import follow
 from tc.schedule.rules import apply_rules

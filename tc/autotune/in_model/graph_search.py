@@ -17,10 +17,11 @@ import numpy as np
 from tc.autotune.events import FormTried
 from tc.autotune.in_model.modules import Workshop
 from tc.check.compare import differing_result
-from tc.compiler import LoweredModel, PreparedModel, lay_out, lower_model, nodes_by_result
 from tc.ir.graph import Binding, Call, Function, all_bindings, tir_calls
 from tc.measure.harness import Plan, Timings, time_interleaved
 from tc.passes.graph.questions import Option, Question
+from tc.passes.lower import nodes_by_result
+from tc.passes.pipeline import LoweredModel, PreparedModel, lay_out, lower_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, Choice, target_key

@@ -12,12 +12,13 @@ from typing import Protocol
 import numpy as np
 
 from tc.codegen.kernels import Kernel, Tuned, schedule_kernel, with_kernels
-from tc.compiler import LoweredModel, run_reference
 from tc.ir.loop import PrimFunc
 from tc.ir.node import replace
 from tc.passes.graph.plan_memory import plan_memory
+from tc.passes.pipeline import LoweredModel
 from tc.records.record import Record
 from tc.runtime.builder import ENTRY, ModuleBuilder, Program
+from tc.runtime.callbacks import run_reference
 from tc.runtime.module import CompiledModule
 from tc.target import Target
 

@@ -16,14 +16,14 @@ import numpy as np
 
 from tc.autotune.in_model.modules import Workshop
 from tc.autotune.in_model.outcome import Standing
-from tc.codegen.kernels import workload_key
-from tc.compiler import LoweredModel
 from tc.ir.loop import PrimFunc
 from tc.passes.graph.questions import Option, Question
+from tc.passes.pipeline import LoweredModel
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.runtime.module import CompiledModule
+from tc.schedule.canonical import workload_key
 from tc.schedule.rules import Scheduled
 from tc.target import Target
 

@@ -1,0 +1,40 @@
+"""Whatever a model is given as, to a module: the front end for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from tc.errors import UserError
+from tc.frontend.dims import Dim
+from tc.frontend.imported import Imported
+from tc.frontend.onnx import load_model
+from tc.ir.module import IRModule
+from tc.ir.verify import verify
+from tc.ops.restate import restate
+
+Model = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
+
+
+def check_model(model: object) -> None:
+    """UserError for what no model can be made of."""
+    if not isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview, onnx.ModelProto, IRModule)):
+        kinds = "the path of an ONNX file, its bytes, an onnx.ModelProto or a tc IRModule"
+        raise UserError(f"the model is a {type(model).__name__}, must be {kinds}")
+
+
+def import_model(
+    model: Model,
+    dims: Mapping[str, Dim | int] | None = None,
+    on_unsupported: str = "fallback",
+    assume_equal: bool = True,
+    overridden: Collection[str] = (),
+) -> Imported:
+    """The front end for whatever `model` is."""
+    check_model(model)
+    if isinstance(model, IRModule):
+        verify(model)
+        return Imported(restate(model), (), ())
+    return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal, overridden=overridden)

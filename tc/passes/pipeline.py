@@ -1,0 +1,224 @@
+"""The order of passes, and models on their way through it.
+
+    imported --SIMPLIFY, SPLIT--> prepared --LAY_OUT--> laid out --FUSE--> fused --LOWER--> lowered      the graph
+    scheduled --FINISH--> loops that code generation takes                                        each kernel
+
+Between `lowered` and `scheduled` stand the schedules, which no pass chooses. Options that depend on the target or the caller (`block`,
+`lanes`, `answer`, `threads`) are settings of the run; all others stand in the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tc.errors import UserError
+from tc.frontend.imported import Imported
+from tc.ir.loop import PrimFunc
+from tc.ir.module import IRModule
+from tc.passes import lower
+from tc.passes.graph import (
+    canonicalize,
+    convert_layout,
+    cse,
+    dce,
+    find_attention,
+    find_idioms,
+    fold_constants,
+    fuse_ops,
+    pack_matmul,
+    prove_indices,
+    simplify_graph,
+    simplify_splits,
+    split_phases,
+    use_winograd,
+)
+from tc.passes.graph.questions import Answer, own_answer
+from tc.passes.loop import (
+    check_accesses,
+    compact_buffers,
+    compute_in_outputs,
+    hoist_guards,
+    intrinsics,
+    lift_workspace,
+    lower_blocks,
+    mark_in_place,
+    mark_numerics,
+    partition_loops,
+    simplify_loops,
+)
+from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
+from tc.schedule.canonical import workload_key
+from tc.target import Target
+
+# Importing these registers the passes that the texts below name.
+REGISTERED = (
+    *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, pack_matmul, prove_indices),
+    *(simplify_graph, simplify_splits, split_phases, use_winograd, lower),
+    *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
+    *(mark_numerics, partition_loops, simplify_loops),
+)
+
+SIMPLIFY = """
+    canonicalize,
+    fold_constants,
+    canonicalize,                   # branches on conditions that folding made known
+    simplify_graph,
+    fold_constants,
+    share_common_subexpressions,
+    prove_indices,
+    find_idioms,
+    find_attention,                 # when equal values are one: what else uses the scores shows
+    remove_dead_code,
+"""
+"""The same model, said more simply: for any target."""
+
+SPLIT = "split_phases, simplify_splits"
+"""Strided and split tensors in a form that layouts can follow."""
+
+LAY_OUT = "convert_layout"
+"""Asks first: other layouts make other kernels."""
+
+FUSE = """
+    use_winograd,                   # of convolutions that have a layout
+    pack_matmul,
+    remove_dead_code,               # weights that were packed or transformed
+    fuse_ops,
+"""
+
+LOWER = "lower_primitives"
+
+STRICT_SIMPLIFY = """
+    canonicalize,
+    fold_constants,
+    canonicalize,
+    simplify_graph(exact=True),
+    fold_constants,
+    share_common_subexpressions,
+    prove_indices,
+    remove_dead_code,               # what finds idioms and attention computes the same in another way
+"""
+STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
+STRICT_FUSE = "pack_matmul, remove_dead_code, fuse_ops"
+STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
+
+FINISH = """
+    lower_blocks,
+    expand_intrinsics,
+    simplify_loops,
+    compute_in_outputs,
+    compact_buffers,                # before loops are cut in two: each part then gets a buffer of its own
+    partition_loops,
+    hoist_guards,
+    simplify_loops,
+    lift_workspace,
+    mark_in_place,
+    check_accesses,
+"""
+"""Of a scheduled PrimFunc, to loops without blocks that a compiler of loops takes."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The graph's passes by the stops that a model makes on the way."""
+
+    simplify: tuple[PassCall, ...]
+    lay_out: tuple[PassCall, ...]
+    fuse: tuple[PassCall, ...]
+    lower: tuple[PassCall, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, (*self.simplify, *self.lay_out, *self.fuse, *self.lower)))
+
+
+DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, LAY_OUT, FUSE, LOWER)))
+STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
+FINISH_CALLS = parse_pipeline(FINISH)
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """How the passes are run. `text`: graph passes in place of the usual ones up to `lower_primitives`; `hooks`: around each."""
+
+    hooks: Hooks = NO_HOOKS
+    text: str | None = None
+
+    def pipeline(self, numerics: str) -> Pipeline:
+        """The graph's passes. UserError for a text that makes no kernels, or where a loop pass meets no loops."""
+        usual = STRICT if numerics == "strict" else DEFAULT
+        if self.text is None:
+            return usual
+        calls = parse_pipeline(self.text)
+        for call in calls:
+            if call.target.level != "graph" or call.target.name == LOWER:
+                raise UserError(f"passes: {call.target.name} comes by itself, after the passes of the graph")
+        if not any(call.target.name == "fuse_ops" for call in calls):
+            raise UserError("passes: fuse_ops is missing, which makes the kernels")
+        return dataclasses.replace(usual, simplify=(), lay_out=(), fuse=calls)
+
+
+USUAL = PassOptions()
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model up to a graph pass that leaves something open; nothing before it depends on an answer."""
+
+    imported: Imported
+    graph: IRModule
+    target: Target
+    numerics: str
+    passes: PassOptions = USUAL
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The passes that the model goes through."""
+        return self.passes.pipeline(self.numerics)
+
+    def run(self, calls: tuple[PassCall, ...], answer: Answer = own_answer) -> IRModule:
+        """Some of them, on the graph as it is."""
+        lanes = self.target.lanes(32)
+        return run_pipeline(self.graph, calls, {"block": lanes, "lanes": lanes, "answer": answer}, self.passes.hooks)
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """A model up to its PrimFuncs: what was imported, the graph with primitive functions, and the same with PrimFuncs in their place."""
+
+    imported: Imported
+    fused: IRModule
+    lowered: IRModule
+
+    @cached_property
+    def workloads(self) -> Mapping[str, str]:
+        """What tuning records know the PrimFuncs by, by their names."""
+        return {func.name: workload_key(func) for func in self.lowered.prim_funcs}
+
+
+def prepare_model(imported: Imported, target: Target, numerics: str = "default", passes: PassOptions = USUAL) -> PreparedModel:
+    """What no answer decides."""
+    model = PreparedModel(imported, imported.module, target, numerics, passes)
+    return dataclasses.replace(model, graph=model.run(model.pipeline.simplify))
+
+
+def lay_out(model: PreparedModel, answer: Answer = own_answer) -> PreparedModel:
+    """Choose layouts, as `answer` decides."""
+    return dataclasses.replace(model, graph=model.run(model.pipeline.lay_out, answer))
+
+
+def fuse_model(model: PreparedModel, answer: Answer = own_answer) -> PreparedModel:
+    """Choose kernels, of a model with layouts; `answer` decides what passes leave open."""
+    return dataclasses.replace(model, graph=model.run(model.pipeline.fuse, answer))
+
+
+def lower_model(model: PreparedModel, answer: Answer = own_answer) -> LoweredModel:
+    """`fuse_model`, and the kernels as PrimFuncs."""
+    fused = fuse_model(model, answer)
+    return LoweredModel(model.imported, fused.graph, fused.run(model.pipeline.lower))
+
+
+def finish_loops(func: PrimFunc, threads: int = 0, hooks: Hooks = NO_HOOKS) -> PrimFunc:
+    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
+    return run_pipeline(func, FINISH_CALLS, {"threads": threads}, hooks)
