@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Buffer, Expr, Load, Var
-from tc.ir.loop import IntrinsicCall, Stmt, Store
+from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, While
 from tc.ir.node import Node, binders, cached_on_node, children
 
 
@@ -40,6 +40,31 @@ def has_intrinsic(stmt: Stmt) -> bool:
     """Whether a block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
     inner = (child for child in children(stmt) if isinstance(child, Stmt))
     return isinstance(stmt, IntrinsicCall) or any(map(has_intrinsic, inner))
+
+
+@cached_on_node
+def unbound(node: Stmt) -> frozenset[Node]:
+    """The variables and buffers that a statement uses and does not bind itself: what has to be in scope where it stands."""
+    match node:
+        case For(var=var, extent=extent, body=body):
+            return binders(extent) | (unbound(body) - {var})
+        case Let(var=var, value=value, body=body):
+            return binders(value) | (unbound(body) - {var})
+        case Alloc(buffer=buffer, body=body):
+            return frozenset().union(*map(binders, children(buffer))) | (unbound(body) - {buffer})
+        case Block(axes=axes, body=body, init=init, where=where):
+            inside = unbound(body) | (frozenset() if init is None else unbound(init))
+            outside = [part for axis in axes for part in (axis.extent, axis.value)]
+            return (inside - {axis.var for axis in axes}).union(binders(where), *map(binders, outside))
+    return frozenset[Node]().union(*(unbound(child) if isinstance(child, Stmt) else binders(child) for child in children(node)))
+
+
+def own_reads(stmt: Stmt) -> frozenset[Buffer]:
+    """Buffers that a statement which is around others reads itself, to know whether and how often those run."""
+    match stmt:
+        case For(extent=expr) | Let(value=expr) | If(condition=expr) | While(condition=expr):
+            return buffers_read(expr)
+    return frozenset()
 
 
 def reads_memory(node: Node) -> bool:

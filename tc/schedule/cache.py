@@ -22,6 +22,7 @@ from tc.schedule.tree import (
     fresh_buffer_name,
     fresh_names,
     loop_var,
+    reads_at,
     replace_stmt,
     writers_of,
 )
@@ -218,7 +219,7 @@ def cache_write(func: PrimFunc, block: str, scope: str, layout: str = "") -> Pri
         raise ScheduleError(f"cache_write: {target.name} has other writers than block {block}")
     root = next((Place(s, place.path[:d]) for d, s in enumerate(place.path) if isinstance(s, For)), place)
     for other in block_places(func):
-        if other.block is not place.block and root.stmt in other.path and target in buffers_read(other.block):
+        if other.block is not place.block and root.stmt in other.path and target in reads_at(other):
             raise ScheduleError(
                 f"cache_write: block {other.block.name} reads {target.name} inside the loops of block {block}"
             )

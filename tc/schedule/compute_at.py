@@ -7,10 +7,10 @@ from collections.abc import Set as AbstractSet
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
-from tc.ir.expr import Buffer, Const, Expr, Load, Var, conjuncts, const, logical_and, maximum, minimum
+from tc.ir.expr import Buffer, Const, Expr, Load, Lt, Var, conjuncts, const, logical_and, maximum, minimum
 from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Seq, Stmt, Store, seq
-from tc.ir.node import Node, cached_on_node, replace, substitute, walk
-from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, reads_memory, variables
+from tc.ir.node import Node, binders, cached_on_node, replace, substitute, walk
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, own_reads, reads_memory, variables
 from tc.schedule.region import Interval, interval_of, leaves_no_gaps, union, whole
 from tc.schedule.tree import (
     Place,
@@ -21,8 +21,10 @@ from tc.schedule.tree import (
     find_block,
     find_loop,
     fresh_names,
+    in_scope_at,
     loop_var,
     place_of,
+    reads_at,
     replace_stmt,
     writers_of,
 )
@@ -42,11 +44,12 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     """
     place, target = find_block(func, block), find_loop(func, loop)
     store = _check_producer(func, place, target)
-    readers = [p for p in block_places(func) if p.block is not place.block and store.buffer in buffers_read(p.block)]
+    readers = [p for p in block_places(func) if p.block is not place.block and store.buffer in reads_at(p)]
     inside = [reader for reader in readers if target.stmt in reader.path]
     if not inside:
         raise ScheduleError(f"compute_at: nothing inside loop {loop} reads {store.buffer.name}")
     _check_inputs_stay(func, place, target)
+    _check_decides_nothing(inside, store.buffer)
     region = _read_region(func, target, inside, store.buffer)
     intervals = {index: part for index, part in zip(store.indices, region, strict=True) if isinstance(index, Var)}
     apart = _statements_apart(place, target)
@@ -54,9 +57,16 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     for reader in readers:
         if reader not in inside and not (reader in behind and _makes_all(func, place, target, apart, intervals)):
             raise ScheduleError(f"compute_at: block {reader.block.name} reads {store.buffer.name} outside loop {loop}")
-    nest = _nest_over(func, target, place.block, intervals)
+    nest = _nest_over(func, target, place, intervals, "compute_at")
     moved = replace_stmt(func, target, replace(target.loop, body=seq(nest, target.loop.body)))
     return replace_stmt(moved, place_of(moved, place.block), None)
+
+
+def _check_decides_nothing(readers: list[Place], buffer: Buffer) -> None:
+    """Extents of loops, and conditions around blocks, are evaluated before a part of what they read could be made there."""
+    for reader in readers:
+        if any(buffer in own_reads(stmt) for stmt in reader.path):
+            raise ScheduleError(f"compute_at: {buffer.name} decides whether or how often block {reader.block.name} runs")
 
 
 def _check_producer(func: PrimFunc, place: Place, target: Place) -> Store:
@@ -126,7 +136,7 @@ def _is_empty_with(loop: For, index: Expr, count: Expr, facts: Facts) -> bool:
 
 def _check_inputs_stay(func: PrimFunc, place: Place, target: Place) -> None:
     """Nothing between the block and the end of the loop overwrites what the block reads."""
-    inputs = buffers_read(place.block)
+    inputs = reads_at(place)
     order = block_places(func)
     start = next(k for k, p in enumerate(order) if p.block is place.block)
     end = max(k for k, p in enumerate(order) if target.stmt in p.path)
@@ -163,7 +173,8 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     producers = [p for p in block_places(func) if target.stmt in p.path]
     _check_reverse_order(func, place, target, producers)
     region = _consumer_region(func, place, target, producers)
-    nest = _nest_over(func, target, consumer, region, _guards(func, target, producers, buffers_read(consumer)))
+    guards = _guards(func, target, producers, buffers_read(consumer))
+    nest = _nest_over(func, target, place, region, "reverse_compute_at", guards)
     moved = replace_stmt(func, target, replace(target.loop, body=seq(target.loop.body, nest)))
     return replace_stmt(moved, place_of(moved, consumer), None)
 
@@ -171,7 +182,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers: list[Place]) -> None:
     """Each iteration finishes what it makes, and the consumer may run before everything that stands between."""
     consumer, name = place.block, place.block.name
-    read, written = buffers_read(consumer), buffers_written(consumer)
+    read, written = reads_at(place), buffers_written(consumer)
     for producer in producers:
         if not buffers_written(producer.block) & read:
             continue
@@ -186,7 +197,7 @@ def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers:
     start = next(k for k, p in enumerate(order) if target.stmt in p.path)
     end = next(k for k, p in enumerate(order) if p.block is consumer)
     for other in order[start:end]:
-        reads, writes = buffers_read(other.block), buffers_written(other.block)
+        reads, writes = reads_at(other), buffers_written(other.block)
         inside = target.stmt in other.path
         if written & (reads | writes) or (not inside and writes & read):
             raise ScheduleError(f"reverse_compute_at: block {name} must stay behind block {other.block.name}")
@@ -335,22 +346,76 @@ def _is_no_less(extent: Expr, dim: Expr, facts: Facts) -> bool:
     return prove(extent >= dim, facts) is True
 
 
-def _nest_over(func: PrimFunc, target: Place, block: Block, region: dict[Var, Interval], where: Expr = TRUE) -> Stmt:
-    """A block under new loops: over `region` for its spatial axes, over everything for the others."""
-    facts = facts_inside(func, target)
+def _nest_over(
+    func: PrimFunc, target: Place, place: Place, region: dict[Var, Interval], what: str, where: Expr = TRUE
+) -> Stmt:
+    """A block under new loops in the loop at `target`: over `region` for its spatial axes, over everything for the others.
+
+    Extents and conditions that speak of the block's old loops speak of the new ones then. ScheduleError when that leaves one that
+    has no meaning in the loop.
+    """
+    block, facts = place.block, facts_inside(func, target)
     names = fresh_names(func, [f"{axis.var.name.removeprefix('v')}t" for axis in block.axes])
+    scope = in_scope_at(func, Place(target.loop.body, (*target.path, target.loop)))
+    moved: dict[Node, Node] = {}  # what drove an axis, and what drives it now
     axes: list[BlockAxis] = []
     loops: list[tuple[Var, Expr]] = []
     for axis, name in zip(block.axes, names, strict=True):
+        extent = substitute(axis.extent, moved)
+        _check_means_the_same(extent, target, scope, f"{what}: the extent of axis {axis.var.name} of block {block.name}")
         part = region.get(axis.var) if axis.kind is AxisKind.SPATIAL else None
-        part = part or whole(axis.extent)
+        part = part or whole(extent)
+        _check_means_the_same(part.extent, target, scope, f"{what}: the part of axis {axis.var.name} of block {block.name}")
         var = loop_var(name)
         loops.append((var, part.extent))
         value = simplify(part.low + var, facts)
         inside = facts.with_range(var, part.extent)
-        where = logical_and(where, simplify(value < axis.extent, inside), simplify(value >= 0, inside))
-        axes.append(replace(axis, value=value))
+        if not variables(axis.value) <= scope:
+            moved[axis.value] = simplify(value, inside)
+        scope |= {var}  # loops of later axes are inside
+        where = logical_and(where, simplify(value < extent, inside), simplify(value >= 0, inside))
+        axes.append(replace(axis, value=value, extent=extent))
+    where = logical_and(where, *_kept_conditions(place, target, moved, scope, what))
     body: Stmt = replace(block, axes=tuple(axes), where=where)
     for var, extent in reversed(loops):
         body = For(var, extent, body)
     return body
+
+
+def _check_means_the_same(expr: Expr, target: Place, scope: frozenset[Node], what: str) -> None:
+    """ScheduleError when an expression uses what is not there at the start of a loop's body, or what the body changes."""
+    missing = binders(expr) - scope
+    if missing:
+        names = ", ".join(sorted(node.name for node in missing))  # type: ignore[attr-defined]
+        raise ScheduleError(f"{what} is {expr}, but {names} means nothing in loop {target.loop.var.name}")
+    changed = buffers_read(expr) & buffers_written(target.loop.body)
+    if changed:
+        name = min(buffer.name for buffer in changed)
+        raise ScheduleError(f"{what} is {expr}, but loop {target.loop.var.name} writes {name}")
+
+
+def _kept_conditions(place: Place, target: Place, moved: dict[Node, Node], scope: frozenset[Node], what: str) -> list[Expr]:
+    """The conditions of a block that are not of the loops that it leaves, which kept their iterations inside an extent."""
+    block = place.block
+    left = {loop.var for loop in place.loops} - scope
+    kept = []
+    for part in conjuncts(block.where):
+        condition = substitute(part, moved)
+        if variables(condition) & left:
+            if not _keeps_in_extent(condition, left):
+                loop = target.loop.var.name
+                raise ScheduleError(f"{what}: block {block.name} runs only where {part}, which means nothing in loop {loop}")
+            continue
+        _check_means_the_same(condition, target, scope | variables(condition), f"{what}: a condition of block {block.name}")
+        kept.append(condition)
+    return kept
+
+
+def _keeps_in_extent(condition: Expr, loops: set[Var]) -> bool:
+    """Whether a condition is what `split` adds: an index made of loops, of an outer one times a number and others, is in an extent."""
+    match condition:
+        case Lt(lhs=index, rhs=extent) if not variables(extent) & loops:
+            form = linear_coefficients(index, loops)
+            steps = [] if form is None else list(form[0].values())
+            return any(isinstance(step, Const) and step.value > 1 for step in steps)
+    return False

@@ -14,6 +14,7 @@ from tc.schedule.tree import (
     Place,
     axis_loops,
     blocks_in,
+    check_extent_stays,
     facts_at,
     find_block,
     find_loop,
@@ -42,6 +43,7 @@ def split(func: PrimFunc, loop: str, factors: Sequence[Factor], names: Sequence[
     place = find_loop(func, loop)
     stmt = place.loop
     _check_split(stmt, factors, names)
+    check_extent_stays("split", stmt)
     facts = facts_at(func, place)
     extents = _split_extents(stmt, factors, facts)
     fresh = [loop_var(name) for name in fresh_names(func, names)]
@@ -157,6 +159,7 @@ def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
     if first.kind is not second.kind or first.kind in (LoopKind.VECTORIZED, LoopKind.BOUND):
         kinds = f"{first.kind.name.lower()} and {second.kind.name.lower()}"
         raise ScheduleError(f"fuse: loops {outer} and {inner} are {kinds}; fuse them before that")
+    check_extent_stays("fuse", replace(second, body=first))
     (fresh,) = fresh_names(func, (name,))
     fused = loop_var(fresh)
     values: dict[Node, Node] = {first.var: fused // second.extent, second.var: fused % second.extent}
@@ -193,6 +196,7 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
     nest = chain[:depth]
     wanted = iter([chain[names.index(name)] for name in loops])
     ordered = [next(wanted) if loop.var.name in loops else loop for loop in nest]
+    check_extent_stays("reorder", *nest)
     seen: set[Var] = set()
     for loop in ordered:
         later = {other.var for other in ordered} - seen

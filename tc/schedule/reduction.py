@@ -28,6 +28,7 @@ from tc.schedule.tree import (
     Place,
     axis_loops,
     block_names,
+    check_extent_stays,
     facts_at,
     find_block,
     find_loop,
@@ -73,6 +74,13 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     where = logical_and(*(part for part in conjuncts(stmt.where) if not _mentions_reduction(part, kinds)))
     needed = {var for axis in spatial for var in variables(axis.value)} | variables(where)
     inner = [each for each in place.loops[position:] if each.var in needed]
+    left = {each.var for each in place.loops[position:] if each not in inner}
+    check_extent_stays("decompose_reduction", *place.loops[position:])
+    for each in inner:
+        if variables(each.extent) & left:
+            raise ScheduleError(
+                f"decompose_reduction: the extent {each.extent} of loop {each.var.name} depends on a loop that drives a reduction"
+            )
     names = fresh_names(func, [f"{each.var.name}_init" for each in inner])
     renamed: dict[Node, Node] = {each.var: loop_var(name) for each, name in zip(inner, names, strict=True)}
     axes = {axis.var: Var(axis.var.name, i64) for axis in spatial}
@@ -174,11 +182,17 @@ def _check_rfactor(func: PrimFunc, place: Place, loop: str) -> For:
             raise ScheduleError(
                 f"rfactor: loop {outer.var.name} around other blocks drives a reduction of block {name}"
             )
+    axes = _spatial_axes(block)
     for part in conjuncts(block.where):
-        used = variables(part) & {each.var for each in place.loops}
+        used = variables(substitute(part, axes)) & {each.var for each in place.loops}
         if _mentions_reduction(part, kinds) and any(not _reduces(kinds, var) for var in used):
             raise ScheduleError(f"rfactor: a condition of block {name} mixes spatial and reduction loops: {part}")
     return chosen
+
+
+def _spatial_axes(block: Block) -> dict[Node, Node]:
+    """The spatial axes of a block by what drives them: by these, a condition on loops is one on axes."""
+    return {axis.value: axis.var for axis in block.axes if axis.kind is AxisKind.SPATIAL and variables(axis.value)}
 
 
 def _partial_block(func: PrimFunc, place: Place, chosen: For, partial: dict[Buffer, Buffer]) -> Block:
@@ -189,6 +203,7 @@ def _partial_block(func: PrimFunc, place: Place, chosen: For, partial: dict[Buff
     block = place.block
     assert block.init is not None
     kinds = axis_loops(place)
+    check_extent_stays("rfactor", *(each for each in place.loops if _reduces(kinds, each.var)))
     lane = Var(f"v{chosen.var.name}", i64)
     own = {each.var: Var(f"v{each.var.name}", i64) for each in place.loops if _reduces(kinds, each.var)}
     own[chosen.var] = lane
@@ -213,7 +228,7 @@ def _partial_block(func: PrimFunc, place: Place, chosen: For, partial: dict[Buff
     guards = [part for part in conjuncts(block.where) if _mentions_reduction(part, kinds)]
     kept = [part for part in conjuncts(block.where) if part not in guards]
     if guards:
-        body = If(substitute(logical_and(*guards), dict(own)), body)
+        body = If(substitute(logical_and(*guards), {**_spatial_axes(block), **own}), body)
     return replace(
         block,
         name=fresh_block_name(func, f"{block.name}_rf"),

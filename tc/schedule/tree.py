@@ -13,7 +13,7 @@ from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Var, logical_not
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, cached_by_identity, cached_on_node, children, replace, substitute
-from tc.ir.uses import buffers_written, variables
+from tc.ir.uses import buffers_read, buffers_written, own_reads, variables
 
 
 @dataclass(eq=False, slots=True)
@@ -312,6 +312,26 @@ def facts_inside(func: PrimFunc, place: Place) -> Facts:
 
 def writers_of(func: PrimFunc, buffer: Buffer) -> list[Block]:
     return [place.block for place in block_places(func) if buffer in buffers_written(place.block)]
+
+
+def reads_at(place: Place) -> frozenset[Buffer]:
+    """What a block reads, and what the loops and conditions around it read to know whether and how often it runs."""
+    return buffers_read(place.block).union(*map(own_reads, place.path))
+
+
+def in_scope_at(func: PrimFunc, place: Place) -> frozenset[Node]:
+    """The variables and buffers that may be used in place of the statement at a place."""
+    bound = (stmt.buffer if isinstance(stmt, Alloc) else stmt.var for stmt in place.path if isinstance(stmt, (Alloc, For, Let)))
+    return frozenset((*func.params, *bound))
+
+
+def check_extent_stays(what: str, *loops: For) -> None:
+    """ScheduleError when the body of a loop writes what its extent is read from: then it matters when that is evaluated."""
+    for loop in loops:
+        changed = buffers_read(loop.extent) & buffers_written(loop.body)
+        if changed:
+            name = min(buffer.name for buffer in changed)
+            raise ScheduleError(f"{what}: loop {loop.var.name} writes {name}, from which its extent {loop.extent} is read")
 
 
 def axis_loops(place: Place) -> dict[Var, AxisKind]:

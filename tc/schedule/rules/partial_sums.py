@@ -14,6 +14,7 @@ from math import prod
 from tc.ir.arith import prove
 from tc.ir.expr import Buffer, Const, equal
 from tc.ir.loop import annotation
+from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in
 from tc.schedule.rules.common import extent_value, lanes_for, loads_of, loops_inside
 from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
@@ -101,6 +102,7 @@ def reduce_in_lanes(
     registers = most * (4 if target.vector_bits == 512 else 2)
     accumulators = accumulators_for(extent, lanes, most)
     chain = LATER_CHAIN if level else CHAIN
+    is_short = is_short or not _is_known_before(schedule, depth)
     if rounds(info) and not is_short and (extent is not None or level < MOST_LEVELS):
         while accumulators < registers and _steps(schedule, depth, lanes * accumulators) > chain and not (
             extent is None or extent <= lanes * accumulators
@@ -111,6 +113,15 @@ def reduce_in_lanes(
             return
     accumulators = choose_accumulators(schedule, extent, lanes, accumulators)
     _in_lanes(schedule, name, depth, others, lanes, accumulators, is_plain)
+
+
+def _is_known_before(schedule: Schedule, loops: list[str]) -> bool:
+    """Whether dims alone decide how often loops run, so that partial results of their iterations can have a place in memory.
+
+    Where other loops or data decide it, as in rows of different lengths, all terms are summed into a few vectors.
+    """
+    extents = [schedule.extent_of(loop) for loop in loops]
+    return all(variables(extent) <= set(schedule.func.dims) and not reads_memory(extent) for extent in extents)
 
 
 def _extent(schedule: Schedule, loops: list[str]) -> int:
@@ -274,6 +285,7 @@ def reduce_in_columns(
         schedule.reorder(*others, *depth, lane)
     extent = extent_value(schedule, lane)
     is_tile = extent is not None and extent <= width
+    is_short = is_short or not _is_known_before(schedule, depth)
     if is_tile and rounds(info) and not is_short and _extent(schedule, depth) > 2 * CHAIN:
         _columns_in_parts(schedule, name, _joined(schedule, info, depth), others, lanes)
         return

@@ -7,10 +7,11 @@ from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, FloorMod, Var
+from tc.ir.expr import Const, Expr, FloorMod, Load, Var
 from tc.ir.loop import LoopKind
-from tc.ir.node import walk
+from tc.ir.node import children, walk
 from tc.ir.polynomial import linear_coefficients
+from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers
 from tc.schedule.rules.common import (
     extent_value,
@@ -182,6 +183,12 @@ class _Version:
 
     # -- rows
 
+    def _is_uneven(self) -> bool:
+        """Whether data or the row says how many terms there are, so that nothing is known of how many."""
+        dims = frozenset(self.schedule.func.dims)
+        extents = [axis.extent for info in self.infos() for axis in info.block.axes if axis.var in info.reduction_axes]
+        return any(reads_memory(extent) or not variables(extent) <= dims for extent in extents)
+
     def _row_loops(self, final: BlockInfo, loops: list[str]) -> list[str]:
         """Those of the final block's loops that choose the row, in order: those by which reduced values are indexed."""
         driven = {axis.var: axis.value for axis in final.block.axes}
@@ -199,7 +206,7 @@ class _Version:
     def _rows(self, final: str, rows: int) -> str:
         schedule = self.schedule
         loops = list(schedule.loops_of(final))
-        inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 64
+        inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 256 if self._is_uneven() else 64
         row = set_parallel(schedule, loops[:rows], max(inner * 8, self._most_terms()))
         assert row is not None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
@@ -365,17 +372,26 @@ def _is_heavy(info: BlockInfo) -> bool:
 
 
 def _keeps_last_axis(info: BlockInfo) -> bool:
-    """Whether something that a reduction reads is contiguous along an axis that it does not reduce."""
-    return any(_is_contiguous_along(load.indices[-1], info.spatial_axes) for load in loads_of(info) if load.indices)
+    """Whether something that a reduction reads is contiguous along an axis that it does not reduce, nor decides how much is reduced."""
+    deciding = frozenset[Var]().union(*(variables(axis.extent) for axis in info.block.axes if axis.var in info.reduction_axes))
+    axes = tuple(axis.var for axis in info.block.axes if axis.var in info.spatial_axes and not variables(axis.value) & deciding)
+    return any(_is_contiguous_along(load.indices[-1], axes) for load in loads_of(info) if load.indices)
 
 
 def _is_contiguous_along(index: Expr, axes: tuple[Var, ...]) -> bool:
     """Whether an index has one of `axes`, be it in the steps of a window, but not as the number of a part: times its size."""
     if isinstance(index, FloorMod):  # of axes that were fused
         index = index.lhs
-    used = [axis for axis in axes if axis in axes_in(index)]
+    used = [axis for axis in axes if _moves(index, axis)]
     form = linear_coefficients(index, used)
     if form is None:
         return bool(used)
     steps = [step for axis in used if isinstance(step := form[0].get(axis), Const)]
     return any(0 < step.value < PART_ROWS for step in steps)
+
+
+def _moves(index: Expr, axis: Var) -> bool:
+    """Whether an index depends on an axis other than through memory: neighbours in what data points to may be anywhere."""
+    if isinstance(index, Load):
+        return False
+    return index is axis or any(isinstance(part, Expr) and _moves(part, axis) for part in children(index))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children
+from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel
 from tc.schedule.step import Schedule
@@ -155,6 +156,8 @@ def _is_flat(info: BlockInfo) -> bool:
         same = same and all(a is b for a, b in zip(load.buffer.shape, shape, strict=True))
         if not same and not all(isinstance(index, Const) for index in load.indices):
             return False
+    if any(variables(inner.extent) & {outer.var for outer in info.loops} for inner in info.loops):
+        return False  # rows of different lengths
     axes = [axis.var for axis in info.block.axes]
     used = [index for index in store.indices if not isinstance(index, Const)]
     in_order = len(used) == len(axes) and all(a is b for a, b in zip(used, axes, strict=True))
