@@ -360,6 +360,7 @@ def _nest_over(
     moved: dict[Node, Node] = {}  # what drove an axis, and what drives it now
     axes: list[BlockAxis] = []
     loops: list[tuple[Var, Expr]] = []
+    inside = facts
     for axis, name in zip(block.axes, names, strict=True):
         extent = substitute(axis.extent, moved)
         _check_means_the_same(extent, target, scope, f"{what}: the extent of axis {axis.var.name} of block {block.name}")
@@ -375,7 +376,8 @@ def _nest_over(
         scope |= {var}  # loops of later axes are inside
         where = logical_and(where, simplify(value < extent, inside), simplify(value >= 0, inside))
         axes.append(replace(axis, value=value, extent=extent))
-    where = logical_and(where, *_kept_conditions(place, target, moved, scope, what))
+    kept = _kept_conditions(place, target, moved, scope, what)
+    where = logical_and(*dict.fromkeys((*conjuncts(where), *(simplify(part, inside) for part in kept))))
     body: Stmt = replace(block, axes=tuple(axes), where=where)
     for var, extent in reversed(loops):
         body = For(var, extent, body)

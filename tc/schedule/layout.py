@@ -42,7 +42,7 @@ class Layout:
         try:
             nodes = ast.parse(f"({right},)", mode="eval").body.elts  # type: ignore[attr-defined]
             parts = tuple(_parse_part(node, names) for node in nodes)
-        except (SyntaxError, ValueError, AttributeError):
+        except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):  # the last two: nested too deep for `ast`
             raise ScheduleError(
                 f"layout {text!r}: write the axes, `->`, and parts such as `n // 16`, `n % 16` or `n // 4 % 4`"
             ) from None
@@ -110,7 +110,7 @@ def _parse_part(node: ast.expr, names: list[str]) -> Part:
 
 
 def _positive(node: ast.expr) -> int:
-    if not isinstance(node, ast.Constant) or type(node.value) is not int or node.value < 1:
+    if not isinstance(node, ast.Constant) or type(node.value) is not int or not 1 <= node.value < 1 << 31:
         raise ValueError("not a positive number")
     return node.value
 

@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 from tc.errors import ScheduleError
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
+from tc.ir.uses import unbound
 from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, specialize, tensorize
 from tc.schedule.knobs import Choice, Decide, Knob, Value, take_default
-from tc.schedule.tree import block_names, find_block, fresh_names, rename_loops
+from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rename_loops
 
 LANGUAGE_VERSION = 1
 
@@ -67,6 +68,18 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
 
 _SIGNATURES = {name: inspect.signature(run) for name, run in PRIMITIVES.items()}
 
+LARGEST_NUMBER = (1 << 31) - 1
+"""What a number in a step may be at most: indices made of several stay far below 2**63."""
+
+LONGEST_TEXT = 1024
+"""Characters of a name or a layout at most."""
+
+DEEPEST_NEST = 96
+"""Loops and other statements around each other at most."""
+
+MOST_BLOCKS = 4096
+"""Blocks of a program at most."""
+
 
 APPLIED_STEPS = 2048
 """How many applied steps are remembered."""
@@ -74,6 +87,38 @@ APPLIED_STEPS = 2048
 _APPLIED: dict[tuple[int, Step], tuple[PrimFunc, PrimFunc]] = {}
 """The last used last. Threads share it without a lock: each access is one operation of a plain dictionary, which is atomic, and
 to compute a step twice is no harm."""
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= LONGEST_TEXT
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST_NUMBER
+
+
+def _is_open_number(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_hint(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or _is_text(value) or _is_number(value) or _all(_is_number)(value)
+
+
+def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and len(value) <= DEEPEST_NEST and all(map(is_one, value))
+
+
+_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("loop", "outer", "inner", "name", "block", "buffer", "thread", "dim", "intrinsic", "scope", "layout", "key"), _is_text),
+    **dict.fromkeys(("factor", "at_least", "tile", "tile_cost", "other", "other_cost"), _is_number),
+    "factors": _all(_is_open_number),
+    "multiples": _all(_is_number),
+    "names": _all(_is_text),
+    "loops": _all(_is_text),
+    "value": _is_hint,
+}
+"""What an argument of a primitive may be, by its name."""
 
 
 @dataclass(frozen=True)
@@ -88,27 +133,44 @@ class Step:
 
         What the last steps made of which function is remembered: schedules of one search begin alike.
         """
-        key = (id(func), self)
+        run = self._checked()
+        key = (id(func), self)  # of what is of one type: that 1 == 1.0 == True matters not
         known = _APPLIED.pop(key, None)
         if known is not None:
             _APPLIED[key] = known  # the last to be forgotten
             return known[1]
-        result = self._run(func)
+        result = run(func, *self.arguments)
+        self._check_result(result)
         _APPLIED[key] = (func, result)  # holds the function too: its id is its own as long as it lives
         if len(_APPLIED) > APPLIED_STEPS:
             for old in list(_APPLIED)[: APPLIED_STEPS // 8]:
                 _APPLIED.pop(old, None)
         return result
 
-    def _run(self, func: PrimFunc) -> PrimFunc:
+    def _checked(self) -> Callable[..., PrimFunc]:
+        """The primitive; ScheduleError when there is none, or an argument is not of its type."""
         run = PRIMITIVES.get(self.primitive)
         if run is None:
             raise ScheduleError(f"there is no primitive {self.primitive!r}; known: {', '.join(sorted(PRIMITIVES))}")
         try:
-            _SIGNATURES[self.primitive].bind(func, *self.arguments)
+            given = _SIGNATURES[self.primitive].bind(None, *self.arguments).arguments
         except TypeError as error:
             raise ScheduleError(f"{self.primitive}: {error}") from None
-        return run(func, *self.arguments)
+        for name, value in given.items():
+            if name != "func" and not _ARGUMENTS[name](value):
+                raise ScheduleError(f"{self.primitive}: {value!r:.100} is no {name}")
+        return run
+
+    def _check_result(self, func: PrimFunc) -> None:
+        """ScheduleError for a program that is not well formed: all that it uses is in scope, and it is no deeper than can be walked."""
+        missing = unbound(func.body) - {*func.params}
+        if missing:
+            names = ", ".join(sorted(node.name for node in missing))  # type: ignore[attr-defined]
+            raise ScheduleError(f"{self}: {names} would be used where it means nothing")
+        if nesting(func.body) > DEEPEST_NEST:
+            raise ScheduleError(f"{self}: more than {DEEPEST_NEST} loops around each other")
+        if len(block_names(func.body)) > MOST_BLOCKS:
+            raise ScheduleError(f"{self}: more than {MOST_BLOCKS} blocks")
 
     def __str__(self) -> str:
         return f"{self.primitive}({', '.join(map(repr, self.arguments))})"
@@ -140,10 +202,12 @@ class Trace:
         try:
             data = json.loads(text)
             version, items = data["version"], data["steps"]
+            if not isinstance(items, list):
+                raise ValueError("the steps are no list")
             steps = tuple(_step(item) for item in items)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ScheduleError(f"not a schedule trace: {error}") from None
-        if version != LANGUAGE_VERSION:
+        if type(version) is not int or version != LANGUAGE_VERSION:
             raise ScheduleError(f"schedule trace of version {version}; this is version {LANGUAGE_VERSION}")
         return Trace(steps)
 

