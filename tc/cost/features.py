@@ -171,11 +171,7 @@ def _repetition(cost: StatementCost) -> float:
 
 def _prefetch_bytes(cost: StatementCost) -> float:
     """How far ahead of its use something is prefetched; 0 where nothing is."""
-    for loop in cost.statement.loops:
-        distance = loop.prefetch.rpartition(":")[2]
-        if distance.isdigit():
-            return float(distance)
-    return 0.0
+    return next((float(loop.ahead_bytes) for loop in cost.statement.loops if loop.ahead_bytes), 0.0)
 
 
 def _parallel(estimate: Estimate) -> list[float]:

@@ -37,6 +37,7 @@ from tc.ir.expr import (
     Var,
     conjuncts,
 )
+from tc.ir.hints import NO_HINTS
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import (
     Alloc,
@@ -64,18 +65,17 @@ _CHEAP_CALLS = frozenset("fma floor ceil round trunc abs sign isnan isinf bit_no
 class Loop:
     """A loop of at least two iterations (or of none). `depth` counts the loops around it.
 
-    `body_lines`: cache lines of each region that one iteration touches. `prefetch`: what the loop is annotated with, if it is.
+    `body_lines`: cache lines of each region that one iteration touches. `ahead_bytes`: how far ahead something is fetched.
     """
 
-    __slots__ = ("body_lines", "depth", "extent", "grain", "is_partitioned", "is_transposed", "is_tree", "kind", "number", "prefetch")
+    __slots__ = ("ahead_bytes", "body_lines", "depth", "extent", "grain", "is_partitioned", "is_transposed", "is_tree", "kind", "number")
 
     def __init__(self, number: int, extent: float, depth: int, kind: LoopKind, source: For | None = None) -> None:
         self.number, self.extent, self.depth, self.kind = number, extent, depth, kind
         self.body_lines: dict[Region, float] = {}
-        notes = dict(source.annotations) if source is not None and source.annotations else {}
-        self.grain = max(1, int(notes.get("grain", 1) or 1))
-        self.is_partitioned, self.prefetch = bool(notes.get("partition")), str(notes.get("prefetch", ""))
-        self.is_tree, self.is_transposed = bool(notes.get("tree")), bool(notes.get("transpose"))
+        hints = NO_HINTS if source is None else source.hints
+        self.grain, self.is_partitioned, self.is_tree, self.is_transposed = hints.grain, hints.partition, hints.tree, hints.transpose
+        self.ahead_bytes = 0 if hints.prefetch is None else hints.prefetch.ahead_bytes
 
 
 class Region:

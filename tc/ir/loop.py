@@ -13,12 +13,13 @@ from typing import Union
 
 from tc.ir.dtype import bool_
 from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.hints import NO_HINTS, LoopHints
 from tc.ir.node import Located, Node
 from tc.ir.types import DimFact
 
 TRUE = Const(True, bool_)
 
-AnnotationValue = Union[int, float, str, bool]
+AnnotationValue = Union[int, float, str, bool, tuple[int, ...]]
 Annotations = tuple[tuple[str, AnnotationValue], ...]
 
 
@@ -49,8 +50,7 @@ class Stmt(Located):
 class For(Stmt):
     """Run `body` for `var` = 0, 1, ..., `extent` - 1; not at all when `extent` <= 0.
 
-    `thread` names the GPU axis ("block.x", "thread.x") of a BOUND loop. Annotations guide passes and emitters
-    (`unroll_factor`, `grain`, `prefetch`).
+    `thread` names the GPU axis ("block.x", "thread.x") of a BOUND loop. `hints` guide passes and emitters.
     """
 
     var: Var
@@ -58,7 +58,7 @@ class For(Stmt):
     body: Stmt
     kind: LoopKind = LoopKind.SERIAL
     thread: str = ""
-    annotations: Annotations = ()
+    hints: LoopHints = NO_HINTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ class PrimFunc(Located):
 
     `params` are buffers (inputs, then the `num_outputs` outputs) followed by the scalar variables for symbolic dims. Buffers
     do not overlap, except that the first output may be the same memory as one of the inputs whose numbers `attrs` lists, as
-    ("in_place", "0,2").
+    ("in_place", (0, 2)).
     ("numerics", "strict") says that every float operation is to be rounded by itself, in the order written.
     `facts` are promises about the dims. Calling convention of compiled code: one pointer per buffer, then one i64 per scalar.
     """
@@ -200,7 +200,13 @@ def store(target: Expr, value: Expr) -> Store:
     return Store(target.buffer, target.indices, value)
 
 
-def annotation(node: For | Block | PrimFunc, name: str, default: AnnotationValue | None = None) -> AnnotationValue | None:
+def annotation(node: Block | PrimFunc, name: str, default: AnnotationValue | None = None) -> AnnotationValue | None:
     """The annotation called `name`, or `default`."""
     items = node.attrs if isinstance(node, PrimFunc) else node.annotations
     return next((value for key, value in items if key == name), default)
+
+
+def in_place_inputs(func: PrimFunc) -> tuple[int, ...]:
+    """The inputs that may be the same memory as the first output."""
+    found = annotation(func, "in_place", ())
+    return found if isinstance(found, tuple) else ()

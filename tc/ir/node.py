@@ -57,7 +57,7 @@ def _located_field_names(cls: type) -> tuple[str, ...]:
 
 
 _PLAIN = frozenset(
-    ("str", "int", "bool", "int | None", "DType", "LoopKind", "AxisKind", "Annotations", "Value", "np.ndarray")
+    ("str", "int", "bool", "int | None", "DType", "LoopKind", "AxisKind", "Annotations", "LoopHints", "Value", "np.ndarray")
 )
 """Annotations of fields that hold no nodes, as they are written; any other field is looked into."""
 

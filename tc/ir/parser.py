@@ -60,6 +60,7 @@ from tc.ir.graph import (
     TensorVar,
     Tuple,
 )
+from tc.ir.hints import loop_hints
 from tc.ir.loop import (
     TRUE,
     Alloc,
@@ -361,7 +362,11 @@ class _LoopParser(_ExprParser):
         extent, thread = self.expr(bound), "".join(map(self.text, others))
         var = Var(name, extent.dtype)
         self.names[name] = var
-        return For(var, extent, self.suite(body), chosen, thread, _keywords(call))
+        try:
+            hints = loop_hints(_keywords(call))
+        except ValueError as error:
+            raise self.source.error(node, str(error)) from None
+        return For(var, extent, self.suite(body), chosen, thread, hints)
 
     def _with(self, node: ast.With, item: ast.withitem, body: list[ast.stmt]) -> Stmt:
         match item:

@@ -192,8 +192,8 @@ class _LoopPrinter:
         parts = [self.names.expr(loop.extent)]
         if loop.kind is LoopKind.BOUND:
             parts.append(repr(loop.thread))
-        if loop.annotations:
-            parts.append(_keywords(loop.annotations))
+        if loop.hints.items():
+            parts.append(_keywords(loop.hints.items()))
         return f"{loop.kind.value}({', '.join(parts)})"
 
     def _block(self, block: Block, depth: int) -> list[str]:

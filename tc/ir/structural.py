@@ -16,6 +16,7 @@ import numpy as np
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Var
 from tc.ir.graph import Function, TensorConst, TensorVar
+from tc.ir.hints import LoopHints
 from tc.ir.loop import Alloc, BlockAxis, For, Let, PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import Node, field_names, substitute, walk
@@ -65,6 +66,8 @@ def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
         if isinstance(item, tuple):
             yield "(", len(item)
             stack += item[::-1]
+        elif kind is LoopHints:
+            stack.append(item.items())
         elif not isinstance(item, Node):
             yield _plain(item)
         elif isinstance(item, TensorConst):

@@ -1,6 +1,6 @@
-"""Loops that combine numbers as a tree: the meaning of the annotation `tree` on an unrolled loop.
+"""Loops that combine numbers as a tree: the meaning of the hint `tree` on an unrolled loop.
 
-    for k in unrolled(n):                  # {tree: 1}
+    for k in unrolled(n, tree=1):
         for l in vectorized(16):
             A[l] = A[l] + P[k, l]
 
@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tc.ir.expr import Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var, const, logical_and
-from tc.ir.loop import TRUE, For, If, LoopKind, Stmt, Store, annotation
+from tc.ir.loop import TRUE, For, If, LoopKind, Stmt, Store
 from tc.ir.node import replace, walk
+from tc.ir.uses import buffers_read
 
 T = TypeVar("T")
+
+TREE_MONOIDS = ("sum", "prod", "max", "max_number", "min")
+"""The monoids whose combination is one of those that a tree may be made of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +44,8 @@ class TreeLoop:
 
 
 def as_tree_loop(loop: For) -> TreeLoop | None:
-    """What an unrolled loop annotated `tree` combines; None for one that has to run as it is written."""
-    if not annotation(loop, "tree") or loop.kind is not LoopKind.UNROLLED or not isinstance(loop.extent, Const):
+    """What an unrolled loop with the hint `tree` combines; None for one that has to run as it is written."""
+    if not loop.hints.tree or loop.kind is not LoopKind.UNROLLED or not isinstance(loop.extent, Const):
         return None
     found = _only_store(loop.body, loop.var)
     if found is None or _mentions(found[1].indices, loop.var):
@@ -57,7 +61,7 @@ def as_tree_loop(loop: For) -> TreeLoop | None:
             return None
     if old is not state or not new.dtype.is_float or loop.extent.value < 1:
         return None
-    if any(isinstance(node, Load) and node.buffer is store.buffer for node in walk(new)):
+    if any(store.buffer in buffers_read(part) for part in (new, condition, *store.indices, *_conditions(body))):
         return None
     if condition is not TRUE:
         new = Select(condition, new, const(_IDENTITY[operation], new.dtype))
@@ -65,6 +69,39 @@ def as_tree_loop(loop: For) -> TreeLoop | None:
 
 
 _IDENTITY = {Add: 0.0, Mul: 1.0, Min: float("inf"), Max: float("-inf"), Select: float("-inf")}
+
+
+def _conditions(stmt: Stmt) -> list[Expr]:
+    """The conditions around the one store of a statement."""
+    match stmt:
+        case If(condition=condition, then_body=body):
+            return [condition, *_conditions(body)]
+        case For(body=body):
+            return _conditions(body)
+    return []
+
+
+def as_square(loop: For) -> tuple[For, Store] | None:
+    """What an unrolled loop with the hint `transpose` copies: the vectorized loop in it, and the store of the one element.
+
+        for i in unrolled(n, transpose=1):
+            for j in vectorized(n):
+                A[...] = x
+
+    All of the square may be read before any of it is stored: x reads nothing of A, and each element is stored to a place that
+    depends on j. None for a loop that has to run as it is written.
+    """
+    inner, count = loop.body, loop.extent
+    if not loop.hints.transpose or loop.kind is not LoopKind.UNROLLED or not isinstance(inner, For):
+        return None
+    if inner.kind is not LoopKind.VECTORIZED or inner.extent is not count or not isinstance(count, Const):
+        return None
+    store, size = inner.body, int(count.value)
+    if size < 2 or size & (size - 1) or not isinstance(store, Store) or not _mentions(store.indices, inner.var):
+        return None
+    if any(store.buffer in buffers_read(part) for part in (store.value, *store.indices)):
+        return None
+    return inner, store
 
 
 def _only_store(stmt: Stmt, var: Var) -> tuple[Stmt, Store, Expr] | None:

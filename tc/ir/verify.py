@@ -51,6 +51,7 @@ from tc.ir.loop import (
     Stmt,
     Store,
     While,
+    annotation,
 )
 from tc.ir.loop import If as LoopIf
 from tc.ir.module import IRModule
@@ -152,6 +153,9 @@ class _LoopVerifier:
         for fact in self.func.facts:
             if fact.var not in scope:
                 raise self.fail(f"a promise speaks of {fact.var.name}, which is no parameter")
+        shared = annotation(self.func, "in_place", ())
+        if not isinstance(shared, tuple) or not all(type(k) is int and 0 <= k < len(self.func.inputs) for k in shared):
+            raise self.fail(f"in_place is {shared!r}, must be numbers of inputs")
         self.statement(self.func.body, scope, ())
 
     def _buffer(self, buffer: Buffer, scope: set[Node]) -> None:
@@ -206,6 +210,12 @@ class _LoopVerifier:
         self.expr(loop.extent, scope, i64, f"the extent of loop {loop.var.name}")
         if loop.kind is LoopKind.VECTORIZED and not isinstance(loop.extent, Const):
             raise self.fail(f"loop {loop.var.name} is vectorized, but its extent {loop.extent} is not constant")
+        complaint = loop.hints.complaint()
+        if complaint is not None:
+            raise self.fail(f"loop {loop.var.name}: {complaint}")
+        ahead = loop.hints.prefetch
+        if ahead is not None and ahead.parameter >= len(self.func.buffers):
+            raise self.fail(f"loop {loop.var.name} fetches buffer {ahead.parameter} ahead; there are {len(self.func.buffers)}")
         if loop.kind is LoopKind.BOUND and not loop.thread:
             raise self.fail(f"loop {loop.var.name} is bound to no GPU axis")
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.BOUND):
@@ -216,6 +226,9 @@ class _LoopVerifier:
         if block.name in self.blocks:
             raise self.fail(f"two blocks are named {block.name!r}")
         self.blocks.add(block.name)
+        for key, value in block.annotations:
+            if key != "monoid" or not isinstance(value, str):
+                raise self.fail(f"block {block.name} has the annotation {key}={value!r}; there is monoid, a name")
         self.expr(block.where, scope, bool_, f"the condition of block {block.name}")
         inside = scope
         for axis in block.axes:

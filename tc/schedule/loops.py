@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, minimum, mul
-from tc.ir.loop import AnnotationValue, AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt
+from tc.ir.hints import HintValue
+from tc.ir.loop import AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt, Store, annotation
 from tc.ir.node import Node, replace, substitute
+from tc.ir.tree_loop import TREE_MONOIDS
 from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.tree import (
     Place,
@@ -58,7 +60,7 @@ def split(func: PrimFunc, loop: str, factors: Sequence[Factor], names: Sequence[
     inner_kind = LoopKind.SERIAL if stmt.kind is LoopKind.PARALLEL else stmt.kind
     for var, extent in reversed(list(zip(fresh[1:], extents[1:], strict=True))):
         body = For(var, extent, body, inner_kind)
-    outermost = For(fresh[0], extents[0], body, stmt.kind, annotations=stmt.annotations, span=stmt.span)
+    outermost = For(fresh[0], extents[0], body, stmt.kind, hints=stmt.hints, span=stmt.span)
     return replace_stmt(func, place, outermost)
 
 
@@ -124,7 +126,7 @@ def split_overlapped(func: PrimFunc, loop: str, factor: int, names: Sequence[str
     body = substitute(stmt.body, {stmt.var: start + second})
     inner_kind = LoopKind.SERIAL if stmt.kind is LoopKind.PARALLEL else stmt.kind
     inner = For(second, const(factor), body, inner_kind)
-    outer = For(first, simplify(ceildiv(stmt.extent, factor), facts), inner, stmt.kind, annotations=stmt.annotations)
+    outer = For(first, simplify(ceildiv(stmt.extent, factor), facts), inner, stmt.kind, hints=stmt.hints)
     return replace_stmt(func, place, outer)
 
 
@@ -169,7 +171,7 @@ def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
         extent,
         substitute(second.body, values),
         first.kind,
-        annotations=tuple(dict([*first.annotations, *second.annotations]).items()),
+        hints=first.hints.merged(second.hints),
         span=first.span,
     )
     return replace_stmt(func, place, merged)
@@ -184,6 +186,8 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
     must run in order would not. Source: `reorder` of Halide and of TVM.
     """
     places = [find_loop(func, name) for name in loops]
+    if not loops:
+        raise ScheduleError("reorder: no loops are named")
     if len(set(loops)) != len(loops):
         raise ScheduleError(f"reorder: a loop is named twice in {', '.join(loops)}")
     outermost = min(places, key=lambda place: len(place.path))
@@ -302,18 +306,52 @@ def _check_thread(place: Place, thread: str) -> None:
             raise ScheduleError(f"bind: loop {outer.var.name} around loop {place.loop.var.name} has {thread} already")
 
 
-def annotate_loop(func: PrimFunc, loop: str, key: str, value: AnnotationValue) -> PrimFunc:
-    """Attach a note to a loop; a note of the same name is replaced."""
+def annotate_loop(func: PrimFunc, loop: str, key: str, value: HintValue | str) -> PrimFunc:
+    """Give a loop a hint (see `LoopHints`), in place of the one of the same key.
+
+    Raises ScheduleError for an unknown key or value, a buffer that does not exist, `partition` of a loop that is vectorized, unrolled
+    or bound, `tree` of a loop that is not an unrolled reduction by a monoid that a tree may combine, and `transpose` of one that is
+    not unrolled around a vectorized one, to copy a square.
+    """
     place = find_loop(func, loop)
-    kept = tuple(item for item in place.loop.annotations if item[0] != key)
-    return replace_stmt(func, place, replace(place.loop, annotations=(*kept, (key, value))))
+    stmt = place.loop
+    try:
+        hints = stmt.hints.having(key, value)
+    except ValueError as error:
+        raise ScheduleError(f"annotate_loop: loop {loop}: {error}") from None
+    if key == "partition" and hints.partition and stmt.kind not in (LoopKind.SERIAL, LoopKind.PARALLEL):
+        raise ScheduleError(f"annotate_loop: loop {loop} is {stmt.kind.name.lower()}, and cannot be cut in two")
+    if key == "prefetch" and hints.prefetch is not None and hints.prefetch.parameter >= len(func.buffers):
+        raise ScheduleError(f"annotate_loop: {func.name} has {len(func.buffers)} buffers, none of the number {hints.prefetch.parameter}")
+    if key == "tree" and hints.tree:
+        _check_tree(place)
+    if key == "transpose" and hints.transpose:
+        _check_square(stmt)
+    return replace_stmt(func, place, replace(stmt, hints=hints))
 
 
-def annotate_block(func: PrimFunc, block: str, key: str, value: AnnotationValue) -> PrimFunc:
-    """Attach a note to a block; a note of the same name is replaced."""
-    place = find_block(func, block)
-    kept = tuple(item for item in place.block.annotations if item[0] != key)
-    return replace_stmt(func, place, replace(place.block, annotations=(*kept, (key, value))))
+def _check_tree(place: Place) -> None:
+    """The loop combines numbers of one block, in an order that does not matter but for rounding."""
+    loop, name = place.loop, place.loop.var.name
+    if loop.kind is not LoopKind.UNROLLED:
+        raise ScheduleError(f"annotate_loop: loop {name} is {loop.kind.name.lower()}; a tree is of unrolled iterations")
+    inside = [inner for inner in statements_from(place) if isinstance(inner.stmt, Block)]
+    kinds = {axis_loops(inner).get(loop.var) for inner in inside}
+    if len(inside) != 1 or kinds != {AxisKind.REDUCTION} or annotation(inside[0].block, "monoid") not in TREE_MONOIDS:
+        raise ScheduleError(f"annotate_loop: loop {name} is not a reduction of one block by one of {', '.join(TREE_MONOIDS)}")
+
+
+def _check_square(loop: For) -> None:
+    """The loop copies a square, element by element, from what it does not write."""
+    name, inner, count = loop.var.name, loop.body, loop.extent
+    is_nest = loop.kind is LoopKind.UNROLLED and isinstance(inner, For) and inner.kind is LoopKind.VECTORIZED
+    if not is_nest or inner.extent is not count or not isinstance(count, Const):  # type: ignore[union-attr]
+        raise ScheduleError(f"annotate_loop: loop {name} is not unrolled around a vectorized loop of the same number of iterations")
+    block = inner.body  # type: ignore[union-attr]
+    if not isinstance(block, Block) or not isinstance(block.body, Store) or block.init is not None:
+        raise ScheduleError(f"annotate_loop: loop {name} is not around a block that stores one element")
+    if block.body.buffer in buffers_read(block):
+        raise ScheduleError(f"annotate_loop: block {block.name} in loop {name} reads what it writes")
 
 
 def loop_partition(func: PrimFunc, loop: str) -> PrimFunc:

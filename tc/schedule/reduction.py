@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, logical_and
+from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -93,7 +93,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     )
     for each in reversed(inner):
         extent = substitute(each.extent, renamed)
-        start = For(renamed[each.var], extent, start, each.kind, each.thread, each.annotations)  # type: ignore[arg-type]
+        start = For(renamed[each.var], extent, start, each.kind, each.thread, each.hints)  # type: ignore[arg-type]
     update = replace_stmt(func, place, replace(stmt, init=None))
     loop_place = find_loop(update, loop)
     return replace_stmt(update, loop_place, seq(start, loop_place.stmt))
@@ -224,6 +224,8 @@ def _partial_block(func: PrimFunc, place: Place, chosen: For, partial: dict[Buff
         for each in place.loops
         if each.var in own and each is not chosen
     ]
+    if not any(axis.kind is AxisKind.REDUCTION for axis in axes):  # a sum of one term each
+        axes.append(BlockAxis(Var("vone", i64), const(1), AxisKind.REDUCTION, const(0)))
     body = _with_simple_divisions(substitute(transform(block.body, redirect), values), func, axes)
     guards = [part for part in conjuncts(block.where) if _mentions_reduction(part, kinds)]
     kept = [part for part in conjuncts(block.where) if part not in guards]

@@ -48,7 +48,6 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "bind": _bind,
     "loop_partition": loops.loop_partition,
     "annotate_loop": loops.annotate_loop,
-    "annotate_block": loops.annotate_block,
     "compute_inline": inline.compute_inline,
     "reverse_compute_inline": inline.reverse_compute_inline,
     "compute_at": compute_at.compute_at,
@@ -102,16 +101,19 @@ def _is_open_number(value: Any) -> bool:
 
 
 def _is_hint(value: Any) -> bool:
-    return value is None or isinstance(value, bool) or _is_text(value) or _is_number(value) or _all(_is_number)(value)
+    return _is_text(value) or _is_number(value) or _all(_is_number)(value)
 
 
 def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, tuple) and len(value) <= DEEPEST_NEST and all(map(is_one, value))
 
 
+_TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key".split()
+_NUMBERS = "factor at_least tile tile_cost other other_cost".split()
+
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("loop", "outer", "inner", "name", "block", "buffer", "thread", "dim", "intrinsic", "scope", "layout", "key"), _is_text),
-    **dict.fromkeys(("factor", "at_least", "tile", "tile_cost", "other", "other_cost"), _is_number),
+    **dict.fromkeys(_TEXTS, _is_text),
+    **dict.fromkeys(_NUMBERS, _is_number),
     "factors": _all(_is_open_number),
     "multiples": _all(_is_number),
     "names": _all(_is_text),
@@ -369,9 +371,6 @@ class Schedule:
 
     def annotate_loop(self, loop: str, key: str, value: Any) -> None:
         self._do("annotate_loop", loop, key, value)
-
-    def annotate_block(self, block: str, key: str, value: Any) -> None:
-        self._do("annotate_block", block, key, value)
 
     def compute_inline(self, block: str) -> None:
         self._do("compute_inline", block)

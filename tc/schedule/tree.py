@@ -286,7 +286,7 @@ def fresh_name(func: PrimFunc, base: str) -> str:
 
 def fresh_names(func: PrimFunc, bases: Iterable[str]) -> list[str]:
     """Loop names that are not in use, all different."""
-    used = set(loop_names(func.body))
+    used = {name for kind, name in _taken_names(func.body) if kind is For}
     used |= {param.name for param in func.params if isinstance(param, Var)}
     return [_unused(base, used) for base in bases]
 
@@ -296,7 +296,18 @@ def fresh_buffer_name(func: PrimFunc, base: str) -> str:
 
 
 def fresh_block_name(func: PrimFunc, base: str) -> str:
-    return _unused(base, set(block_names(func.body)))
+    return _unused(base, {name for kind, name in _taken_names(func.body) if kind is Block})
+
+
+@cached_on_node
+def _taken_names(stmt: Stmt) -> frozenset[tuple[type[Stmt], str]]:
+    """The names of all loops and blocks, those inside blocks too: each is another, though only those outside can be named."""
+    own: tuple[tuple[type[Stmt], str], ...] = ()
+    if isinstance(stmt, For):
+        own = ((For, stmt.var.name),)
+    elif isinstance(stmt, Block):
+        own = ((Block, stmt.name),)
+    return frozenset(own).union(*(_taken_names(child) for child in children(stmt) if isinstance(child, Stmt)))
 
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:

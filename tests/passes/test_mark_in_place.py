@@ -12,8 +12,9 @@ import tc.passes.graph.plan_memory
 from tc.compiler import run_stages
 from tc.demo import MODEL_PATH
 from tc.ir.arith import evaluate
+from tc.ir.loop import in_place_inputs
 from tc.ir.parser import parse_module
-from tc.passes.loop.mark_in_place import in_place_inputs, mark_in_place
+from tc.passes.loop.mark_in_place import mark_in_place
 from tc.target import native_target
 from tests.ops.kernels import build
 

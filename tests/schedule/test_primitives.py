@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tc.ir.expr import Var
+from tc.ir.hints import LoopHints
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.step import Schedule
-from tc.schedule.tree import block_places
+from tc.schedule.tree import block_places, find_loop
 from tests.schedule.outline import outline
 from tests.schedule.programs import assert_same, biased, chain, matmul, row_sum, shifted, two_readers
 
@@ -552,13 +553,14 @@ def test_a_parameter_in_another_layout_is_recorded() -> None:
     assert s.func.attrs == (("layout:B", "k, n -> n // 4, k, n % 4"),)
 
 
-def test_notes_are_replaced_by_newer_ones_of_the_same_name() -> None:
+def test_hints_are_replaced_by_newer_ones_of_the_same_name() -> None:
     s = Schedule(chain())
 
-    s.annotate_block("a", "note", 1)
-    s.annotate_block("a", "note", 2)
+    s.annotate_loop("i", "grain", 8)
+    s.annotate_loop("i", "partition", 1)
+    s.annotate_loop("i", "grain", 2)
 
-    assert s.block("a").annotations == (("note", 2),)
+    assert find_loop(s.func, "i").loop.hints == LoopHints(grain=2, partition=True)
 
 
 @pytest.mark.parametrize("columns", [4, 5, 16])

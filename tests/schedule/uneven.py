@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from tc.ir.loop import PrimFunc
@@ -201,9 +203,9 @@ def expected(name: str, arrays: list[np.ndarray]) -> np.ndarray:
         case "ragged_scale", (x, lengths):
             return np.where(np.arange(x.shape[1]) < lengths[:, None], x * 2, 0)
         case "csr_vector", (v, columns, starts, x):
-            return np.array([v[a:b] @ x[columns[a:b]] for a, b in zip(starts[:-1], starts[1:], strict=True)], np.float32)
+            return np.array([v[a:b] @ x[columns[a:b]] for a, b in pairwise(starts)], np.float32)
         case "csr_matrix", (v, columns, starts, x):
-            return np.stack([v[a:b] @ x[columns[a:b]] for a, b in zip(starts[:-1], starts[1:], strict=True)])
+            return np.stack([v[a:b] @ x[columns[a:b]] for a, b in pairwise(starts)])
         case "paged_scores", (query, cache, pages, lengths):
             y = np.zeros((len(query), pages.shape[1] * 8), np.float32)
             for row, own, k, into in zip(query, pages, lengths, y, strict=True):

@@ -39,7 +39,7 @@ from tc.ir.loop import (
     annotation,
 )
 from tc.ir.node import binders, walk
-from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
+from tc.ir.tree_loop import TreeLoop, as_square, as_tree_loop, combine_tree
 from tc.ir.types import product
 from tc.ir.uses import variables
 from tc.passes.loop.intrinsics import select_intrinsics
@@ -168,7 +168,9 @@ class _Emitter(ExpressionEmitter):
         if tree is not None:
             self._combined(loop, tree)
             return
-        if annotation(loop, "transpose") and self.lane is None and count & (count - 1) == 0 and self._transposed(loop, count):
+        square = as_square(loop) if self.lane is None else None
+        if square is not None:
+            self._transposed(loop, *square)
             return
         self._one_by_one(loop, range(count))
 
@@ -205,18 +207,9 @@ class _Emitter(ExpressionEmitter):
 
         return combine(self.value(tree.old), combine_tree(tree.count, leaf, combine))
 
-    def _transposed(self, loop: For, count: int) -> bool:
-        """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors.
-
-        False when the loop is not of the form `for i in unrolled(n): for j in vectorized(n): A[...] = x`. All of the square
-        is read before anything is stored.
-        """
-        inner = loop.body
-        if not isinstance(inner, For) or inner.kind is not LoopKind.VECTORIZED or not isinstance(inner.body, Store):
-            return False
-        if not isinstance(inner.extent, Const) or inner.extent.value != count or count < 2:
-            return False
-        store = inner.body
+    def _transposed(self, loop: For, inner: For, store: Store) -> None:
+        """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors."""
+        count = int(loop.extent.value)  # type: ignore[attr-defined]
         rows = []
         for k in range(count):
             self.state.values[inner.var] = int_value(k)
@@ -226,7 +219,6 @@ class _Emitter(ExpressionEmitter):
             self.state.values[loop.var] = int_value(k)
             with self._lanes(inner, count):
                 self.store_value(store, column)
-        return True
 
     def _exchange(self, rows: list[Value]) -> list[Value]:
         """The columns of a square of rows: blocks off the diagonal change places, half as large in each round."""
@@ -279,10 +271,9 @@ class _Emitter(ExpressionEmitter):
 
     def _serial(self, loop: For) -> None:
         extent = self.value(loop.extent)
-        outer, ahead = self.prefetched, annotation(loop, "prefetch")
-        if ahead is not None:  # "number of the buffer:bytes"
-            number, _, distance = str(ahead).partition(":")
-            self.prefetched = {**outer, self.func.buffers[int(number)]: int(distance)}
+        outer, ahead = self.prefetched, loop.hints.prefetch
+        if ahead is not None:
+            self.prefetched = {**outer, self.func.buffers[ahead.parameter]: ahead.ahead_bytes}
         places, self.prefetch_places = self.prefetch_places, set()
         self._counted(loop, int_value(0), extent)
         self.prefetched, self.prefetch_places = outer, places
@@ -439,7 +430,7 @@ class _Emitter(ExpressionEmitter):
             b.emit_void(f"store {value}, {place}, align 8")
         name = f"{self.symbol}.par{self.parallel_count}"
         self.parallel_count += 1
-        grain = int(annotation(loop, "grain", 1) or 1)
+        grain = loop.hints.grain
         self.module.declare(PARALLEL_FOR, "void", ["ptr", "ptr", "i64", "i64", "i64"])
         b.emit_void(f"call void @{PARALLEL_FOR}(ptr @{name}, {frame}, {end}, i64 {grain}, i64 {self._max_threads()})")
         self._outlined(nest, sizes, name, captured, known)

@@ -17,7 +17,7 @@ from tc.ir.arith import Facts, Polynomial, polynomial, simplify
 from tc.ir.bounds import VarFact
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, mul
-from tc.ir.loop import Alloc, PrimFunc, Store, annotation
+from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.target import MOST_SHUFFLED_STRIDE
@@ -512,7 +512,7 @@ def alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
     if not 1 < count <= 24:
         return {}
     first_output = len(func.inputs)
-    shared = {int(k) for k in str(annotation(func, "in_place") or "").split(",") if k}
+    shared = set(in_place_inputs(func))
     domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
     own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]
     own_scratch = module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") if scratch else ""

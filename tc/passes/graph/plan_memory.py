@@ -30,7 +30,7 @@ from tc.ir.graph import (
     TensorConst,
     TensorVar,
 )
-from tc.ir.loop import PrimFunc
+from tc.ir.loop import PrimFunc, in_place_inputs
 from tc.ir.module import IRModule
 from tc.ir.node import walk
 from tc.ir.plan import (
@@ -52,7 +52,6 @@ from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
 from tc.passes.graph.joins import is_join, made_here, operands_of, part_offset, parts_of, view_root
-from tc.passes.loop.mark_in_place import in_place_inputs
 
 NOT_YET = 1 << 60
 """The time at which a storage begins that nothing was put into so far."""

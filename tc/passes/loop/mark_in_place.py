@@ -28,14 +28,16 @@ class Site:
 def mark_in_place(func: PrimFunc) -> PrimFunc:
     """Set the attribute "in_place" to the numbers of the inputs that may be the same memory as the first output.
 
-        for i in parallel(64):                                  for i in parallel(64):      # in_place="0"
+        for i in parallel(64):                                  for i in parallel(64):      # in_place=(0,)
             y[i] = x[i] * w[63 - i]                      =>         y[i] = x[i] * w[63 - i]
 
     An input qualifies when it has the output's shape and element size, every load of it stands in the value of a store to the
     output at the same indices, and no element of the output is stored twice (so that nothing reads what was overwritten). That is
     proven from the loops: each store's indices are one to one with its loops, and different stores write different ranges.
     """
-    if not func.outputs or any(name == "in_place" for name, _ in func.attrs):
+    attrs = tuple(item for item in func.attrs if item[0] != "in_place")  # what is claimed counts as little as any other word
+    func = replace(func, attrs=attrs) if attrs != func.attrs else func
+    if not func.outputs:
         return func
     output = func.outputs[0]
     candidates = [
@@ -43,13 +45,7 @@ def mark_in_place(func: PrimFunc) -> PrimFunc:
     ]
     if not candidates or not is_stored_once(func, output):
         return func
-    return replace(func, attrs=(*func.attrs, ("in_place", ",".join(map(str, candidates)))))
-
-
-def in_place_inputs(func: PrimFunc) -> tuple[int, ...]:
-    """The inputs that may be the same memory as the first output."""
-    text = dict(func.attrs).get("in_place", "")
-    return tuple(int(part) for part in str(text).split(",") if part)
+    return replace(func, attrs=(*func.attrs, ("in_place", tuple(candidates))))
 
 
 def _same_memory(buffer: Buffer, output: Buffer) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_fields
+
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import Const, Expr, Le, Lt, Var, conjuncts, const, logical_and, maximum, minimum
-from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, annotation, seq
+from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.passes.loop.simplify_loops import simplify_statement
@@ -27,7 +29,7 @@ def partition_loops(func: PrimFunc) -> PrimFunc:
 
 def _partition(stmt: Stmt, facts: Facts) -> Stmt:
     if isinstance(stmt, For):
-        return _cut(stmt, facts) if annotation(stmt, "partition") else _inside(stmt, facts)
+        return _cut(stmt, facts) if stmt.hints.partition else _inside(stmt, facts)
     changes = {}
     for name in ("body", "then_body", "else_body"):
         child = getattr(stmt, name, None)
@@ -44,7 +46,7 @@ def _inside(loop: For, facts: Facts) -> For:
 
 def _cut(loop: For, facts: Facts) -> Stmt:
     """Cut one loop, before the loops inside of it: in the first part their guards may be gone."""
-    plain = replace(loop, annotations=tuple(item for item in loop.annotations if item[0] != "partition"))
+    plain = replace(loop, hints=replace_fields(loop.hints, partition=False))
     limit = _safe_iterations(plain, facts)
     if limit is None or prove(limit >= loop.extent, facts) is True:
         return _inside(plain, facts)

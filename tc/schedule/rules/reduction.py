@@ -12,7 +12,7 @@ from tc.ir.loop import LoopKind
 from tc.ir.node import children, walk
 from tc.ir.polynomial import linear_coefficients
 from tc.ir.uses import reads_memory, variables
-from tc.schedule.analysis import BlockInfo, axes_in, block_infos, consumers
+from tc.schedule.analysis import BlockInfo, block_infos, consumers
 from tc.schedule.rules.common import (
     extent_value,
     is_heavy,

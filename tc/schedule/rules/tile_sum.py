@@ -139,7 +139,7 @@ class TileSum:
         default = ahead if buffer_bytes(rhs) > self.target.l2_bytes // 8 else 0
         ahead = s.choose("sum/prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
         if ahead:
-            s.annotate_loop(loop, "prefetch", f"{s.func.buffers.index(rhs)}:{ahead}")
+            s.annotate_loop(loop, "prefetch", (s.func.buffers.index(rhs), ahead))
 
     def _step_bytes(self) -> int:
         """The distance in the rhs of two steps of the sum next to each other; 0 where it is symbolic, or there is none."""
