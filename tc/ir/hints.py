@@ -1,8 +1,8 @@
 """Hints on loops: how to carry out their iterations, without a say in what they compute.
 
 The set is closed. In the text of a program, and in a schedule's trace, a hint is a key and a value: `range(8, grain=4, partition=1)`.
-`tree` and `transpose` change the order of work; they count where a loop is of the form for which that is proven not to matter (see
-`tree_loop`), and nowhere else.
+`tree`, `transpose` and `intrinsic` change how and in which order work is done; they count where a loop is of the form for which that is
+proven not to matter (see `tree_loop` and `intrinsic`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-HintValue = int | tuple[int, int]
+HintValue = int | tuple[int, int] | str
 
 LARGEST = (1 << 31) - 1
+
+LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class LoopHints:
 
     `grain`: iterations of a parallel loop that a thread takes at once, at least. `partition`: run those in which guards are known to
     hold on their own, without guards. `prefetch`: fetch ahead while the loop runs. `tree`: combine what an unrolled loop adds up as a
-    tree. `transpose`: exchange the axes of the square that an unrolled loop over a vectorized one copies in registers.
+    tree. `transpose`: exchange the axes of the square that an unrolled loop over a vectorized one copies in registers. `intrinsic`: the
+    name of an instruction, which is taken where the loop still is the one that it stands for.
     """
 
     grain: int = 1
@@ -38,6 +41,7 @@ class LoopHints:
     prefetch: Prefetch | None = None
     tree: bool = False
     transpose: bool = False
+    intrinsic: str = ""
 
     def items(self) -> tuple[tuple[str, HintValue], ...]:
         """What differs from saying nothing, as keys and values of the text form."""
@@ -47,7 +51,7 @@ class LoopHints:
         if self.prefetch is not None:
             found.append(("prefetch", (self.prefetch.parameter, self.prefetch.ahead_bytes)))
         found += [(name, 1) for name in ("tree", "transpose") if getattr(self, name)]
-        return tuple(found)
+        return (*found, ("intrinsic", self.intrinsic)) if self.intrinsic else tuple(found)
 
     def having(self, key: str, value: Any) -> LoopHints:
         """These and one more of the text form, which takes the place of one with this key. ValueError for what is no hint."""
@@ -56,6 +60,8 @@ class LoopHints:
                 return replace(self, grain=value)
             case "partition" | "tree" | "transpose", int() if type(value) is int and value in (0, 1):
                 return replace(self, **{key: bool(value)})
+            case "intrinsic", str() if 0 < len(value) <= LONGEST_NAME:
+                return replace(self, intrinsic=value)
             case "prefetch", (int(parameter), int(ahead)) if is_prefetch(parameter, ahead):
                 return replace(self, prefetch=Prefetch(parameter, ahead))
             case "prefetch", str() if len(parts := value.split(":")) == 2 and all(map(_is_decimal, parts)):  # traces of old records
@@ -82,6 +88,7 @@ _EXPECTED = {
     "prefetch": "the number of a buffer, and how many bytes ahead",
     "tree": "0 or 1",
     "transpose": "0 or 1",
+    "intrinsic": "the name of an instruction",
 }
 
 

@@ -22,10 +22,6 @@ from tc.ir.uses import buffers_read
 
 T = TypeVar("T")
 
-TREE_MONOIDS = ("sum", "prod", "max", "max_number", "min")
-"""The monoids whose combination is one of those that a tree may be made of."""
-
-
 @dataclass(frozen=True, eq=False)
 class TreeLoop:
     """`store`, the one in `body`, is `old = old op value`, where `old` does not depend on `var`, the loop's variable.

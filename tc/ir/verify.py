@@ -38,6 +38,7 @@ from tc.ir.graph import (
     Tuple,
     atoms_of,
 )
+from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -213,6 +214,8 @@ class _LoopVerifier:
         complaint = loop.hints.complaint()
         if complaint is not None:
             raise self.fail(f"loop {loop.var.name}: {complaint}")
+        if loop.hints.intrinsic and loop.hints.intrinsic not in INTRINSICS:
+            raise self.fail(f"loop {loop.var.name}: there is no intrinsic {loop.hints.intrinsic!r}")
         ahead = loop.hints.prefetch
         if ahead is not None and ahead.parameter >= len(self.func.buffers):
             raise self.fail(f"loop {loop.var.name} fetches buffer {ahead.parameter} ahead; there are {len(self.func.buffers)}")

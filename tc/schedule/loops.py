@@ -8,9 +8,9 @@ from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
+from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt, Store, annotation
 from tc.ir.node import Node, replace, substitute
-from tc.ir.tree_loop import TREE_MONOIDS
 from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.tree import (
     Place,
@@ -27,6 +27,7 @@ from tc.schedule.tree import (
     statements,
     statements_from,
 )
+from tc.te import MONOIDS
 
 Factor = int | None
 
@@ -323,6 +324,8 @@ def annotate_loop(func: PrimFunc, loop: str, key: str, value: HintValue | str) -
         raise ScheduleError(f"annotate_loop: loop {loop} is {stmt.kind.name.lower()}, and cannot be cut in two")
     if key == "prefetch" and hints.prefetch is not None and hints.prefetch.parameter >= len(func.buffers):
         raise ScheduleError(f"annotate_loop: {func.name} has {len(func.buffers)} buffers, none of the number {hints.prefetch.parameter}")
+    if key == "intrinsic" and value not in INTRINSICS:
+        raise ScheduleError(f"annotate_loop: there is no intrinsic {value!r:.60}; there are: {', '.join(sorted(INTRINSICS))}")
     if key == "tree" and hints.tree:
         _check_tree(place)
     if key == "transpose" and hints.transpose:
@@ -337,8 +340,8 @@ def _check_tree(place: Place) -> None:
         raise ScheduleError(f"annotate_loop: loop {name} is {loop.kind.name.lower()}; a tree is of unrolled iterations")
     inside = [inner for inner in statements_from(place) if isinstance(inner.stmt, Block)]
     kinds = {axis_loops(inner).get(loop.var) for inner in inside}
-    if len(inside) != 1 or kinds != {AxisKind.REDUCTION} or annotation(inside[0].block, "monoid") not in TREE_MONOIDS:
-        raise ScheduleError(f"annotate_loop: loop {name} is not a reduction of one block by one of {', '.join(TREE_MONOIDS)}")
+    if len(inside) != 1 or kinds != {AxisKind.REDUCTION} or annotation(inside[0].block, "monoid") not in MONOIDS:
+        raise ScheduleError(f"annotate_loop: loop {name} is not a reduction of one block by a named monoid")
 
 
 def _check_square(loop: For) -> None:

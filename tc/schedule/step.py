@@ -108,7 +108,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, tuple) and len(value) <= DEEPEST_NEST and all(map(is_one, value))
 
 
-_TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key".split()
+_TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
 _NUMBERS = "factor at_least tile tile_cost other other_cost".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {

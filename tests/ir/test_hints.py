@@ -25,7 +25,7 @@ def copy(X: f32[64], Y: f32[64]):
         Y[i] = X[i]
 """
 
-ALL = LoopHints(4, True, Prefetch(1, 512), True, True)
+ALL = LoopHints(4, True, Prefetch(1, 512), True, True, "dot4_u8s8")
 
 
 @pytest.mark.parametrize("hints", [NO_HINTS, ALL, LoopHints(grain=2), LoopHints(prefetch=Prefetch(0, 64)), LoopHints(tree=True)])
@@ -53,7 +53,7 @@ def test_a_loop_without_hints_has_the_hash_of_one_without_annotations() -> None:
 @pytest.mark.parametrize(
     ("hint", "message"),
     [
-        ("speed=3", r"there is no hint 'speed'; there are: grain, partition, prefetch, tree, transpose"),
+        ("speed=3", r"there is no hint 'speed'; there are: grain, partition, prefetch, tree, transpose, intrinsic"),
         ("grain=0", r"grain is 0, must be a number of iterations, at least 1"),
         ("grain=True", r"grain is True, must be"),
         ("grain=1.0", r"grain is 1.0, must be"),
@@ -62,6 +62,7 @@ def test_a_loop_without_hints_has_the_hash_of_one_without_annotations() -> None:
         ("prefetch=(0, 0)", r"prefetch is \(0, 0\), must be"),
         ("prefetch=(0, 10**30)", r"expected a literal"),
         ("tree=2", r"tree is 2, must be 0 or 1"),
+        ("intrinsic=''",r"intrinsic is '', must be the name of an instruction"),
         ("transpose=None", r"transpose is None, must be 0 or 1"),
     ],
 )
@@ -76,6 +77,7 @@ def test_what_is_no_hint_does_not_parse(hint: str, message: str) -> None:
         (LoopHints(grain=0), "grain is 0, must be"),
         (LoopHints(grain="4"), "grain is '4', must be"),  # type: ignore[arg-type]
         (LoopHints(partition=2), "the hints are not those of their own text"),  # type: ignore[arg-type]
+        (LoopHints(intrinsic="no such"), "there is no intrinsic 'no such'"),
         (LoopHints(prefetch=Prefetch(2, 64)), "loop i fetches buffer 2 ahead; there are 2"),
         (LoopHints(prefetch=Prefetch(-1, 64)), r"prefetch is \(-1, 64\)"),
         (LoopHints(prefetch="0:64"), "has no attribute"),  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from tc.ir.node import walk
 from tc.ir.verify import verify
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import DEEPEST_NEST, PRIMITIVES, Step, Trace
-from tc.target import Target
 from tc.schedule.tree import normalize_names
+from tc.target import Target
 from tests.schedule.programs import biased, chain, matmul, row_sum, softmax
 from tests.schedule.random_traces import CLASSES, random_schedule
 

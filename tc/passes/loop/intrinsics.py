@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tc.ir.arith import Facts
+from tc.ir.hints import LoopHints
 from tc.ir.intrinsic import INTRINSICS, perfect_nest
-from tc.ir.loop import For, IntrinsicCall, PrimFunc, annotation
+from tc.ir.loop import For, IntrinsicCall, PrimFunc
 from tc.ir.node import Node, replace, transform
 from tc.passes.manager import loop_pass
-
-MARK = "intrinsic"
-"""The annotation of the outermost of the loops that an instruction stands for: its name."""
 
 
 @loop_pass
@@ -26,7 +24,7 @@ def expand_intrinsics(func: PrimFunc) -> PrimFunc:
         if not isinstance(node, IntrinsicCall) or node.name not in INTRINSICS:
             return None
         loops = INTRINSICS[node.name].expand(node.operands)
-        return replace(loops, annotations=((MARK, node.name),))
+        return replace(loops, hints=LoopHints(intrinsic=node.name))
 
     return replace(func, body=transform(func.body, expand))
 
@@ -37,8 +35,7 @@ def select_intrinsics(func: PrimFunc, features: Iterable[str]) -> PrimFunc:
     present = frozenset(features)
 
     def select(node: Node) -> Node | None:
-        name = annotation(node, MARK) if isinstance(node, For) else None
-        intrinsic = INTRINSICS.get(str(name))
+        intrinsic = INTRINSICS.get(node.hints.intrinsic) if isinstance(node, For) else None
         if intrinsic is None or not intrinsic.is_there(present):
             return None
         loops, body = perfect_nest(node)  # type: ignore[arg-type]
