@@ -58,8 +58,12 @@ class LoopHints:
         match key, value:
             case "grain", int() if type(value) is int and 1 <= value <= LARGEST:
                 return replace(self, grain=value)
-            case "partition" | "tree" | "transpose", int() if type(value) is int and value in (0, 1):
-                return replace(self, **{key: bool(value)})
+            case "partition", int() if _is_flag(value):
+                return replace(self, partition=bool(value))
+            case "tree", int() if _is_flag(value):
+                return replace(self, tree=bool(value))
+            case "transpose", int() if _is_flag(value):
+                return replace(self, transpose=bool(value))
             case "intrinsic", str() if 0 < len(value) <= LONGEST_NAME:
                 return replace(self, intrinsic=value)
             case "prefetch", (int(parameter), int(ahead)) if is_prefetch(parameter, ahead):
@@ -90,6 +94,10 @@ _EXPECTED = {
     "transpose": "0 or 1",
     "intrinsic": "the name of an instruction",
 }
+
+
+def _is_flag(value: int) -> bool:
+    return type(value) is int and value in (0, 1)
 
 
 def is_prefetch(parameter: object, ahead: object) -> bool:

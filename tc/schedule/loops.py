@@ -346,11 +346,12 @@ def _check_tree(place: Place) -> None:
 
 def _check_square(loop: For) -> None:
     """The loop copies a square, element by element, from what it does not write."""
-    name, inner, count = loop.var.name, loop.body, loop.extent
-    is_nest = loop.kind is LoopKind.UNROLLED and isinstance(inner, For) and inner.kind is LoopKind.VECTORIZED
-    if not is_nest or inner.extent is not count or not isinstance(count, Const):  # type: ignore[union-attr]
-        raise ScheduleError(f"annotate_loop: loop {name} is not unrolled around a vectorized loop of the same number of iterations")
-    block = inner.body  # type: ignore[union-attr]
+    name = loop.var.name
+    match loop:
+        case For(kind=LoopKind.UNROLLED, body=For(kind=LoopKind.VECTORIZED) as inner) if inner.extent is loop.extent:
+            block = inner.body
+        case _:
+            raise ScheduleError(f"annotate_loop: loop {name} is not unrolled around a vectorized loop of the same number of iterations")
     if not isinstance(block, Block) or not isinstance(block.body, Store) or block.init is not None:
         raise ScheduleError(f"annotate_loop: loop {name} is not around a block that stores one element")
     if block.body.buffer in buffers_read(block):
