@@ -197,7 +197,7 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
         _then(lambda s: s.split("i", 4), lambda s: s.pad_einsum("mm", (4, 4, 4))),
         r"pad_einsum: block mm has been scheduled already",
     ),
-    (chain(), _then(lambda s: s.split("i", 8), lambda s: s.blockize("ii")), r"blockize: the condition .* of block a differs inside the tile"),
+    (chain(), _then(lambda s: s.split("i", 8), lambda s: s.blockize("ii")), r"the condition .* of block a differs inside the tile"),
     (
         chain(),
         _then(lambda s: s.compute_at("a", "i_1"), lambda s: s.blockize("i_1")),
