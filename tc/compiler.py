@@ -122,13 +122,13 @@ def check_words(numerics: object, on_unsupported: object, verify: object = "auto
 @usual_float_mode()
 def compile_request(request: Request) -> CompiledModule:
     """The module, from the cache if it is there."""
+    builder, always = ModuleBuilder(request.target), request.verify == "always"  # first: it begins with what every module needs
     start, key, threads = time.perf_counter(), request.key(), request.target.cores
     known = ModuleCache().find(key, lambda path, seal: load_sealed(path, seal, threads)) if key is not None else None
     if isinstance(known, CompiledModule) and key is not None:
         known.set_origin(time.perf_counter() - start, partial(request.profiled, key), request.general)
         known.set_overriding(known.overridable, request.overriding)
         return known
-    builder, always = ModuleBuilder(request.target), request.verify == "always"
     stages = request.stages(None if always else builder.want)
     _verify_stages(stages, request)
     for kernel in stages.kernels.values() if always else ():  # no code of what is not well formed

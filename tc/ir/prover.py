@@ -36,6 +36,8 @@ def _is_nonnegative(poly: Polynomial, facts: Facts, depth: int) -> bool:
     low = lower_bound(poly, facts)
     if low is not None and low >= 0:
         return True
+    if not (facts.nonnegative or _elimination_order(poly, facts)):
+        return False  # there is nothing to search
     return not is_refuted(poly, facts) and _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
 
 

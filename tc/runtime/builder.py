@@ -32,7 +32,7 @@ from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.object_queue import ObjectQueue
-from tc.runtime.pool import get_pool
+from tc.runtime.pool import get_pool, has_pool
 from tc.runtime.report import describe, explain_nodes
 from tc.target import Target
 
@@ -76,6 +76,8 @@ class ModuleBuilder:
         self._code: dict[str, bytes] = {}
         self._wanted: dict[str, None] = {}
         self._queue = ObjectQueue(target)
+        if not has_pool():  # what kernels call
+            self._queue.beside(get_pool)
 
     def want(self, kernel: Kernel) -> None:
         """Say that a program will launch this kernel."""
@@ -93,7 +95,6 @@ class ModuleBuilder:
 
     def link(self, programs: Sequence[Program], *, profile: bool = False) -> list[Linked]:
         """The programs, of kernels that were wanted. `profile`: with a clock around every launch."""
-        get_pool()  # what kernels call
         wanted, self._wanted = self._wanted, {}
         queue, self._queue = self._queue, ObjectQueue(self.target)
         with self.watch.time("emit"):
@@ -106,6 +107,7 @@ class ModuleBuilder:
             self._code[symbol] = code
             self._cache.put(object_key(symbol, self.target), code)
         self.made.update(wanted)
+        get_pool()
         with self.watch.time("link"):
             return [
                 self._linked(program, entry, code)

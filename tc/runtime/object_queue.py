@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tc.runtime.jit import GROUPED_BYTES, compile_group
@@ -41,7 +41,7 @@ class ObjectQueue:
         self._small: list[tuple[int, str]] = []
         self._room = 0
         self._executor: ThreadPoolExecutor | None = None
-        self._running: list[Future[None]] = []
+        self._running: list[Future[object]] = []
         self._end: weakref.finalize | None = None
 
     def put(self, text: str, *, optimized: bool = True) -> None:
@@ -55,6 +55,11 @@ class ObjectQueue:
             self._start_small()
         self._small.append((number, text))
         self._room -= len(text)
+
+    def beside(self, task: Callable[[], object]) -> None:
+        """Run something else that is needed when all objects are there, if a processor is free for it. What it raises `objects` raises."""
+        if self._jobs > 1:
+            self._submit(task)
 
     def objects(self) -> list[bytes]:
         """The object files of all texts so far. Raises what went wrong with the first text that is refused."""
@@ -79,14 +84,16 @@ class ObjectQueue:
 
     def _start(self, group: Sequence[tuple[int, str]], optimized: bool) -> None:
         self._work.add(group, optimized)
-        if self._jobs < 2:
-            return
+        if self._jobs > 1:
+            self._submit(self._work.one)
+
+    def _submit(self, task: Callable[[], object]) -> None:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._jobs - 1, thread_name_prefix="tc-compile")
         if self._end is None:
             _take_short_turns()
             self._end = weakref.finalize(self, _abandon, self._work)
-        self._running.append(self._executor.submit(self._work.one))  # type: ignore[arg-type]
+        self._running.append(self._executor.submit(task))
 
     def _rest(self) -> None:
         if self._executor is not None:

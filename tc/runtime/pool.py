@@ -399,6 +399,11 @@ def get_pool() -> ThreadPool:
         return _pool
 
 
+def has_pool() -> bool:
+    """Whether `get_pool` has nothing left to do."""
+    return _pool is not None
+
+
 _EMPTY_IR = """
 declare void @tc_parallel_for(ptr, ptr, i64, i64, i64)
 define void @nothing(ptr %ctx, i64 %begin, i64 %end, i64 %thread) nounwind {

@@ -84,3 +84,14 @@ def test_a_queue_that_is_dropped_begins_nothing_more(monkeypatch: pytest.MonkeyP
         if thread.name.startswith("tc-compile"):
             thread.join(10)
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_runs_beside_is_done_with_the_objects_where_processors_are_free(jobs: int) -> None:
+    done: list[str] = []
+    queue = ObjectQueue(native_target(), jobs)
+    queue.beside(lambda: done.append("beside"))
+
+    queue.objects()
+
+    assert done == (["beside"] if jobs > 1 else [])
