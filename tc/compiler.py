@@ -11,6 +11,7 @@ from functools import partial
 
 from tc.check.compare import CompiledKernel, verify_kernels
 from tc.codegen.kernels import Kernel, Tuned, schedule_module
+from tc.codegen.llvm.jit import Library
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
@@ -25,7 +26,6 @@ from tc.runtime.builder import ModuleBuilder, Program, Stages, build_module, tim
 from tc.runtime.collector import rare_collections
 from tc.runtime.entry import EntrySource
 from tc.runtime.float_mode import usual_float_mode
-from tc.runtime.jit import Library
 from tc.runtime.loading import load_sealed
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModuleCache, model_key

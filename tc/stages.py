@@ -9,6 +9,7 @@ import numpy as np
 
 from tc.codegen.kernels import Kernel
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import disassemble
 from tc.compiler import check_words, run_stages
 from tc.errors import InputError, UserError
 from tc.frontend.dims import Dim, checked_dims
@@ -18,7 +19,6 @@ from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
 from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
-from tc.runtime.jit import disassemble
 from tc.target import Target
 
 STAGES = ("graph", "loops", "scheduled", "final", "llvm", "asm", "plan")

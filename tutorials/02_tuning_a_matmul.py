@@ -47,6 +47,7 @@ from tc.autotune.search.limits import refuse_large
 from tc.autotune.search.policy import ModelSearch, RandomSearch
 from tc.autotune.search.space import Space
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import compile_object, disassemble, link
 from tc.cost.features import FEATURE_NAMES
 from tc.errors import ScheduleError
 from tc.ir.dtype import f32
@@ -54,7 +55,6 @@ from tc.ir.printer import print_ir
 from tc.measure.harness import Plan, time_interleaved
 from tc.measure.machine import fma_limit
 from tc.passes.pipeline import finish_loops
-from tc.runtime.jit import compile_object, disassemble, link
 from tc.runtime.pool import get_pool
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule, Step, Trace

@@ -21,7 +21,7 @@ import numpy as np
 from tc.autotune.build import SYMBOL, Built
 from tc.autotune.inputs import ArraySpec, fill
 from tc.check.compare import difference
-from tc.runtime.jit import Library, compile_object, link
+from tc.codegen.llvm.jit import Library, compile_object, link
 from tc.runtime.memory import ALIGNMENT, Arena
 from tc.runtime.pool import get_pool
 from tc.target import native_target

@@ -24,8 +24,8 @@ from typing import Any
 from tc.autotune.build import BuildRequest, Built, build
 from tc.autotune.explore import ExploreRequest, explore
 from tc.autotune.timing import CheckRequest, Note, Timed, Timer, TimeRequest, TrialPlan
+from tc.codegen.llvm.jit import compile_object
 from tc.errors import CodegenError, ScheduleError
-from tc.runtime.jit import compile_object
 from tc.runtime.pool import get_pool
 
 try:

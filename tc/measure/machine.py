@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.runtime.jit import compile_object, link
+from tc.codegen.llvm.jit import compile_object, link
 from tc.runtime.memory import aligned_empty
 from tc.runtime.pool import get_pool
 from tc.target import Target

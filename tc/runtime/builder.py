@@ -19,6 +19,7 @@ import numpy as np
 
 from tc.codegen.kernels import Kernel, object_key
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES, Library, compile_object, link
 from tc.frontend.imported import Imported
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -27,7 +28,6 @@ from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
 from tc.runtime.callbacks import run_reference
 from tc.runtime.entry import EntrySource, emit_entry
-from tc.runtime.jit import PLAIN_ENTRY_BYTES, Library, compile_object, link
 from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
 from tc.runtime.object_cache import ObjectCache

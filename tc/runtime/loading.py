@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tc.codegen.llvm.jit import link
 from tc.errors import ModelError, UserError
 from tc.runtime.callbacks import callback_for
 from tc.runtime.interface import interface_from_json
-from tc.runtime.jit import link
 from tc.runtime.module import CompiledModule
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tc.codegen.llvm.jit import Library
 from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
@@ -43,7 +44,6 @@ from tc.runtime.entry import (
 )
 from tc.runtime.frames import Frame, free_block, run_reference
 from tc.runtime.interface import dim_vars, interface_to_json
-from tc.runtime.jit import Library
 from tc.runtime.memory import Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelTime, Report, tensor_info

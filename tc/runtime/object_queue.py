@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tc.runtime.jit import GROUPED_BYTES, compile_group
+from tc.codegen.llvm.jit import GROUPED_BYTES, compile_group
 from tc.target import Target, available_cpus
 
 TURN_SECONDS = 5e-4

@@ -29,8 +29,8 @@ import time
 
 from llvmlite import binding as llvm
 
+from tc.codegen.llvm.jit import Library, compile_object, link
 from tc.runtime.float_mode import set_usual_mode
-from tc.runtime.jit import Library, compile_object, link
 from tc.target import MAX_THREADS, affinity_cpus, available_cpus
 
 MAX_WORKERS = MAX_THREADS - 1

@@ -15,7 +15,7 @@ from tc.autotune.build import SYMBOL, BuildRequest, Built, build
 from tc.autotune.inputs import ArraySpec
 from tc.autotune.measure import LocalRunner
 from tc.autotune.worker import Options, make_handlers, serve
-from tc.runtime.jit import compile_object
+from tc.codegen.llvm.jit import compile_object
 from tc.schedule.step import Trace
 
 

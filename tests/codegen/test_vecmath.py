@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
+from tc.codegen.llvm.jit import compile_object, link
 from tc.codegen.llvm.vecmath import MATH_ULPS, emit_math
-from tc.runtime.jit import compile_object, link
 from tc.target import native_target
 
 EXACT = {

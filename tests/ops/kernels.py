@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import compile_object, link
 from tc.ir.arith import Facts, evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.loop import PrimFunc
@@ -19,7 +20,6 @@ from tc.passes.loop.check_accesses import check_accesses
 from tc.passes.loop.lift_workspace import lift_workspace
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.simplify_loops import simplify_loops
-from tc.runtime.jit import compile_object, link
 from tc.runtime.pool import get_pool
 from tc.target import Target, native_target
 from tc.te import create_prim_func, placeholder

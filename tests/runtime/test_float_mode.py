@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import tc
+from tc.codegen.llvm.jit import compile_object, link
 from tc.ir.parser import parse_module
 from tc.runtime import pool
 from tc.runtime.float_mode import usual_float_mode
-from tc.runtime.jit import compile_object, link
 from tc.target import available_cpus
 
 Words = tuple[Callable[[], int], Callable[[int], None]]

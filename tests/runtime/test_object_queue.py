@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from tc.codegen.llvm.jit import GROUPED_BYTES, compile_object
 from tc.errors import CodegenError
 from tc.runtime import object_queue
-from tc.runtime.jit import GROUPED_BYTES, compile_object
 from tc.runtime.object_queue import TURN_SECONDS, ObjectQueue
 from tc.target import native_target
 

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from tc.runtime.jit import compile_object, link
+from tc.codegen.llvm.jit import compile_object, link
 from tc.runtime.pool import ThreadPool, get_pool
 from tc.target import available_cpus
 

@@ -16,8 +16,9 @@ import pytest
 from llvmlite.binding import ffi
 
 import tc
+from tc.codegen.llvm import jit
 from tc.ir.parser import parse_module
-from tc.runtime import collector, jit, pool
+from tc.runtime import collector, pool
 from tc.runtime.memory import Arena
 from tc.runtime.module import CompiledModule
 from tc.target import available_cpus

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import compile_object
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f32, i8, i32, int_range, u8
@@ -17,7 +18,6 @@ from tc.ir.loop import IntrinsicCall, PrimFunc
 from tc.ir.node import walk
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.pipeline import finish_loops
-from tc.runtime.jit import compile_object
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule
 from tc.target import Target, native_target

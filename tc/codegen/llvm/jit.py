@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from llvmlite import binding as llvm
 from llvmlite.binding import ffi
 
+from tc.codegen.llvm import conversions
+from tc.codegen.llvm.object_symbols import symbols_of
 from tc.errors import CodegenError
-from tc.runtime import conversions
-from tc.runtime.object_symbols import symbols_of
 from tc.target import Target, native_target
 
 _init_lock = threading.Lock()

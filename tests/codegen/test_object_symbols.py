@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tc.codegen.llvm.jit import compile_object, link
+from tc.codegen.llvm.object_symbols import symbols_of
 from tc.errors import CodegenError
-from tc.runtime.jit import compile_object, link
-from tc.runtime.object_symbols import symbols_of
 
 CALLER = """
 @{name}_number = global i64 7

@@ -15,8 +15,8 @@ import pytest
 
 import tc
 from benchmarks.soak import heap_bytes
-from tc.runtime import jit
-from tc.runtime.jit import GROUPED_BYTES, compile_object, link
+from tc.codegen.llvm import jit
+from tc.codegen.llvm.jit import GROUPED_BYTES, compile_object, link
 from tc.runtime.object_queue import ObjectQueue
 from tc.target import native_target
 from tests.runtime.test_module_cache import model

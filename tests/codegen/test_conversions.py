@@ -8,8 +8,8 @@ import pytest
 from onnx import parser
 
 import tc
-from tc.runtime import conversions
-from tc.runtime.jit import compile_object, link
+from tc.codegen.llvm import conversions
+from tc.codegen.llvm.jit import compile_object, link
 
 _LOOP = """
 declare {to} @{name}({source})
