@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from tc.check.compare import CompiledKernel, verify_kernels
+from tc.codegen.backend import Loaded
 from tc.codegen.kernels import Kernel, Tuned, schedule_module
-from tc.codegen.llvm.jit import Library
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
@@ -97,7 +97,7 @@ class Request:
         builder = ModuleBuilder(self.target)
         return build_module(self.stages(builder.want, assume_equal=False), builder, self.target.cores)
 
-    def profiled(self, key: str) -> tuple[EntrySource, Library]:
+    def profiled(self, key: str) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
         if self.key() != key:
             raise UserError("profile: the model's file has changed since it was compiled; compile it again")

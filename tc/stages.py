@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tc.codegen.backends import backend_of
 from tc.codegen.kernels import Kernel
-from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import disassemble
 from tc.compiler import check_words, run_stages
 from tc.errors import InputError, UserError
@@ -78,7 +78,7 @@ def _kernel_text(kernel: Kernel, stage: str, target: Target) -> str:
             return print_ir(kernel.scheduled)
         case "final":
             return print_ir(kernel.final)
-    optimized = disassemble(emit_prim_func(kernel.final, kernel.symbol, target.features).ir_text, target)
+    optimized = disassemble(backend_of(target).emit(kernel.final, kernel.symbol, target), target)
     return optimized.ir_text if stage == "llvm" else optimized.assembly
 
 

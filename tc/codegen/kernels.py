@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tc.codegen.backends import backend_of
 from tc.ir.graph import Binding, CallTir, Function, TensorVar
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -51,7 +52,7 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None, 
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
     known = tuned and tuned.schedule(prim)
     scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
-    final = finish_loops(scheduled.func, target.cores, hooks)
+    final = finish_loops(scheduled.func, target.cores, hooks, backend_of(target).finish)
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 

@@ -219,6 +219,8 @@ def lower_model(model: PreparedModel, answer: Answer = own_answer) -> LoweredMod
     return LoweredModel(model.imported, fused.graph, fused.run(model.pipeline.lower))
 
 
-def finish_loops(func: PrimFunc, threads: int = 0, hooks: Hooks = NO_HOOKS) -> PrimFunc:
+def finish_loops(
+    func: PrimFunc, threads: int = 0, hooks: Hooks = NO_HOOKS, calls: tuple[PassCall, ...] = FINISH_CALLS
+) -> PrimFunc:
     """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
-    return run_pipeline(func, FINISH_CALLS, {"threads": threads}, hooks)
+    return run_pipeline(func, calls, {"threads": threads}, hooks)

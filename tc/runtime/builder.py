@@ -17,9 +17,10 @@ from functools import partial
 
 import numpy as np
 
+from tc.codegen.backend import Loaded
+from tc.codegen.backends import backend_of
 from tc.codegen.kernels import Kernel, object_key
-from tc.codegen.llvm.emitter import emit_prim_func
-from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES, Library, compile_object, link
+from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES
 from tc.frontend.imported import Imported
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -58,7 +59,7 @@ class Linked:
     """A program in the process: its entry point, and the objects that it was linked from, the entry's last."""
 
     entry: EntrySource
-    library: Library
+    library: Loaded
     objects: tuple[bytes, ...]
 
 
@@ -70,6 +71,7 @@ class ModuleBuilder:
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self._backend = backend_of(target)
         self.made: set[str] = set()
         self.watch = Stopwatch()
         self._cache = ObjectCache()
@@ -90,7 +92,7 @@ class ModuleBuilder:
             self._code[symbol] = known
             return
         with self.watch.time("emit"):
-            self._queue.put(emit_prim_func(kernel.final, symbol, self.target.features).ir_text)
+            self._queue.put(self._backend.emit(kernel.final, symbol, self.target))
         self._wanted[symbol] = None
 
     def link(self, programs: Sequence[Program], *, profile: bool = False) -> list[Linked]:
@@ -116,7 +118,7 @@ class ModuleBuilder:
 
     def _linked(self, program: Program, entry: EntrySource, code: bytes) -> Linked:
         objects = (*(self._code[symbol] for symbol in dict.fromkeys(program.symbols.values())), code)
-        return Linked(entry, link(objects), objects)
+        return Linked(entry, self._backend.load(objects), objects)
 
     def constants(self, plan: ExecutionPlan) -> list[np.ndarray]:
         """The constants of a plan, where kernels may read them."""
@@ -126,7 +128,8 @@ class ModuleBuilder:
 
 def kernel_object(func: PrimFunc, symbol: str, target: Target) -> bytes:
     """The object file of one kernel, its loops finished, under a symbol; no cache takes part."""
-    return compile_object(emit_prim_func(func, symbol, target.features).ir_text, target)
+    backend = backend_of(target)
+    return backend.make([backend.emit(func, symbol, target)], True, target)[0]
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tu
     return CompiledModule(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
 
 
-def timed_entry(program: Program, builder: ModuleBuilder) -> tuple[EntrySource, Library]:
+def timed_entry(program: Program, builder: ModuleBuilder) -> tuple[EntrySource, Loaded]:
     """The entry point that times every launch, of a program whose kernels the builder was told of."""
     (timed,) = builder.link([program], profile=True)
     return timed.entry, timed.library

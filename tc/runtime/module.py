@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.llvm.jit import Library
+from tc.codegen.backend import Loaded
 from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
@@ -92,7 +92,7 @@ class CompiledModule:
         self,
         plan: ExecutionPlan,
         entry: EntrySource,
-        library: Library,
+        library: Loaded,
         symbol: str,
         constants: Sequence[np.ndarray],
         threads: int,
@@ -101,7 +101,7 @@ class CompiledModule:
         explanations: Mapping[str, str] | None = None,
         objects: Sequence[bytes] = (),
         target: str = "native",
-        make_profiled: Callable[[], tuple[EntrySource, Library]] | None = None,
+        make_profiled: Callable[[], tuple[EntrySource, Loaded]] | None = None,
         make_general: Callable[[], CompiledModule] | None = None,
     ) -> None:
         self.plan = plan
@@ -114,7 +114,7 @@ class CompiledModule:
         """Names of inputs that need not be given: the model has their values."""
         self._make_overriding: Callable[[tuple[str, ...]], CompiledModule] | None = None
         self._overriding_modules: dict[tuple[str, ...], CompiledModule] = {}
-        self._profiled: tuple[EntrySource, Library] | None = None
+        self._profiled: tuple[EntrySource, Loaded] | None = None
         self._symbol = symbol
         self.threads = threads
         self.inputs = tuple(tensor_info(v.name, v.type) for v in plan.inputs)  # type: ignore[arg-type]
@@ -627,7 +627,7 @@ class CompiledModule:
     def set_origin(
         self,
         seconds: float,
-        make_profiled: Callable[[], tuple[EntrySource, Library]],
+        make_profiled: Callable[[], tuple[EntrySource, Loaded]],
         make_general: Callable[[], CompiledModule],
     ) -> None:
         """Say that the module was read from a cache, and in how many seconds; and how to make the entry point that profiles, and the

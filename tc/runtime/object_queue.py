@@ -19,7 +19,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tc.codegen.llvm.jit import GROUPED_BYTES, compile_group
+from tc.codegen.backends import backend_of
+from tc.codegen.llvm.jit import GROUPED_BYTES
 from tc.target import Target, available_cpus
 
 TURN_SECONDS = 5e-4
@@ -109,6 +110,7 @@ class _Work:
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.make = backend_of(target).make
         self.done: dict[int, bytes] = {}
         self.errors: dict[int, BaseException] = {}
         self.waiting: list[tuple[int, int, Sequence[tuple[int, str]], bool]] = []
@@ -127,7 +129,7 @@ class _Work:
                 return False
             _, _, group, optimized = heapq.heappop(self.waiting)
         try:
-            objects = compile_group([text for _, text in group], optimized, self.target)
+            objects = self.make([text for _, text in group], optimized, self.target)
         except BaseException as error:  # the thread that waits raises it
             self.errors[group[0][0]] = error
         else:

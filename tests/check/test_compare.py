@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,6 @@ from tc.ir.loop import PrimFunc
 from tc.ir.node import Node, transform, walk
 from tc.ir.parser import parse_module
 from tc.ops.registry import Requirement
-from tc.passes.manager import NO_HOOKS, Hooks
 from tests.frontend.models import make_model, node
 
 TEXT = """
@@ -34,13 +35,13 @@ def test_kernels_that_keep_their_meaning_pass() -> None:
     assert len(module.report().kernels) >= 2
 
 
-def break_finish_loops(func: PrimFunc, threads: int = 0, hooks: Hooks = NO_HOOKS) -> PrimFunc:
+def break_finish_loops(func: PrimFunc, *options: Any) -> PrimFunc:
     """What `finish_loops` does, and a maximum becomes a minimum."""
 
     def swap(node: Node) -> Node | None:
         return Min(node.lhs, node.rhs) if isinstance(node, Max) and node.dtype == f32 else None
 
-    return transform(finish_loops(func, threads, hooks), swap)
+    return transform(finish_loops(func, *options), swap)
 
 
 finish_loops = tc.codegen.kernels.finish_loops

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 import threading
 
 import pytest
 
+from tc.codegen.llvm.backend import CPU
 from tc.codegen.llvm.jit import GROUPED_BYTES, compile_object
 from tc.errors import CodegenError
 from tc.runtime import object_queue
@@ -70,7 +72,7 @@ def test_a_queue_that_is_dropped_begins_nothing_more(monkeypatch: pytest.MonkeyP
         compiled.extend(group)
         return [b""] * len(group)
 
-    monkeypatch.setattr(object_queue, "compile_group", slow)
+    monkeypatch.setattr(object_queue, "backend_of", lambda _: dataclasses.replace(CPU, make=slow))
     queue = ObjectQueue(native_target(), 2)
     for text in texts():
         queue.put(text, optimized=False)

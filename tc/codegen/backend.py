@@ -1,0 +1,46 @@
+"""What a kind of target is to the compiler: one record, found by `Target.kind`.
+
+Everything above code generation asks the record and knows no kind by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tc.errors import UnsupportedError
+from tc.ir.loop import PrimFunc
+from tc.passes.manager import PassCall
+from tc.target import Target
+
+
+class Loaded(Protocol):
+    """Code in the process."""
+
+    def address(self, name: str) -> int:
+        """Where a symbol is; CodegenError when there is none of that name."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How kernels for one kind of target become code that runs.
+
+    `finish`: the passes from a scheduled PrimFunc to loops that `emit` takes. `emit`: the text of a kernel under a linker symbol.
+    `make`: the artifacts (object files, binaries) of texts that define different symbols and do not call each other; the bool says whether
+    they are worth optimizing. An artifact depends on nothing but its text and the target. `load`: artifacts, linked.
+    """
+
+    kind: str
+    finish: tuple[PassCall, ...]
+    emit: Callable[[PrimFunc, str, Target], str]
+    make: Callable[[Sequence[str], bool, Target], list[bytes]]
+    load: Callable[[Iterable[bytes]], Loaded]
+
+
+def find_backend(backends: Iterable[Backend], target: Target) -> Backend:
+    """The one for the target's kind; UnsupportedError when there is none."""
+    known = {backend.kind: backend for backend in backends}
+    if target.kind not in known:
+        raise UnsupportedError(f"target: no code is generated for the kind {target.kind!r}; the kinds are: {', '.join(known)}")
+    return known[target.kind]
