@@ -266,7 +266,7 @@ class _Frame:
 def _carried_requirements(func: Function) -> list[Requirement]:
     carried = dict(func.attrs).get("requirements", ())
     assert isinstance(carried, tuple), "requirements hold condition and message"
-    return [Requirement(*pair) for pair in carried]  # type: ignore[misc,arg-type]
+    return [Requirement(*pair) for pair in carried]  # type: ignore[misc]
 
 
 def _tensor(type_: object) -> TensorType:

@@ -18,10 +18,9 @@ def widen_floats(module: IRModule) -> IRModule:
 
     What the model itself rounds by converting to a narrower float is not rounded any more. UnsupportedError for kernels given as loops.
     """
-    for func in module.functions:
-        if not isinstance(func, Function):
-            raise UnsupportedError(f"{func.name} is given as loops, whose floats have the widths that they have")
-    return IRModule(tuple(_widen_function(func) for func in module.functions))
+    for func in module.prim_funcs:
+        raise UnsupportedError(f"{func.name} is given as loops, whose floats have the widths that they have")
+    return IRModule(tuple(map(_widen_function, module.graph_functions)))
 
 
 def _widen_function(func: Function) -> Function:

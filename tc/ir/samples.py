@@ -6,7 +6,7 @@ steps; a number that refutes is found at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tc.ir.bounds import Facts, VarFact
 from tc.ir.expr import Add, And, Const, Eq, Expr, FloorDiv, FloorMod, Le, Lt, Max, Min, Mul, Ne, Or, Select, Sub, Var
@@ -125,7 +125,7 @@ def _value(expr: Expr, sample: Sample) -> int | None:
     return found
 
 
-_OPERATIONS = {
+_OPERATIONS: dict[type[Expr], Callable[[int, int], int]] = {
     Add: lambda a, b: a + b,
     Sub: lambda a, b: a - b,
     Mul: lambda a, b: a * b,

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -102,6 +102,12 @@ class GraphBuilder:
     ) -> TensorVar:
         """Bind the single result of operator `op`."""
         return self.call_many(op, *args, span=span, names=(name,), **attrs)[0]
+
+    def call_with(
+        self, op: str, args: Sequence[Atom | None], attrs: Iterable[tuple[str, AttrValue]], span: Span | None = None
+    ) -> TensorVar:
+        """`call` with operands and attributes as a call holds them."""
+        return self.call_many(op, *args, span=span, **dict(attrs))[0]  # type: ignore[arg-type]  # no attribute is called span or names
 
     def call_many(
         self, op: str, *args: Atom | None, span: Span | None = None, names: Sequence[str] = (), **attrs: AttrValue
@@ -211,9 +217,9 @@ def _tensor_type(atom: Atom) -> TensorType:
     return atom.type
 
 
-def operand_types(call: Call) -> list[Type | None]:
-    """The types of a call's operands; None for an optional one that is absent."""
-    return [None if arg is None else arg.type for arg in call.args]
+def operand_types(call: Call) -> list[TensorType | None]:
+    """The types of a call's operands, which are tensors; None for an optional one that is absent."""
+    return cast("list[TensorType | None]", [None if arg is None else arg.type for arg in call.args])
 
 
 def full_attrs(call: Call) -> Attrs:

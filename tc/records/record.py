@@ -255,7 +255,7 @@ def _value(value: Any, depth: int = 0) -> Value:
     if kind in (list, tuple) and depth < _VALUE_DEPTH and len(value) <= 64:
         return tuple([_value(item, depth + 1) for item in value])
     if isinstance(value, (np.integer, np.bool_)):
-        return value.item()  # type: ignore[no-any-return]
+        return value.item()
     raise DamagedLine(f"holds {_shown(value)}, which is no value of a knob")
 
 

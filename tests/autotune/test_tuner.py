@@ -214,13 +214,15 @@ def test_a_wrong_candidate_stays_wrong_when_resumed(tmp_path: Path) -> None:
     assert not wrong & {job.trace for job in resumed.runner.checked}
 
 
-def test_a_lucky_trial_does_not_win(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [GOOD_START, None], ids=["the best to start from", "a poor start"])
+def test_a_lucky_trial_does_not_win(tmp_path: Path, start: dict[str, Any] | None) -> None:
     clock = FakeClock()
-    run = Run(tmp_path, made_up_task(start=GOOD_START), runner=FakeRunner(clock, lucky=0.3), trials_per_task=96)
+    run = Run(tmp_path, made_up_task(start=start), runner=FakeRunner(clock, lucky=0.3), trials_per_task=96)
 
     result = run.run()
 
     assert min(record.ratio for record in run.records() if not record.verified) < 0.85  # some did look fast
+    assert bool(run.verified()) == (start is None)
     for record in run.verified():
         job = next(job for batch in run.runner.batches for job in batch if job.trace == record.trace)
         assert true_ratio(job, run.runner.product) < 1.0

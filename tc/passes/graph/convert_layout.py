@@ -139,7 +139,7 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
     types = operand_types(call)
     if any(isinstance(type_, TensorType) and type_.dtype.bits not in (8, 32) for type_ in types):
         return None
-    form = rule(types, full_attrs(call), block)  # type: ignore[arg-type]
+    form = rule(types, full_attrs(call), block)
     if form is None or not is_const(result.shape[1]):
         return None
     weights = (Form.WEIGHTS, Form.OUTPUTS)
@@ -175,11 +175,11 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates
         assert isinstance(call, Call)
         edge(binding, _PLAIN, _seconds(binding, form, block, rates))
         edge(_BLOCKED, binding, _seconds(binding, None, block, rates))
-        for atom, taken in zip(call.args, form.operands, strict=False):
+        for operand, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
-                want(atom, "either", binding)
+                want(operand, "either", binding)
             elif taken is Form.PLAIN:
-                want(atom, "plain", binding)
+                want(operand, "plain", binding)
     for result in func.results:
         if isinstance(result, TensorVar):
             wants.setdefault(result, {}).setdefault("plain", [])
@@ -316,6 +316,7 @@ class _Rewriter:
     def _operand(self, atom: Atom, form: Form, rank: int) -> Atom:
         if isinstance(atom, TensorConst):
             return self._literal(atom, form, rank)
+        assert isinstance(atom, TensorVar), "operators take tensors"
         match form:
             case Form.CHANNELS:
                 return self._blocked(atom)

@@ -179,7 +179,7 @@ def _call(b: GraphBuilder, call: Call) -> Atom | None:
     """The call, or None when its operands do not fit."""
     mark = b.mark()
     try:
-        return b.call(call.op, *call.args, span=call.span, **dict(call.attrs))
+        return b.call_with(call.op, call.args, call.attrs, call.span)
     except ShapeError:
         b.roll_back(mark)
         return None

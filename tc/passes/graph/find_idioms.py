@@ -89,7 +89,7 @@ def _with_operand(b: GraphBuilder, m: Match, name: str, place: int) -> Atom | No
     if row is None:
         return None
     given = (*args[:place], row)
-    return b.call(call.op, *given, span=call.span, **dict(call.attrs))
+    return b.call_with(call.op, given, call.attrs, call.span)
 
 
 def _any_norm(ops: str) -> OpPattern:
@@ -109,7 +109,7 @@ def _shifted(b: GraphBuilder, m: Match) -> Atom | None:
 
 def _integer_power(b: GraphBuilder, m: Match) -> Atom:
     """x * x * ... for a small power."""
-    result = m.x
+    result: Atom = m.x
     for _ in range(int(m.value("c").reshape(())) - 1):
         result = b.call("mul", result, m.x)
     return result

@@ -35,7 +35,7 @@ def is_join(value: object) -> bool:
     if not isinstance(value, Call):
         return False
     rule = get_op(value.op).joins
-    return rule is not None and rule(operand_types(value), full_attrs(value))  # type: ignore[misc]
+    return rule is not None and rule(operand_types(value), full_attrs(value))
 
 
 def part_offset(value: object) -> Expr | None:
@@ -44,7 +44,7 @@ def part_offset(value: object) -> Expr | None:
         return None
     rule = get_op(value.op).part
     types = operand_types(value)
-    place = None if rule is None else rule(types, full_attrs(value))  # type: ignore[arg-type]
+    place = None if rule is None else rule(types, full_attrs(value))
     if place is None:
         return None
     offset = place * types[0].dtype.size_bytes  # type: ignore[union-attr]
@@ -53,11 +53,11 @@ def part_offset(value: object) -> Expr | None:
 
 def pays(binding: Binding, made: Mapping[TensorVar, Binding]) -> bool:
     """Whether enough of what a join takes can be made in its place; `made`: the bindings of the function it is in (`made_here`)."""
-    sizes = {
+    sizes: dict[Atom, int] = {
         operand: _typical_bytes(operand.type) for operand, _ in operands_of(binding) if isinstance(operand.type, TensorType)
     }
     placed = [operand for operand, _ in operands_of(binding) if _root(operand, made) is not None]
-    return sum(sizes[operand] for operand in placed) >= LEAST_SHARE * max(1, sum(sizes.values()))
+    return bool(sum(sizes[operand] for operand in placed) >= LEAST_SHARE * max(1, sum(sizes.values())))
 
 
 def parts_of(func: Function) -> Mapping[TensorVar, Part]:
@@ -95,7 +95,7 @@ def _known_bytes(type_: object) -> int:
 
 
 def _typical_bytes(type_: TensorType, unknown: int = 32) -> int:
-    return _known_bytes(type_) * unknown ** sum(not isinstance(dim, Const) for dim in type_.shape)
+    return _known_bytes(type_) * int(unknown ** sum(not isinstance(dim, Const) for dim in type_.shape))
 
 
 def _root(operand: Atom, made: Mapping[TensorVar, Binding]) -> TensorVar | None:

@@ -63,9 +63,9 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
 
     def pack_value(b: GraphBuilder, m: Match) -> Atom:
         columns = b.call("transpose", m.w, perm=(1, 0), span=m.call("matmul").span)
-        block = width(m, int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
+        block = width(m, int(m.type_of("w").shape[1]))
         panels = b.call("block", columns, axis=0, block=block, span=m.call("matmul").span)
-        return _packed(b, m, panels, int(m.type_of("w").shape[1]))  # type: ignore[call-overload]
+        return _packed(b, m, panels, int(m.type_of("w").shape[1]))
 
     return (
         Rule(

@@ -180,8 +180,8 @@ class _Planner:
     def _fits(self, root: TensorVar, whole: TensorVar) -> bool:
         """Whether a value has the size that it is to have in `whole` as soon as it is made: where that says nothing of its dims, it is
         checked only afterwards."""
-        known = {v for v in walk(whole.type) if isinstance(v, Var)} | self.bound_dims  # type: ignore[arg-type]
-        return all(v in known for v in walk(root.type) if isinstance(v, Var))  # type: ignore[arg-type]
+        known = {v for v in walk(whole.type) if isinstance(v, Var)} | self.bound_dims
+        return all(v in known for v in walk(root.type) if isinstance(v, Var))
 
     def _want_parts(self, func: Function) -> None:
         """Let operands of joins be made in their places in the results."""
@@ -405,7 +405,7 @@ class _Planner:
 
     def _found_dims(self, targets: Iterable[TensorVar]) -> tuple[Var, ...]:
         """The dims of these values that only what makes them can tell."""
-        found = (v for target in targets for v in walk(target.type) if isinstance(v, Var))  # type: ignore[arg-type]
+        found = (v for target in targets for v in walk(target.type) if isinstance(v, Var))
         return tuple(v for v in dict.fromkeys(found) if v not in self.known_dims)
 
     def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[Step]:
@@ -556,7 +556,7 @@ def _carried_checks(func: Function) -> list[Check]:
     """The checks in a function's attribute "requirements": (condition, message), and True for those that are assumed."""
     carried = dict(func.attrs).get("requirements", ())
     assert isinstance(carried, tuple), "requirements hold condition and message"
-    return [Check(*pair) for pair in carried]  # type: ignore[misc,arg-type]
+    return [Check(*pair) for pair in carried]  # type: ignore[misc]
 
 
 def _dims_bound_by(binding: Binding) -> set[Expr]:

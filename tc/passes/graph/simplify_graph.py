@@ -61,7 +61,7 @@ def _per_output_channel(m: Match, name: str) -> np.ndarray | None:
     channels = int(m.type_of("w").shape[0])
     if value.size == 1:
         return np.full(channels, value.reshape(()), value.dtype)
-    padded = value.reshape((1,) * (rank - value.ndim) + value.shape) if value.ndim <= rank else None
+    padded: np.ndarray | None = value.reshape((1,) * (rank - value.ndim) + value.shape) if value.ndim <= rank else None
     if padded is None or padded.shape[1] != channels or padded.size != channels:
         return None
     return padded.reshape(channels)
@@ -76,7 +76,7 @@ def _conv_with(b: GraphBuilder, m: Match, scale: np.ndarray, shift: np.ndarray, 
     weights = (w.astype(np.float64) * scale.reshape(-1, *(1,) * (w.ndim - 1))).astype(dtype)
     new_bias = (old * scale + shift).astype(dtype)
     call = m.call("conv")
-    return b.call(call.op, m.atoms[x], b.const(weights), b.const(new_bias), span=call.span, **dict(call.attrs))
+    return b.call_with(call.op, (m.atoms[x], b.const(weights), b.const(new_bias)), call.attrs, call.span)
 
 
 def _fold_batch_norm(b: GraphBuilder, m: Match) -> Atom:

@@ -49,7 +49,7 @@ class _Axis:
 
 def _axis(window: Window, d: int, size: Expr, result: Expr) -> _Axis | None:
     """The phases of spatial axis d; None when the result is so much cropped that they do not fit."""
-    stride, begin, kernel = window.strides[d], window.begin[d], int(window.kernel[d])  # type: ignore[call-overload]
+    stride, begin, kernel = window.strides[d], window.begin[d], int(window.kernel[d])
     offsets = {(a, (a + begin - t) // stride): t for a in range(stride) for t in range((a + begin) % stride, kernel, stride)}
     if not offsets:
         return None
@@ -124,7 +124,8 @@ def _phase_weights(w: np.ndarray, axes: Sequence[_Axis], strides: Sequence[int],
         for place in cartesian(*(range(len(c)) for c in choices)):
             tap = tuple(c[k] for c, k in zip(choices, place, strict=True))
             if min(tap) >= 0:
-                weights[(*phase, slice(0, outputs), slice(None), *place)] = w[(slice(None), slice(None), *tap)].T
+                into, out_of = (*phase, slice(0, outputs), slice(None), *place), (slice(None), slice(None), *tap)
+                weights[into] = w[out_of].T
     return weights.reshape(-1, *weights.shape[len(strides) + 1 :])
 
 

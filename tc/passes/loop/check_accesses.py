@@ -197,11 +197,11 @@ class _Checker:
                 for test in (one for one in tests if one.path is TRUE):  # what the value depends on is checked for the place as well
                     inner = inner.with_index(test)
                     places = tuple(_renamed(place, test.source, test.index) for place in places)
-                places = [self._expr(place, inner, tests) for place in places]
-                return replace(stmt, value=new, indices=self._proved(buffer, places, inner, tests)), _unique(tests)
+                found = [self._expr(place, inner, tests) for place in places]
+                return replace(stmt, value=new, indices=self._proved(buffer, found, inner, tests)), _unique(tests)
             case IntrinsicCall(operands=operands):
-                found = [self.expression(operand, scope) for operand in operands]
-                return replace(stmt, operands=tuple(new for new, _ in found)), _unique(t for _, tests in found for t in tests)
+                checked = [self.expression(operand, scope) for operand in operands]
+                return replace(stmt, operands=tuple(new for new, _ in checked)), _unique(t for _, tests in checked for t in tests)
         raise CodegenError(f"{self.func.name}: no checks for {type(stmt).__name__}")
 
     def _sequence(self, stmt: Seq, parts: list[Tested]) -> Tested:
@@ -263,7 +263,7 @@ class _Checker:
             words = (const(1), test.given, test.extent)
             report = seq(*(Store(self.faults, (const(test.row), const(k)), word) for k, word in enumerate(words)))
             fresh = {test.given: Var(test.given.name, i64), test.index: Var(test.index.name, i64)}
-            guarded = substitute(If(test.holds, body, report), fresh)
+            guarded: Stmt = substitute(If(test.holds, body, report), fresh)
             value = substitute(test.value, fresh)
             if value is fresh[test.given]:
                 guarded = substitute(guarded, {fresh[test.index]: value})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Buffer, Const, Expr, call, const
-from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, seq
+from tc.ir.expr import Buffer, Const, Expr, Load, call, const
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, Store, seq
 from tc.ir.node import Node, children, replace, transform
 from tc.ir.types import product
 from tc.passes.manager import loop_pass
@@ -50,12 +50,11 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
                 return body
             case Alloc(buffer=buffer, body=body) if buffer in on_stack:
                 return replace(node, buffer=on_stack[buffer])
-        buffer = getattr(node, "buffer", None)
-        if buffer in on_stack and not isinstance(node, Alloc):
-            return replace(node, buffer=on_stack[buffer])
-        if buffer in lifted and not isinstance(node, Alloc):
-            new, prefix = lifted[buffer]
-            return replace(node, buffer=new, indices=(*prefix, *node.indices))  # type: ignore[attr-defined]
+            case Load(buffer=buffer) | Store(buffer=buffer) if buffer in on_stack:
+                return replace(node, buffer=on_stack[buffer])
+            case Load(buffer=buffer, indices=indices) | Store(buffer=buffer, indices=indices) if buffer in lifted:
+                new, prefix = lifted[buffer]
+                return replace(node, buffer=new, indices=(*prefix, *indices))
         return None
 
     body = transform(func.body, rewrite)
