@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from tc.errors import ParseError, TcError, VerifyError
@@ -150,7 +151,7 @@ class PassCall:
         assert isinstance(program, IRModule)
         if self.target.level == "graph":
             return self.target.run(program, **options)  # type: ignore[no-any-return]
-        return map_prim_funcs(program, lambda func: self.target.run(func, **options))  # type: ignore[no-any-return]
+        return map_prim_funcs(program, lambda func: self.target.run(func, **options))  # type: ignore[return-value]  # ProgramT is IRModule here
 
 
 def map_prim_funcs(module: IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> IRModule:
@@ -218,5 +219,5 @@ def run_pipeline(
     """Run the passes in order on a module, or loop passes on one PrimFunc."""
     calls = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
     for call in calls:
-        program = hooks.around(str(call), lambda given, call=call: call(given, settings), program)
+        program = hooks.around(str(call), partial(call, settings=settings), program)
     return program
