@@ -101,10 +101,14 @@ class Module:
 
 
 class FunctionBuilder:
-    """Writes the instructions of one function. `entry` collects the allocas, which come first."""
+    """Writes the instructions of one function. `entry` collects the allocas, which come first.
 
-    def __init__(self, module: Module) -> None:
+    shares: whether integers are computed once where that dominates; for code whose every branch and loop body is a `scope`.
+    """
+
+    def __init__(self, module: Module, *, shares: bool = False) -> None:
         self.module = module
+        self.shares = shares
         self.lines: list[str] = []
         self.entry: list[str] = []
         self.block = "entry"
@@ -207,7 +211,17 @@ class FunctionBuilder:
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
         a, b = self.unify(a, b)
-        return self.emit(f"{op} {a}, {b.text}", a.element, a.lanes)
+        text = f"{op} {a}, {b.text}"
+        return self._shared(text, a.element, a.lanes) if a.element[0] == "i" else self.emit(text, a.element, a.lanes)
+
+    def _shared(self, text: str, element: str, lanes: int) -> Value:
+        if not self.shares:
+            return self.emit(text, element, lanes)
+        found = self._known.get(text)
+        if found is None:
+            found = self._known[text] = self.emit(text, element, lanes)
+            self._known_in_scope[-1].append(text)
+        return found
 
     def add(self, a: Value, b: Value) -> Value:
         """Integer a + b, folding known scalars."""
@@ -246,7 +260,7 @@ class FunctionBuilder:
     def compare(self, op: str, a: Value, b: Value) -> Value:
         """`op` is an icmp or fcmp with its predicate, such as "icmp slt"."""
         a, b = self.unify(a, b)
-        return self.emit(f"{op} {a}, {b.text}", "i1", a.lanes)
+        return self._shared(f"{op} {a}, {b.text}", "i1", a.lanes)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         a, b = self.unify(a, b)

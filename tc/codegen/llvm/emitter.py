@@ -448,7 +448,7 @@ class _Emitter(ExpressionEmitter):
         captured: Sequence[tuple[Var | Buffer, Value]],
         known: dict[Var, Value],
     ) -> None:
-        self.state = State(FunctionBuilder(self.module), values=dict(known))
+        self.state = State(FunctionBuilder(self.module, shares=True), values=dict(known))
         b = self.b
         for k, (item, value) in enumerate(captured):
             place = b.emit(f"getelementptr i64, ptr %ctx, i64 {k}", "ptr")

@@ -66,7 +66,7 @@ class MemoryEmitter:
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()
-        self.state = State(FunctionBuilder(module))
+        self.state = State(FunctionBuilder(module, shares=True))
 
     @property
     def b(self) -> FunctionBuilder:
@@ -162,11 +162,8 @@ class MemoryEmitter:
     def _term(self, factor: int, values: list[Value]) -> Value:
         result = values[0]
         for value in values[1:]:
-            result = self._product(result, value)
-        return result if factor == 1 else self._product(result, self.b.int(factor, result))
-
-    def _product(self, a: Value, b: Value) -> Value:
-        return self.b.once(("mul", a.text, b.text), lambda: self.b.binary("mul", a, b))
+            result = self.b.binary("mul", result, value)
+        return result if factor == 1 else self.b.binary("mul", result, self.b.int(factor, result))
 
     def _uniform(self, parts: list[tuple[tuple[object, ...], int, list[Value]]]) -> Value:
         """The sum of the terms, shared by all accesses with the same terms."""
