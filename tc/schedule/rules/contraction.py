@@ -142,6 +142,8 @@ def _schedule_versions(
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     if dot is not None:
         space = replace(space, vectors_divide=columns_block(contraction, target) // lanes, is_row_major=False, panel=1)
+    elif contraction.rhs.buffer not in schedule.func.inputs:
+        space = replace(space, is_row_major=False)
     tile = _choose(schedule, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:

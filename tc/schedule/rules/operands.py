@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tc.ir.dtype import DType, i8, i16, i32, u8
 from tc.ir.expr import Cast, Const, Expr, Load, Var
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.uses import buffers_read
+from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import dot_name, interleave_name
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
 from tc.schedule.cache import narrowed
@@ -21,13 +21,16 @@ from tc.schedule.step import Schedule
 from tc.target import Target
 
 LEAST_STAGED_ROWS = 16
-"""Rows that must share an operand's columns for a copy of them to pay."""
+"""Rows that must share an operand's columns for a copy of what is computed of them to pay."""
 
-DOT_VECTORS = 2
-"""Vectors of columns that the tiles of an instruction have at least: few streams of the rhs, many rows."""
+LEAST_PACKED_ROWS = 64
+"""The same for columns that are only read: their copy is contiguous, and lies in few lines of the cache."""
 
 LEAST_STAGED_COLUMNS = 64
 """Columns that must share an operand's rows for a copy of them to pay."""
+
+DOT_VECTORS = 2
+"""Vectors of columns that the tiles of an instruction have at least: few streams of the rhs, many rows."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,31 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     if dot is not None:
         _stage_for_dot(schedule, contraction, dot, target)
         return dot
-    if _is_work(contraction.rhs_value) and _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS:
+    if _pays_for_rhs(schedule, contraction):
         schedule.cache_operand(name, "rhs", contraction.rhs_value.dtype.name)
-    if _is_work(contraction.lhs_value) and _count(contraction, contraction.columns) >= LEAST_STAGED_COLUMNS:
+    is_work = not isinstance(contraction.lhs_value, Load) or any(map(reads_memory, contraction.lhs.indices))
+    if is_work and moves_apart(contraction, contraction.lhs) and _count(contraction, contraction.columns) >= LEAST_STAGED_COLUMNS:
         schedule.cache_operand(name, "lhs", contraction.lhs_value.dtype.name)
     return None
+
+
+def _pays_for_rhs(schedule: Schedule, contraction: Contraction) -> bool:
+    """Whether a copy of each tile of columns pays: they are computed, gathered, or lie in as many lines of the cache as there are terms."""
+    rhs, value = contraction.rhs, contraction.rhs_value
+    if not moves_apart(contraction, rhs) or len(contraction.columns) != 1 or contraction.info.spatial_axes[-1:] != contraction.columns:
+        return False
+    rows = _count(contraction, contraction.rows)
+    if not isinstance(value, Load) or any(map(reads_memory, rhs.indices)):
+        return rows >= LEAST_STAGED_ROWS
+    is_row_major = rhs.indices[-1] is contraction.columns[0] and rhs.buffer in schedule.func.inputs
+    return is_row_major and rows >= LEAST_PACKED_ROWS and len(contraction.depth) == 1
+
+
+def moves_apart(contraction: Contraction, load: Load) -> bool:
+    """Whether each axis of the block moves along a dim of its own, so that a copy has no element twice."""
+    axes = {axis.var for axis in contraction.info.block.axes}
+    used = [axis for index in load.indices for axis in variables(index) & axes]
+    return all(len(variables(index) & axes) <= 1 for index in load.indices) and len(set(used)) == len(used)
 
 
 def _contraction(schedule: Schedule, name: str) -> Contraction:
@@ -92,13 +115,8 @@ def _count(contraction: Contraction, axes: tuple[Var, ...]) -> int:
     total = 1
     for axis in contraction.info.block.axes:
         if axis.var in axes:
-            total *= int(axis.extent.value) if isinstance(axis.extent, Const) else LEAST_STAGED_ROWS
+            total *= int(axis.extent.value) if isinstance(axis.extent, Const) else LEAST_PACKED_ROWS
     return total
-
-
-def _is_work(value: Expr) -> bool:
-    """Whether an operand is computed, rather than read."""
-    return not isinstance(value, Load)
 
 
 def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, target: Target) -> None:

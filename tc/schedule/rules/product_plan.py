@@ -9,7 +9,7 @@ from typing import Any
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, Var
-from tc.schedule.analysis import Contraction
+from tc.schedule.analysis import Contraction, as_contraction
 from tc.schedule.rules.common import (
     TYPICAL_SYMBOLIC,
     buffer_bytes,
@@ -21,7 +21,7 @@ from tc.schedule.rules.common import (
     set_parallel,
 )
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
-from tc.schedule.rules.operands import Dot, making_blocks
+from tc.schedule.rules.operands import Dot, making_blocks, moves_apart
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile_sum import TileSum
 from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile, is_clashing_pitch
@@ -36,6 +36,9 @@ NEAR_RHS_OF_L1, NEAR_LHS_OF_L2 = 0.7, 0.5
 
 LEAST_NEAR_DEPTH = 64
 """Terms of a sum from which on this pays: with fewer, high tiles have less to store for what they read."""
+
+COPIED_TILES = 4
+"""Tiles of columns that share what is copied of the lhs for a tile of rows."""
 
 LEAST_BAND_ROWS = 3
 """Bands are not made lower only to have enough of them: each pads a few rows of its own."""
@@ -99,6 +102,7 @@ class ProductPlan:
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = making_blocks(schedule, name, "lhs") if with_operands else []
+        self.lhs_is_copied = bool(self.before) and moves_apart(contraction, contraction.lhs)
         self.rhs_before: list[str] = making_blocks(schedule, name, "rhs") if with_operands else []
         loops = loop_of_axis(schedule, contraction, final, around)
         self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
@@ -111,6 +115,7 @@ class ProductPlan:
         self.column_tiles: str = ""
         self.anchor = ""
         self.rhs_place = ""
+        self.tiles_together = False
 
     def run(self) -> None:
         """All steps."""
@@ -165,10 +170,10 @@ class ProductPlan:
 
     def order(self) -> None:
         """Decide which operand stays in the cache: the outermost tile loop runs over the larger one, in parallel."""
-        s, before = self.s, self.before
+        s, before = self.s, [] if self.lhs_is_copied else self.before
         others = [*self.roles.others, *self.rows[:-2]]
         bands = self._banded() if before else self.bands
-        packed = self._pack_lhs() if not before and self.dot is None else None
+        packed = self._pack_lhs() if not self.before and self.dot is None else None
         if packed is not None:
             before = self.before = [packed]
             bands = self._packed_bands()
@@ -180,6 +185,7 @@ class ProductPlan:
             shared = [loop for loop in others if loop in self.batch]
             others = [loop for loop in others if loop not in shared]
             columns, together = self._cut_columns("sum/columns_together", smallest=True)
+            self.tiles_together = bool(together)
             outer = [*shared, columns, *others, *bands, *band_rows, *tiles, *together]
             parallel = [*shared, columns]
             self.rhs_place = columns
@@ -196,8 +202,10 @@ class ProductPlan:
             parallel = [*others, *around, *apart]
         s.reorder(*outer, *self.inner)
         self.anchor = outer[-1]
-        self.padding_place = bands[-1] if bands else tiles[-1] if before and tiles and self._is_converted() else None
-        if self.padding_place is not None and before:
+        self.padding_place = bands[-1] if bands else None
+        if self.lhs_is_copied:
+            self.padding_place = next(iter([*reversed(tiles), *reversed(bands)]), None)
+        elif self.padding_place is not None and before:
             place = s.choose("sum/padding", ("band", "alone"), "alone" if again else "band", ordered=False)
             self.padding_place = self.padding_place if place == "band" else None
         self._set_parallel(parallel, outer)
@@ -211,7 +219,8 @@ class ProductPlan:
         count = extent_value(s, loop)
         sizes = [] if count is None or loop in self.guarded else divisors(count)
         if smallest:
-            size = s.choose(knob, sizes, 1)
+            most = max(1, min(COPIED_TILES, (count or 1) // self.target.cores)) if self.lhs_is_copied else 1
+            size = s.choose(knob, sizes, max((size for size in sizes if size <= most), default=1))
             if size == 1:
                 return loop, []
             around, inside = s.split(loop, size)
@@ -221,6 +230,17 @@ class ProductPlan:
             return [], [loop]
         around, inside = s.split(loop, count // parts)
         return [around], [inside]
+
+    def _lay_tiles_apart(self) -> None:
+        """Let each tile of columns of the rhs's copy lie by itself."""
+        s = self.s
+        rhs = as_contraction(block_info(s, self.name)).rhs  # type: ignore[union-attr]
+        names = [f"a{d}" for d in range(len(rhs.indices))]
+        rest = [] if self.dot is None else [names.pop()]
+        *outer, column = names
+        size = self.tile.columns
+        layout = [f"{column} // {size}", *outer, f"{column} % {size}", *rest]
+        s.transform_layout(rhs.buffer.name, f"{', '.join([*names, *rest])} -> {', '.join(layout)}")
 
     def _cut_row_tiles(self, apart: list[str]) -> tuple[list[str], list[str]]:
         """Cut the loop over row tiles in two, around and inside the loops over columns; by default all of it is around."""
@@ -373,10 +393,6 @@ class ProductPlan:
         for loop in unrolled:
             s.unroll(loop)
 
-    def _is_converted(self) -> bool:
-        """Whether the lhs is read through a copy that nothing but this sum reads."""
-        return bool(self.before)
-
     def finish_sum(self) -> str | None:
         """Schedule the sum inside a tile; the loop of the nest that the instruction is, if there is one."""
         return TileSum(
@@ -397,11 +413,14 @@ class ProductPlan:
         s, place, packed = self.s, self.rhs_place, ""
         for name in reversed(self.rhs_before):
             s.compute_at(name, place)
+            if self.tiles_together and name is self.rhs_before[-1]:
+                self._lay_tiles_apart()
             if self.dot is not None and not packed:
                 *_, place, columns, _ = s.loops_of(name)
-                _, packed = s.split(columns, self.tile.lanes)
+                *_, packed = s.split(columns, (None, self.tile.vectors, self.tile.lanes))
             else:
-                vectorize_loop(s, s.loops_of(name)[-1], lanes_for(block_info(s, name), self.target))
+                _, columns = s.split(s.loops_of(name)[-1], self.tile.columns)
+                vectorize_loop(s, columns, lanes_for(block_info(s, name), self.target))
         if self.dot is not None:
             s.tensorize(packed, self.dot.interleave)
 

@@ -1,0 +1,142 @@
+"""Sums of products whose operands are gathered, cast or scaled on the way, against numpy and the interpreter, on shapes of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tc.codegen.kernels import finish_loops
+from tc.interp import run_prim_func
+from tc.ir.dtype import DType, bf16, f16, f32, i8, i64
+from tc.ir.expr import Expr, Var, cast
+from tc.ir.loop import Alloc, PrimFunc
+from tc.ir.node import walk
+from tc.schedule.rules import apply_rules
+from tc.target import Target
+from tc.te import Tensor, compute, create_prim_func, placeholder, reduce
+from tests.ops.kernels import run
+
+TARGETS = {name: Target.parse(f"{name}:cores=2") for name in ("x86-64-v3", "x86-64-v4")}
+
+Case = tuple[list[Tensor], list[np.ndarray], Callable[[Expr, Expr, Expr], Expr], np.ndarray]
+
+
+def floats(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType = f32) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype.numpy)
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def gathered_rows(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+    arrays = [floats(rng, (m + 3, k)), rng.integers(0, m + 3, m), floats(rng, (k, n))]
+    a, rows, b = placeholder((m + 3, k), f32, "A"), placeholder((m,), i64, "I"), placeholder((k, n), f32, "B")
+    return [a, rows, b], arrays, lambda i, j, r: a[rows[i], r] * b[r, j], wide(arrays[0])[arrays[1]] @ wide(arrays[2])
+
+
+def gathered_depth(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+    arrays = [floats(rng, (m, k + 5)), rng.integers(0, k + 5, k), floats(rng, (k, n))]
+    a, terms, b = placeholder((m, k + 5), f32, "A"), placeholder((k,), i64, "I"), placeholder((k, n), f32, "B")
+    return [a, terms, b], arrays, lambda i, j, r: a[i, terms[r]] * b[r, j], wide(arrays[0])[:, arrays[1]] @ wide(arrays[2])
+
+
+def gathered_terms_of_weights(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+    arrays = [floats(rng, (m, k)), rng.integers(0, k + 5, k), floats(rng, (k + 5, n))]
+    a, terms, b = placeholder((m, k), f32, "A"), placeholder((k,), i64, "I"), placeholder((k + 5, n), f32, "B")
+    return [a, terms, b], arrays, lambda i, j, r: a[i, r] * b[terms[r], j], wide(arrays[0]) @ wide(arrays[2])[arrays[1]]
+
+
+def gathered_columns(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+    arrays = [floats(rng, (m, k)), rng.integers(0, n + 5, n), floats(rng, (k, n + 5))]
+    a, columns, b = placeholder((m, k), f32, "A"), placeholder((n,), i64, "I"), placeholder((k, n + 5), f32, "B")
+    return [a, columns, b], arrays, lambda i, j, r: a[i, r] * b[r, columns[j]], wide(arrays[0]) @ wide(arrays[2])[:, arrays[1]]
+
+
+def scaled_bytes(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+    arrays = [floats(rng, (m, k)), rng.integers(-128, 128, (k, n)).astype(np.int8), floats(rng, (n,))]
+    a, q, s = placeholder((m, k), f32, "A"), placeholder((k, n), i8, "Q"), placeholder((n,), f32, "S")
+    return [a, q, s], arrays, lambda i, j, r: a[i, r] * (cast(q[r, j], f32) * s[j]), wide(arrays[0]) @ (arrays[1] * wide(arrays[2]))
+
+
+def halves(dtype: DType) -> Callable[[np.random.Generator, int, int, int], Case]:
+    def made(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+        arrays = [floats(rng, (m, k), dtype), floats(rng, (k, n), dtype)]
+        a, b = placeholder((m, k), dtype, "A"), placeholder((k, n), dtype, "B")
+        return [a, b], arrays, lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), wide(arrays[0]) @ wide(arrays[1])
+
+    return made
+
+
+def transposed_halves(rng: np.random.Generator, m: int, n: int, k: int) -> Case:
+    arrays = [floats(rng, (m, k)), floats(rng, (n, k), bf16)]
+    a, b = placeholder((m, k), f32, "A"), placeholder((n, k), bf16, "B")
+    return [a, b], arrays, lambda i, j, r: a[i, r] * cast(b[j, r], f32), wide(arrays[0]) @ wide(arrays[1]).T
+
+
+KINDS = {
+    "gathered rows": gathered_rows,
+    "gathered depth": gathered_depth,
+    "gathered terms of weights": gathered_terms_of_weights,
+    "gathered columns": gathered_columns,
+    "scaled bytes": scaled_bytes,
+    "bf16": halves(bf16),
+    "f16": halves(f16),
+    "transposed bf16": transposed_halves,
+}
+
+
+def product(case: Case, m: int | Var, n: int, k: int, with_bias: bool = False) -> PrimFunc:
+    inputs, _, body, _ = case
+    total = reduce("sum", (m, n), (k,), body, "mm")
+    result = compute((m, n), lambda i, j: total[i, j] * 2.0 + 1.0, "after") if with_bias else total
+    return create_prim_func("product", inputs, [result])
+
+
+def largest_term(case: Case) -> float:
+    """A bound of the products that are summed, and of the doubled result's share of each."""
+    factors = [float(np.abs(array).max(initial=0)) for array in case[1] if array.dtype != np.int64]
+    return 2 * float(np.prod(factors)) + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(8))
+def test_products_of_staged_operands(kind: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(kind)])
+    m, n, k = (int(size) for size in rng.choice([1, 2, 7, 16, 17, 31, 33, 64, 70, 129, 200], 3))
+    case, with_bias = KINDS[kind](rng, m, n, k), bool(rng.integers(2))
+    target = TARGETS["x86-64-v3" if rng.integers(2) else "x86-64-v4"]
+    scheduled = apply_rules(product(case, m, n, k, with_bias), target)
+
+    result, *_ = run(finish_loops(scheduled.func, threads=2), case[1], target=target)
+
+    expected = case[3] * 2.0 + 1.0 if with_bias else case[3]
+    np.testing.assert_allclose(result, expected, rtol=0, atol=k * 2.0**-23 * largest_term(case))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schedule_means_the_same_to_the_interpreter(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    case = KINDS[kind](rng, 17, 70, 5)
+    func = product(case, 17, 70, 5)
+
+    scheduled = apply_rules(func, TARGETS["x86-64-v3"])
+
+    assert scheduled.rule == "contraction"
+    np.testing.assert_allclose(run_prim_func(scheduled.func, case[1])[0], run_prim_func(func, case[1])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_copy_is_as_large_as_the_operand(kind: str) -> None:
+    m, n, k = 256, 512, 512
+    case = KINDS[kind](np.random.default_rng(0), m, n, k)
+
+    scheduled = apply_rules(product(case, m, n, k), TARGETS["x86-64-v4"])
+    final = finish_loops(scheduled.func, threads=1)
+
+    assert scheduled.rule == "contraction"
+    copies = [*final.outputs[1:], *(node.buffer for node in walk(final) if isinstance(node, Alloc))]
+    sizes = [int(np.prod([int(dim.value) for dim in copy.shape])) for copy in copies]  # type: ignore[attr-defined]
+    assert max(sizes) <= k * n // 2
