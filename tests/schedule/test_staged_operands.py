@@ -12,10 +12,10 @@ from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f16, f32, i8, i64
 from tc.ir.expr import Expr, Var, cast
 from tc.ir.loop import Alloc, PrimFunc
-from tc.ir.node import walk
+from tc.ir.node import substitute, walk
 from tc.schedule.rules import apply_rules
 from tc.target import Target
-from tc.te import Tensor, compute, create_prim_func, placeholder, reduce
+from tc.te import Read, Tensor, compute, create_prim_func, placeholder, reduce
 from tests.ops.kernels import run
 
 TARGETS = {name: Target.parse(f"{name}:cores=2") for name in ("x86-64-v3", "x86-64-v4")}
@@ -140,3 +140,23 @@ def test_no_copy_is_as_large_as_the_operand(kind: str) -> None:
     copies = [*final.outputs[1:], *(node.buffer for node in walk(final) if isinstance(node, Alloc))]
     sizes = [int(np.prod([int(dim.value) for dim in copy.shape])) for copy in copies]  # type: ignore[attr-defined]
     assert max(sizes) <= k * n // 2
+
+
+@pytest.mark.parametrize("kind", ["scaled bytes", "bf16", "gathered columns", "gathered terms of weights", "transposed bf16"])
+@pytest.mark.parametrize("rows", [0, 1, 3, 5, 9, 16, 40])
+def test_products_of_any_number_of_rows(kind: str, rows: int) -> None:
+    rng, m = np.random.default_rng(rows), Var("m", i64)
+    case = inputs, arrays, body, expected = KINDS[kind](rng, rows, 70, 33)
+    lhs = placeholder((m, 33), inputs[0].dtype, "A")
+    wanted = inputs[0]
+
+    def over_rows(i: Expr, j: Expr, r: Expr) -> Expr:
+        return substitute(body(i, j, r), {Read(wanted, (i, r)): Read(lhs, (i, r))})
+
+    total = reduce("sum", (m, 70), (33,), over_rows, "mm")
+    scheduled = apply_rules(create_prim_func("product", [lhs, *inputs[1:]], [total], (m,)), TARGETS["x86-64-v4"])
+
+    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, (rows,), target=TARGETS["x86-64-v4"])
+
+    assert scheduled.rule == "contraction"
+    np.testing.assert_allclose(result, expected, rtol=0, atol=33 * 2.0**-23 * largest_term(case))

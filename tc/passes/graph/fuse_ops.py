@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from tc.ir.arith import Facts, equal_shapes
+from tc.ir.expr import Const
 from tc.ir.graph import (
     Atom,
     Binding,
@@ -32,10 +34,16 @@ from tc.ir.node import replace
 from tc.ir.types import DimFact, FunctionType, TensorType
 from tc.ops.build import operand_types
 from tc.ops.registry import get_op, inference
-from tc.passes.graph.fusion_kind import Access, FusionKind, LoopShape, infer_loop_shape
+from tc.passes.graph.fusion_kind import MANY, Access, FusionKind, LoopShape, infer_loop_shape
 from tc.passes.graph.joins import is_join, made_here, part_offset, pays
 from tc.passes.graph.questions import Answer, own_answer, question_about_group
 from tc.passes.manager import graph_pass
+
+LEAST_SHARING_ROWS = 16
+"""Rows that must share a gathered right operand for it to be copied where it is used."""
+
+LEAST_SHARING_COLUMNS = 64
+"""Columns that must share a left operand for it to be."""
 
 
 @graph_pass
@@ -259,9 +267,37 @@ class _Grouping:
         anchors = self._anchors(sink)
         if sink.shape.kind is FusionKind.REDUCTION:
             return anchors == [sink]
+        if sink.shape.kind is FusionKind.CONTRACTION:
+            return anchors == [sink] and self._is_prologue(node, path)
         if sink.shape.kind is not FusionKind.ELEMENTWISE:
             return False
         return not anchors or self._reads_epilogue_input_only(node, path)
+
+    def _is_prologue(self, node: _Node, path: list[_Node]) -> bool:
+        """Whether an operand of a contraction is better made a tile at a time, where it is used, than all of it before.
+
+        It is where it is gathered, or larger than what it is made of, and so many products share what is copied of it that the copy
+        is cheap. A widened right operand need not be shared: fewer bytes are read.
+        """
+        sink = path[-1]
+        members = list(dict.fromkeys([*self.members[node.group], *path[:-1]]))
+        made = [target for member in members for target in member.binding.targets]
+        call = sink.binding.value
+        assert isinstance(call, Call)
+        reuses = [reuse for arg, reuse in zip(call.args, sink.shape.reuses, strict=True) if arg in made]
+        if len(reuses) != 1 or reuses[0] is None or any(arg in made for arg in call.args[2:]):
+            return False
+        (reuse,) = reuses
+        (operand,) = (arg for arg in call.args if arg in made)
+        is_wider = _size_bytes(operand) > sum(map(_size_bytes, self._inputs_of(members, made)))  # type: ignore[arg-type]
+        if reuse.is_rhs:
+            return is_wider or (reuse.times >= LEAST_SHARING_ROWS and any(member.shape.gathers for member in members))
+        return reuse.times >= LEAST_SHARING_COLUMNS and (is_wider or any(member.shape.gathers for member in members))
+
+    def _inputs_of(self, members: list[_Node], made: list[TensorVar]) -> list[Atom]:
+        """What a group reads from outside."""
+        args = (arg for member in members for arg in member.binding.value.args)  # type: ignore[union-attr]
+        return [arg for arg in dict.fromkeys(args) if arg is not None and arg not in made]
 
     def _reads_epilogue_input_only(self, node: _Node, path: list[_Node]) -> bool:
         """Whether what joins an epilogue has the epilogue's shape all the way, so that it runs inside the anchor's tile."""
@@ -299,6 +335,13 @@ class _Grouping:
             return True
         calls = [node.binding.value for node in merged]
         return bool(self.answer(question_about_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
+
+
+def _size_bytes(atom: Atom) -> int:
+    """The bytes of a tensor, unknown dims counted as many elements."""
+    type_ = atom.type
+    assert isinstance(type_, TensorType)
+    return type_.dtype.size_bytes * prod(int(dim.value) if isinstance(dim, Const) else MANY for dim in type_.shape)
 
 
 def _outline(group: list[_Node], facts: tuple[DimFact, ...], made: list[Function], names: _Names) -> Binding:

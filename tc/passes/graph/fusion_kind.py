@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tc.ir.contraction import product_of
-from tc.ir.expr import Load, Var, is_const
+from tc.ir.expr import Const, Expr, Load, Var, is_const
 from tc.ir.graph import Attrs
 from tc.ir.loop import AxisKind, Block
+from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ir.uses import variables
 from tc.ops.registry import OpDef
 from tc.te import Read, Stage, Tensor, placeholder, reads, stages_of
+
+MANY = 64
+"""What an unknown number of rows or columns counts as."""
 
 
 class FusionKind(IntEnum):
@@ -43,11 +47,28 @@ class Access(IntEnum):
 
 
 @dataclass(frozen=True)
+class Reuse:
+    """How often a contraction uses each element of an operand: by `times` elements of the other, unknown sizes counted as many.
+
+    `is_rhs`: it is the operand along the last axis of the result.
+    """
+
+    times: int
+    is_rhs: bool
+
+
+@dataclass(frozen=True)
 class LoopShape:
-    """What fusion needs to know of an operator: its kind and how it reads each operand (None: not read, or absent)."""
+    """What fusion needs to know of an operator: its kind and how it reads each operand (None: not read, or absent).
+
+    `gathers`: what it reads where depends on data. `reuses`: for each operand of a contraction that is one side of its products, every
+    element of which could be copied, what shares an element.
+    """
 
     kind: FusionKind
     accesses: tuple[Access | None, ...]
+    gathers: bool = False
+    reuses: tuple[Reuse | None, ...] = ()
 
 
 def infer_loop_shape(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs, results: Sequence[TensorType]) -> LoopShape:
@@ -58,7 +79,37 @@ def infer_loop_shape(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs
     outputs = op.compute_tensors(operands, attrs, results)
     stages = stages_of(outputs)
     kind = max((_stage_kind(stage) for stage in stages), default=FusionKind.ELEMENTWISE)
-    return LoopShape(kind, tuple(_operand_access(operand, outputs, stages) for operand in operands))
+    accesses = tuple(_operand_access(operand, outputs, stages) for operand in operands)
+    gathers = any(any(reads_data(index) for index in read.indices) for stage in stages for read in reads(stage))
+    reuses = _reuses(operands, stages) if kind is FusionKind.CONTRACTION else tuple(None for _ in operands)
+    return LoopShape(kind, accesses, gathers, reuses)
+
+
+def reads_data(index: Expr) -> bool:
+    """Whether an index of a tensor expression is, or is made of, elements of a tensor."""
+    return any(isinstance(node, (Read, Load)) for node in walk(index))
+
+
+def _reuses(operands: Sequence[Tensor | None], stages: Sequence[Stage]) -> tuple[Reuse | None, ...]:
+    sums = [stage for stage in stages if stage.reduce_axes and is_contraction(stage)]
+    found = product_of(sums[0].values[0], lambda node: isinstance(node, (Read, Load))) if len(sums) == 1 else None
+    if found is None:
+        return tuple(None for _ in operands)
+    sides = {read.tensor: _reuse(read, sums[0]) for read in found.reads if isinstance(read, Read)}
+    return tuple(None if operand is None else sides.get(operand) for operand in operands)
+
+
+def _reuse(read: Read, stage: Stage) -> Reuse | None:
+    """How a sum of products uses the elements of one side; None where an element stands at several places, as in windows."""
+    axes = (*stage.axes, *stage.reduce_axes)
+    used = [axis for index in read.indices for axis in axes if axis in variables(index)]
+    if len(set(used)) != len(used) or any(sum(axis in variables(index) for axis in axes) > 1 for index in read.indices):
+        return None
+    times = 1
+    for axis, dim in zip(stage.axes, stage.buffers[0].shape, strict=True):
+        if axis not in used:
+            times *= int(dim.value) if isinstance(dim, Const) else MANY
+    return Reuse(times, bool(stage.axes) and stage.axes[-1] in used)
 
 
 def _stage_kind(stage: Stage) -> FusionKind:

@@ -1,7 +1,7 @@
 """Give the right operand of a matrix product the layout that its kernel reads: panels of two vectors of columns, [n / b, k, b].
 
-Literals are packed at compile time, transposed ones too. Another right operand is packed by a kernel of its own, if enough rows
-share it.
+Literals are packed at compile time, transposed ones too. Another right operand is packed by the kernel of the product, a tile at a time,
+if enough rows share it.
 Source: packing as in Goto and van de Geijn (2008).
 """
 
@@ -13,16 +13,13 @@ from tc.ir.dtype import f32
 from tc.ir.expr import Const, is_const
 from tc.ir.graph import Atom
 from tc.ir.module import IRModule
-from tc.ir.types import TensorType, tensor_type
+from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
 from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 from tc.schedule.rules.tiling import NEAR_VECTORS, is_clashing_pitch
-
-LEAST_SHARED_ROWS = 192
-"""From so many rows on, packing an operand that is not a literal pays."""
 
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
@@ -61,12 +58,6 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
         block = width(m, m.value("w").shape[0])
         return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
 
-    def pack_value(b: GraphBuilder, m: Match) -> Atom:
-        columns = b.call("transpose", m.w, perm=(1, 0), span=m.call("matmul").span)
-        block = width(m, int(m.type_of("w").shape[1]))
-        panels = b.call("block", columns, axis=0, block=block, span=m.call("matmul").span)
-        return _packed(b, m, panels, int(m.type_of("w").shape[1]))
-
     return (
         Rule(
             "a product with a literal, packed",
@@ -82,14 +73,6 @@ def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
             pack_transposed,
             when=lambda m: _can_pack(m, 0) and tuple(m.attrs("transpose").perm or (1, 0)) == (1, 0),
             example=lambda b: b.call("matmul", _x(b, 3, 20), b.call("transpose", b.const(_w(10, 20)), perm=(1, 0))),
-            inexact=True,
-        ),
-        Rule(
-            "a product of many rows, packed",
-            op("matmul", any_("x"), any_("w"), name="matmul"),
-            pack_value,
-            when=lambda m: _can_pack(m, 1) and _has_many_rows(m),
-            example=lambda b: b.call("matmul", _x(b, 200, 20), b.param("w", tensor_type((20, 10), f32))),
             inexact=True,
         ),
     )
@@ -110,15 +93,6 @@ def _rows_clash(m: Match) -> bool:
     *rows, pitch = m.type_of("x").shape
     is_row = all(is_const(dim, 1) for dim in rows)
     return not is_row and is_clashing_pitch(pitch, f32)
-
-
-def _has_many_rows(m: Match) -> bool:
-    x: TensorType = m.type_of("x")
-    rows = 1
-    for dim in x.shape[:-1]:
-        rows *= int(dim.value) if isinstance(dim, Const) else 1
-    depth = m.type_of("w").shape[0]
-    return rows >= LEAST_SHARED_ROWS and is_const(depth)
 
 
 def _x(b: GraphBuilder, *shape: int) -> Atom:

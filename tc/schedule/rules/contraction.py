@@ -18,7 +18,7 @@ from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, inline_chain, is_single
-from tc.schedule.rules.operands import Dot, columns_block, stage_operands
+from tc.schedule.rules.operands import Dot, columns_block, making_blocks, stage_operands
 from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
@@ -169,9 +169,15 @@ def _schedule_versions(
         copies = _split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
         versions += [(copies, replace(tile, rows=second))] if copies else []
     for names, each in versions:
+        is_low = each.rows <= FEW_ROWS
+        if is_low:  # a copy of the rhs would be read about as often as it is made
+            inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
         copy = _contraction(schedule, names[name])
         roles = _roles(schedule, copy, names[final], lanes)
-        ProductPlan(schedule, copy, names[name], names[final], roles, each, target, dot=dot, with_operands=True).run()
+        plan = ProductPlan(
+            schedule, copy, names[name], names[final], roles, each, target, dot=None if is_low else dot, with_operands=True
+        )
+        plan.run()
 
 
 def _contraction(schedule: Schedule, name: str) -> Contraction:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.dtype import DType, i8, i16, i32, u8
-from tc.ir.expr import Cast, Const, Expr, Load, Var
+from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import dot_name, interleave_name
@@ -23,7 +23,7 @@ from tc.target import Target
 LEAST_STAGED_ROWS = 16
 """Rows that must share an operand's columns for a copy of what is computed of them to pay."""
 
-LEAST_PACKED_ROWS = 64
+LEAST_PACKED_ROWS = 192
 """The same for columns that are only read: their copy is contiguous, and lies in few lines of the cache."""
 
 LEAST_STAGED_COLUMNS = 64
@@ -90,18 +90,29 @@ def _pays_for_rhs(schedule: Schedule, contraction: Contraction) -> bool:
     rhs, value = contraction.rhs, contraction.rhs_value
     if not moves_apart(contraction, rhs) or len(contraction.columns) != 1 or contraction.info.spatial_axes[-1:] != contraction.columns:
         return False
-    rows = _count(contraction, contraction.rows)
     if not isinstance(value, Load) or any(map(reads_memory, rhs.indices)):
-        return rows >= LEAST_STAGED_ROWS
+        return _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS
     is_row_major = rhs.indices[-1] is contraction.columns[0] and rhs.buffer in schedule.func.inputs
-    return is_row_major and rows >= LEAST_PACKED_ROWS and len(contraction.depth) == 1
+    rows, columns = _count(contraction, contraction.rows, 1), _count(contraction, contraction.columns, 1)
+    is_large = rows >= LEAST_PACKED_ROWS and columns >= LEAST_STAGED_COLUMNS
+    return is_row_major and is_large and len(contraction.depth) == 1 and all(isinstance(dim, Const) for dim in rhs.buffer.shape)
 
 
 def moves_apart(contraction: Contraction, load: Load) -> bool:
-    """Whether each axis of the block moves along a dim of its own, so that a copy has no element twice."""
+    """Whether each axis of the block moves along a dim of its own, or two as the digits of a number: a copy has no element twice."""
     axes = {axis.var for axis in contraction.info.block.axes}
-    used = [axis for index in load.indices for axis in variables(index) & axes]
-    return all(len(variables(index) & axes) <= 1 for index in load.indices) and len(set(used)) == len(used)
+    digits: set[Var] = set()
+    whole: list[Var] = []
+    for index in load.indices:
+        used = variables(index) & axes
+        if len(used) > 1:
+            return False
+        match index:
+            case FloorDiv(lhs=Var() as axis, rhs=Const()) | FloorMod(lhs=Var() as axis, rhs=Const()) if axis in axes:
+                digits.add(axis)
+            case _:
+                whole.extend(used)
+    return len(set(whole)) == len(whole) and digits.isdisjoint(whole)
 
 
 def _contraction(schedule: Schedule, name: str) -> Contraction:
@@ -110,12 +121,12 @@ def _contraction(schedule: Schedule, name: str) -> Contraction:
     return found
 
 
-def _count(contraction: Contraction, axes: tuple[Var, ...]) -> int:
-    """How many elements some axes go over; symbolic ones count as many."""
+def _count(contraction: Contraction, axes: tuple[Var, ...], unknown: int = LEAST_STAGED_COLUMNS) -> int:
+    """How many elements some axes go over, symbolic ones counted as `unknown`."""
     total = 1
     for axis in contraction.info.block.axes:
         if axis.var in axes:
-            total *= int(axis.extent.value) if isinstance(axis.extent, Const) else LEAST_PACKED_ROWS
+            total *= int(axis.extent.value) if isinstance(axis.extent, Const) else unknown
     return total
 
 

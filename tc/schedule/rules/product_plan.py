@@ -102,8 +102,10 @@ class ProductPlan:
         self.lhs_name = contraction.lhs.buffer.name
         self.roles, self.rows, self.tile, self.target = roles, list(roles.rows), tile, target
         self.before: list[str] = making_blocks(schedule, name, "lhs") if with_operands else []
-        self.lhs_is_copied = bool(self.before) and moves_apart(contraction, contraction.lhs)
         self.rhs_before: list[str] = making_blocks(schedule, name, "rhs") if with_operands else []
+        if not moves_apart(contraction, contraction.rhs):  # windows: a part of it is made with a band of rows
+            self.before, self.rhs_before = [*self.rhs_before, *self.before], []
+        self.lhs_is_copied = bool(self.before) and not self._has_windows()
         loops = loop_of_axis(schedule, contraction, final, around)
         self.batch = {loop for axis, loop in loops.items() if axis in contraction.batch}
         lead = contraction.lhs.indices
@@ -116,6 +118,11 @@ class ProductPlan:
         self.anchor = ""
         self.rhs_place = ""
         self.tiles_together = False
+        self.rhs_is_apart = False
+
+    def _has_windows(self) -> bool:
+        """Whether an operand is read through windows that overlap."""
+        return not all(moves_apart(self.contraction, load) for load in (self.contraction.lhs, self.contraction.rhs))
 
     def run(self) -> None:
         """All steps."""
@@ -179,7 +186,10 @@ class ProductPlan:
             bands = self._packed_bands()
         band_rows = [loop for loop in self.bands if loop not in bands] if before else []
         tiles = self.row_tiles
-        by_columns = bool(self.rhs_before) or self._columns_outermost(others, bands, bool(before))
+        tasks = self._num_tasks([*(loop for loop in others if loop in self.batch), self.column_tiles])
+        self.rhs_is_apart = tasks < self.target.cores <= self._num_tasks([*others, *bands, *self.row_tiles])
+        is_in_tiles = bool(self.rhs_before) and not self.rhs_is_apart
+        by_columns = is_in_tiles or self._columns_outermost(others, bands, bool(before))
         again = by_columns and extent_value(s, self.column_tiles) != 1  # inside a band each tile of columns would pad anew
         if by_columns:
             shared = [loop for loop in others if loop in self.batch]
@@ -409,10 +419,17 @@ class ProductPlan:
         ).run()
 
     def finish_rhs(self) -> None:
-        """Make the rhs of each tile of columns where all rows read it: packed by an instruction, out of a few rows at a time."""
+        """Make the rhs of each tile of columns where all rows read it: packed by an instruction, out of a few rows at a time.
+
+        All of it is made before where its tiles are too few for all cores.
+        """
         s, place, packed = self.s, self.rhs_place, ""
         for name in reversed(self.rhs_before):
-            s.compute_at(name, place)
+            if not self.rhs_is_apart or packed:
+                s.compute_at(name, place)
+            elif self.dot is None:
+                schedule_block(s, name, self.target)
+                continue
             if self.tiles_together and name is self.rhs_before[-1]:
                 self._lay_tiles_apart()
             if self.dot is not None and not packed:
