@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from tc.ir.arith import Facts
@@ -18,16 +16,15 @@ from tc.ir.graph import (
     all_bindings,
     atoms_of,
     bodies_of,
-    free_vars,
     map_bodies,
 )
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ir.types import TensorType
-from tc.ops.build import full_attrs, operand_types
+from tc.ops.build import full_attrs
 from tc.ops.folding import FoldBudget
 from tc.ops.registry import get_op, inference
-from tc.passes.graph.fusion_kind import infer_loop_shape
+from tc.passes.graph.narrow_literals import uses_of, widens_operand
 from tc.passes.manager import graph_pass, map_graph_functions
 
 
@@ -53,13 +50,13 @@ def _held_bytes(module: IRModule) -> int:
 def _fold_function(func: Function, budget: FoldBudget, known: dict[Node, Node]) -> Function:
     kept: list[Binding] = []
     changed = False
-    uses = _uses(func)
+    uses = uses_of(func)
     for old in func.bindings:
         binding = _fold_bodies(old, budget, known)
         if known and not _has_bodies(binding):
             binding = replace(binding, value=substitute(binding.value, known))
         changed = changed or binding is not old
-        results = None if _widens_operand(binding, uses) else _evaluate(binding, budget, func)
+        results = None if widens_operand(binding, uses) else _evaluate(binding, budget, func)
         if results is None:
             kept.append(binding)
             continue
@@ -69,55 +66,6 @@ def _fold_function(func: Function, budget: FoldBudget, known: dict[Node, Node]) 
     if not changed and all(a is b for a, b in zip(results_now, func.results, strict=True)):
         return func
     return replace(func, bindings=tuple(kept), results=results_now)
-
-
-LEAST_KEPT_BYTES = 64 << 10
-"""A literal that becomes no larger than this when it is widened may as well be wide."""
-
-
-def _uses(func: Function) -> dict[Node, list[tuple[Call | None, int]]]:
-    """The calls that read each value, and as which operand; None for all that is not a call of an operator."""
-    found: dict[Node, list[tuple[Call | None, int]]] = {}
-    for binding in func.bindings:
-        call = binding.value if isinstance(binding.value, Call) else None
-        read = atoms_of(binding.value) if call is None else call.args
-        for place, atom in enumerate(read):
-            if atom is not None:
-                found.setdefault(atom, []).append((call, place))
-        for body in bodies_of(binding.value):
-            for var in free_vars(body):
-                found.setdefault(var, []).append((None, 0))
-    for atom in func.results:
-        found.setdefault(atom, []).append((None, 0))
-    return found
-
-
-def _widens_operand(binding: Binding, uses: dict[Node, list[tuple[Call | None, int]]]) -> bool:
-    """Whether a call makes a literal wider for contractions alone."""
-    call = binding.value
-    if not isinstance(call, Call) or not call.args or not all(arg is None or isinstance(arg, TensorConst) for arg in call.args):
-        return False
-    literal, (target, *others) = call.args[0], binding.targets
-    type_ = target.type
-    if others or not isinstance(literal, TensorConst) or not isinstance(type_, TensorType):
-        return False
-    count = literal.value.size
-    is_same_size = all(isinstance(dim, Const) for dim in type_.shape) and prod(int(dim.value) for dim in type_.shape) == count  # type: ignore[attr-defined]
-    is_wider = type_.dtype.size_bytes * count > max(LEAST_KEPT_BYTES, literal.value.nbytes)
-    return is_same_size and is_wider and get_op(call.op).compute is not None and _is_operand(target, uses)
-
-
-def _is_operand(target: Node, uses: dict[Node, list[tuple[Call | None, int]]]) -> bool:
-    """Whether all that read a value are contractions that can take in what makes it, or transpose it for them."""
-    return all(call is not None and _takes_in(call, place, uses) for call, place in uses.get(target, [(None, 0)]))
-
-
-def _takes_in(call: Call, place: int, uses: dict[Node, list[tuple[Call | None, int]]]) -> bool:
-    op, attrs, types = get_op(call.op), full_attrs(call), operand_types(call)
-    if op.compute is None:
-        return False
-    results = op.infer_types(types, attrs)
-    return infer_loop_shape(op, types, attrs, results).reuses[place : place + 1] not in ((), (None,))
 
 
 def _has_bodies(binding: Binding) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tc.ir.arith import equal_shapes
-from tc.ir.dtype import f32
+from tc.ir.dtype import f32, f64
 from tc.ir.graph import Atom, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
@@ -49,6 +49,19 @@ def _merge_transposes(b: GraphBuilder, m: Match) -> Atom:
 
 def _has_perms(m: Match) -> bool:
     return m.attrs("outer").perm is not None and m.attrs("inner").perm is not None
+
+
+def _bytes(b: GraphBuilder, *shape: int) -> TensorConst:
+    return b.const(np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8))
+
+
+def _transpose_quantized(b: GraphBuilder, m: Match) -> Atom:
+    rank = m.type_of("w").rank
+    perm = m.attrs("outer").perm or tuple(reversed(range(rank)))
+    attrs = dict(m.attrs("wide").items())
+    if rank > 1:
+        attrs["axis"] = perm.index(attrs["axis"] % rank)
+    return b.call("dequantize_linear", b.call("transpose", m.w, perm=perm), *m.call("wide").args[1:], **attrs)
 
 
 # -- folding scales and shifts into the weights of a convolution
@@ -157,6 +170,18 @@ GRAPH_RULES = (
         lambda b, m: m.x,
         when=lambda m: m.attrs("outer").perm == tuple(range(m.type_of("x").rank)),
         example=lambda b: b.call("transpose", _x(b, 2, 3), perm=(0, 1)),
+    ),
+    Rule(
+        "a literal that is cast and transposed",
+        op("transpose", op("cast", const_("w"), name="cast"), name="outer"),
+        lambda b, m: b.call("cast", b.call("transpose", m.w, perm=m.attrs("outer").perm), **dict(m.attrs("cast").items())),
+        example=lambda b: b.call("transpose", b.call("cast", _c(b, 2, 3), dtype=f64), perm=(1, 0)),
+    ),
+    Rule(
+        "a literal that is dequantized and transposed",
+        op("transpose", op("dequantize_linear", const_("w"), name="wide", rest=True), name="outer"),
+        _transpose_quantized,
+        example=lambda b: b.call("transpose", b.call("dequantize_linear", _bytes(b, 2, 3), _c(b, 3), None, axis=1), perm=(1, 0)),
     ),
     Rule(
         "identity",

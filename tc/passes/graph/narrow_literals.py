@@ -1,0 +1,73 @@
+"""Which literals stay as narrow as they are in the model: those that are made wider for matrix products alone.
+
+The kernel of the product widens a tile at a time, so that memory holds, and is asked for, a half or a quarter of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from tc.ir.expr import Const
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, atoms_of, bodies_of, free_vars
+from tc.ir.types import TensorType
+from tc.ops.build import full_attrs, operand_types
+from tc.ops.registry import get_op
+from tc.passes.graph.fusion_kind import infer_loop_shape
+
+LEAST_KEPT_BYTES = 64 << 10
+"""A literal that becomes no larger than this when it is widened may as well be wide."""
+
+Uses = dict[Atom, list[tuple[Binding | None, int]]]
+"""The bindings that read each value, and as which operand; None stands for the caller."""
+
+
+def uses_of(func: Function) -> Uses:
+    """Who reads what in a function."""
+    found: Uses = {}
+    for binding in func.bindings:
+        for place, atom in enumerate(_read_by(binding)):
+            found.setdefault(atom, []).append((binding, place))
+    for atom in func.results:
+        found.setdefault(atom, []).append((None, 0))
+    return found
+
+
+def _read_by(binding: Binding) -> Iterator[Atom]:
+    if isinstance(binding.value, Call):
+        yield from binding.value.args  # type: ignore[misc]
+        return
+    yield from atoms_of(binding.value)
+    for body in bodies_of(binding.value):
+        yield from free_vars(body)
+
+
+def widens_operand(binding: Binding, uses: Uses) -> bool:
+    """Whether a binding makes a large literal wider, element by element, for contractions that can do so themselves."""
+    call, (target, *others) = binding.value, binding.targets
+    if others or not isinstance(call, Call) or not call.args or not isinstance(target.type, TensorType):
+        return False
+    literal = call.args[0]
+    if not isinstance(literal, TensorConst) or not all(isinstance(dim, Const) for dim in target.type.shape):
+        return False
+    count = prod(int(dim.value) for dim in target.type.shape)  # type: ignore[attr-defined]
+    is_wider = target.type.dtype.size_bytes * count > max(LEAST_KEPT_BYTES, literal.value.nbytes)
+    return is_wider and count == literal.value.size and get_op(call.op).compute is not None and _is_operand(target, uses)
+
+
+def _is_operand(target: Atom, uses: Uses) -> bool:
+    return all(user is not None and _takes_in(user, place, uses) for user, place in uses.get(target, [(None, 0)]))
+
+
+def _takes_in(binding: Binding, place: int, uses: Uses) -> bool:
+    """Whether a binding is a contraction that can make this operand itself, or transposes it for one (`simplify_graph` has the literal
+    transposed instead)."""
+    call = binding.value
+    op = get_op(call.op) if isinstance(call, Call) else None
+    if op is None or op.compute is None or not isinstance(call, Call):
+        return False
+    if call.op == "transpose":
+        return all(_is_operand(target, uses) for target in binding.targets)
+    results = [target.type for target in binding.targets]
+    shape = infer_loop_shape(op, operand_types(call), full_attrs(call), results)  # type: ignore[arg-type]
+    return place < len(shape.reuses) and shape.reuses[place] is not None
