@@ -284,12 +284,11 @@ class _Grouping:
         made = [target for member in members for target in member.binding.targets]
         call = sink.binding.value
         assert isinstance(call, Call)
-        reuses = [reuse for arg, reuse in zip(call.args, sink.shape.reuses, strict=True) if arg in made]
-        if len(reuses) != 1 or reuses[0] is None or any(arg in made for arg in call.args[2:]):
+        read = [(arg, reuse) for arg, reuse in zip(call.args, sink.shape.reuses, strict=True) if arg is not None and arg in made]
+        operand, reuse = read[0]
+        if len(read) != 1 or reuse is None:
             return False
-        (reuse,) = reuses
-        (operand,) = (arg for arg in call.args if arg in made)
-        is_wider = _size_bytes(operand) > sum(map(_size_bytes, self._inputs_of(members, made)))  # type: ignore[arg-type]
+        is_wider = _size_bytes(operand) > sum(map(_size_bytes, self._inputs_of(members, made)))
         if reuse.is_rhs:
             return is_wider or (reuse.times >= LEAST_SHARING_ROWS and any(member.shape.gathers for member in members))
         return reuse.times >= LEAST_SHARING_COLUMNS and (is_wider or any(member.shape.gathers for member in members))

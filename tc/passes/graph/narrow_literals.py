@@ -48,9 +48,10 @@ def widens_operand(binding: Binding, uses: Uses) -> bool:
     if others or not isinstance(call, Call) or not call.args or not isinstance(target.type, TensorType):
         return False
     literal = call.args[0]
-    if not isinstance(literal, TensorConst) or not all(isinstance(dim, Const) for dim in target.type.shape):
+    sizes: list[int] = [int(dim.value) for dim in target.type.shape if isinstance(dim, Const)]
+    if not isinstance(literal, TensorConst) or len(sizes) != target.type.rank:
         return False
-    count = prod(int(dim.value) for dim in target.type.shape)  # type: ignore[attr-defined]
+    count = prod(sizes)
     is_wider = target.type.dtype.size_bytes * count > max(LEAST_KEPT_BYTES, literal.value.nbytes)
     return is_wider and count == literal.value.size and get_op(call.op).compute is not None and _is_operand(target, uses)
 

@@ -58,10 +58,8 @@ def _bytes(b: GraphBuilder, *shape: int) -> TensorConst:
 def _transpose_quantized(b: GraphBuilder, m: Match) -> Atom:
     rank = m.type_of("w").rank
     perm = m.attrs("outer").perm or tuple(reversed(range(rank)))
-    attrs = dict(m.attrs("wide").items())
-    if rank > 1:
-        attrs["axis"] = perm.index(attrs["axis"] % rank)
-    return b.call("dequantize_linear", b.call("transpose", m.w, perm=perm), *m.call("wide").args[1:], **attrs)
+    axis = perm.index(m.attrs("wide").axis % rank) if rank > 1 else 0
+    return b.call("dequantize_linear", b.call("transpose", m.w, perm=perm), *m.call("wide").args[1:], axis=axis)
 
 
 # -- folding scales and shifts into the weights of a convolution
@@ -174,7 +172,7 @@ GRAPH_RULES = (
     Rule(
         "a literal that is cast and transposed",
         op("transpose", op("cast", const_("w"), name="cast"), name="outer"),
-        lambda b, m: b.call("cast", b.call("transpose", m.w, perm=m.attrs("outer").perm), **dict(m.attrs("cast").items())),
+        lambda b, m: b.call("cast", b.call("transpose", m.w, perm=m.attrs("outer").perm), dtype=m.attrs("cast").dtype),
         example=lambda b: b.call("transpose", b.call("cast", _c(b, 2, 3), dtype=f64), perm=(1, 0)),
     ),
     Rule(
