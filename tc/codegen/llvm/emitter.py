@@ -146,6 +146,9 @@ class _Emitter(ExpressionEmitter):
         self.state.pointers[buffer] = self.b.alloca(element, max(int(size.value), 1), 64, _safe(buffer.name))
 
     def _for(self, loop: For) -> None:
+        if loop.kind is LoopKind.BOUND:
+            name = f"loop {loop.var.name} of {self.func.name}"
+            raise CodegenError(f"{name} is bound to {loop.thread}, an axis of a GPU; the target is a CPU, which has none")
         count = loop.extent.value if isinstance(loop.extent, Const) else None
         if loop.kind is LoopKind.PARALLEL and not self.in_parallel and self.lane is None:
             self._parallel(loop)

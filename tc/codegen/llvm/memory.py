@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
 from tc.errors import CodegenError
-from tc.ir.arith import Facts, Polynomial, polynomial, simplify
+from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
 from tc.ir.bounds import VarFact
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, mul
+from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, logical_and, mul
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
 from tc.ir.uses import variables
@@ -211,12 +211,19 @@ class MemoryEmitter:
             return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
             self._prefetch_ahead(buffer, node.indices, uniform, known)
-        if self.mask is None or buffer.scope == "register":  # a register tile is whole: masked lanes exist as well
+        if self.mask is None or buffer.scope == "register" or self._is_free(node):  # a register tile is whole: all its lanes exist
             loaded = self._whole_load(buffer, pointer, lanes)
             self._hold(buffer, uniform, known, loaded)
         else:
             loaded = self._masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
         return self._from_memory(loaded, buffer.dtype)
+
+    def _is_free(self, node: Load) -> bool:
+        """Whether masked lanes may be loaded too, and better are: the machine has no masks for elements so narrow, and all are there."""
+        if node.buffer.dtype.bits >= 32 or self.module.has("avx512bw"):
+            return False
+        pairs = zip(node.indices, node.buffer.shape, strict=True)
+        return all(prove(logical_and(index >= 0, index < dim), self.facts) is True for index, dim in pairs)
 
     def load_vector(self, operand: Load, lanes: int) -> Value:
         """So many elements from one on, outside vectorized loops."""

@@ -263,6 +263,8 @@ def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DTy
             value = b.convert("fpext", value, "float")
             return b.convert("fptrunc", value, kind)
         return b.convert("fpext" if target.bits > source.bits else "fptrunc", value, kind)
+    if source.is_float and value.lanes:
+        return _saturated(b, value if source.bits >= 32 else b.convert("fpext", value, "float"), target)
     if source.is_float:
         signed = "s" if target.kind == "int" else "u"
         name = f"llvm.fpto{signed}i.sat.{mangled(Value('', kind, value.lanes))}.{mangled(value)}"
@@ -278,3 +280,28 @@ def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DTy
     if source.is_bool or target.bits > source.bits:
         return b.convert("sext" if source.kind == "int" else "zext", value, kind)
     return b.convert("trunc", value, kind) if target.bits < source.bits else Value(value.text, kind, value.lanes)
+
+
+def _saturated(builder: FunctionBuilder, value: Value, target: DType) -> Value:
+    """A vector of f32 or f64 as integers: the nearest one towards 0, NaN as 0, and the ends of the range for what is beyond.
+
+    LLVM's saturating conversions of vectors are made lane by lane.
+    """
+    b, (low, high) = builder, int_range(target)
+    kind, zero = llvm_type(target), b.float(0.0, value)
+    convert = "fptosi" if target.kind == "int" or target.bits < 32 else "fptoui"
+    if target.bits < 32:  # all of its numbers are numbers of f32, and of i32
+        number = b.select(b.compare("fcmp ord", value, value), value, zero)
+        for end, beyond in ((low, "olt"), (high, "ogt")):
+            limit = b.float(float(end), value)
+            number = b.select(b.compare(f"fcmp {beyond}", number, limit), limit, number)
+        return b.convert("trunc", b.convert(convert, number, "i32"), kind)
+    above = b.compare("fcmp oge", value, b.float(float(high + 1), value))  # a power of two, which high is not
+    below = b.compare("fcmp olt", value, b.float(float(low), value))
+    inside = b.compare("fcmp ord", value, value)
+    for outside in (above, below):
+        inside = b.binary("and", inside, b.binary("xor", outside, b.int(1, outside)))
+    whole = b.convert(convert, b.select(inside, value, zero), kind)
+    whole = b.select(inside, whole, b.int(0, whole))
+    whole = b.select(above, b.int(high, whole), whole)
+    return b.select(below, b.int(low, whole), whole)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, is_const
-from tc.ir.node import walk
-from tc.ir.uses import variables
+from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, const, is_const
+from tc.ir.loop import Store
+from tc.ir.node import children, walk
+from tc.ir.polynomial import linear_coefficients
+from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.step import Schedule
 from tc.target import Target
 
 TYPICAL_SYMBOLIC = 256
 """What the product of an operand's symbolic dims is taken to be."""
+
+MOST_VECTORS = 8
+"""Vectors of its widest type in which an elementwise block of narrower ones may compute at once, of 32 registers. A function or a division
+needs several for each."""
 
 TASK_ELEMENTS = 16384
 """Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
@@ -91,9 +97,54 @@ def _has_select(value: Expr) -> bool:
 
 
 def lanes_for(info: BlockInfo, target: Target) -> int:
-    """Vector lanes for the narrowest of 32 bits and the types that the block touches."""
+    """Lanes of a vector of the widest type that the block stores, or of 32 bits where that is more: those that sums have."""
     bits = max([32, *(store.buffer.dtype.bits for store in info.writes)])
     return target.vector_bits // min(bits, 64)
+
+
+def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> int:
+    """Lanes of a vector of the narrowest type that an elementwise block loads or stores, for a loop of `extent` iterations.
+
+    What is wider is computed in several vectors, no more than registers hold. Where an operand is not contiguous along the last axis, or
+    is found through memory, its lanes are loaded one by one or shuffled, and there are as many as in `lanes_for`.
+    """
+    least = lanes_for(info, target)
+    accesses = [*loads_of(info), *info.writes]
+    last = info.block.axes[-1].var if info.block.axes else None
+    if last is None or len(info.writes) != 1 or not all(_is_streamed(access, last) for access in accesses):
+        return least
+    value = info.writes[0].value
+    lanes = target.vector_bits // max(8, min(access.buffer.dtype.bits for access in accesses))
+    registers = (MOST_VECTORS if target.vector_bits == 512 else MOST_VECTORS // 2) // (2 if _is_function(value) else 1)
+    while lanes > least and (lanes * _widest_bits(value) > registers * target.vector_bits or (extent is not None and lanes > extent)):
+        lanes //= 2
+    return max(lanes, least)
+
+
+_FEW_INSTRUCTIONS = frozenset("fma floor ceil round trunc abs sign isnan isinf".split())
+
+
+def _is_function(value: Expr) -> bool:
+    """Whether something is computed that takes many instructions and registers."""
+    calls = any(isinstance(node, MathCall) and node.name not in _FEW_INSTRUCTIONS for node in walk(value))
+    return calls or any(isinstance(node, (Div, FloorDiv)) and not node.dtype.is_float for node in walk(value))
+
+
+def _is_streamed(access: Load | Store, axis: Var) -> bool:
+    """Whether neighbours along an axis are neighbours in memory, or one element."""
+    *outer, last = access.indices or (const(0),)
+    if any(axis in variables(index) for index in outer) or reads_memory(last):
+        return False
+    form = linear_coefficients(last, [axis])
+    return form is not None and (axis not in form[0] or is_const(form[0][axis], 1))
+
+
+def _widest_bits(value: Expr) -> int:
+    """The widest type in which something is computed; not where it is."""
+    if isinstance(value, Load):
+        return value.dtype.bits
+    parts = (part for part in children(value) if isinstance(part, Expr) and not isinstance(part, Const))
+    return max([value.dtype.bits, *map(_widest_bits, parts)])
 
 
 def extent_value(schedule: Schedule, loop: str) -> int | None:

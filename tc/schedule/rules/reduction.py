@@ -21,6 +21,7 @@ from tc.schedule.rules.common import (
     loads_of,
     loops_inside,
     set_parallel,
+    stream_lanes,
 )
 from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
 from tc.schedule.rules.partial_sums import (
@@ -266,7 +267,8 @@ class _Version:
             is_plain = is_plain and not _is_heavy(info)
             reduce_in_lanes(schedule, name, inside, self.target, is_short=self.is_short, is_plain=is_plain)
             return
-        vectors = vectorize_loop(schedule, inside[-1], lanes_for(info, self.target))
+        lanes = stream_lanes(info, self.target, extent_value(schedule, inside[-1]))
+        vectors = vectorize_loop(schedule, inside[-1], lanes)
         if vectors is not None:
             unroll_few(schedule, vectors)
 

@@ -7,7 +7,7 @@ from tc.ir.loop import Store
 from tc.ir.node import Node, children
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel, stream_lanes
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -29,13 +29,13 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     loops = list(schedule.loops_of(block))
     if not loops:
         return
-    lanes = lanes_for(info, target)
     if len(loops) > 1 and _is_flat(info) and schedule.choose("stream/flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
-    if _schedule_squares(schedule, info, loops, lanes):
+    if _schedule_squares(schedule, info, loops, lanes_for(info, target)):
         return
     *outer, last = schedule.loops_of(block)
     extent = extent_value(schedule, last)
+    lanes = stream_lanes(info, target, extent)
     if extent is not None and extent < lanes:
         if extent >= 4:
             schedule.vectorize(last)
