@@ -109,7 +109,7 @@ def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> 
     is found through memory, its lanes are loaded one by one or shuffled, and there are as many as in `lanes_for`.
     """
     least = lanes_for(info, target)
-    accesses = [*loads_of(info), *info.writes]
+    accesses: list[Load | Store] = [*loads_of(info), *info.writes]
     last = info.block.axes[-1].var if info.block.axes else None
     if last is None or len(info.writes) != 1 or not all(_is_streamed(access, last) for access in accesses):
         return least
