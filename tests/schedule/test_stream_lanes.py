@@ -10,12 +10,12 @@ import pytest
 
 from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import disassemble
 from tc.errors import CodegenError
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, bool_, f16, f32, f64, i8, i16, i32, i64, int_range, u8, u16, u32, u64
 from tc.ir.expr import Expr, Var, call, cast, const, logical_and, maximum, minimum, select
 from tc.ir.loop import PrimFunc
-from tc.runtime.jit import disassemble
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule
 from tc.target import Target, native_target
