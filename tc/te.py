@@ -10,6 +10,7 @@ A `Stage` computes one or more buffers over one space of axes. Expressions read 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,7 +39,7 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Stmt, Store, seq
-from tc.ir.node import Node, cached_on_node, replace, substitute, walk
+from tc.ir.node import Node, cached_on_node, children, replace, substitute
 from tc.ir.types import DimFact
 
 
@@ -302,10 +303,15 @@ def tensors_read(stage: Stage) -> list[Tensor]:
     return list(dict.fromkeys(read.tensor for read in reads(stage)))
 
 
-@cached_on_node
 def reads(node: Node) -> tuple[Read, ...]:
     """The different reads of tensors at or below a node, in order of appearance."""
-    return tuple(dict.fromkeys(inner for inner in walk(node) if isinstance(inner, Read)))
+    below = _reads_below(node)
+    return tuple(dict.fromkeys((node, *below))) if isinstance(node, Read) else below
+
+
+@cached_on_node
+def _reads_below(node: Node) -> tuple[Read, ...]:
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(map(reads, children(node)))))
 
 
 def create_prim_func(

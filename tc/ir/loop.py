@@ -46,6 +46,11 @@ class Stmt(Located):
     """Something that runs."""
 
 
+def is_statement(node: Node) -> bool:
+    """For a `transform` of statements alone."""
+    return isinstance(node, Stmt)
+
+
 @dataclass(frozen=True, eq=False)
 class For(Stmt):
     """Run `body` for `var` = 0, 1, ..., `extent` - 1; not at all when `extent` <= 0.

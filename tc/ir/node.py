@@ -102,7 +102,23 @@ def _children_of(cls: type) -> Callable[[Any], tuple[Node, ...]]:
         return get if first else lambda node: (get(node),)
     if all(types[name] in _NODES for name in first) and types[last] in _TUPLES:
         return (lambda node: (*(found := get(node))[:-1], *found[-1])) if first else get
-    return lambda node: tuple(_nodes_in(tuple(getattr(node, name) for name in names)))
+    kinds = [(name, types[name] in _NODES, types[name] in _TUPLES) for name in names]
+
+    def found(node: Any) -> tuple[Node, ...]:
+        known, nodes = node.__dict__, []
+        for name, is_node, is_tuple in kinds:
+            value = known[name]
+            if is_node:
+                nodes.append(value)
+            elif is_tuple:
+                nodes += value
+            elif isinstance(value, Node):
+                nodes.append(value)
+            elif isinstance(value, tuple):
+                nodes += _nodes_in(value)
+        return tuple(nodes)
+
+    return found
 
 
 def _nodes_in(values: tuple[Any, ...]) -> Iterator[Node]:
@@ -163,24 +179,25 @@ def _map_tuple(values: tuple[Any, ...], visit: Callable[[Node], Node]) -> tuple[
     return result if any(map(is_not, result, values)) else values
 
 
-def transform(node: NodeT, rewrite: Callable[[Node], Node | None]) -> NodeT:
-    """Rewrite bottom-up: children first, then `rewrite(node)`; None keeps the node.
+def transform(node: NodeT, rewrite: Callable[[Node], Node | None], inside: Callable[[Node], bool] | None = None) -> NodeT:
+    """Rewrite bottom-up: children first, then `rewrite(node)`; None keeps the node. Nodes of which `inside` is false are kept whole.
 
     What is inside a binder, as the shape of a buffer, stays: a rewritten buffer would be another one than that of the statements
     around `node`. A subtree shared by several parents is rewritten once (by identity), and stays shared. Returns the same object when
     nothing changed.
     """
-    return _Rewriting(rewrite).visit(node)  # type: ignore[return-value]
+    return _Rewriting(rewrite, inside).visit(node)  # type: ignore[return-value]
 
 
 class _Rewriting:
     """One `transform`. A class, as below: a function that calls itself from inside another one is part of a cycle, and it and all
     the nodes that it knows would stay until Python looks for cycles."""
 
-    __slots__ = ("done", "kept", "rewrite")
+    __slots__ = ("done", "inside", "kept", "rewrite")
 
-    def __init__(self, rewrite: Callable[[Node], Node | None]) -> None:
+    def __init__(self, rewrite: Callable[[Node], Node | None], inside: Callable[[Node], bool] | None) -> None:
         self.rewrite = rewrite
+        self.inside = inside
         self.done: dict[int, Node] = {}
         self.kept: list[Node] = []  # keeps ids alive while they are keys
 
@@ -188,6 +205,8 @@ class _Rewriting:
         found = self.done.get(id(node))
         if found is not None:
             return found
+        if self.inside is not None and not self.inside(node):
+            return node
         rebuilt = node if node.is_binder else map_children(node, self.visit)
         result = self.rewrite(rebuilt)
         final = self.done[id(node)] = rebuilt if result is None else result

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tc.ir.expr import Add, Const, Expr, Mul, Sub, Var, const
-from tc.ir.node import walk
+from tc.ir.node import cached_on_node, walk
 
 Monomial = tuple[Expr, ...]
 _MAX_TERMS = 64
@@ -98,7 +98,12 @@ def _product(monomial: Monomial) -> Expr:
 
 def _atom_order(atom: Expr) -> tuple[int, str, int]:
     """A fixed order of atoms: variables by name first, then the rest by text; objects of one text by identity."""
-    return (0 if isinstance(atom, Var) else 1, str(atom), id(atom) if isinstance(atom, Var) else 0)
+    return (0, atom.name, id(atom)) if isinstance(atom, Var) else _text_order(atom)
+
+
+@cached_on_node
+def _text_order(atom: Expr) -> tuple[int, str, int]:
+    return 1, str(atom), 0
 
 
 def _monomial_order(monomial: Monomial) -> tuple[int, tuple[tuple[int, str, int], ...]]:

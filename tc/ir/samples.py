@@ -18,6 +18,7 @@ Sample = dict[Expr, int]
 WANTED = 10
 LEAST = 5
 ATTEMPTS = 32
+HOPELESS = 12
 _SMALL = (0, 1, 2, 3, 5, 8, 16, 31, 64, 100, 224, 1000)
 """How far from its bound a variable is that has but one."""
 
@@ -29,6 +30,17 @@ def is_refuted(poly: Polynomial, facts: Facts) -> bool:
         if value is None:
             return False
         if value < 0:
+            return True
+    return False
+
+
+def fails_somewhere(condition: Expr, facts: Facts) -> bool:
+    """Whether a condition fails for values that satisfy the facts. False also where nobody looked."""
+    for sample in samples_of(facts):
+        value = _value(condition, sample)
+        if value is None:
+            return False
+        if not value:
             return True
     return False
 
@@ -52,7 +64,7 @@ def _inherited(facts: Facts) -> tuple[Sample, ...]:
     more = facts.nonnegative[len(facts.parent.nonnegative) :]
     found = []
     for number, sample in enumerate(samples_of(facts.parent)):
-        sample = {atom: value for atom, value in sample.items() if isinstance(atom, Var)}
+        sample = dict(sample)
         if all(_assign(var, fact, sample, number) for var, fact in new.items()) and _holds(more, sample):
             found.append(sample)
     return tuple(found)
@@ -67,6 +79,8 @@ def _made(facts: Facts) -> tuple[Sample, ...]:
             found.append(sample)
             if len(found) == WANTED:
                 break
+        elif number > HOPELESS and not found:
+            break
     return tuple(found)
 
 
@@ -78,9 +92,9 @@ def _assign(var: Var, fact: VarFact, sample: Sample, number: int) -> bool:
         return False
     value = sample.get(var)
     if value is None:
-        mixed = (number * 2654435761 + (len(sample) + 1) * 40503) % 65521
+        mixed = (number * 2654435761 + sum(map(ord, var.name)) * 40503) % 65521
         if hi is None:
-            value = lo + _SMALL[mixed % len(_SMALL) if number > 1 else number * 4]
+            value = lo + _SMALL[(number * 5 + sum(map(ord, var.name)) * 7) % len(_SMALL) if number > 1 else number * 4]
         else:
             value = lo if number == 0 else hi if number == 1 else lo + mixed % max(hi - lo + 1, 1)
         value -= value % fact.multiple_of

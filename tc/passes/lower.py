@@ -28,7 +28,7 @@ from tc.ir.graph import (
 )
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
-from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
 from tc.ir.structural import structural_hash
 from tc.ir.types import DimFact, TensorType
 from tc.ops.registry import get_op, inference
@@ -99,7 +99,12 @@ def lower_primitives(module: IRModule) -> IRModule:
 
 
 def _has_checks(func: PrimFunc) -> bool:
-    return any(isinstance(node, Checked) for node in walk(func.body))
+    return _with_checks(func.body)
+
+
+@cached_on_node
+def _with_checks(node: Node) -> bool:
+    return isinstance(node, Checked) or any(map(_with_checks, children(node)))
 
 
 def _tensor_type(atom: Atom) -> TensorType:

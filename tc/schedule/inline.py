@@ -6,7 +6,7 @@ from tc.errors import ScheduleError
 from tc.ir.arith import prove
 from tc.ir.expr import Buffer, Load, Var, equal
 from tc.ir.loop import TRUE, AxisKind, Block, PrimFunc, Store
-from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.node import Node, binders, replace, substitute, transform, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
 from tc.schedule.tree import Place, block_places, facts_at, find_block, replace_stmt, without_alloc, writers_of
 
@@ -76,7 +76,7 @@ def _inline_loads(stmt: Node, producer: Store) -> Node:
             return substitute(producer.value, dict(zip(producer.indices, node.indices, strict=True)))
         return None
 
-    return transform(stmt, rewrite)
+    return transform(stmt, rewrite, lambda node: producer.buffer in binders(node))
 
 
 def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tc.ir.arith import Facts, bounds, evaluate, polynomial, prove, simplify
+from tc.ir.arith import Facts, bounds, evaluate, polynomial, proves, simplify
 from tc.ir.expr import Const, Expr, Var, const, maximum, mul
 from tc.ir.node import walk
 from tc.ir.types import TensorType, product
@@ -269,11 +269,11 @@ def _is_at_most(unit: Expr, other: Expr, facts: Facts) -> bool:
     """Factor by factor: each of the one is at most one of the other, and what is left of the other is at least 1."""
     left = _factors(other)
     for factor in sorted(_factors(unit), key=lambda f: f not in left):
-        match = next((k for k, larger in enumerate(left) if factor is larger or prove(factor <= larger, facts)), None)
+        match = next((k for k, larger in enumerate(left) if factor is larger or proves(factor <= larger, facts)), None)
         if match is None:
             return False
         del left[match]
-    return all(prove(const(1) <= factor, facts) for factor in left)
+    return all(proves(const(1) <= factor, facts) for factor in left)
 
 
 def _factors(unit: Expr) -> list[Expr]:

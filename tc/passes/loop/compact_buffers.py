@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.arith import Facts, linear_coefficients, proves, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
 from tc.ir.loop import Alloc, For, If, PrimFunc, Stmt, Store
-from tc.ir.node import Node, children, replace, transform, walk
+from tc.ir.node import Node, binders, children, replace, transform, walk
 from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.manager import loop_pass
 
@@ -67,10 +67,13 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
             return replace(node, buffer=small, indices=indices)
         return None
 
+    def has_buffer(node: Node) -> bool:
+        return buffer in binders(node)
+
     if isinstance(root, For):
-        new_root: Stmt = replace(root, body=Alloc(small, transform(root.body, rewrite)))
-        return transform(stripped, lambda node: new_root if node is root else None)
-    return Alloc(small, transform(stripped, rewrite))
+        new_root: Stmt = replace(root, body=Alloc(small, transform(root.body, rewrite, has_buffer)))
+        return transform(stripped, lambda node: new_root if node is root else None, has_buffer)
+    return Alloc(small, transform(stripped, rewrite, has_buffer))
 
 
 def _is_known_before(low: Expr, extent: Expr, bound: set[Var]) -> bool:
@@ -80,7 +83,9 @@ def _is_known_before(low: Expr, extent: Expr, bound: set[Var]) -> bool:
 
 def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:
     return transform(
-        body, lambda node: node.body if isinstance(node, Alloc) and node.buffer is buffer else None
+        body,
+        lambda node: node.body if isinstance(node, Alloc) and node.buffer is buffer else None,
+        lambda node: isinstance(node, Stmt) and buffer in binders(node),
     )
 
 
@@ -146,7 +151,7 @@ def _dimension(
     extent = simplify(found[1] - found[0], facts)
     if whole_tiles and isinstance(extent, Const):
         return found[0], extent
-    if not isinstance(extent, Const) and prove(extent <= dim, facts) is not True:
+    if not isinstance(extent, Const) and not proves(extent <= dim, facts):
         return whole
     if isinstance(extent, Const) and isinstance(dim, Const) and extent.value >= dim.value:
         return whole
@@ -166,19 +171,19 @@ def _span(access: _Access, d: int, facts: Facts) -> tuple[Expr, Expr] | None:
         coefficient = coefficients.get(loop.var)
         if coefficient is None:
             continue
-        if prove(coefficient >= 0, facts) is not True:
+        if not proves(coefficient >= 0, facts):
             return None
         high = high + coefficient * (loop.extent - 1)
     return simplify(low, facts), simplify(high, facts)
 
 
 def _smaller(a: Expr, b: Expr, facts: Facts) -> Expr | None:
-    if prove(a <= b, facts) is True:
+    if proves(a <= b, facts):
         return a
-    return b if prove(b <= a, facts) is True else None
+    return b if proves(b <= a, facts) else None
 
 
 def _larger(a: Expr, b: Expr, facts: Facts) -> Expr | None:
-    if prove(a >= b, facts) is True:
+    if proves(a >= b, facts):
         return a
-    return b if prove(b >= a, facts) is True else None
+    return b if proves(b >= a, facts) else None

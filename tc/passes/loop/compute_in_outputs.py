@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.ir.arith import Facts
 from tc.ir.expr import Buffer, Const, Expr, Load, const
 from tc.ir.loop import Alloc, For, If, IntrinsicCall, PrimFunc, Seq, Stmt, Store
-from tc.ir.node import Node, children, replace, transform, walk
+from tc.ir.node import Node, binders, children, replace, transform, walk
 from tc.ir.uses import touches, variables
 from tc.passes.loop.mark_in_place import Site, is_one_to_one, is_stored_once
 from tc.passes.manager import loop_pass
@@ -59,7 +59,7 @@ def _replaced(body: Stmt, buffer: Buffer, output: Buffer) -> Stmt:
                 return replace(node, buffer=output)
         return None
 
-    return transform(body, rewrite)
+    return transform(body, rewrite, lambda node: buffer in binders(node))
 
 
 def _can_replace(func: PrimFunc, buffer: Buffer, output: Buffer, least_bytes: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tc.ir.expr import Load
-from tc.ir.loop import Alloc, Block, For, PrimFunc, Seq, Stmt, seq
+from tc.ir.loop import Alloc, Block, For, PrimFunc, Seq, Stmt, is_statement, seq
 from tc.ir.node import Node, children, replace, transform
 from tc.ir.uses import buffers_read, buffers_written
 from tc.passes.manager import loop_pass
@@ -44,7 +44,7 @@ def drop_unread(func: PrimFunc) -> PrimFunc:
                 return body
         return None
 
-    return replace(func, body=transform(func.body, remove))
+    return replace(func, body=transform(func.body, remove, is_statement))
 
 
 def _is_empty(stmt: Stmt) -> bool:

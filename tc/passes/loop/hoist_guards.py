@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import conjuncts, logical_and
-from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, seq
+from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, is_statement, seq
 from tc.ir.node import Node, replace, transform, walk
 from tc.ir.uses import reads_memory
 from tc.passes.manager import loop_pass
@@ -33,7 +33,7 @@ def hoist_guards(func: PrimFunc) -> PrimFunc:
                 return replace(node, condition=logical_and(outer, inner), then_body=body)
         return None
 
-    return transform(func, hoist)
+    return replace(func, body=transform(func.body, hoist, is_statement))
 
 
 def _outside(node: For | Alloc, guard: If, is_free: object) -> Stmt | None:

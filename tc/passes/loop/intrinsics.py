@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tc.ir.arith import Facts
 from tc.ir.hints import LoopHints
 from tc.ir.intrinsic import INTRINSICS, perfect_nest
-from tc.ir.loop import For, IntrinsicCall, PrimFunc
+from tc.ir.loop import For, IntrinsicCall, PrimFunc, is_statement
 from tc.ir.node import Node, replace, transform
 from tc.passes.manager import loop_pass
 
@@ -26,7 +26,7 @@ def expand_intrinsics(func: PrimFunc) -> PrimFunc:
         loops = INTRINSICS[node.name].expand(node.operands)
         return replace(loops, hints=LoopHints(intrinsic=node.name))
 
-    return replace(func, body=transform(func.body, expand))
+    return replace(func, body=transform(func.body, expand, is_statement))
 
 
 def select_intrinsics(func: PrimFunc, features: Iterable[str]) -> PrimFunc:
@@ -42,4 +42,4 @@ def select_intrinsics(func: PrimFunc, features: Iterable[str]) -> PrimFunc:
         operands = intrinsic.match(loops, body, facts)
         return None if isinstance(operands, str) else IntrinsicCall(intrinsic.name, operands)
 
-    return replace(func, body=transform(func.body, select))
+    return replace(func, body=transform(func.body, select, is_statement))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import equal, logical_and
-from tc.ir.loop import AxisKind, Block, If, PrimFunc, Stmt, seq
+from tc.ir.loop import AxisKind, Block, If, PrimFunc, Stmt, is_statement, seq
 from tc.ir.node import Node, replace, substitute, transform
 from tc.passes.manager import loop_pass
 
@@ -20,7 +20,7 @@ def lower_blocks(func: PrimFunc) -> PrimFunc:
     def lower(node: Node) -> Node | None:
         return _lower(node) if isinstance(node, Block) else None
 
-    return replace(func, body=transform(func.body, lower))
+    return replace(func, body=transform(func.body, lower, is_statement))
 
 
 def _lower(block: Block) -> Stmt:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import Expr, const, equal, logical_not
+from tc.ir.arith import Facts, prove, proves, simplify
+from tc.ir.expr import Expr, const, equal, is_const, logical_not
 from tc.ir.loop import (
     Alloc,
     Block,
@@ -19,7 +19,7 @@ from tc.ir.loop import (
     While,
     seq,
 )
-from tc.ir.node import replace, substitute
+from tc.ir.node import Node, replace, substitute
 from tc.passes.manager import loop_pass
 
 
@@ -72,11 +72,21 @@ def _all(exprs: tuple[Expr, ...], facts: Facts) -> tuple[Expr, ...]:
 
 def _simplify_for(loop: For, facts: Facts) -> Stmt:
     extent = simplify(loop.extent, facts)
-    if prove(extent <= 0, facts) is True:
+    if proves(extent <= 0, facts):
         return Seq(())
-    if loop.kind is not LoopKind.BOUND and prove(equal(extent, 1), facts) is True:
-        return _simplify(substitute(loop.body, {loop.var: const(0, loop.var.dtype)}), facts)
+    if loop.kind is not LoopKind.BOUND and proves(equal(extent, 1), facts):
+        return _simplify(_once(loop), facts)
     return replace(loop, extent=extent, body=_simplify(loop.body, facts.with_range(loop.var, extent)))
+
+
+def _once(loop: For) -> Stmt:
+    """The body of a loop of one iteration, and of further ones that are its whole body and say that they have one."""
+    first: dict[Node, Node] = {loop.var: const(0, loop.var.dtype)}
+    body = loop.body
+    while isinstance(body, For) and body.kind is not LoopKind.BOUND and is_const(body.extent, 1):
+        first[body.var] = const(0, body.var.dtype)
+        body = body.body
+    return substitute(body, first)
 
 
 def _simplify_block(block: Block, facts: Facts) -> Block:
