@@ -21,8 +21,8 @@ Value = Union[int, str, bool, tuple["Value", ...]]
 class Knob:
     """One question of a rule.
 
-    `name` says which part of which block it is about ("sum/rows") and is unique on one way through the rules. `options`: the
-    values that are legal here, at least two; neighbours differ little if `ordered`. `default`: the rule's own answer, one of them.
+    `name` says which block it is about and what of it ("C/rows"), and is unique on one way through the rules. `options`: the values that
+    are legal here, at least two; neighbours differ little if `ordered`. `default`: the rule's own answer, one of them.
     """
 
     name: str

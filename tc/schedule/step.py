@@ -260,10 +260,11 @@ class Schedule:
         """What rules asked, in order, and the answers."""
         return tuple(self._choices.values())
 
-    def choose(self, name: str, options: Iterable[ValueT], default: ValueT, *, ordered: bool = True) -> ValueT:
-        """Leave a decision open: one of `options`, `default` being the caller's own. A name that was asked before is asked anew as `name'`.
+    def choose(self, block: str, name: str, options: Iterable[ValueT], default: ValueT, *, ordered: bool = True) -> ValueT:
+        """Leave a decision about a block open: one of `options`, `default` being the caller's own. The knob is called `block/name`.
 
-        `default` need not be among the options: then it is one more, in its place if ordered numbers, else the first.
+        `default` need not be among the options: then it is one more, in its place if ordered numbers, else the first. Who asks again for
+        the same knob gets the same answer, if it is an option there; the caller's own where it was the caller's own before.
         """
         values = tuple(dict.fromkeys(options))
         if default not in values:
@@ -272,12 +273,14 @@ class Schedule:
                 values = tuple(sorted(values))
         if len(values) == 1:
             return default
-        while name in self._choices:
-            name += "'"
-        knob = Knob(name, values, default, ordered)
+        knob = Knob(f"{block}/{name}", values, default, ordered)
+        known = self._choices.get(knob.name)
+        if known is not None:
+            again = known.value != known.knob.default and known.value in values
+            return cast(ValueT, known.value) if again else default
         value = self._decide(knob)
-        assert value in values, f"{name}: {value!r} is not an option"
-        self._choices[name] = Choice(knob, value)
+        assert value in values, f"{knob.name}: {value!r} is not an option"
+        self._choices[knob.name] = Choice(knob, value)
         return cast(ValueT, value)
 
     def attempt(self, rule: Callable[[], str | None]) -> str | None:

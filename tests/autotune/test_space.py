@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ def test_sampled_candidates_compute_what_the_default_computes(name: str, samples
 @pytest.mark.parametrize("name", ["packed", "biased"])
 def test_what_follows_a_sum_may_be_done_afterwards(name: str) -> None:
     func, arrays = kernel(name)
-    candidate = Space({"": func}, TARGET).at({"sum/epilogue": "alone"})
+    block = {"packed": "matmul", "biased": "conv"}[name]
+    candidate = Space({"": func}, TARGET).at({f"{block}/epilogue": "alone"})
     default = Space({"": func}, TARGET).default()
 
     assert candidate.key != default.key
@@ -120,9 +122,20 @@ def test_a_point_and_a_trace_lead_to_the_same_program_again(name: str) -> None:
 def test_unknown_and_illegal_answers_fall_back_to_the_rules_own() -> None:
     points = space("matmul")
 
-    candidate = points.at({"sum/rows": 1000, "no such knob": 3})
+    candidate = points.at({"matmul/rows": 1000, "no such knob": 3})
 
     assert candidate.key == points.default().key
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_knob_is_named_after_a_block_of_the_schedule_and_asked_once(name: str) -> None:
+    points = space(name)
+    rng = np.random.default_rng(3)
+
+    for candidate in (points.default(), *(points.sample(rng) for _ in range(4))):
+        names = [knob.name for knob in candidate.knobs]
+        assert len(set(names)) == len(names) > 0
+        assert all(re.fullmatch(r"\w+/[a-z_]+", name) for name in names), names
 
 
 def test_mutation_and_crossover_stay_among_the_options() -> None:

@@ -44,6 +44,27 @@ def test_similarity_is_the_share_of_equal_answers() -> None:
     assert similarity((), ()) == 1.0
 
 
+def test_answers_are_carried_over_to_the_block_of_which_the_same_is_asked() -> None:
+    """A padded convolution teaches one without padding, whose sum is its first block."""
+    padded = Precedent(
+        "contraction",
+        (("s0/parallel", True), ("s1/rows", 6), ("s1/vectors", 2), ("s1/parallel", True), ("variant", "default")),
+        (("s0/parallel", False), ("s1/rows", 12), ("s1/vectors", 2), ("s1/parallel", False), ("variant", "default")),
+        0.8,
+    )
+    plain = (("s0/rows", 6), ("s0/vectors", 2), ("s0/parallel", True), ("s1/parallel", True))
+
+    (best,) = suggestions("contraction", plain, [padded])
+
+    assert dict(best) == {"s1/parallel": False, "s0/rows": 12, "s0/vectors": 2, "s0/parallel": False, "variant": "default"}
+
+
+def test_blocks_that_are_like_none_keep_their_names() -> None:
+    other = Precedent("contraction", (("s0/taps", 2),), (("s0/taps", 3),), 0.5)
+
+    assert suggestions("contraction", (("s0/rows", 6),), [other]) == [(("s0/taps", 3),)]
+
+
 def test_the_most_similar_tasks_of_the_same_rule_are_followed_first() -> None:
     best = [(("rows", k), ("vectors", 2), ("order", "kmn")) for k in range(4)]
     known = [

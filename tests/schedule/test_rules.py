@@ -281,10 +281,10 @@ def test_rows_that_are_packed_in_bands_need_not_be_whole_bands() -> None:
     rows, depth, columns = 13 * 37 + 5, 1024, 256
     a, b = normal(rng, rows, depth), normal(rng, depth, columns)
 
-    point = {"sum/pack_lhs": True, "sum/vectors": 2, "sum/rows": 13, "sum/outermost": "rows"}
+    point = {"mm/pack_lhs": True, "mm/vectors": 2, "mm/rows": 13, "mm/outermost": "rows"}
     made = apply_rules(simplify_loops(product_of(rows, columns, depth)), native_target(), follow(point))
 
-    assert any(choice.knob.name == "sum/band_tiles" for choice in made.choices)
+    assert any(choice.knob.name == "mm/band_tiles" for choice in made.choices)
     check(finish_loops(made.func), [a, b], a.astype(float) @ b, 8 * depth)
 
 
@@ -296,8 +296,8 @@ def test_rows_that_evict_each_other_are_taken_few_at_a_time() -> None:
     made = apply_rules(simplify_loops(product_of(rows, columns, depth)), native_target())
 
     point = {choice.knob.name: choice.value for choice in made.choices}
-    assert point["sum/rows"] <= 8
-    assert not point["sum/pack_lhs"]
+    assert point["mm/rows"] <= 8
+    assert not point["mm/pack_lhs"]
     check(finish_loops(made.func), [a, b], a.astype(float) @ b, 8 * depth)
 
 
@@ -383,7 +383,7 @@ def test_a_tile_may_take_a_part_of_a_panel(depth: int) -> None:
     rng = np.random.default_rng(0)
     a, b = placeholder((24, depth), f32, "A"), placeholder((4, depth, 64), f32, "B")
     result = reduce("sum", (24, 250), (depth,), lambda i, j, r: a[i, r] * b[j // 64, r, j % 64], "mm")
-    made = apply_rules(create_prim_func("mm", [a, b], [result]), native_target(), follow({"sum/vectors": 2}))
+    made = apply_rules(create_prim_func("mm", [a, b], [result]), native_target(), follow({"mm/vectors": 2}))
     func = finish_loops(made.func)
 
     lane_of = {loop.var for loop in walk(func.body) if isinstance(loop, For) and loop.kind is LoopKind.VECTORIZED}
@@ -402,13 +402,12 @@ def test_bands_of_winograd_tiles_of_any_height_give_the_same_bits(tile: int, siz
     attrs = {"tile": tile, "pads": (1, 1, 1, 1), "in_channels": 48}
     func = simplify_loops(make_prim_func(OPS["conv_winograd"], arrays, attrs))
     rows = -(-size[0] // tile)
-    made = [
-        apply_rules(func, native_target(), follow({"tiles/band_rows": height})) for height in divisors(rows)
-    ]
+    (knob,) = [c.knob.name for c in apply_rules(func, native_target()).choices if c.knob.name.endswith("/band_rows")]
+    made = [apply_rules(func, native_target(), follow({knob: height})) for height in divisors(rows)]
 
     found = [run(finish_loops(each.func, threads=2), arrays)[0] for each in made]
 
-    assert [{c.knob.name: c.value for c in each.choices}["tiles/band_rows"] for each in made] == divisors(rows)
+    assert [{c.knob.name: c.value for c in each.choices}[knob] for each in made] == divisors(rows)
     padded = np.pad(x.transpose(0, 1, 4, 2, 3).reshape(2, 48, *size), [(0, 0), (0, 0), (1, 1), (1, 1)])
     exact = correlate(padded, w) + bias.reshape(32)[:, None, None]
     expected = exact.reshape(2, 2, 16, *size).transpose(0, 1, 3, 4, 2)
@@ -417,11 +416,33 @@ def test_bands_of_winograd_tiles_of_any_height_give_the_same_bits(tile: int, siz
         np.testing.assert_allclose(each, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
+def test_knobs_are_named_by_block() -> None:
+    """They were named by the order of asking: `parallel`, `parallel'`, `parallel''`, of which none knew its block."""
+    schedule = Schedule(simplify_loops(product_of(5, 20, 7)), follow({"mm/rows": 2, "mm_copy/rows": 3}))
+
+    rows = schedule.choose("mm", "rows", (1, 2, 3), 1), schedule.choose("mm_copy", "rows", (1, 2, 3), 1)
+
+    assert rows == (2, 3)
+    assert [choice.knob.name for choice in schedule.choices] == ["mm/rows", "mm_copy/rows"]
+
+
+def test_who_asks_again_for_a_knob_gets_the_same_answer() -> None:
+    schedule = Schedule(simplify_loops(product_of(5, 20, 7)), follow({"mm/rows": 3}))
+    first, again, elsewhere = (schedule.choose("mm", "rows", options, 1) for options in ((1, 2, 3), (1, 3, 9), (1, 2)))
+
+    untold = Schedule(simplify_loops(product_of(5, 20, 7)))
+    own = untold.choose("mm", "rows", (1, 2), 1), untold.choose("mm", "rows", (1, 2), 2)
+
+    assert (first, again, elsewhere) == (3, 3, 1), "an answer that is none there is the rule's own"
+    assert own == (1, 2), "rules that are left alone do what they would"
+    assert [choice.value for choice in schedule.choices] == [3]
+
+
 def test_a_rule_that_finds_no_legal_schedule_leaves_the_kernel_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a rule meant to do with a kernel that it does not fit, the user got a ScheduleError."""
 
     def hopeless(schedule: Schedule, target: Target) -> str | None:
-        schedule.choose("hopeless", (1, 2), 1)
+        schedule.choose("mm", "hopeless", (1, 2), 1)
         schedule.split(schedule.loops_of("mm")[0], 2)
         schedule.parallel("nowhere")
         return "hopeless"
@@ -433,7 +454,7 @@ def test_a_rule_that_finds_no_legal_schedule_leaves_the_kernel_to_the_next(monke
     assert apply_rules(func, target).trace == usual.trace
     assert apply_rules(func, target).choices == usual.choices
     with pytest.raises(ScheduleError, match="nowhere"):  # an answer of a search that is not legal is no schedule
-        apply_rules(func, target, follow({"hopeless": 2}))
+        apply_rules(func, target, follow({"mm/hopeless": 2}))
 
 
 @pytest.mark.parametrize("shape", [(6, 1, 20), (2, 1, 3, 1, 4), (1, 40, 1)])

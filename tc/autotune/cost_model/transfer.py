@@ -7,7 +7,7 @@ suits a task, so where the defaults agree, what is better than them is likely to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,9 +48,38 @@ def similarity(first: Point, second: Point) -> float:
 
 def suggestions(rule: str, default: Point, precedents: Iterable[Precedent]) -> list[Point]:
     """The best points of tasks of the same rule, of the most similar ones first, each once."""
-    fitting = [each for each in precedents if each.rule == rule and each.best != default]
+    fitting = [carried_over(each, default) for each in precedents if each.rule == rule]
+    fitting = [each for each in fitting if each.best != default]
     fitting.sort(key=lambda each: (-similarity(default, each.default), each.ratio))
     return list(dict.fromkeys(each.best for each in fitting))[:SUGGESTED]
+
+
+def carried_over(precedent: Precedent, default: Point) -> Precedent:
+    """The precedent with its knobs named after the blocks of another task, whose default is at `default`.
+
+    Each block is taken for that one of which most of the same things are left open, each once; blocks that are like none keep their names.
+    """
+    theirs, ours = _knobs_by_block(precedent.default), _knobs_by_block(default)
+    pairs = [(len(asked & ours[own]), block, own) for block, asked in theirs.items() for own in ours]
+    names: dict[str, str] = {}
+    for shared, block, own in sorted(pairs, key=lambda pair: -pair[0]):  # of those that are as alike, in the order of the rules
+        if shared and block not in names and own not in names.values():
+            names[block] = own
+
+    def renamed(point: Point) -> Point:
+        parts = [(knob.partition("/"), value) for knob, value in point]
+        return tuple((f"{names.get(block, block)}{slash}{what}", value) for (block, slash, what), value in parts)
+
+    return replace(precedent, default=renamed(precedent.default), best=renamed(precedent.best))
+
+
+def _knobs_by_block(point: Point) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for knob, _ in point:
+        block, _, what = knob.partition("/")
+        if what:
+            found.setdefault(block, set()).add(what)
+    return found
 
 
 def precedents_of(known: Mapping[str, Sequence[Record]]) -> list[Precedent]:

@@ -54,11 +54,12 @@ def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     if chain is None or not _is_worth(schedule, chain) or not _inline_around(schedule, chain):
         return None
     infos = block_infos(schedule.func)
-    row, _, _ = _output_loops(schedule, chain_of(infos))
+    chain = chain_of(infos)
+    row, _, _ = _output_loops(schedule, chain)
     rows = 1 if row is None else extent_value(schedule, row)
     dim = None if row is None or rows is not None else schedule.extent_of(row)
     most = min(MOST_ROWS, (target.num_vector_registers - 3) // 2)
-    tile = schedule.choose("attention/rows", range(2, min(rows or most, most) + 1), choose_rows(rows, most))
+    tile = schedule.choose(chain.weighted, "rows", range(2, min(rows or most, most) + 1), choose_rows(rows, most))
     is_enough = None if dim is None else prove(const(tile) <= dim, Facts.of(schedule.func.facts))
     if isinstance(dim, Var) and is_enough is None:
         schedule.specialize(dim.name, tile)
@@ -211,7 +212,7 @@ def _schedule_tiles(
     columns = extent_value(schedule, column)
     most = (target.num_vector_registers - 2) // (rows + 1)
     fitting = [count for count in (1, 2, 3, 4) if count <= most and count <= -(-(columns or 64) // lanes)]
-    vectors = schedule.choose("attention/value_vectors", fitting, _vectors(columns, lanes))
+    vectors = schedule.choose(chain.weighted, "vectors", fitting, _vectors(columns, lanes))
     _pack_keys(schedule, chain, 2 * lanes, target)
     tile_loop, rows_inside = _cut_rows(schedule, row, rows)
     block, columns_inside = schedule.split(column, vectors * lanes)
@@ -247,10 +248,10 @@ def _share(schedule: Schedule, chain: Chain, lead: list[str], tile_loop: str, ro
     tiles = extent_value(schedule, tile_loop)
     outer = list(lead)
     if heads < SHARES and tiles is not None and tiles > 1:
-        wanted = schedule.choose("attention/shares", (2, 4, SHARES, 2 * SHARES), SHARES)
+        wanted = schedule.choose(chain.weighted, "shares", (2, 4, SHARES, 2 * SHARES), SHARES)
         share, tile_loop = schedule.split_overlapped(tile_loop, _tiles_per_task(tiles, -(-wanted // heads)))
         outer.append(share)
-    set_parallel(schedule, outer, rows * (extent_value(schedule, tile_loop) or 8) * 1024)
+    set_parallel(schedule, chain.weighted, outer, rows * (extent_value(schedule, tile_loop) or 8) * 1024)
     return tile_loop
 
 
@@ -285,7 +286,7 @@ def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -
         _exchange_axes(schedule, deep, column, lanes)
     else:
         schedule.vectorize(column)
-    set_parallel(schedule, outer, columns * depth_extent)
+    set_parallel(schedule, copy, outer, columns * depth_extent)
 
 
 def _exchange_axes(schedule: Schedule, row: str, column: str, lanes: int) -> None:
@@ -391,7 +392,7 @@ def _schedule_few_rows(
     outer = [*lead, *([row] if row is not None else [])]
     block, column = schedule.split(column, extent_value(schedule, column) or 4 * lanes)
     schedule.reorder(*outer, block, column)
-    anchor = set_parallel(schedule, outer, 64 * 1024) or block
+    anchor = set_parallel(schedule, chain.weighted, outer, 64 * 1024) or block
     schedule.compute_at(chain.weighted, block)
     for name in (chain.inverse, chain.total, chain.powers, chain.top, chain.masked):
         schedule.compute_at(name, anchor)

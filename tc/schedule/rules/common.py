@@ -172,20 +172,23 @@ def divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def set_parallel(schedule: Schedule, loops: list[str], work: int) -> str | None:
-    """Run the nest of `loops` in parallel; `work` is what one iteration of the innermost does, in elements. Returns that one's name."""
+def set_parallel(schedule: Schedule, block: str, loops: list[str], work: int) -> str | None:
+    """Run the nest of `loops` around `block` in parallel; returns the name of the innermost.
+
+    `work`: what one iteration of that one does, in elements.
+    """
     if not loops:
         return None
     pays = known_product(schedule, loops) * work >= 2 * TASK_ELEMENTS
     if schedule.cores > 1:
-        pays = schedule.choose("parallel", (False, True), pays, ordered=False)
+        pays = schedule.choose(block, "parallel", (False, True), pays, ordered=False)
     if not pays:
         return loops[-1]
     count, grain = len(loops), max(1, TASK_ELEMENTS // max(work, 1))
     if schedule.cores > 1:
-        count = schedule.choose("parallel/loops", range(1, len(loops) + 1), count)
+        count = schedule.choose(block, "parallel_loops", range(1, len(loops) + 1), count)
         most = max(1, known_product(schedule, loops[:count]) // schedule.cores)
-        grain = schedule.choose("parallel/grain", [size for size in (1, 2, 4, 8, 16, 64, 256) if size <= most], grain)
+        grain = schedule.choose(block, "parallel_grain", [size for size in (1, 2, 4, 8, 16, 64, 256) if size <= most], grain)
     for loop in loops[:count]:
         schedule.parallel(loop)
     if grain > 1:

@@ -46,7 +46,7 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
         return None
     name = contraction.info.name
     is_static = all(isinstance(axis.extent, Const) for axis in last.block.axes)
-    apart = bool(after) and is_static and schedule.choose("sum/epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"
+    apart = bool(after) and is_static and schedule.choose(name, "epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"
     if apart and inline_chain(schedule, [info.name for info in after]) is None:
         return None
     dot = stage_operands(schedule, name, target)
@@ -120,7 +120,7 @@ def schedule_product(
     contraction = _contraction(schedule, name)
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes, around)
-    tile = _choose(schedule, _tile_space(schedule, contraction, final, roles, lanes, target))
+    tile = _choose(schedule, name, _tile_space(schedule, contraction, final, roles, lanes, target))
     ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run()
 
 
@@ -144,14 +144,14 @@ def _schedule_versions(
         space = replace(space, vectors_divide=columns_block(contraction, target) // lanes, is_row_major=False, panel=1)
     elif contraction.rhs.buffer not in schedule.func.inputs:
         space = replace(space, is_row_major=False)
-    tile = _choose(schedule, space)
+    tile = _choose(schedule, name, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
         ProductPlan(schedule, contraction, name, final, roles, tile, target, dot=dot, with_operands=True).run()
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
-    second = schedule.choose("sum/second_rows", heights, space.second_height(tile))
+    second = schedule.choose(name, "second_rows", heights, space.second_height(tile))
     versions = [(dict(zip(blocks, blocks, strict=True)), tile)]
     least = second or tile.rows
     few = _split_off(schedule, blocks, partial(schedule.specialize, row, least))
@@ -225,11 +225,11 @@ def _tile_space(
     return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major, near, clash)
 
 
-def _choose(schedule: Schedule, space: TileSpace) -> Tile:
-    vectors = schedule.choose("sum/vectors", space.vectors(), space.best().vectors)
-    height = schedule.choose("sum/rows", space.heights(vectors), space.best(vectors).rows)
+def _choose(schedule: Schedule, block: str, space: TileSpace) -> Tile:
+    vectors = schedule.choose(block, "vectors", space.vectors(), space.best().vectors)
+    height = schedule.choose(block, "rows", space.heights(vectors), space.best(vectors).rows)
     best = space.best(vectors, height)
-    outer = schedule.choose("sum/outer_rows", space.outer_heights(vectors, height), best.outer_rows)
+    outer = schedule.choose(block, "outer_rows", space.outer_heights(vectors, height), best.outer_rows)
     return Tile(height, vectors, space.lanes, outer)
 
 

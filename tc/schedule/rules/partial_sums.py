@@ -111,7 +111,7 @@ def reduce_in_lanes(
         if _steps(schedule, depth, lanes * accumulators) > chain:
             _in_parts(schedule, name, depth, others, target, most, level, is_plain)
             return
-    accumulators = choose_accumulators(schedule, extent, lanes, accumulators)
+    accumulators = choose_accumulators(schedule, name, extent, lanes, accumulators)
     _in_lanes(schedule, name, depth, others, lanes, accumulators, is_plain)
 
 
@@ -145,9 +145,9 @@ def accumulators_for(extent: int | None, lanes: int, most: int) -> int:
     return found
 
 
-def choose_accumulators(schedule: Schedule, extent: int | None, lanes: int, default: int) -> int:
+def choose_accumulators(schedule: Schedule, block: str, extent: int | None, lanes: int, default: int) -> int:
     options = [count for count in (1, 2, 4, 8, 16) if extent is None or count * lanes <= max(extent, lanes)]
-    return schedule.choose("reduce/accumulators", options, default)
+    return schedule.choose(block, "accumulators", options, default)
 
 
 def _joined(schedule: Schedule, info: BlockInfo, depth: list[str]) -> list[str]:
@@ -204,7 +204,7 @@ def _in_lanes(
     if steps:
         schedule.annotate_loop(steps[-1], "partition", 1)
         if is_unrolled:
-            unroll_few(schedule, steps[-1])
+            unroll_few(schedule, partial, steps[-1])
     schedule.decompose_reduction(partial, (steps or [inner])[0])
     for each in (f"{partial}_init", partial):
         vectorize_tile(schedule, schedule.loops_of(each)[-1], lanes)
@@ -373,10 +373,10 @@ def put_last(schedule: Schedule, buffer: Buffer) -> None:
         schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join([*names[1:], names[0]])}")
 
 
-def unroll_few(schedule: Schedule, loop: str) -> None:
-    """Unroll a loop of few vectors: a short row then stays in registers from stage to stage."""
+def unroll_few(schedule: Schedule, block: str, loop: str) -> None:
+    """Unroll a loop of few vectors around `block`: a short row then stays in registers from stage to stage."""
     extent = extent_value(schedule, loop)
     if extent is None or not 1 < extent <= 4 * FEW_VECTORS:
         return
-    if schedule.choose("row/unroll", (False, True), extent <= FEW_VECTORS, ordered=False):
+    if schedule.choose(block, "unroll", (False, True), extent <= FEW_VECTORS, ordered=False):
         schedule.unroll(loop)

@@ -194,19 +194,20 @@ class ProductPlan:
         if by_columns:
             shared = [loop for loop in others if loop in self.batch]
             others = [loop for loop in others if loop not in shared]
-            columns, together = self._cut_columns("sum/columns_together", smallest=True)
+            columns, together = self._cut_columns("columns_together", smallest=True)
             self.tiles_together = bool(together)
             outer = [*shared, columns, *others, *bands, *band_rows, *tiles, *together]
             parallel = [*shared, columns]
             self.rhs_place = columns
         else:
-            apart, columns = self._cut_columns("sum/columns_apart", smallest=False)
+            apart, columns = self._cut_columns("columns_apart", smallest=False)
             rows, tiles = ([], tiles) if before else self._cut_row_tiles(apart)
             inside = [*columns, *band_rows, *tiles]
-            if columns and tiles and not before and s.choose("sum/innermost", ("rows", "columns"), "rows", ordered=False) == "columns":
+            sides = ("rows", "columns")
+            if columns and tiles and not before and s.choose(self.name, "innermost", sides, "rows", ordered=False) == "columns":
                 inside = [*band_rows, *tiles, *columns]
             around = [*bands, *rows]
-            if bands and rows and not before and s.choose("sum/outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
+            if bands and rows and not before and s.choose(self.name, "outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
                 around = [*rows, *bands]
             outer = [*others, *around, *apart, *inside]
             parallel = [*others, *around, *apart]
@@ -216,7 +217,7 @@ class ProductPlan:
         if self.lhs_is_copied:
             self.padding_place = next(iter([*reversed(tiles), *reversed(bands)]), None)
         elif self.padding_place is not None and before:
-            place = s.choose("sum/padding", ("band", "alone"), "alone" if again else "band", ordered=False)
+            place = s.choose(self.name, "padding", ("band", "alone"), "alone" if again else "band", ordered=False)
             self.padding_place = self.padding_place if place == "band" else None
         self._set_parallel(parallel, outer)
 
@@ -230,12 +231,12 @@ class ProductPlan:
         sizes = [] if count is None or loop in self.guarded else divisors(count)
         if smallest:
             most = max(1, min(COPIED_TILES, (count or 1) // self.target.cores)) if self.lhs_is_copied else 1
-            size = s.choose(knob, sizes, max((size for size in sizes if size <= most), default=1))
+            size = s.choose(self.name, knob, sizes, max((size for size in sizes if size <= most), default=1))
             if size == 1:
                 return loop, []
             around, inside = s.split(loop, size)
             return around, [inside]
-        parts = s.choose(knob, sizes, 1)
+        parts = s.choose(self.name, knob, sizes, 1)
         if parts == 1 or count is None:
             return [], [loop]
         around, inside = s.split(loop, count // parts)
@@ -258,7 +259,7 @@ class ProductPlan:
         if len(self.row_tiles) != 1 or self.row_tiles[0] in self.guarded:
             return self.row_tiles, []
         loop = self.row_tiles[0]
-        size = s.choose("sum/rows_together", divisors(extent_value(s, loop) or 1), 1)
+        size = s.choose(self.name, "rows_together", divisors(extent_value(s, loop) or 1), 1)
         if size > 1:
             around, inside = s.split(loop, size)
             return [around], [inside]
@@ -276,7 +277,7 @@ class ProductPlan:
             return None
         columns = known_product(self.s, [self.column_tiles], 8) * self.tile.columns
         pays = rows_clash(self.contraction) and self.tile.rows > MOST_CLASHING_ROWS and columns >= LEAST_SHARED_COLUMNS
-        if not self.s.choose("sum/pack_lhs", (False, True), pays, ordered=False):
+        if not self.s.choose(self.name, "pack_lhs", (False, True), pays, ordered=False):
             return None
         block = self.tile.lanes
         name = self.s.cache_read(self.name, lhs.buffer.name, "global", f"i, k -> k // {block}, i, k % {block}")
@@ -295,7 +296,7 @@ class ProductPlan:
         tile_bytes = self.tile.rows * max(1, self._lhs_bytes() // max(1, count * self.tile.rows))
         most = max(1, min(int(self.target.l2_bytes * PACKED_BYTES_OF_L2) // tile_bytes, count // self.target.cores))
         sizes = sorted({-(-count // bands) for bands in range(1, count + 1)})
-        size = self.s.choose("sum/band_tiles", sizes, max(size for size in sizes if size <= most))
+        size = self.s.choose(self.name, "band_tiles", sizes, max(size for size in sizes if size <= most))
         band, inside = self.s.split(loop, size)
         if guarded or count % size:
             self.guarded.append(band)
@@ -320,7 +321,7 @@ class ProductPlan:
         height = fitting[-1] if fitting else 1
         if rows // height < self.target.cores and not self._rhs_is_larger():  # bands are what runs in parallel
             height = max((h for h in heights if rows // h >= self.target.cores and h >= LEAST_BAND_ROWS), default=height)
-        return self._band(loop, self.s.choose("sum/band_rows", heights, height))
+        return self._band(loop, self.s.choose(self.name, "band_rows", heights, height))
 
     def _band(self, loop: str, height: int) -> list[str]:
         band, inside = self.s.split(loop, height)
@@ -332,7 +333,7 @@ class ProductPlan:
 
     def _columns_outermost(self, others: list[str], bands: list[str], is_padded: bool) -> bool:
         default = "columns" if self._prefers_columns(others, bands, is_padded) else "rows"
-        return self.s.choose("sum/outermost", ("rows", "columns"), default, ordered=False) == "columns"
+        return self.s.choose(self.name, "outermost", ("rows", "columns"), default, ordered=False) == "columns"
 
     def _prefers_columns(self, others: list[str], bands: list[str], is_padded: bool) -> bool:
         """Whether the outermost loop runs over column tiles: the rhs is the larger operand, and there are tasks enough.
@@ -379,7 +380,7 @@ class ProductPlan:
         work = self.tile.all_rows * self.tile.columns * min(known_product(s, self._depth_loops(), 64), 4096) // 4
         free = self._fusible(parallel)
         inside = [loop for loop in outer if loop not in free]
-        set_parallel(s, free, work * known_product(s, inside, 8))
+        set_parallel(s, self.name, free, work * known_product(s, inside, 8))
 
     def _fusible(self, loops: list[str]) -> list[str]:
         """The leading loops that can run as one parallel loop: up to one that is to be peeled, or that one alone."""

@@ -208,7 +208,7 @@ class _Version:
         schedule = self.schedule
         loops = list(schedule.loops_of(final))
         inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 256 if self._is_uneven() else 64
-        row = set_parallel(schedule, loops[:rows], max(inner * 8, self._most_terms()))
+        row = set_parallel(schedule, final, loops[:rows], max(inner * 8, self._most_terms()))
         assert row is not None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
             self._compute_at(name, row)
@@ -270,7 +270,7 @@ class _Version:
         lanes = stream_lanes(info, self.target, extent_value(schedule, inside[-1]))
         vectors = vectorize_loop(schedule, inside[-1], lanes)
         if vectors is not None:
-            unroll_few(schedule, vectors)
+            unroll_few(schedule, name, vectors)
 
     # -- columns
 
@@ -283,7 +283,7 @@ class _Version:
         if not any(map(_keeps_last_axis, reductions)):  # then lanes belong to the reduction
             return None
         extent = extent_value(schedule, loops[-1])
-        columns = _split_columns(schedule, loops[-1], lanes)
+        columns = _split_columns(schedule, final, loops[-1], lanes)
         if columns is None:
             return None
         guarded, width = columns.is_guarded, columns.width
@@ -291,7 +291,7 @@ class _Version:
         schedule.reorder(*lead, columns.tiles, *others, columns.tile)
         outer = [*lead, *([] if guarded else [columns.tiles])]
         terms = max(256 if self._is_uneven() else 16, self._most_terms())
-        fused = set_parallel(schedule, outer, width * terms * (1 if not guarded else max((extent or 64) // width, 1)))
+        fused = set_parallel(schedule, final, outer, width * terms * (1 if not guarded else max((extent or 64) // width, 1)))
         anchor = columns.tiles if guarded else fused
         if anchor is None:
             return None
@@ -330,17 +330,17 @@ class _Version:
             schedule_block(schedule, name, target)
             return
         lanes = lanes_for(info, target)
-        columns = _split_columns(schedule, spatial[-1], lanes) if spatial and _keeps_last_axis(info) else None
+        columns = _split_columns(schedule, name, spatial[-1], lanes) if spatial and _keeps_last_axis(info) else None
         if columns is not None:
             outer = spatial[:-1]
             schedule.reorder(*outer, columns.tiles, *depth, columns.tile)
             whole = [*outer, *([] if columns.is_guarded else [columns.tiles])]
-            set_parallel(schedule, whole, known_product(schedule, depth, 64) * columns.width)
+            set_parallel(schedule, name, whole, known_product(schedule, depth, 64) * columns.width)
             reduce_in_columns(schedule, name, columns.tiles, columns.width, lanes, is_local=False, is_short=self.is_short)
             return
         if spatial and loops[: len(spatial)] != spatial:
             schedule.reorder(*spatial, *depth)
-        set_parallel(schedule, spatial, known_product(schedule, depth, 64))
+        set_parallel(schedule, name, spatial, known_product(schedule, depth, 64))
         reduce_in_lanes(schedule, name, depth, target, is_short=self.is_short, is_plain=is_plain and not _is_heavy(info))
 
 
@@ -354,13 +354,13 @@ class _Columns:
     is_guarded: bool
 
 
-def _split_columns(schedule: Schedule, loop: str, lanes: int) -> _Columns | None:
+def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int) -> _Columns | None:
     """Cut a loop into tiles of a few vectors; None where it is too short for one."""
     extent = extent_value(schedule, loop)
     if extent is not None and extent < 4:
         return None
     wide = extent is None or extent >= lanes
-    width = lanes * choose_accumulators(schedule, extent, lanes, accumulators_for(extent, lanes, ACCUMULATORS)) if wide else extent
+    width = lanes * choose_accumulators(schedule, block, extent, lanes, accumulators_for(extent, lanes, ACCUMULATORS)) if wide else extent
     assert width is not None, "a narrow row has a known extent"
     tiles, tile = schedule.split(loop, width)
     is_guarded = extent is None or extent % width != 0

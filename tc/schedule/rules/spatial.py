@@ -29,7 +29,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     loops = list(schedule.loops_of(block))
     if not loops:
         return
-    if len(loops) > 1 and _is_flat(info) and schedule.choose("stream/flat", (False, True), True, ordered=False):
+    if len(loops) > 1 and _is_flat(info) and schedule.choose(block, "flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
     if _schedule_squares(schedule, info, loops, lanes_for(info, target)):
         return
@@ -39,11 +39,11 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     if extent is not None and extent < lanes:
         if extent >= 4:
             schedule.vectorize(last)
-            set_parallel(schedule, outer, extent)
+            set_parallel(schedule, block, outer, extent)
         elif outer:
-            set_parallel(schedule, outer, extent)
+            set_parallel(schedule, block, outer, extent)
         return
-    vectors = schedule.choose("stream/vectors", [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent], 1)
+    vectors = schedule.choose(block, "vectors", [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent], 1)
     if vectors > 1:
         out, few, inner = schedule.split(last, (None, vectors, lanes))
         schedule.unroll(few)
@@ -53,9 +53,9 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     if extent is None or extent % (vectors * lanes):
         schedule.annotate_loop(out, "partition", 1)
     if outer:
-        set_parallel(schedule, outer, extent or 256)
+        set_parallel(schedule, block, outer, extent or 256)
     else:
-        set_parallel(schedule, [out], vectors * lanes)
+        set_parallel(schedule, block, [out], vectors * lanes)
 
 
 def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
@@ -77,14 +77,14 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lan
     extents = extent_value(schedule, row), extent_value(schedule, last)
     if any(extent is not None and extent < lanes for extent in extents) or (block and block % lanes):
         return False
-    if not schedule.choose("copy/squares", (False, True), True, ordered=False):
+    if not schedule.choose(info.name, "squares", (False, True), True, ordered=False):
         return False
     around = [loop for loop in loops if loop not in (row, last)]
     rows, row = schedule.split(row, lanes)
     columns, last = (None, last) if extents[1] == lanes else schedule.split(last, lanes)
     guarded = [loop for loop, extent in ((rows, extents[0]), (columns, extents[1])) if loop and (extent is None or extent % lanes)]
     tiles = [rows, *([columns] if columns else [])]
-    order = schedule.choose("copy/order", ("rows", "columns"), "rows", ordered=False) if columns else "rows"
+    order = schedule.choose(info.name, "order", ("rows", "columns"), "rows", ordered=False) if columns else "rows"
     schedule.reorder(*around, *(tiles if order == "rows" else reversed(tiles)), row, last)
     schedule.vectorize(last)
     schedule.unroll(row)
@@ -93,9 +93,9 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lan
         schedule.annotate_loop(loop, "partition", 1)
     inside = known_product(schedule, tiles, 8) * lanes * lanes
     if around:
-        set_parallel(schedule, around, inside)
+        set_parallel(schedule, info.name, around, inside)
     else:
-        set_parallel(schedule, [loop for loop in tiles if loop not in guarded][:1], inside)
+        set_parallel(schedule, info.name, [loop for loop in tiles if loop not in guarded][:1], inside)
     return True
 
 

@@ -55,6 +55,7 @@ class TileSum:
     longest_sum: int | None
     dot: Dot | None = None
     unrolled_depth: list[str] = field(default_factory=list, init=False)
+    whole: str = field(default="", init=False)  # what knobs are named after, also where `name` becomes a part of it
 
     def run(self) -> str | None:
         """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once.
@@ -62,6 +63,7 @@ class TileSum:
         Returns the loop over lanes around the terms that an instruction sums, where there is one.
         """
         s, tile = self.s, self.tile
+        self.whole = self.name
         if self.dot is None:
             self._sum_in_parts()
         info = block_info(s, self.name)
@@ -128,7 +130,7 @@ class TileSum:
         if longest is not None:
             return part_of_sum(depth, self.tile.lanes, longest) or 0
         parts = [part_of_sum(depth, self.tile.lanes, longest) for longest in PARTS_OF_SUM]
-        return self.s.choose("sum/part", sorted({0, *(part for part in parts if part is not None)}), 0)
+        return self.s.choose(self.whole, "part", sorted({0, *(part for part in parts if part is not None)}), 0)
 
     def _prefetch_rhs(self, loop: str) -> None:
         """Fetch the rhs ahead where it comes from memory rather than from a cache: an input as large as a part of the second-level one."""
@@ -137,7 +139,7 @@ class TileSum:
             return
         ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * self._step_bytes())
         default = ahead if buffer_bytes(rhs) > self.target.l2_bytes // 8 else 0
-        ahead = s.choose("sum/prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
+        ahead = s.choose(self.whole, "prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
         if ahead:
             s.annotate_loop(loop, "prefetch", (s.func.buffers.index(rhs), ahead))
 
@@ -157,7 +159,7 @@ class TileSum:
         free = [loop for loop in depth if loop not in fixed]
         if 1 < len(free) <= MOST_ORDERED:
             orders = [tuple(order) for order in permutations(range(len(free)))]
-            order = s.choose("sum/depth_order", orders, orders[0], ordered=False)
+            order = s.choose(self.whole, "depth_order", orders, orders[0], ordered=False)
             free = [free[place] for place in order]
         return [*free, *fixed]
 
@@ -200,7 +202,7 @@ class TileSum:
     def _unroll_blocks(self, loop: str, extent: int) -> list[str]:
         """Cut a few blocks of the depth off their loop, and unroll them around the taps and the steps."""
         s = self.s
-        count = s.choose("sum/blocks_unroll", [each for each in (1, 2, 4) if extent % each == 0 and each <= extent], 1)
+        count = s.choose(self.whole, "blocks_unroll", [each for each in (1, 2, 4) if extent % each == 0 and each <= extent], 1)
         if count == 1:
             return [loop]
         blocks, few = s.split(loop, count)
@@ -211,7 +213,7 @@ class TileSum:
         """Cut a few steps of the sum off the innermost loop, and unroll them."""
         s = self.s
         counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
-        count = s.choose("sum/depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
+        count = s.choose(self.whole, "depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
         if count == 1:
             return [loop]
         steps, few = s.split(loop, count)
@@ -243,7 +245,7 @@ class TileSum:
         if len(several) < 3 or any(extent_value(s, loop) is None for loop in several):
             return
         *rows, vectors, lanes = several
-        if s.choose("sum/tile_order", ("rows", "vectors"), "rows", ordered=False) == "vectors":
+        if s.choose(self.whole, "tile_order", ("rows", "vectors"), "rows", ordered=False) == "vectors":
             s.reorder(vectors, *rows, lanes)
 
 

@@ -156,14 +156,14 @@ class _Plan:
         extent = extent_value(schedule, loops[-1])
         if height is None or rows is None:
             count = extent_value(schedule, rows) if rows is not None else 1
-            height = schedule.choose("window/rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
+            height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
         if extent is not None and extent < lanes:
             self.tile = _Tile(height, 1, extent)
         else:
             blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
             most = max(1, min(blocks, (target.num_vector_registers - 4) // height))
             vectors = max(1, min(MOST_VECTORS // height, blocks))
-            self.tile = _Tile(height, schedule.choose("window/vectors", range(1, min(most, 8) + 1), vectors), lanes)
+            self.tile = _Tile(height, schedule.choose(name, "vectors", range(1, min(most, 8) + 1), vectors), lanes)
 
     def run(self) -> None:
         s, tile = self.s, self.tile
@@ -217,7 +217,7 @@ class _Plan:
         s = self.s
         rows = extent_value(s, self.bands)
         if rows is None:
-            height = s.choose("window/band_rows", SYMBOLIC_BANDS, SYMBOLIC_BAND)
+            height = s.choose(self.name, "band_rows", SYMBOLIC_BANDS, SYMBOLIC_BAND)
             band, inside = s.split(self.bands, height)
             return [band], [inside]
         info = next(each for each in block_infos(s.func) if each.name == self.before[-1])
@@ -228,7 +228,7 @@ class _Plan:
         height = [each for each in heights if each <= most][-1]
         if height < min(LEAST_BAND, rows):
             height = rows
-        band, inside = s.split(self.bands, s.choose("window/band_rows", heights, height))
+        band, inside = s.split(self.bands, s.choose(self.name, "band_rows", heights, height))
         return [band], [inside]
 
     def _set_parallel(self, leading: list[str], inside: list[str], guarded: list[str]) -> None:
@@ -243,7 +243,7 @@ class _Plan:
         if not free and rest:
             free.append(rest.pop(0))
         if free:
-            set_parallel(s, free, work * known_product(s, rest, 8))
+            set_parallel(s, self.name, free, work * known_product(s, rest, 8))
 
     def _finish_sum(self, anchor: str | None) -> None:
         s, tile = self.s, self.tile
@@ -279,7 +279,7 @@ class _Plan:
         if (extent_value(s, depth[-1]) or LONGEST_UNROLLED + 1) > LONGEST_UNROLLED:
             return
         short = self._short(depth)
-        count = s.choose("window/unrolled_taps", range(len(short) + 1), len(short) if self._shifts(info) else int(self.tile.rows > 1))
+        count = s.choose(self.name, "unrolled_taps", range(len(short) + 1), len(short) if self._shifts(info) else int(self.tile.rows > 1))
         for loop in depth[len(depth) - count :]:
             s.unroll(loop)
 
@@ -302,7 +302,7 @@ class _Plan:
 
     def _finish_padding(self, band: str | None) -> None:
         s = self.s
-        if band is not None and self.before and s.choose("window/padding", ("band", "alone"), "band", ordered=False) == "alone":
+        if band is not None and self.before and s.choose(self.name, "padding", ("band", "alone"), "band", ordered=False) == "alone":
             band = None
         for name in reversed(self.before):
             if band is None:

@@ -95,7 +95,7 @@ def _schedule_tiles(schedule: Schedule, chain: Chain, band: str | None) -> None:
     *lead, down, across, channels, tile, lane = loops_inside(s, chain.tiles, band)
     wide, tiles = _tiles_across(s, chain), extent_value(s, tile)
     if wide > 1 and tiles is not None and wide != tiles and band is None:
-        wide = s.choose("tiles/together", [size for size in divisors(tiles) if size % wide == 0], wide)
+        wide = s.choose(chain.tiles, "tiles_together", [size for size in divisors(tiles) if size % wide == 0], wide)
     if wide > 1 and wide != tiles:
         row, tile = s.split(tile, wide)
         outer = [*lead, channels, row]
@@ -107,7 +107,7 @@ def _schedule_tiles(schedule: Schedule, chain: Chain, band: str | None) -> None:
     s.vectorize(lane)
     anchor = outer[-1]
     if band is None:
-        set_parallel(s, outer, known_product(s, [tile, down, across, lane], 64) * 4)
+        set_parallel(s, chain.tiles, outer, known_product(s, [tile, down, across, lane], 64) * 4)
     s.compute_at(chain.rows, anchor)
     _unroll_transform(s, chain.rows, anchor, extent_value(s, down))
     s.compute_at(chain.pad, anchor)
@@ -150,7 +150,7 @@ def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | 
     s.unroll(p)
     s.unroll(q)
     s.vectorize(lane)
-    set_parallel(s, outer, known_product(s, inside, 64) * 4)
+    set_parallel(s, final, outer, known_product(s, inside, 64) * 4)
     s.compute_at(chain.back, row)
     _unroll_transform(s, chain.back, row, size)
     return None if row == outer[-1] else outer[-1]
@@ -175,4 +175,4 @@ def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int | No
     )
     shape = WinogradShape(_tile_size(s, chain), samples, inputs, outputs, rows, tiles // rows, block)
     best = shape.best_height(target.l2_bytes, target.num_vector_registers, target.cores)
-    return s.choose("tiles/band_rows", divisors(shape.rows), best)
+    return s.choose(chain.after[-1], "band_rows", divisors(shape.rows), best)
