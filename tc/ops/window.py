@@ -242,7 +242,7 @@ FEW_CHANNELS = 4
 def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
     """As `conv_blocked`, if the groups do not straddle blocks."""
     x, w = operand(types, 0, "conv"), operand(types, 1, "conv")
-    static = all(is_const(dim) for dim in w.shape) and w.dtype.bits == 32 and w.dtype.is_float
+    static = all(is_const(dim) for dim in w.shape) and w.dtype.bits in (16, 32) and w.dtype.is_float
     if not static or not is_const(x.shape[1]):
         return None
     channels, outputs, groups = int(x.shape[1]), int(w.shape[0]), attrs.groups  # type: ignore[call-overload]

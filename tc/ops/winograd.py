@@ -114,8 +114,9 @@ def _reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
         "in_block": x.shape[-1],
     }
     weights = _plain_weights(u, attrs.tile).astype(np.float32)
-    (result,) = get_op("conv_blocked").run_reference([x, weights, *arrays[2:]], Attrs(tuple(own.items())))
-    return result
+    wide = [None if array is None else array.astype(np.float32) for array in (x, weights, *arrays[2:])]
+    (result,) = get_op("conv_blocked").run_reference(wide, Attrs(tuple(own.items())))
+    return result.astype(x.dtype)
 
 
 def _combine(row: Sequence[Fraction], values: Sequence[Expr]) -> Expr:
@@ -152,7 +153,7 @@ def _compute(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[Ten
 
     def padded(i: Expr, c: Expr, y: Expr, z: Expr, lane: Expr) -> Expr:
         inside = logical_and(y >= top, y < x.shape[2] + top, z >= left, z < x.shape[3] + left)
-        return select(inside, x[i, c, y - top, z - left, lane], const(0.0, f32))
+        return select(inside, cast(x[i, c, y - top, z - left, lane], f32), const(0.0, f32))
 
     source = te.compute((n, x.shape[1], ty * m + 2, tx * m + 2, block), padded, "winograd_pad")
     rows = te.compute(
@@ -182,7 +183,7 @@ def _compute(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[Ten
     def finish(i: Expr, o: Expr, y: Expr, z: Expr, lane: Expr) -> Expr:
         tile = y // m * tx + z // m
         value = _by_row(a_t, z % m, [back[i, y % m, k, o, tile, lane] for k in range(size)])
-        return value if bias is None else value + cast(bias[o, lane], f32)
+        return cast(value if bias is None else value + cast(bias[o, lane], f32), types[0].dtype)
 
     return te.compute(types[0].shape, finish, "winograd")
 
@@ -211,3 +212,53 @@ register(
     )
 )
 
+
+# -- weights that are not literals
+
+
+def weights_matrix(tile: int) -> np.ndarray:
+    """f32[a * a, 9]: what takes the nine taps of a filter to its transform."""
+    g = _floats(transforms(tile)[1])
+    return np.kron(g, g).astype(np.float32)
+
+
+def _infer_weights(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
+    """w [ob, ib, 3, 3, b, b], matrix [a * a, 9] -> [a, a, ob, ib, b, b]."""
+    w, matrix = types[0], types[1]
+    assert w is not None and matrix is not None
+    size = attrs.tile + 2
+    for axis in (2, 3):
+        require_equal(w.shape[axis], const(3), f"winograd_weights: dim {axis} of {w}")
+    require_equal(matrix.shape[0], const(size * size), f"winograd_weights: dim 0 of {matrix}")
+    return TensorType((const(size), const(size), *w.shape[:2], *w.shape[4:]), f32)
+
+
+def _compute_weights(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    w, matrix = tensors[0], tensors[1]
+    assert w is not None and matrix is not None
+    size = attrs.tile + 2
+
+    def term(r: Expr, s: Expr, o: Expr, c: Expr, k: Expr, lane: Expr, i: Expr, j: Expr) -> Expr:
+        return matrix[r * size + s, i * 3 + j] * cast(w[o, c, i, j, k, lane], f32)
+
+    return te.reduce("sum", types[0].shape, (const(3), const(3)), term, "winograd_weights")
+
+
+def _reference_weights(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
+    w = arrays[0]
+    assert w is not None
+    return transform_weights(np.moveaxis(w, (2, 3), (-2, -1)), attrs.tile)
+
+
+register(
+    OpDef(
+        "winograd_weights",
+        _infer_weights,
+        _reference_weights,
+        _compute_weights,
+        {"tile": REQUIRED},
+        samples=lambda rng: iter(
+            [([rng.standard_normal((2, 3, 3, 3, 4, 4)).astype(np.float32), weights_matrix(tile)], {"tile": tile}) for tile in POINTS]
+        ),
+    )
+)

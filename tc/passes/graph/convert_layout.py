@@ -134,16 +134,13 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
         return None
     rule = get_op(call.op).blocked
     result = binding.targets[0].type
-    if rule is None or not isinstance(result, TensorType) or result.rank < 3 or result.dtype.bits != 32:
+    if rule is None or not isinstance(result, TensorType) or result.rank < 3 or result.dtype.bits not in (16, 32):
         return None
     types = operand_types(call)
-    if any(isinstance(type_, TensorType) and type_.dtype.bits not in (8, 32) for type_ in types):
+    if any(isinstance(type_, TensorType) and type_.dtype.bits > 32 for type_ in types):
         return None
     form = rule(types, full_attrs(call), block)
     if form is None or not is_const(result.shape[1]):
-        return None
-    weights = (Form.WEIGHTS, Form.OUTPUTS)
-    if any(f in weights and a is not None and not isinstance(a, TensorConst) for f, a in zip(form.operands, call.args, strict=False)):
         return None
     return form
 
@@ -173,7 +170,7 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates
                 want(atom, "plain", binding)
             continue
         assert isinstance(call, Call)
-        edge(binding, _PLAIN, _seconds(binding, form, block, rates))
+        edge(binding, _PLAIN, _seconds(binding, form, block, rates) + _packing_seconds(call, form, rates))
         edge(_BLOCKED, binding, _seconds(binding, None, block, rates))
         for operand, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
@@ -239,6 +236,16 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
+
+
+def _packing_seconds(call: Call, form: BlockedForm, rates: Rates) -> float:
+    """The estimated time of cutting weights that are not literals into blocks, in each call."""
+    packed = (
+        atom.type
+        for atom, taken in zip(call.args, form.operands, strict=False)
+        if isinstance(atom, TensorVar) and taken in (Form.WEIGHTS, Form.OUTPUTS) and isinstance(atom.type, TensorType)
+    )
+    return sum(2 * _elements(type_) * type_.dtype.size_bytes for type_ in packed) / rates.copies
 
 
 def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static: bool) -> float:
@@ -322,6 +329,11 @@ class _Rewriter:
                 return self._blocked(atom)
             case Form.BROADCAST:
                 return self._broadcast(self._plain(atom), rank)
+            case Form.OUTPUTS:
+                return self.builder.call("block", self._plain(atom), axis=0, block=self.block)
+            case Form.WEIGHTS:
+                inputs = self.builder.call("block", self._plain(atom), axis=1, block=self.block)
+                return self.builder.call("block", inputs, axis=0, block=self.block)
         return self._plain(atom)
 
     def _plain(self, atom: Atom) -> Atom:

@@ -11,8 +11,8 @@ from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
-from tc.ops.build import full_attrs
-from tc.ops.winograd import POINTS, transform_weights
+from tc.ops.build import GraphBuilder, full_attrs
+from tc.ops.winograd import POINTS, transform_weights, weights_matrix
 from tc.passes.graph.assign_storage import typical_dims
 from tc.passes.graph.questions import Answer, own_answer, question_about
 from tc.passes.manager import graph_pass, map_graph_functions
@@ -52,33 +52,38 @@ class _Rewriter:
 
     def function(self, func: Function) -> Function:
         facts = Facts.of(func.facts)
-        bindings = tuple(self._binding(binding, facts) for binding in func.bindings)
-        changed = any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
+        bindings = tuple(made for binding in func.bindings for made in self._bindings(binding, facts))
+        changed = len(bindings) != len(func.bindings) or any(new is not old for new, old in zip(bindings, func.bindings, strict=True))
         return replace(func, bindings=bindings) if changed else func
 
-    def _binding(self, binding: Binding, facts: Facts) -> Binding:
+    def _bindings(self, binding: Binding, facts: Facts) -> list[Binding]:
         binding = replace(binding, value=map_bodies(binding.value, self.function))
         call = binding.value
-        if not isinstance(call, Call) or call.op != "conv_blocked" or not isinstance(call.args[1], TensorConst):
-            return binding
+        if not isinstance(call, Call) or call.op != "conv_blocked":
+            return [binding]
         result = binding.targets[0].type
         assert isinstance(result, TensorType), "a convolution makes a tensor"
         sizes = _sizes(result, facts)
         tiles = legal_tiles(call, sizes)
         if not tiles:
-            return binding
+            return [binding]
         default = choose_tile(call, tiles, sizes)
-        tile = self.answer(question_about(call, "use_winograd", (0, *tiles), default))
-        return replace(binding, value=self._call(call, call.args[1], int(tile))) if tile else binding
-
-    def _call(self, call: Call, weights: TensorConst, tile: int) -> Call:
-        attrs = full_attrs(call)
+        tile = int(self.answer(question_about(call, "use_winograd", (0, *tiles), default)))
+        if not tile:
+            return [binding]
+        attrs, builder = full_attrs(call), GraphBuilder()
+        args = (call.args[0], self._weights(call.args[1], tile, builder), *call.args[2:])
         own = (("tile", tile), ("pads", attrs.pads), ("in_channels", attrs.in_channels))
+        return [*builder.bindings, replace(binding, value=Call("conv_winograd", args, own, span=call.span))]
+
+    def _weights(self, weights: Atom | None, tile: int, builder: GraphBuilder) -> Atom:
+        """Transformed weights: at compile time, or in each call by what `builder` binds."""
+        if not isinstance(weights, TensorConst):
+            return builder.call("winograd_weights", weights, builder.const(weights_matrix(tile)), tile=tile)
         key = (weights, tile)
         if key not in self.literals:
             self.literals[key] = TensorConst(_transformed(weights.value, tile), weights.name, span=weights.span)
-        args: tuple[Atom | None, ...] = (call.args[0], self.literals[key], *call.args[2:])
-        return Call("conv_winograd", args, own, span=call.span)
+        return self.literals[key]
 
 
 def _transformed(weights: np.ndarray, tile: int) -> np.ndarray:
@@ -94,7 +99,7 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     assert w is not None and isinstance(w.type, TensorType)
     plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
-    if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or w.type.dtype.bits != 32:
+    if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or not w.type.dtype.is_float:
         return ()
     samples, _, height, width, _ = sizes
     if min(samples, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
@@ -112,6 +117,10 @@ def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int]) -> int:
     if channels % shape[-2] and channels > MOST_UNEVEN_CHANNELS:
         tiles = [tile for tile in tiles if tile == 2]
     seconds = {tile: _seconds(tile, shape[1], sizes) for tile in (0, *tiles)}
+    if not isinstance(w, TensorConst):
+        channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
+        for tile in tiles:
+            seconds[tile] += 4 * ((tile + 2) ** 2 + 9) * channels_of_blocks / WEIGHT_BYTES_PER_SECOND
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < seconds[0] / LEAST_GAIN else 0
 
