@@ -130,7 +130,7 @@ def blocked_ops(model: bytes) -> list[str]:
             for body in bodies_of(binding.value):
                 visit(body)
 
-    visit(convert_layout(run_pipeline(import_model(model), block=native_target().lanes(32)).main).module, SIMPLIFY)
+    visit(convert_layout(run_pipeline(import_model(model).module, SIMPLIFY), block=native_target().lanes(32)).main)
     return found
 
 
