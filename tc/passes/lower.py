@@ -1,7 +1,7 @@
 """Graph to loops: each primitive function becomes a PrimFunc. The only file that knows both levels well.
 
 A primitive function is a graph function with the attribute `primitive`: what `fuse_ops` decided to run as one kernel. It is a flat
-list of operator calls without control flow. Its loops are the tensor expressions of its operators, read one through the
+list of calls of operators and PrimFuncs without control flow. Its loops are the tensor expressions of what it calls, read one through the
 other; equal kernels (up to names) are kept once.
 """
 
@@ -25,16 +25,18 @@ from tc.ir.graph import (
     TensorConst,
     TensorVar,
     all_bindings,
+    tir_calls,
 )
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
 from tc.ir.structural import structural_hash
 from tc.ir.types import DimFact, TensorType
-from tc.ops.registry import get_op, inference
+from tc.ops.registry import current_facts, get_op, inference
 from tc.passes.loop.drop_unread import drop_unread
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.manager import graph_pass
+from tc.passes.raise_loops import NotRaised, raise_prim_func
 from tc.te import Tensor, compute, create_prim_func, origin, placeholder
 
 
@@ -63,7 +65,10 @@ def nodes_by_result(module: IRModule) -> dict[TensorVar, tuple[str, ...]]:
 
 @graph_pass
 def lower_primitives(module: IRModule) -> IRModule:
-    """Replace every primitive function by its PrimFunc, and every call of it by a CallTir. Equal kernels are merged."""
+    """Replace every primitive function by its PrimFunc, and every call of it by a CallTir. Equal kernels are merged.
+
+    PrimFuncs that only primitive functions called are gone: they are part of the kernels.
+    """
     lowered: dict[str, PrimFunc] = {}
     dims_of: dict[str, tuple[Expr, ...]] = {}
     origins_of: dict[str, tuple[Span | None, ...]] = {}
@@ -74,7 +79,7 @@ def lower_primitives(module: IRModule) -> IRModule:
             plain, opaque = hide_dim_formulas(func)
             source = structural_hash(plain)
             if source not in by_graph:
-                prim = lower_function(plain)
+                prim = lower_function(plain, module)
                 by_graph[source] = by_hash.setdefault(structural_hash(prim), prim)
             prim = lowered[func.name] = by_graph[source]
             dims_of[func.name] = tuple(substitute(dim, opaque) for dim in free_dims(plain))
@@ -94,6 +99,9 @@ def lower_primitives(module: IRModule) -> IRModule:
         return None
 
     kept = [func for func in module.functions if not (isinstance(func, Function) and func.name in lowered)]
+    called = {call.callee for func in kept if isinstance(func, Function) for _, call in tir_calls(func)}
+    absorbed = {call.callee for func in module.graph_functions if is_primitive(func) for _, call in tir_calls(func)} - called
+    kept = [func for func in kept if func.name not in absorbed]
     rewritten = [transform(func, call_kernel) if isinstance(func, Function) else func for func in kept]
     return IRModule((*rewritten, *by_hash.values()), module.entry)
 
@@ -122,9 +130,9 @@ def free_dims(func: Function) -> tuple[Var, ...]:
     """The symbolic dims that a function without nested functions mentions, in order of appearance."""
     found: dict[Var, None] = dict.fromkeys(dims_of_types([_tensor_type(param) for param in func.params]))
     for binding in func.bindings:
-        if isinstance(binding.value, Call):
-            attrs = (value for _, value in binding.value.attrs)
-            found.update(dict.fromkeys(var for value in attrs for var in _vars_in(value)))
+        if isinstance(binding.value, (Call, CallTir)):
+            given = binding.value.dims if isinstance(binding.value, CallTir) else tuple(value for _, value in binding.value.attrs)
+            found.update(dict.fromkeys(_vars_in(given)))
         found.update(dict.fromkeys(dims_of_types([_tensor_type(target) for target in binding.targets])))
     return tuple(found)
 
@@ -169,8 +177,9 @@ def _is_nonnegative(expr: Expr, facts: Facts) -> bool:
     return low is not None and low >= 0
 
 
-def lower_function(func: Function) -> PrimFunc:
-    """The unscheduled PrimFunc of a primitive function. Its scalars are `free_dims(func)`; one-element constants become literals.
+def lower_function(func: Function, module: IRModule) -> PrimFunc:
+    """The unscheduled PrimFunc of a primitive function of `module`. Its scalars are `free_dims(func)`; one-element constants become
+    literals.
 
     Raises LoweringError for what has no loops, naming the node.
     """
@@ -184,7 +193,7 @@ def lower_function(func: Function) -> PrimFunc:
     with inference(facts):
         for number, binding in enumerate(func.bindings):
             with located(binding.span), origin(number):
-                results = _lower_binding(binding, tensors)
+                results = _lower_binding(binding, tensors, module)
             tensors.update(zip(binding.targets, results, strict=True))
     outputs = [tensors[result] for result in func.results if isinstance(result, TensorVar)]
     assert len(outputs) == len(func.results), "results of a primitive function are variables"
@@ -193,8 +202,10 @@ def lower_function(func: Function) -> PrimFunc:
     return drop_unread(simplify_loops(prim))
 
 
-def _lower_binding(binding: Binding, tensors: dict[TensorVar, Tensor]) -> tuple[Tensor, ...]:
+def _lower_binding(binding: Binding, tensors: dict[TensorVar, Tensor], module: IRModule) -> tuple[Tensor, ...]:
     call = binding.value
+    if isinstance(call, CallTir):
+        return _lower_kernel(call, [_operand(arg, tensors) for arg in call.args], module)
     if not isinstance(call, Call):
         raise LoweringError(f"a primitive function may hold operator calls only, found {type(call).__name__}")
     op = get_op(call.op)
@@ -203,6 +214,15 @@ def _lower_binding(binding: Binding, tensors: dict[TensorVar, Tensor]) -> tuple[
     operands = [None if arg is None else _operand(arg, tensors) for arg in call.args]
     types = [_tensor_type(target) for target in binding.targets]
     return op.compute_tensors(operands, op.attrs(call.attrs), types)
+
+
+def _lower_kernel(call: CallTir, operands: Sequence[Tensor], module: IRModule) -> tuple[Tensor, ...]:
+    kernel = module[call.callee]
+    assert isinstance(kernel, PrimFunc), "the callee of a CallTir is a PrimFunc"
+    try:
+        return raise_prim_func(kernel, operands, call.dims, current_facts())
+    except NotRaised as why:
+        raise LoweringError(f"{call.callee} cannot be part of another kernel: {why}") from None
 
 
 def _operand(atom: Atom, tensors: dict[TensorVar, Tensor]) -> Tensor:

@@ -20,6 +20,7 @@ from tc.ir.graph import (
     Binding,
     Call,
     CallFunction,
+    CallTir,
     Function,
     GlobalRef,
     TensorConst,
@@ -29,12 +30,20 @@ from tc.ir.graph import (
     free_vars,
     map_bodies,
 )
+from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import DimFact, FunctionType, TensorType
 from tc.ops.build import operand_types
-from tc.ops.registry import get_op, inference
-from tc.passes.graph.fusion_kind import MANY, Access, FusionKind, LoopShape, infer_loop_shape
+from tc.ops.registry import current_facts, get_op, inference
+from tc.passes.graph.fusion_kind import (
+    MANY,
+    Access,
+    FusionKind,
+    LoopShape,
+    infer_loop_shape,
+    infer_loop_shape_of_kernel,
+)
 from tc.passes.graph.joins import is_join, made_here, part_offset, pays
 from tc.passes.graph.questions import Answer, own_answer, question_about_group
 from tc.passes.manager import graph_pass
@@ -51,17 +60,15 @@ def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True, answer
     """Move each group of operators that fuse into a primitive function, and call it.
 
     Every operator call with a loop definition ends up in exactly one primitive function, except groups of views and joins, which need
-    no kernel; with `enable` off each is alone. A kernel
+    no kernel; with `enable` off each is alone. A call of a PrimFunc whose loops say what each element is counts as an operator; any other
+    stays a kernel of its own. A kernel
     takes its constants of more than one element as parameters. Groups hold at most `max_ops` operators.
     `answer` decides whether two groups that may join do.
     """
-    made: list[Function] = []
     names = _Names({func.name for func in module.functions})
-    functions = [
-        _fuse_function(func, func.facts, made, names, max_ops if enable else 1, answer) if isinstance(func, Function) else func
-        for func in module.functions
-    ]
-    return IRModule((*functions, *made), module.entry) if made else module
+    work = _Work(module, [], names, max_ops if enable else 1, answer)
+    functions = [_fuse_function(func, func.facts, work) if isinstance(func, Function) else func for func in module.functions]
+    return IRModule((*functions, *work.made), module.entry) if work.made else module
 
 
 class _Names:
@@ -79,6 +86,17 @@ class _Names:
         return name
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What is fused and how, and the list that primitive functions are added to."""
+
+    module: IRModule
+    made: list[Function]
+    names: _Names
+    max_ops: int
+    answer: Answer
+
+
 @dataclass(eq=False)
 class _Node:
     """One binding in the dataflow graph of a function. `index` is its position, `users` the positions that use its results."""
@@ -93,13 +111,11 @@ class _Node:
     depth: int = 0
 
 
-def _fuse_function(
-    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int, answer: Answer
-) -> Function:
-    func = _fuse_bodies(func, facts, made, names, max_ops, answer)
-    nodes = _dataflow(func, facts)
+def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Function:
+    func = _fuse_bodies(func, facts, work)
+    nodes = _dataflow(func, facts, work.module)
     _set_post_dominators(nodes)
-    _Grouping(nodes, Facts.of(facts), max_ops, answer).run()
+    _Grouping(nodes, Facts.of(facts), work.max_ops, work.answer).run()
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(node.group, []).append(node)
@@ -110,24 +126,27 @@ def _fuse_function(
         if not _is_fusable(node) or all(_needs_no_kernel(member, made_by) for member in group):
             bindings.append(node.binding)
         elif node is group[-1]:
-            bindings.append(_outline(group, facts, made, names))
+            bindings.append(_outline(group, facts, work))
     return replace(func, bindings=tuple(bindings))
 
 
-def _fuse_bodies(
-    func: Function, facts: tuple[DimFact, ...], made: list[Function], names: _Names, max_ops: int, answer: Answer
-) -> Function:
+def _fuse_bodies(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Function:
     """Fuse inside the bodies of If and Loop."""
 
     def inside(binding: Binding) -> Binding:
-        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, made, names, max_ops, answer))
+        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, work))
         return replace(binding, value=value)
 
     return replace(func, bindings=tuple(map(inside, func.bindings)))
 
 
 def _is_fusable(node: _Node) -> bool:
-    return isinstance(node.binding.value, Call) and get_op(node.binding.value.op).compute is not None
+    match node.binding.value:
+        case Call(op=op):
+            return get_op(op).compute is not None
+        case CallTir():
+            return node.shape.kind is not FusionKind.OPAQUE
+    return False
 
 
 def _needs_no_kernel(node: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
@@ -138,12 +157,12 @@ def _needs_no_kernel(node: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
     return part_offset(value) is not None or (is_join(value) and pays(node.binding, made_by))
 
 
-def _dataflow(func: Function, facts: tuple[DimFact, ...]) -> list[_Node]:
+def _dataflow(func: Function, facts: tuple[DimFact, ...], module: IRModule) -> list[_Node]:
     nodes: list[_Node] = []
     producer: dict[TensorVar, _Node] = {}
     with inference(Facts.of(facts)):
         for index, binding in enumerate(func.bindings):
-            node = _Node(index, binding, _loop_shape(binding))
+            node = _Node(index, binding, _loop_shape(binding, module))
             for atom in _used_by(binding):
                 source = producer.get(atom) if isinstance(atom, TensorVar) else None
                 if source is not None:
@@ -162,8 +181,12 @@ def _used_by(binding: Binding) -> Iterator[Atom]:
         yield from free_vars(body)
 
 
-def _loop_shape(binding: Binding) -> LoopShape:
+def _loop_shape(binding: Binding, module: IRModule) -> LoopShape:
     call = binding.value
+    if isinstance(call, CallTir):
+        kernel = module[call.callee]
+        assert isinstance(kernel, PrimFunc), "the callee of a CallTir is a PrimFunc"
+        return infer_loop_shape_of_kernel(kernel, [arg.type for arg in call.args], call.dims, current_facts())  # type: ignore[misc]
     if not isinstance(call, Call):
         return LoopShape(FusionKind.OPAQUE, ())
     op = get_op(call.op)
@@ -251,7 +274,7 @@ class _Grouping:
             return False
         inside = {target for node in (*self.members[anchor.group], *path) for target in node.binding.targets}
         call = member.binding.value
-        assert isinstance(call, Call)
+        assert isinstance(call, (Call, CallTir))
         for arg, access in zip(call.args, member.shape.accesses, strict=True):
             if arg in inside and access not in (Access.IDENTITY, None):
                 return False
@@ -283,7 +306,7 @@ class _Grouping:
         members = list(dict.fromkeys([*self.members[node.group], *path[:-1]]))
         made = [target for member in members for target in member.binding.targets]
         call = sink.binding.value
-        assert isinstance(call, Call)
+        assert isinstance(call, (Call, CallTir))
         read = [(arg, reuse) for arg, reuse in zip(call.args, sink.shape.reuses, strict=True) if arg is not None and arg in made]
         operand, reuse = read[0]
         if len(read) != 1 or reuse is None:
@@ -343,7 +366,7 @@ def _size_bytes(atom: Atom) -> int:
     return type_.dtype.size_bytes * prod(int(dim.value) if isinstance(dim, Const) else MANY for dim in type_.shape)
 
 
-def _outline(group: list[_Node], facts: tuple[DimFact, ...], made: list[Function], names: _Names) -> Binding:
+def _outline(group: list[_Node], facts: tuple[DimFact, ...], work: _Work) -> Binding:
     """A primitive function of the group's bindings, and the binding that calls it."""
     last = group[-1].binding
     targets = last.targets
@@ -355,18 +378,18 @@ def _outline(group: list[_Node], facts: tuple[DimFact, ...], made: list[Function
             return arg
         return params.setdefault(arg, TensorVar(getattr(arg, "name", "") or "c", arg.type))
 
-    bindings = []
+    bindings, ops = [], []
     for node in group:
         call = node.binding.value
-        assert isinstance(call, Call)
+        assert isinstance(call, (Call, CallTir))
         bindings.append(replace(node.binding, value=replace(call, args=tuple(map(localize, call.args)))))
-    ops = [node.binding.value.op for node in group]  # type: ignore[union-attr]
-    name = names.fresh("_".join(ops)[:48])
+        ops.append(call.op.rpartition("::")[2] if isinstance(call, Call) else call.callee)
+    name = work.names.fresh("_".join(ops)[:48])
     own = {target: TensorVar(target.name, target.type) for target in targets}
     bindings[-1] = replace(bindings[-1], targets=tuple(own.values()))
     func = Function(
         name, tuple(params.values()), tuple(bindings), tuple(own.values()), facts, (("primitive", True),), span=last.span
     )
-    made.append(func)
+    work.made.append(func)
     callee = GlobalRef(name, FunctionType(tuple(p.type for p in params.values()), tuple(t.type for t in targets)))
     return Binding(targets, CallFunction(callee, tuple(params), span=last.span), span=last.span)

@@ -1,4 +1,4 @@
-"""How an operator fuses, read off its loops. No list of operator names exists anywhere.
+"""How an operator or a PrimFunc fuses, read off its loops. No list of operator names exists anywhere.
 
 Source: the pattern kinds of TVM's and Relay's fusion; there they are declared per operator, here they are inferred.
 """
@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tc.ir.arith import Facts
 from tc.ir.contraction import product_of
 from tc.ir.expr import Const, Expr, Load, Var, is_const
 from tc.ir.graph import Attrs
-from tc.ir.loop import AxisKind, Block
+from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ir.uses import variables
 from tc.ops.registry import OpDef
+from tc.passes.raise_loops import NotRaised, raise_prim_func
 from tc.te import Read, Stage, Tensor, placeholder, reads, stages_of
 
 MANY = 64
@@ -76,7 +78,20 @@ def infer_loop_shape(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs
     if op.compute is None:
         return LoopShape(FusionKind.OPAQUE, tuple(None for _ in types))
     operands = [None if t is None else placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types)]
-    outputs = op.compute_tensors(operands, attrs, results)
+    return _loop_shape(operands, op.compute_tensors(operands, attrs, results))
+
+
+def infer_loop_shape_of_kernel(func: PrimFunc, types: Sequence[TensorType], dims: Sequence[Expr], facts: Facts) -> LoopShape:
+    """The loop shape of a call of a PrimFunc with operands of these types; opaque where its loops have no form as tensor expressions."""
+    operands = [placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types)]
+    try:
+        outputs = raise_prim_func(func, operands, dims, facts)
+    except NotRaised:
+        return LoopShape(FusionKind.OPAQUE, tuple(None for _ in types))
+    return _loop_shape(operands, outputs)
+
+
+def _loop_shape(operands: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> LoopShape:
     stages = stages_of(outputs)
     kind = max((_stage_kind(stage) for stage in stages), default=FusionKind.ELEMENTWISE)
     accesses = tuple(_operand_access(operand, outputs, stages) for operand in operands)
@@ -166,11 +181,3 @@ def _read_access(read: Read, stage: Stage) -> Access:
         return Access.BROADCAST
     return Access.INDEXED
 
-
-def block_kind(block: Block) -> FusionKind:
-    """The kind of one block of a PrimFunc; blocks without axes are opaque."""
-    if not block.axes:
-        return FusionKind.OPAQUE
-    if all(axis.kind is AxisKind.SPATIAL for axis in block.axes):
-        return FusionKind.ELEMENTWISE
-    return FusionKind.REDUCTION

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tc.ir.graph import Call, Function, all_bindings
+from tc.ir.graph import Call, CallTir, Function, all_bindings
 from tc.ops.build import full_attrs, operand_types
 
 Option = int | str | bool
@@ -47,7 +47,7 @@ def question_about(call: Call, pass_name: str, options: tuple[Option, ...], defa
     return Question(pass_name, str(call.span), call_key(call), options, default)
 
 
-def question_about_group(calls: Sequence[Call], pass_name: str, options: tuple[Option, ...], default: Option) -> Question:
+def question_about_group(calls: Sequence[Call | CallTir], pass_name: str, options: tuple[Option, ...], default: Option) -> Question:
     """The question what shall become of several calls together, named after the last."""
     return Question(pass_name, str(calls[-1].span), _digest([call_key(call) for call in calls]), options, default, alone=False)
 
@@ -58,8 +58,10 @@ def question_about_function(func: Function, name: str, options: tuple[Option, ..
     return Question(name, func.name, _digest([call_key(call) for call in calls]), options, default, alone=False)
 
 
-def call_key(call: Call) -> str:
-    """20 hex digits that tell calls apart by operator, attributes and types of operands."""
+def call_key(call: Call | CallTir) -> str:
+    """20 hex digits that tell calls apart by operator, attributes and types of operands; by the name of a PrimFunc."""
+    if isinstance(call, CallTir):
+        return _digest((call.callee, [str(arg.type) for arg in call.args], [str(type_) for type_ in call.result_types]))
     types = [None if type_ is None else str(type_) for type_ in operand_types(call)]
     attrs = sorted((name, str(value)) for name, value in full_attrs(call).items())
     return _digest((call.op, attrs, types))
