@@ -29,6 +29,7 @@ from tc.ir.expr import (
 )
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
+from tc.ops.arrays import turned
 from tc.ops.common import (
     Arrays,
     Tensors,
@@ -77,7 +78,7 @@ register(
     OpDef(
         "transpose",
         _infer_transpose,
-        lambda arrays, attrs: np.transpose(arrays[0], _perm(attrs, arrays[0].ndim)).copy(),  # type: ignore[union-attr, arg-type]
+        lambda arrays, attrs: turned(np.transpose(arrays[0], _perm(attrs, arrays[0].ndim))),  # type: ignore[union-attr, arg-type]
         _compute_transpose,
         {"perm": None},
         samples=lambda rng: iter(

@@ -72,13 +72,18 @@ def _floats(matrix: Matrix) -> np.ndarray:
     return np.array([[float(v) for v in row] for row in matrix])
 
 
+_ROWS = 4096
+
+
 def transform_weights(weights: np.ndarray, tile: int) -> np.ndarray:
     """G g G^T of [..., 3, 3] in f64, as [a, a, ...] in f32."""
     g = _floats(transforms(tile)[1])
     both = np.kron(g, g)  # [a * a, 9]
-    flat = np.ascontiguousarray(weights, dtype=np.float64).reshape(-1, 9)
+    flat = np.ascontiguousarray(weights).reshape(-1, 9)
     result = np.empty((len(both), len(flat)), np.float32)
-    np.matmul(both, flat.T, out=result, casting="same_kind")
+    for start in range(0, len(flat), _ROWS):  # as much as stays in a cache
+        part = slice(start, start + _ROWS)
+        result[:, part] = both @ flat[part].astype(np.float64).T
     return result.reshape(tile + 2, tile + 2, *weights.shape[:-2])
 
 

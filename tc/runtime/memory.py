@@ -17,6 +17,8 @@ ALIGNMENT = 64
 
 _HUGE_PAGE = 2 << 20
 LEAST_ALIGNED_BYTES = 1 << 14
+LEAST_OWN_BYTES = 8 * _HUGE_PAGE
+"""Of an array that is not moved into huge pages, as at most the first and the last part of it lie elsewhere."""
 # Python's own choice, MAP_SHARED, is memory that a forked child would share with its parent, and that gets no huge pages.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
@@ -81,20 +83,33 @@ def place_constants(values: Sequence[np.ndarray]) -> list[np.ndarray]:
 
     Together they are read once per call of a model, mostly front to back: where they are large they go into huge pages, whose
     addresses the processor translates without walking tables (measured: up to a twentieth of a memory-bound model's time).
-    Small ones are copied only if need be.
+    Small ones are copied only if need be. So are those of LEAST_OWN_BYTES that nobody changes and that begin where they must: numpy asks
+    for huge pages as well.
     """
     values = [np.ascontiguousarray(value).reshape(value.shape) for value in values]
-    sizes = [-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
+    sizes = [0 if _may_stay(value) else -(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
     if sum(sizes) < _HUGE_PAGE:
         return [_aligned(value) for value in values]
     room = Arena(sum(sizes)).bytes()
     placed, offset = [], 0
     for value, size in zip(values, sizes, strict=True):
+        if not size:
+            placed.append(value)
+            continue
         copy = room[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)
         copy[...] = value
         placed.append(copy)
         offset += size
     return placed
+
+
+def _may_stay(value: np.ndarray) -> bool:
+    """Whether an array is large, in memory that numpy has allocated and nobody writes to, and aligned; or empty."""
+    owner = value
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    is_kept = owner.flags.owndata and not (owner.flags.writeable or value.flags.writeable) and data_address(value) % ALIGNMENT == 0
+    return value.nbytes == 0 or (value.nbytes >= LEAST_OWN_BYTES and is_kept)
 
 
 def _aligned(value: np.ndarray) -> np.ndarray:

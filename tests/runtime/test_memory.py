@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tc.runtime.memory import ALIGNMENT, Arena, data_address, place_constants, result_array
+from tc.ops.arrays import contiguous
+from tc.runtime.memory import ALIGNMENT, LEAST_OWN_BYTES, Arena, data_address, place_constants, result_array
 
 
 class Tagged(np.ndarray):
@@ -58,3 +59,18 @@ def test_results_are_arrays_like_any_other_and_aligned_where_large(shape: tuple[
     assert array.shape == shape and array.dtype == dtype
     assert array.flags.c_contiguous and array.flags.writeable
     assert array.nbytes < 1 << 14 or array.ctypes.data % ALIGNMENT == 0
+
+
+def test_large_constants_that_nobody_changes_stay_where_they_are() -> None:
+    """They were copied: half a gigabyte of them takes a second or two."""
+    source = np.arange(LEAST_OWN_BYTES // 4, dtype=np.float32).reshape(-1, 64)
+    kept, small = contiguous(source.T), np.ones(70_000, np.float64)[::2]
+    writeable = kept.copy()
+
+    placed = place_constants([kept, small, writeable, source])
+
+    assert np.shares_memory(placed[0], kept)
+    assert not any(np.shares_memory(made, given) for made, given in zip(placed[1:], (small, writeable, source), strict=True))
+    assert all(data_address(made) % ALIGNMENT == 0 for made in placed)
+    for made, given in zip(placed, (kept, small, writeable, source), strict=True):
+        np.testing.assert_array_equal(made, given)

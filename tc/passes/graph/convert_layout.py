@@ -35,6 +35,7 @@ from tc.ir.graph import (
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
+from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder, full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.passes.graph.min_cut import minimum_cut
@@ -407,4 +408,4 @@ def block_axes(array: np.ndarray, axes: Sequence[int], block: int) -> np.ndarray
             places[axis] = len(shape)
             shape.append(block)
     order = [*outer, *(places[axis] for axis in axes)]
-    return np.ascontiguousarray(array.reshape(shape).transpose(order))
+    return contiguous(array.reshape(shape).transpose(order))
