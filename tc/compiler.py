@@ -18,7 +18,6 @@ from tc.frontend.registry import Model, check_model, import_model
 from tc.ir.module import IRModule
 from tc.ir.verify import verify as verify_ir
 from tc.passes.graph.plan_memory import plan_memory
-from tc.passes.graph.questions import own_answer
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import USUAL, PassOptions, fuse_model, lay_out, prepare_model
 from tc.records.apply import TunedSchedules, open_tuned, state_of
@@ -29,6 +28,7 @@ from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.loading import load_sealed
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModuleCache, model_key
+from tc.schedule.knobs import take_default
 from tc.target import Target, check_threads
 
 
@@ -49,11 +49,11 @@ def run_stages(
     assume_equal, overridden: see `load_model`. ready: told of each kernel as soon as it is scheduled.
     """
     watch = Stopwatch()
-    answer = own_answer if tuned is None else tuned.answer
+    decide = take_default if tuned is None else tuned.decide
     with watch.time("import"):
         imported = import_model(model, dims, on_unsupported, assume_equal, overridden)
     with watch.time("graph passes"):
-        fused = fuse_model(lay_out(prepare_model(imported, target, numerics, passes), answer), answer)
+        fused = fuse_model(lay_out(prepare_model(imported, target, numerics, passes), decide), decide)
     with watch.time("lower"):
         lowered = fused.run(fused.pipeline.lower)
     with watch.time("schedule"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.measure.harness import Ratio
-from tc.passes.graph.questions import Option
 from tc.schedule.knobs import Value
 
 
@@ -20,7 +19,7 @@ class FormTried:
     question: str
     key: str
     node: str
-    answer: Option
+    answer: Value
     ratio: Ratio | None
     is_kept: bool
     problem: str | None = None

@@ -12,7 +12,7 @@ from tc.autotune.search.space import Space
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
-from tc.passes.graph.questions import Question
+from tc.schedule.knobs import Knob
 from tc.target import Target
 
 
@@ -23,7 +23,7 @@ class Variant:
     `key`: of its workload, under which records are kept. `reference`: a graph module whose main function computes the same in
     numpy, `sizes`: what its symbolic dims are measured with.
     `literals`: operands, by place, that are literals of the model: in a run they were last read a whole run ago.
-    `question`, `answer`: what a graph pass must be told to lower the node this way; None for the way it takes untold.
+    `knob`, `answer`: what a graph pass must be told to lower the node this way; None for the way it takes untold.
     """
 
     key: str
@@ -31,7 +31,7 @@ class Variant:
     reference: IRModule
     sizes: Mapping[Var, int] = field(default_factory=dict)
     literals: Mapping[int, np.ndarray] = field(default_factory=dict)
-    question: Question | None = None
+    knob: Knob | None = None
     answer: int | str | bool | None = None
 
 

@@ -19,11 +19,11 @@ from tc.ir.graph import Function, TensorConst, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
-from tc.passes.graph.questions import Answer, Option, Question, own_answer
 from tc.passes.lower import nodes_by_result, primitive_calls
 from tc.passes.pipeline import LoweredModel, PreparedModel, lay_out, lower_model, prepare_model
 from tc.runtime.collector import rare_collections
 from tc.schedule.canonical import canonical_names, workload_key
+from tc.schedule.knobs import Decide, Knob, Value, take_default
 from tc.target import Target
 
 TYPICAL_SIZE = 64
@@ -32,13 +32,13 @@ TYPICAL_SIZE = 64
 MOST_APART_BYTES = 256 << 20
 """No cache is larger, or at least no part of one that a process gets."""
 
-OTHER_WAYS: tuple[Mapping[str, Option], ...] = (
+OTHER_WAYS: tuple[Mapping[str, Value], ...] = (
     {"use_winograd": 0, "pack_matmul": 1},
     {"use_winograd": 2, "pack_matmul": 4},
     {"use_winograd": 4},
 )
-"""Answers to the questions of graph passes that are tried beside the passes' own. Nodes are of different kinds, so that one way
-of lowering the whole model serves several questions at once."""
+"""Answers to the knobs of graph passes that are tried beside the passes' own. Nodes are of different kinds, so that one way
+of lowering the whole model serves several knobs at once."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class _Call:
         """What tuning records know the kernel by."""
         return workload_key(self.func)
 
-    def variant(self, question: Question | None = None, answer: Option | None = None) -> Variant:
-        return Variant(self.key, self.func, self.reference, self.sizes, self.literals, question, answer)
+    def variant(self, knob: Knob | None = None, answer: Value | None = None) -> Variant:
+        return Variant(self.key, self.func, self.reference, self.sizes, self.literals, knob, answer)
 
 
 def extract_tasks(
@@ -86,14 +86,14 @@ def extract_tasks(
 
 
 @rare_collections()
-def tasks_of(model: PreparedModel, sizes: Mapping[str, int] | None = None, answer: Answer = own_answer) -> Extraction:
+def tasks_of(model: PreparedModel, sizes: Mapping[str, int] | None = None, decide: Decide = take_default) -> Extraction:
     """The distinct kernels of a model, equal ones joined, each with the other ways in which its nodes can be lowered.
 
-    sizes: what symbolic dims are measured with, by name. answer: to questions that no kernel alone decides.
+    sizes: what symbolic dims are measured with, by name. answer: to knobs that no kernel alone decides.
     """
-    laid_out, target = lay_out(model, answer), model.target
-    base = list(_calls(lower_model(laid_out, _only_for_models(answer)), sizes or {}))
-    others = [_lowered_otherwise(laid_out, sizes or {}, wanted, answer) for wanted in OTHER_WAYS]
+    laid_out, target = lay_out(model, decide), model.target
+    base = list(_calls(lower_model(laid_out, _only_for_models(decide)), sizes or {}))
+    others = [_lowered_otherwise(laid_out, sizes or {}, wanted, decide) for wanted in OTHER_WAYS]
     apart_bytes = min(sum(_literal_bytes(call) for call in base), MOST_APART_BYTES)
     groups: dict[str, list[_Call]] = {}
     for call in base:
@@ -122,45 +122,45 @@ def _literal_bytes(call: _Call) -> int:
     )
 
 
-Ways = Mapping[tuple[str, ...], tuple[_Call, Question, Option]]
-"""Kernels by the nodes inside, each with a question about one of them and the answer that led to it."""
+Ways = Mapping[tuple[str, ...], tuple[_Call, Knob, Value]]
+"""Kernels by the nodes inside, each with a knob about one of them and the answer that led to it."""
 
 
-def _only_for_models(answer: Answer) -> Answer:
-    """The passes' own answers to questions that a kernel alone decides."""
-    return own_answer if answer is own_answer else lambda question: question.default if question.alone else answer(question)
+def _only_for_models(decide: Decide) -> Decide:
+    """The passes' own answers to knobs that a kernel alone decides."""
+    return take_default if decide is take_default else lambda knob: knob.default if knob.alone else decide(knob)
 
 
 def _lowered_otherwise(
-    prepared: PreparedModel, sizes: Mapping[str, int], wanted: Mapping[str, Option], decided: Answer
+    prepared: PreparedModel, sizes: Mapping[str, int], wanted: Mapping[str, Value], decided: Decide
 ) -> Ways:
-    """The kernels that other answers to the questions of graph passes lead to."""
-    asked: dict[str, tuple[Question, Option]] = {}
+    """The kernels that other answers to the knobs of graph passes lead to."""
+    asked: dict[str, tuple[Knob, Value]] = {}
 
-    def answer(question: Question) -> Option:
-        if not question.alone:
-            return decided(question)
-        value = wanted.get(question.pass_name, question.default)
-        if value not in question.options:
-            value = question.default
-        if value != question.default:
-            asked[question.node] = (question, value)
+    def decide(knob: Knob) -> Value:
+        if not knob.alone:
+            return decided(knob)
+        value = wanted.get(knob.name, knob.default)
+        if value not in knob.options:
+            value = knob.default
+        if value != knob.default:
+            asked[knob.node] = (knob, value)
         return value
 
-    found: dict[tuple[str, ...], tuple[_Call, Question, Option]] = {}
-    for call in _calls(lower_model(prepared, answer), sizes):
-        questions = [asked[node] for node in call.nodes if node in asked]
-        if len(questions) == 1:
-            found[call.nodes] = (call, *questions[0])
+    found: dict[tuple[str, ...], tuple[_Call, Knob, Value]] = {}
+    for call in _calls(lower_model(prepared, decide), sizes):
+        knobs = [asked[node] for node in call.nodes if node in asked]
+        if len(knobs) == 1:
+            found[call.nodes] = (call, *knobs[0])
     return found
 
 
 def _variants(base: _Call, ways: Ways, known: set[str]) -> Iterator[tuple[str, Variant]]:
     if base.nodes not in ways:
         return
-    call, question, value = ways[base.nodes]
+    call, knob, value = ways[base.nodes]
     if call.key not in known and call.values is not None:
-        yield f"{question.pass_name}={value}", call.variant(question, value)
+        yield f"{knob.name}={value}", call.variant(knob, value)
 
 
 def _calls(found: LoweredModel, sizes: Mapping[str, int]) -> Iterator[_Call]:

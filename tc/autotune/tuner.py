@@ -382,16 +382,16 @@ class Tuner:
         self._referee.check(state)
 
     def _decide_variants(self) -> None:
-        """Tell graph passes which way of lowering each node was fastest: what all tasks with the same question take together."""
+        """Tell graph passes which way of lowering each node was fastest: what all tasks with the same knob take together."""
         totals: dict[tuple[str, str], dict[Value, float]] = {}
         for state in self._states:
-            questions = [v.question for v in state.task.variants.values() if v.question is not None]
-            if not questions or not math.isfinite(state.default_seconds):
+            knobs = [v.knob for v in state.task.variants.values() if v.knob is not None]
+            if not knobs or not math.isfinite(state.default_seconds):
                 continue
-            own = totals.setdefault((questions[0].pass_name, questions[0].key), {})
+            own = totals.setdefault(knobs[0].place, {})
             for name, variant in state.task.variants.items():
-                answer: Value = questions[0].default if variant.question is None else variant.answer  # type: ignore[assignment]
-                ratio = min(state.verified.get(name, math.inf), 1.0 if variant.question is None else math.inf)
+                answer: Value = knobs[0].default if variant.knob is None else variant.answer  # type: ignore[assignment]
+                ratio = min(state.verified.get(name, math.inf), 1.0 if variant.knob is None else math.inf)
                 own[answer] = own.get(answer, 0.0) + ratio * state.curve.weight_ms * 1e-3
         target, entries = target_key(self._tasks[0].target), []
         for (pass_name, key), seconds in totals.items():

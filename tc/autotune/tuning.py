@@ -32,13 +32,12 @@ from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.measure.harness import Plan, Ratio, time_interleaved
-from tc.passes.graph.questions import own_answer
 from tc.passes.pipeline import PreparedModel, lay_out, lower_model, prepare_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, target_key
 from tc.runtime.module import CompiledModule
-from tc.schedule.knobs import Value
+from tc.schedule.knobs import Value, take_default
 from tc.target import Target, check_threads
 
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
@@ -140,7 +139,7 @@ def tune(
     for name in sizes:
         if name not in symbolic:
             raise UserError(f"sizes: the model has no symbolic dim {name!r}; it has {', '.join(symbolic) or 'none'}")
-    known = TunedSchedules(Database(path, create=False), chosen, chosen.cores).answer if path.is_file() else own_answer
+    known = TunedSchedules(Database(path, create=False), chosen, chosen.cores).decide if path.is_file() else take_default
     found = tasks_of(prepared, sizes, known)
     selected = _select(found.tasks, tasks)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +149,7 @@ def tune(
     start = time.monotonic()
     forms = _try_forms(prepared, records, inputs, FORMS_SHARE * seconds, callback) if not tasks else ()
     if any(trial.is_kept for trial in forms):
-        found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, chosen.cores).answer)
+        found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, chosen.cores).decide)
         selected = _select(found.tasks, tasks)
     seconds_left = max(seconds - (time.monotonic() - start), seconds / 2)
     own = LocalRunner() if runner is None else None
@@ -244,9 +243,9 @@ def _rehearse(
     seconds: float,
 ) -> list[Standing]:
     """Let the best schedules of each task compete inside the model."""
-    answer = TunedSchedules(database, model.target, model.target.cores).answer
+    decide = TunedSchedules(database, model.target, model.target.cores).decide
     workloads = [variant.key for task in tasks for variant in task.variants.values()]
-    return rehearse(lower_model(lay_out(model, answer), answer), model.target, database, workloads, inputs, seconds)
+    return rehearse(lower_model(lay_out(model, decide), decide), model.target, database, workloads, inputs, seconds)
 
 
 def _compare_whole(
@@ -296,12 +295,12 @@ def _take_back(path: Path, tasks: Sequence[Task], target: Target, problem: str) 
     names: list[str] = []
     for task in tasks:
         for variant in task.variants.values():
-            question = variant.question
-            if question is None or question.pass_name != "use_winograd" or variant.answer != LOOSE_TILE:
+            knob = variant.knob
+            if knob is None or knob.name != "use_winograd" or variant.answer != LOOSE_TILE:
                 continue
-            choice = database.choice(question.pass_name, question.key, key, target.cores)
-            if choice is not None and choice.value == LOOSE_TILE != question.default:
-                undone.append(dataclasses.replace(choice, value=question.default))
+            choice = database.choice(knob.name, knob.key, key, target.cores)
+            if choice is not None and choice.value == LOOSE_TILE != knob.default:
+                undone.append(dataclasses.replace(choice, value=knob.default))
                 names.append(f"{task.name}: use_winograd={LOOSE_TILE} ({problem})")
     if undone:
         database.append(undone)
@@ -313,7 +312,7 @@ Decisions = dict[tuple[str, str], Value]
 
 
 def _decisions(database: Database, target: Target) -> Decisions:
-    """What a database says for a target: the schedules that kernels get, and the answers to questions."""
+    """What a database says for a target: the schedules that kernels get, and the answers of knobs."""
     key, threads = target_key(target), target.cores
     found: Decisions = {}
     for workload in {record.workload for record in database.records(target=key, threads=threads)}:
@@ -331,7 +330,7 @@ def _restore(
     """Let the tasks' kernels, the nodes in them, and the form of the graph be as they were before."""
     variants = [variant for task in tasks for variant in task.variants.values()]
     places = [(SCHEDULE, variant.key) for variant in variants]
-    places += [variant.question.place for variant in variants if variant.question is not None]
+    places += [variant.knob.place for variant in variants if variant.knob is not None]
     places += [(form.question, form.key) for form in forms]
     now = _decisions(database, target)
     database.append(

@@ -13,9 +13,9 @@ from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import structural_hash
 from tc.ir.types import TensorType
-from tc.passes.graph.questions import Option, Question
 from tc.passes.manager import NO_HOOKS, Hooks
 from tc.passes.pipeline import finish_loops
+from tc.schedule.knobs import Knob, Value
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tc.version import compiler_fingerprint
@@ -30,7 +30,7 @@ class Tuned(Protocol):
     def schedule(self, func: PrimFunc) -> Scheduled | None:
         """The schedule of a PrimFunc; None for one that is not known."""
 
-    def answer(self, question: Question) -> Option:
+    def decide(self, knob: Knob) -> Value:
         """How a graph pass shall implement a node; the pass's own answer for one that is not known."""
 
 

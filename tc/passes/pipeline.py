@@ -4,7 +4,7 @@
     scheduled --FINISH--> loops that code generation takes                                        each kernel
 
 Between `lowered` and `scheduled` stand the schedules, which no pass chooses. Options that depend on the target or the caller (`block`,
-`lanes`, `answer`, `threads`) are settings of the run; all others stand in the text.
+`lanes`, `decide`, `threads`) are settings of the run; all others stand in the text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from tc.passes.graph import (
     split_phases,
     use_winograd,
 )
-from tc.passes.graph.questions import Answer, own_answer
 from tc.passes.loop import (
     check_accesses,
     compact_buffers,
@@ -51,6 +50,7 @@ from tc.passes.loop import (
 )
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
 from tc.schedule.canonical import workload_key
+from tc.schedule.knobs import Decide, take_default
 from tc.target import Target
 
 # Importing these registers the passes that the texts below name.
@@ -177,10 +177,10 @@ class PreparedModel:
         """The passes that the model goes through."""
         return self.passes.pipeline(self.numerics)
 
-    def run(self, calls: tuple[PassCall, ...], answer: Answer = own_answer) -> IRModule:
+    def run(self, calls: tuple[PassCall, ...], decide: Decide = take_default) -> IRModule:
         """Some of them, on the graph as it is."""
         lanes = self.target.lanes(32)
-        return run_pipeline(self.graph, calls, {"block": lanes, "lanes": lanes, "answer": answer}, self.passes.hooks)
+        return run_pipeline(self.graph, calls, {"block": lanes, "lanes": lanes, "decide": decide}, self.passes.hooks)
 
 
 @dataclass(frozen=True)
@@ -203,19 +203,19 @@ def prepare_model(imported: Imported, target: Target, numerics: str = "default",
     return dataclasses.replace(model, graph=model.run(model.pipeline.simplify))
 
 
-def lay_out(model: PreparedModel, answer: Answer = own_answer) -> PreparedModel:
-    """Choose layouts, as `answer` decides."""
-    return dataclasses.replace(model, graph=model.run(model.pipeline.lay_out, answer))
+def lay_out(model: PreparedModel, decide: Decide = take_default) -> PreparedModel:
+    """Choose layouts, as `decide` says."""
+    return dataclasses.replace(model, graph=model.run(model.pipeline.lay_out, decide))
 
 
-def fuse_model(model: PreparedModel, answer: Answer = own_answer) -> PreparedModel:
-    """Choose kernels, of a model with layouts; `answer` decides what passes leave open."""
-    return dataclasses.replace(model, graph=model.run(model.pipeline.fuse, answer))
+def fuse_model(model: PreparedModel, decide: Decide = take_default) -> PreparedModel:
+    """Choose kernels, of a model with layouts; `decide` says what passes leave open."""
+    return dataclasses.replace(model, graph=model.run(model.pipeline.fuse, decide))
 
 
-def lower_model(model: PreparedModel, answer: Answer = own_answer) -> LoweredModel:
+def lower_model(model: PreparedModel, decide: Decide = take_default) -> LoweredModel:
     """`fuse_model`, and the kernels as PrimFuncs."""
-    fused = fuse_model(model, answer)
+    fused = fuse_model(model, decide)
     return LoweredModel(model.imported, fused.graph, fused.run(model.pipeline.lower))
 
 

@@ -15,11 +15,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tc.errors import ScheduleError, TcError, UserError
 from tc.ir.loop import PrimFunc
-from tc.passes.graph.questions import Option, Question
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Record, target_key
 from tc.schedule.canonical import canonical_names, workload_key
-from tc.schedule.knobs import Value
+from tc.schedule.knobs import Knob, Value
 from tc.schedule.rules import Scheduled
 from tc.schedule.step import PRIMITIVES, Step, Trace
 from tc.target import Target
@@ -70,17 +69,17 @@ class TunedSchedules:
         found = self.database.choice(pass_name, key, self._target, self._threads)
         return None if found is None else found.value
 
-    def answer(self, question: Question) -> Option:
-        """What was decided for the question's node; the pass's own answer when nothing was, or, with a note, nothing that it can do."""
-        value = self.choice(question.pass_name, question.key)
+    def decide(self, knob: Knob) -> Value:
+        """What was decided for the knob's node; the pass's own answer when nothing was, or, with a note, nothing that it can do."""
+        value = self.choice(knob.name, knob.key)
         if value is None or value == DEFAULT:
-            return question.default
-        for option in question.options:
+            return knob.default
+        for option in knob.options:
             if option == value and type(option) is type(value):
                 return option
-        options = ", ".join(map(str, question.options))
-        self.notes.append(f"{question.node}: {question.pass_name} shall be {value}, but can be {options}; it is {question.default}")
-        return question.default
+        options = ", ".join(map(str, knob.options))
+        self.notes.append(f"{knob.node}: {knob.name} shall be {value}, but can be {options}; it is {knob.default}")
+        return knob.default
 
     def schedule(self, func: PrimFunc, workload: str | None = None, variant: str | None = None) -> Scheduled | None:
         """`func`, its names made canonical, scheduled as in the best record of its workload; `workload_key(func)` if none is given.

@@ -32,7 +32,7 @@ WRONG = "wrong"
 SCHEDULE = "schedule"
 """The `pass_name` of a choice of a workload's schedule, made by measuring the model that it is in; its `value` is a schedule key."""
 DEFAULT = "default"
-"""The value of a choice for what is compiled untuned: a kernel's default schedule, a pass's own answer."""
+"""The `value` of a choice for what is compiled untuned: the rules' own schedule of a kernel, a pass's own answer."""
 
 _TASK_LIMIT = 512
 _DETAIL_LIMIT = 4096
@@ -100,10 +100,13 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A decision about a node of a graph, made by measuring whole alternatives: which Winograd tile, which panel width.
+    """A decision made by measuring whole alternatives. It is about one of two things:
 
-    `key` is the workload of the node as `pass_name` finds it, `value` what was chosen, `seconds` the time of every option tried
-    (infinite for one that failed). Of several choices about one thing the last one written holds.
+        a knob of a graph pass     `pass_name` is the knob's name, `key` its key, `value` one of its options (which Winograd tile)
+        a kernel inside its model  `pass_name` is SCHEDULE, `key` the kernel's workload, `value` the key of a schedule that has a record
+
+    Either `value` may be DEFAULT: what is compiled untuned, now and after an update. `seconds`: the time of every option tried, infinite
+    for one that failed. Of several choices about one thing the last one written holds.
     """
 
     pass_name: str

@@ -14,7 +14,7 @@ from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.ir.uses import unbound
 from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, specialize, tensorize
-from tc.schedule.knobs import Choice, Decide, Knob, Value, take_default
+from tc.schedule.knobs import Decide, Decision, Knob, Value, take_default
 from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rename_loops
 
 LANGUAGE_VERSION = 1
@@ -249,14 +249,14 @@ class Schedule:
         self._steps: list[Step] = []
         self.cores = cores
         self._decide = decide
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, Decision] = {}
 
     @property
     def trace(self) -> Trace:
         return Trace(tuple(self._steps))
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[Decision, ...]:
         """What rules asked, in order, and the answers."""
         return tuple(self._choices.values())
 
@@ -280,7 +280,7 @@ class Schedule:
             return cast(ValueT, known.value) if again else default
         value = self._decide(knob)
         assert value in values, f"{knob.name}: {value!r} is not an option"
-        self._choices[knob.name] = Choice(knob, value)
+        self._choices[knob.name] = Decision(knob, value)
         return cast(ValueT, value)
 
     def attempt(self, rule: Callable[[], str | None]) -> str | None:

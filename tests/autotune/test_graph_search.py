@@ -93,9 +93,9 @@ def test_what_was_kept_is_compiled(tmp_path: Path) -> None:
 def test_the_kernels_of_the_chosen_form_are_tuned(tmp_path: Path) -> None:
     database = Database(tmp_path / "t.db")
     search(database, cost=lambda module: 2.0 - ("tanh" in kernels(module)))
-    answer = graph_search.TunedSchedules(database, TARGET, 1).answer
+    decide = graph_search.TunedSchedules(database, TARGET, 1).decide
 
-    names = {task.name for task in tasks_of(prepared(), answer=answer).tasks}
+    names = {task.name for task in tasks_of(prepared(), decide=decide).tasks}
 
     assert "tanh" in names and "tanh" not in {task.name for task in tasks_of(prepared()).tasks}
 

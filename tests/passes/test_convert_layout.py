@@ -25,10 +25,10 @@ from tc.ir.verify import verify
 from tc.ops import blocked
 from tc.ops.registry import OPS
 from tc.passes.graph.convert_layout import block_axes, convert_layout
-from tc.passes.graph.questions import Option, Question
 from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import SIMPLIFY
 from tc.runtime.builder import ModuleBuilder, build_module
+from tc.schedule.knobs import Knob, Value
 from tc.target import native_target
 
 Arrays = dict[str, np.ndarray]
@@ -229,13 +229,13 @@ class AnyAnswers:
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.given: dict[tuple[str, str], Option] = {}
+        self.given: dict[tuple[str, str], Value] = {}
 
     def schedule(self, func: PrimFunc) -> None:
         return None
 
-    def answer(self, question: Question) -> Option:
-        return self.given.setdefault(question.place, question.options[int(self.rng.integers(len(question.options)))])
+    def decide(self, knob: Knob) -> Value:
+        return self.given.setdefault(knob.place, knob.options[int(self.rng.integers(len(knob.options)))])
 
 
 def check_any_answers(seed: int) -> AnyAnswers:
@@ -266,19 +266,19 @@ def test_how_far_estimates_hold_decides_the_layout() -> None:
     net = Net(0, (1, 64, 40, 40))
     net.conv("x", 64, 1)
     module = run_pipeline(import_model(net.finish(list(net.shapes)[-1])).module, SIMPLIFY)
-    asked: list[Question] = []
+    asked: list[Knob] = []
 
-    def answer(question: Question) -> Option:
-        asked.append(question)
-        return 25 if question.pass_name == "convert_layout/rate of copies, %" else question.default
+    def decide(knob: Knob) -> Value:
+        asked.append(knob)
+        return 25 if knob.name == "convert_layout/rate of copies, %" else knob.default
 
-    plain, same = convert_layout(module), convert_layout(module, answer=lambda question: question.default)
-    dear = convert_layout(module, answer=answer)
+    plain, same = convert_layout(module), convert_layout(module, decide=lambda knob: knob.default)
+    dear = convert_layout(module, decide=decide)
 
     assert same is module and plain is module, "one pointwise convolution does not pay for two copies"
     assert dear is module, "and even less for dear ones"
-    assert {question.key for question in asked} == {asked[0].key} and not any(question.alone for question in asked)
-    slow = convert_layout(module, answer=lambda q: 25 if "pointwise" in q.pass_name else q.default)
+    assert {knob.key for knob in asked} == {asked[0].key} and not any(knob.alone for knob in asked)
+    slow = convert_layout(module, decide=lambda q: 25 if "pointwise" in q.name else q.default)
     assert "conv_blocked" in [binding.value.op for binding in slow.main.bindings if isinstance(binding.value, Call)]
 
 

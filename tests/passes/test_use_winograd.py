@@ -164,7 +164,7 @@ def test_tiles_fit_the_image_and_the_channels(channels: int, size: int, tile: in
 
 def test_the_answer_decides_which_tile_is_used() -> None:
     blocked = convert_layout(network(64, 128, (56, 56)))
-    modules = [use_winograd(blocked, answer=lambda question, tile=tile: tile) for tile in (0, 2, 4)]
+    modules = [use_winograd(blocked, decide=lambda knob, tile=tile: tile) for tile in (0, 2, 4)]
 
     tiles = [[dict(b.value.attrs).get("tile", 0) for b in module.main.bindings if "conv" in b.value.op] for module in modules]
     assert tiles == [[0], [2], [4]]

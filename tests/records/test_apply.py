@@ -15,11 +15,11 @@ from tc.codegen.kernels import Tuned
 from tc.ir.dtype import f32
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
-from tc.passes.graph.questions import Question
 from tc.records.apply import STEP_LIMIT, TunedSchedules, check_trace
 from tc.records.database import Database
 from tc.records.record import Choice, Record, target_key
 from tc.schedule.canonical import canonical_names, workload_key
+from tc.schedule.knobs import Knob
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import LANGUAGE_VERSION, PRIMITIVES, Step, Trace
 from tc.target import Target
@@ -179,20 +179,20 @@ def test_a_program_with_other_names_gets_the_same_schedule(database: Database) -
 
 
 def test_questions_get_the_answer_that_was_measured_if_it_is_still_possible(database: Database) -> None:
-    def answer(options: tuple[int | bool | str, ...]) -> object:
-        return tuned.answer(Question("use_winograd", "conv_3", WORKLOAD, options, options[0]))
+    def decide(options: tuple[int | bool | str, ...]) -> object:
+        return tuned.decide(Knob("use_winograd", options, options[0], node="conv_3", key=WORKLOAD))
 
     tuned = TunedSchedules(database, TARGET, threads=2)
-    assert answer((0, 2, 4)) == 0
+    assert decide((0, 2, 4)) == 0
 
     database.append([Choice(pass_name="use_winograd", key=WORKLOAD, target=target_key(TARGET), threads=2, value=4)])
-    assert (answer((0, 2, 4)), tuned.notes) == (4, [])
+    assert (decide((0, 2, 4)), tuned.notes) == (4, [])
 
-    assert answer((0, 2)) == 0
+    assert decide((0, 2)) == 0
     assert tuned.notes == ["conv_3: use_winograd shall be 4, but can be 0, 2; it is 0"]
 
     database.append([Choice(pass_name="use_winograd", key=WORKLOAD, target=target_key(TARGET), threads=2, value=True)])
-    assert answer((0, 1)) == 0
+    assert decide((0, 1)) == 0
 
 
 def test_choices_are_found(database: Database) -> None:

@@ -1,6 +1,6 @@
 """Which form of its graph a model is fastest in: how its tensors lie in memory, and which operators share a kernel.
 
-A pass answers such questions by an estimate. What an answer is worth shows neither in one kernel nor in the sum of those that change,
+A pass answers such knobs by an estimate. What an answer is worth shows neither in one kernel nor in the sum of those that change,
 so models that differ in one answer run in turns. One that is clearly faster, with the same results, becomes the one that the others
 have to beat. Questions about the whole graph come first, then those about the kernels that take longest.
 """
@@ -19,13 +19,13 @@ from tc.autotune.in_model.modules import Workshop
 from tc.check.compare import differing_result
 from tc.ir.graph import Binding, Call, Function, all_bindings, tir_calls
 from tc.measure.harness import Plan, Timings, time_interleaved
-from tc.passes.graph.questions import Option, Question
 from tc.passes.lower import nodes_by_result
 from tc.passes.pipeline import LoweredModel, PreparedModel, lay_out, lower_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, Choice, target_key
 from tc.runtime.module import CompiledModule
+from tc.schedule.knobs import Knob, Value
 
 GLANCE = Plan(budget_seconds=0.0, min_rounds=5)
 """How a form is compared at first."""
@@ -53,7 +53,7 @@ def search_forms(
     clock: Callable[[], float] = time.perf_counter,
     compare: Compare = compare_modules,
 ) -> Iterator[FormTried]:
-    """Try other answers to the questions that only the whole model can decide, and write down what was found.
+    """Try other answers to the knobs that only the whole model can decide, and write down what was found.
 
     seconds: no form is built when it is not expected to be ready by then. Kernels have the schedules that the database knows, else their
     defaults. Options that the database has times of are not tried again.
@@ -61,8 +61,8 @@ def search_forms(
     return _Search(model, database, inputs, clock, compare).run(clock() + seconds)
 
 
-Answers = Mapping[tuple[str, str], Option]
-"""By the places of questions."""
+Answers = Mapping[tuple[str, str], Value]
+"""By the places of knobs."""
 
 
 @dataclass
@@ -74,16 +74,16 @@ class _Form:
 
     answers: Answers
     lowered: LoweredModel
-    asked: tuple[list[Question], list[Question]]
+    asked: tuple[list[Knob], list[Knob]]
     layout: tuple[str, ...]
     kernels: tuple[str, ...]
     module: CompiledModule | None = None
     weights: dict[str, float] = field(default_factory=dict)  # seconds of a run by node
 
-    def questions(self) -> list[Question]:
+    def knobs(self) -> list[Knob]:
         """Those about the whole graph first, then those about the nodes that take longest."""
         layouts, others = self.asked
-        return [*layouts, *sorted(others, key=lambda question: -self.weights.get(question.node, 0.0))]
+        return [*layouts, *sorted(others, key=lambda knob: -self.weights.get(knob.node, 0.0))]
 
 
 class _Search:
@@ -98,7 +98,7 @@ class _Search:
         self._model, self._database, self._inputs, self._clock, self._compare = model, database, inputs, clock, compare
         self._known = TunedSchedules(database, model.target, model.target.cores)
         self._workshop = Workshop(model.target)
-        self._tried: set[tuple[tuple[str, str], Option]] = set()
+        self._tried: set[tuple[tuple[str, str], Value]] = set()
         self._seen: dict[tuple[str, ...], float] = {}  # by layout and by kernels: seconds of a run
         self._built: set[str] = set()  # workloads
 
@@ -115,51 +115,51 @@ class _Search:
             move = self._next_move(best)
             if move is None:
                 return
-            question, option = move
-            self._tried.add((question.place, option))
-            form = self._lower({**best.answers, question.place: option}, is_layout=question in best.asked[0])
-            before = self._answer(best, question)
+            knob, option = move
+            self._tried.add((knob.place, option))
+            form = self._lower({**best.answers, knob.place: option}, is_layout=knob in best.asked[0])
+            before = self._answer(best, knob)
             if not isinstance(form, _Form):
-                self._write(question, before, {option: form})
+                self._write(knob, before, {option: form})
                 continue
             if self._clock() + len(set(form.kernels) - self._built) * kernel_seconds > end:
                 continue
-            trial, (best_seconds, seconds) = self._try(best, form, question, option)
+            trial, (best_seconds, seconds) = self._try(best, form, knob, option)
             best = form if trial.is_kept else best
-            self._write(question, option if trial.is_kept else before, {before: best_seconds, option: seconds})
+            self._write(knob, option if trial.is_kept else before, {before: best_seconds, option: seconds})
             yield trial
 
-    def _next_move(self, best: _Form) -> tuple[Question, Option] | None:
-        """A question and another answer than the best form's, that was not tried yet, by earlier searches neither."""
-        for question in best.questions():
-            known = self._choice(question)
+    def _next_move(self, best: _Form) -> tuple[Knob, Value] | None:
+        """A knob and another answer than the best form's, that was not tried yet, by earlier searches neither."""
+        for knob in best.knobs():
+            known = self._choice(knob)
             measured = {} if known is None or known.value == DEFAULT else dict(known.seconds)
-            for option in question.options:
-                is_new = option not in measured and (question.place, option) not in self._tried
-                if is_new and option != self._answer(best, question):
-                    return question, option
+            for option in knob.options:
+                is_new = option not in measured and (knob.place, option) not in self._tried
+                if is_new and option != self._answer(best, knob):
+                    return knob, option
         return None
 
-    def _choice(self, question: Question) -> Choice | None:
-        return self._database.choice(*question.place, self._model.target, self._model.target.cores)
+    def _choice(self, knob: Knob) -> Choice | None:
+        return self._database.choice(*knob.place, self._model.target, self._model.target.cores)
 
-    def _answer(self, form: _Form, question: Question) -> Option:
-        return form.answers[question.place] if question.place in form.answers else self._known.answer(question)
+    def _answer(self, form: _Form, knob: Knob) -> Value:
+        return form.answers[knob.place] if knob.place in form.answers else self._known.decide(knob)
 
     def _lower(self, answers: Answers, *, is_layout: bool = True) -> _Form | float:
         """The form with these answers; only its seconds if it was built before. `is_layout`: whether another layout is wanted."""
-        asked: dict[tuple[str, str], Question] = {}
+        asked: dict[tuple[str, str], Knob] = {}
 
-        def answer(question: Question) -> Option:
-            if not question.alone:
-                asked[question.place] = question
-            return answers[question.place] if question.place in answers else self._known.answer(question)
+        def decide(knob: Knob) -> Value:
+            if not knob.alone:
+                asked[knob.place] = knob
+            return answers[knob.place] if knob.place in answers else self._known.decide(knob)
 
-        laid_out = lay_out(self._model, answer)
+        laid_out = lay_out(self._model, decide)
         layouts, layout = list(asked.values()), _shape_of(laid_out.graph.main)
         if is_layout and layout in self._seen:
             return self._seen[layout]
-        lowered = lower_model(laid_out, answer)
+        lowered = lower_model(laid_out, decide)
         kernels = tuple(lowered.workloads[call.callee] for _, call in tir_calls(lowered.lowered.main))
         if kernels in self._seen:
             return self._seen[kernels]
@@ -180,11 +180,11 @@ class _Search:
             for node in nodes[launch.kernel]:
                 form.weights[node] = form.weights.get(node, 0.0) + float(seconds)
 
-    def _try(self, best: _Form, form: _Form, question: Question, option: Option) -> tuple[FormTried, tuple[float, float]]:
+    def _try(self, best: _Form, form: _Form, knob: Knob, option: Value) -> tuple[FormTried, tuple[float, float]]:
         """What came of a form, and the seconds of the best one and of this."""
         self._build(form)
         assert best.module is not None and form.module is not None
-        facts = (question.pass_name, question.key, question.node, option)
+        facts = (knob.name, knob.key, knob.node, option)
         problem = differing_result(best.module.run(self._inputs), form.module.run(self._inputs))
         if problem is not None:
             return FormTried(*facts, None, False, problem), (self._seen[best.kernels], math.inf)
@@ -195,10 +195,10 @@ class _Search:
         trial = FormTried(*facts, ratio, ratio.median < CLEARLY and ratio.high < 1.0)
         return trial, (timings.median("best"), timings.median("other"))
 
-    def _write(self, question: Question, value: Option, seconds: Mapping[Option, float]) -> None:
+    def _write(self, knob: Knob, value: Value, seconds: Mapping[Value, float]) -> None:
         """Keep an answer, and what the model took with it and with others."""
-        name, key = question.place
-        target, before = self._model.target, self._choice(question)
+        name, key = knob.place
+        target, before = self._model.target, self._choice(knob)
         measured = {**({} if before is None else dict(before.seconds)), **seconds}
         facts = {"pass_name": name, "key": key, "target": target_key(target), "threads": target.cores}
         self._database.append([Choice(**facts, value=value, seconds=tuple(measured.items()))])  # type: ignore[arg-type]

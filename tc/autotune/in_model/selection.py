@@ -17,13 +17,13 @@ import numpy as np
 from tc.autotune.in_model.modules import Workshop
 from tc.autotune.in_model.outcome import Standing
 from tc.ir.loop import PrimFunc
-from tc.passes.graph.questions import Option, Question
 from tc.passes.pipeline import LoweredModel
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
 from tc.runtime.module import CompiledModule
 from tc.schedule.canonical import workload_key
+from tc.schedule.knobs import Knob, Value
 from tc.schedule.rules import Scheduled
 from tc.target import Target
 
@@ -118,8 +118,8 @@ class _Cast:
         """What the cast has for a workload that has contenders; None for the default, and for all others."""
         return self._contenders[workload][self._draw[workload]] if workload in self._contenders else None
 
-    def answer(self, question: Question) -> Option:
-        return self._known.answer(question)
+    def decide(self, knob: Knob) -> Value:
+        return self._known.decide(knob)
 
 
 class _Rehearsal:

@@ -38,9 +38,10 @@ from tc.ir.types import TensorType
 from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder, full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, get_op, inference
+from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
-from tc.passes.graph.questions import Answer, own_answer, question_about_function
 from tc.passes.manager import graph_pass, map_graph_functions
+from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.target import MOST_SHUFFLED_STRIDE
 
 
@@ -81,21 +82,21 @@ UNKNOWN_DIM = 32
 
 
 @graph_pass
-def convert_layout(module: IRModule, *, block: int = 16, answer: Answer = own_answer) -> IRModule:
+def convert_layout(module: IRModule, *, block: int = 16, decide: Decide = take_default) -> IRModule:
     """Run convolutions, and what lies between them, on channels cut into blocks of `block`.
 
-    `answer` decides for each graph function how far the estimates hold, and whether blocks are twice as wide.
+    `decide` says for each graph function how far the estimates hold, and whether blocks are twice as wide.
     """
-    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, answer)))
+    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, decide)))
 
 
-def _decide(func: Function, block: int, answer: Answer) -> tuple[int, Rates]:
+def _decide(func: Function, block: int, decide: Decide) -> tuple[int, Rates]:
     """The width of blocks in a graph function, and the estimates."""
-    if answer is own_answer or not _has_convolutions(func):  # what a question is known by takes a while to find
+    if decide is take_default or not _has_convolutions(func):  # what a knob is known by takes a while to find
         return block, Rates()
 
     def ask(name: str, options: tuple[int, ...]) -> int:
-        return int(answer(question_about_function(func, f"convert_layout/{name}", options, options[0])))
+        return decide_number(decide, knob_of_function(func, f"convert_layout/{name}", options, options[0]))
 
     believed = {name: getattr(Rates(), name) * ask(f"rate of {name}, %", DOUBTS) / 100 for name in DOUBTED}
     vectors = ask("vectors of a block", BLOCK_VECTORS)

@@ -3,7 +3,7 @@
 Each operator starts as a group of its own. A group grows along immediate post-dominators: when every path from an operator leads
 through one later operator, and all operators on the paths may be computed element by element with it, they join. Everything but
 the last operator of a group is then invisible outside, so a group has one place in the program: that of its last operator.
-Whether what may join does is a question that measurements may decide.
+Whether what may join does is a knob that measurements may decide.
 Source: the post-dominator fusion of TVM (Chen et al., 2018) and Relay; kinds are inferred (`fusion_kind`), not declared.
 """
 
@@ -45,8 +45,9 @@ from tc.passes.graph.fusion_kind import (
     infer_loop_shape_of_kernel,
 )
 from tc.passes.graph.joins import is_join, made_here, part_offset, pays
-from tc.passes.graph.questions import Answer, own_answer, question_about_group
+from tc.passes.graph.knobs import knob_of_group
 from tc.passes.manager import graph_pass
+from tc.schedule.knobs import Decide, take_default
 
 LEAST_SHARING_ROWS = 16
 """Rows that must share a gathered right operand for it to be copied where it is used."""
@@ -56,17 +57,17 @@ LEAST_SHARING_COLUMNS = 64
 
 
 @graph_pass
-def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True, answer: Answer = own_answer) -> IRModule:
+def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True, decide: Decide = take_default) -> IRModule:
     """Move each group of operators that fuse into a primitive function, and call it.
 
     Every operator call with a loop definition ends up in exactly one primitive function, except groups of views and joins, which need
     no kernel; with `enable` off each is alone. A call of a PrimFunc whose loops say what each element is counts as an operator; any other
     stays a kernel of its own. A kernel
     takes its constants of more than one element as parameters. Groups hold at most `max_ops` operators.
-    `answer` decides whether two groups that may join do.
+    `decide` says whether two groups that may join do.
     """
     names = _Names({func.name for func in module.functions})
-    work = _Work(module, [], names, max_ops if enable else 1, answer)
+    work = _Work(module, [], names, max_ops if enable else 1, decide)
     functions = [_fuse_function(func, func.facts, work) if isinstance(func, Function) else func for func in module.functions]
     return IRModule((*functions, *work.made), module.entry) if work.made else module
 
@@ -94,7 +95,7 @@ class _Work:
     made: list[Function]
     names: _Names
     max_ops: int
-    answer: Answer
+    decide: Decide
 
 
 @dataclass(eq=False)
@@ -115,7 +116,7 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work) -> F
     func = _fuse_bodies(func, facts, work)
     nodes = _dataflow(func, facts, work.module)
     _set_post_dominators(nodes)
-    _Grouping(nodes, Facts.of(facts), work.max_ops, work.answer).run()
+    _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide).run()
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(node.group, []).append(node)
@@ -225,11 +226,11 @@ def _common_post_dominator(nodes: list[_Node], a: int, b: int) -> int:
 class _Grouping:
     """Joins nodes into groups; the state is each node's `group` (the smallest index of its members)."""
 
-    def __init__(self, nodes: list[_Node], facts: Facts, max_ops: int, answer: Answer) -> None:
+    def __init__(self, nodes: list[_Node], facts: Facts, max_ops: int, decide: Decide) -> None:
         self.nodes = nodes
         self.facts = facts
         self.max_ops = max_ops
-        self.answer = answer
+        self.decide = decide
         self.members = {node.index: [node] for node in nodes}
         for node in nodes:
             node.group = node.index
@@ -353,10 +354,10 @@ class _Grouping:
 
     def _pays(self, merged: list[_Node]) -> bool:
         """Whether measurements have shown nothing else."""
-        if self.answer is own_answer:  # what a question is known by takes a while to find
+        if self.decide is take_default:  # what a knob is known by takes a while to find
             return True
         calls = [node.binding.value for node in merged]
-        return bool(self.answer(question_about_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
+        return bool(self.decide(knob_of_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
 
 
 def _size_bytes(atom: Atom) -> int:

@@ -16,9 +16,10 @@ from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
-from tc.passes.graph.questions import Answer, own_answer, question_about
+from tc.passes.graph.knobs import knob_of_call
 from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
+from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.tiling import NEAR_VECTORS, is_clashing_pitch
 
 PANEL_VECTORS = 2
@@ -32,23 +33,23 @@ LEAST_COLUMNS = 8
 
 
 @graph_pass
-def pack_matmul(module: IRModule, *, lanes: int = 16, answer: Answer = own_answer) -> IRModule:
+def pack_matmul(module: IRModule, *, lanes: int = 16, decide: Decide = take_default) -> IRModule:
     """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns.
 
-    `answer` decides how many vectors a panel has.
+    `decide` says how many vectors a panel has.
     """
-    return rewrite_module(module, matmul_rules(lanes, answer))
+    return rewrite_module(module, matmul_rules(lanes, decide))
 
 
-def matmul_rules(lanes: int, answer: Answer = own_answer) -> tuple[Rule, ...]:
+def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[Rule, ...]:
     """The rewrite rules for vectors of `lanes` columns."""
 
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
             return lanes
         default = NEAR_VECTORS if _rows_clash(m) else PANEL_VECTORS
-        question = question_about(m.call("matmul"), "pack_matmul", PANELS, default)
-        return int(answer(question)) * lanes
+        knob = knob_of_call(m.call("matmul"), "pack_matmul", PANELS, default)
+        return decide_number(decide, knob) * lanes
 
     def pack_literal(b: GraphBuilder, m: Match) -> Atom:
         block = width(m, m.value("w").shape[1])

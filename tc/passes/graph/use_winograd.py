@@ -14,8 +14,9 @@ from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.winograd import POINTS, transform_weights, weights_matrix
 from tc.passes.graph.assign_storage import typical_dims
-from tc.passes.graph.questions import Answer, own_answer, question_about
+from tc.passes.graph.knobs import knob_of_call
 from tc.passes.manager import graph_pass, map_graph_functions
+from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.winograd_cost import FLOPS_PER_SECOND_PER_LANE, WEIGHT_BYTES_PER_SECOND, WinogradShape
 
 REGISTERS = {16: 32}
@@ -32,22 +33,22 @@ LEAST_GAIN = 1.15
 
 
 @graph_pass
-def use_winograd(module: IRModule, *, enable: bool = True, answer: Answer = own_answer) -> IRModule:
+def use_winograd(module: IRModule, *, enable: bool = True, decide: Decide = take_default) -> IRModule:
     """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels.
 
     Tiles of 2 and of 4 round like direct sums; see `tc.ops.winograd` for the errors.
-    `answer` decides for each convolution; its own answer is the estimate's.
+    `decide` says it for each convolution; the pass's own answer is the estimate's.
     """
     if not enable:
         return module
-    return map_graph_functions(module, _Rewriter(answer).function)
+    return map_graph_functions(module, _Rewriter(decide).function)
 
 
 class _Rewriter:
     """Replaces convolutions; remembers transformed weights, which several may share."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+    def __init__(self, decide: Decide) -> None:
+        self.decide = decide
         self.literals: dict[tuple[TensorConst, int], TensorConst] = {}
 
     def function(self, func: Function) -> Function:
@@ -68,7 +69,7 @@ class _Rewriter:
         if not tiles:
             return [binding]
         default = choose_tile(call, tiles, sizes)
-        tile = int(self.answer(question_about(call, "use_winograd", (0, *tiles), default)))
+        tile = decide_number(self.decide, knob_of_call(call, "use_winograd", (0, *tiles), default))
         if not tile:
             return [binding]
         attrs, builder = full_attrs(call), GraphBuilder()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tc.ir.loop import PrimFunc
-from tc.schedule.knobs import Choice, Decide, take_default
+from tc.schedule.knobs import Decide, Decision, take_default
 from tc.schedule.rules.attention import schedule_attention
 from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction
@@ -35,7 +35,7 @@ class Scheduled:
     func: PrimFunc
     rule: str
     trace: Trace
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[Decision, ...] = ()
 
 
 def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -> Scheduled:
