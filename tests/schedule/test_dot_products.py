@@ -11,18 +11,20 @@ from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import compile_object
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
-from tc.ir.dtype import DType, bf16, f32, i8, i32, int_range, u8
-from tc.ir.expr import Expr, Load, cast, const
+from tc.ir.dtype import DType, bf16, f32, i8, i32, i64, int_range, u8
+from tc.ir.expr import Expr, Load, Var, cast, const
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import IntrinsicCall, PrimFunc
 from tc.ir.node import walk
+from tc.ops.registry import OPS
 from tc.passes.loop.intrinsics import select_intrinsics
+from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import finish_loops
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule
 from tc.target import Target, native_target
 from tc.te import create_prim_func, placeholder, reduce
-from tests.ops.kernels import run
+from tests.ops.kernels import make_prim_func, run
 
 LEVELS = [Target.parse("x86-64-v3:cores=1"), Target.parse("x86-64-v4:cores=1")]
 WITH_VNNI = dataclasses.replace(LEVELS[1], features=tuple(sorted({*LEVELS[1].features, "avx512vnni"})))
@@ -172,3 +174,31 @@ def test_operands_in_half_precision_are_copied_as_they_are() -> None:
     schedule.cache_operand("mm", "rhs", "bf16")
 
     assert {load.dtype for load in walk(schedule.block("mm")) if isinstance(load, Load) and load.buffer.name == "B_rhs"} == {bf16}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 7, 15, 16, 17, 40, 100])
+@pytest.mark.parametrize("sizes", [(64, 64), (19, 7), (100, 70)], ids=str)
+def test_products_of_any_number_of_rows_are_exact(rows: int, sizes: tuple[int, int]) -> None:
+    rng, m, (n, k) = np.random.default_rng(rows), Var("m", i64), sizes
+    a, b = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B")
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total], (m,)), native_target())
+    arrays = [numbers(rng, (rows, k), u8), numbers(rng, (k, n), i8)]
+
+    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, (rows,), target=native_target())
+
+    np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
+
+
+BATCHES = [((3, 20, 30), (30, 40)), ((3, 20, 30), (3, 30, 40)), ((2, 2, 17, 9), (2, 2, 9, 33)), ((40,), (40, 50))]
+
+
+@pytest.mark.parametrize("shapes", BATCHES, ids=str)
+def test_products_of_batches_are_exact(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [numbers(rng, shapes[0], u8), numbers(rng, shapes[1], i8)]
+    func = simplify_loops(make_prim_func(OPS["matmul_integer"], arrays, {}))
+
+    result, *_ = run(finish_loops(apply_rules(func, native_target()).func, threads=2), arrays, target=native_target())
+
+    np.testing.assert_array_equal(result, np.matmul(*(array.astype(np.int64) for array in arrays)))
