@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-YOUNG = 200_000
+YOUNG = 500_000
 """Objects made, and not freed by reference counting, from one look at the young ones to the next; Python's own number is 700."""
 
 _lock = threading.Lock()

@@ -161,3 +161,20 @@ def test_the_stops_of_the_pipeline_are_one_program() -> None:
 def test_every_registered_pass_says_what_it_does() -> None:
     assert len(PASSES) > 20
     assert all(each.run.__doc__ for each in PASSES.values())
+
+
+def test_seconds_of_what_another_watch_times_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tc.passes.manager.time.perf_counter", lambda: clock[0])
+
+    def work(seconds: float) -> None:
+        clock[0] += seconds
+
+    watch = Stopwatch()
+    beside = watch.uncounted(work)
+    with watch.time("stage"):
+        work(2.0)
+        beside(5.0)
+        work(1.0)
+
+    assert watch.seconds == {"stage": 3.0}
