@@ -8,7 +8,7 @@ blessing a wrong answer. Read the diff after updating.
 unrolled. `networks`: the kernels that a small network is cut into, and where its values lie in memory. `llvm`: the text that a construct
 of a loop program is emitted as, which is also run. Such a file begins with the program, a graph or a PrimFunc; what follows the first
 line of dashes is written by `pytest --update-golden`. To pin another program, write a file that has nothing else, and update. One that
-begins with `# steps only` gets no loops, and two targets.
+begins with `# steps only` gets no loops, and two targets; a line such as `# point {"matmul/pack_lhs": true}` answers what rules leave open.
 
 A literal too long to be written out is named by its shape in the program before, `const('random 3x1x5', f32[3, 1, 5])`; what a pass
 makes of it has the name that the printer gives it.
@@ -39,6 +39,7 @@ from tc.ir.types import TensorType
 from tc.ir.verify import verify
 from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import finish_loops, lay_out, lower_model, prepare_model  # and all passes are registered
+from tc.schedule.knobs import follow
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
 from tc.target import Target
@@ -50,6 +51,7 @@ SCHEDULES, NETWORKS, KERNELS = (sorted((FOLDER / kind).glob("*.txt")) for kind i
 SEPARATOR = "# -----\n"
 DASHES = "# -----"
 STEPS_ONLY = "# steps only\n"
+POINT = "# point "
 DIM = 5  # the size of every symbolic dim when programs are run
 SIZE = 21  # and when emitted code is run
 TOLERANCES = {2: 1e-2, 4: 1e-6, 8: 1e-14}  # of emitted code, by the size of a number
@@ -131,11 +133,12 @@ def test_golden(path: Path, update_golden: bool) -> None:
 
 
 def scheduled(program: str, target: Target) -> list[Scheduled]:
-    """By the rules alone; of a graph, whatever kernels the passes make of it."""
+    """By the rules, and the answers of a line `# point {...}`; of a graph, whatever kernels the passes make of it."""
+    point = next((json.loads(line.removeprefix(POINT)) for line in program.splitlines() if line.startswith(POINT)), {})
     module = parse_module(program, Literals())
     if module.graph_functions:
         module = lower_model(lay_out(prepare_model(import_model(module), target))).lowered
-    return [apply_rules(func, target) for func in module.prim_funcs]
+    return [apply_rules(func, target, follow(point)) for func in module.prim_funcs]
 
 
 def describe(kernel: Scheduled, *, with_loops: bool) -> str:
