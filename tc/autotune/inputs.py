@@ -37,7 +37,7 @@ class ArraySpec:
 
     @property
     def size_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.size_bytes
+        return self.dtype.bytes_of(int(np.prod(self.shape, dtype=np.int64)))
 
 
 def signature(

@@ -21,7 +21,7 @@ import numpy as np
 from tc.errors import InputError, UnsupportedError, VerifyError
 from tc.interp.graph import Observation, run_function
 from tc.ir.arith import evaluate
-from tc.ir.dtype import DType, from_numpy
+from tc.ir.dtype import DType, from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Var
 from tc.ir.graph import CallFunction, Function, GlobalRef, TensorVar, tir_calls
 from tc.ir.loop import PrimFunc
@@ -170,14 +170,13 @@ def run_kernel(kernel: CompiledKernel, inputs: Sequence[np.ndarray], dims: Seque
     """The results (and workspaces) of machine code on arrays of the right types."""
     func = kernel.func
     env = dict(zip(func.dims, dims, strict=True))
-    outputs = [
-        np.empty(tuple(int(evaluate(dim, env)) for dim in buffer.shape), buffer.dtype.numpy) for buffer in func.outputs
-    ]
-    arrays = [*(np.ascontiguousarray(x).reshape(x.shape) for x in inputs), *outputs]
+    shapes = [tuple(int(evaluate(dim, env)) for dim in buffer.shape) for buffer in func.outputs]
+    outputs = [tensor_memory(buffer.dtype, shape) for buffer, shape in zip(func.outputs, shapes, strict=True)]
+    arrays = [*(pack(np.ascontiguousarray(x).reshape(x.shape)) for x in inputs), *outputs]
     pointers = [ctypes.c_void_p] * len(arrays)
     call = ctypes.CFUNCTYPE(None, *pointers, *[ctypes.c_int64] * len(dims), ctypes.c_int64)(kernel.address)
     call(*(array.ctypes.data for array in arrays), *dims, threads)
-    return outputs
+    return [unpack(memory, buffer.dtype, shape) for memory, buffer, shape in zip(outputs, func.outputs, shapes, strict=True)]
 
 
 def _problem(kernel: CompiledKernel, index: int, expected: np.ndarray, actual: np.ndarray, slack: float = 0.0) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tc.errors import UserError
-from tc.ir.dtype import DType
+from tc.ir.dtype import DType, int_range
 
 Number = bool | int | float
 _NUMBER = re.compile(r"([+-]?\d+)|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -64,7 +64,7 @@ def array_of(values: Values, name: str, dtype: DType, shape: tuple[int, ...]) ->
 def _as_integer(number: Number, name: str, dtype: DType) -> int:
     if not math.isfinite(number) or number != int(number):
         raise UserError(f"--input {name}: {number} is not a whole number, but the input is {dtype}")
-    low, high = (0, 1) if dtype.name == "bool" else (int(np.iinfo(dtype.numpy).min), int(np.iinfo(dtype.numpy).max))
+    low, high = int_range(dtype)
     if not low <= number <= high:
         raise UserError(f"--input {name}: {number} does not fit into {dtype}, which holds {low} to {high}")
     return int(number)

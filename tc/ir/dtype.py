@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from tc.errors import ShapeError
 class DType:
     """A scalar element type; one object per type.
 
-    `kind` is one of "float", "int", "uint", "bool"; `bits` is the width in memory.
+    `kind` is one of "float", "int", "uint", "bool"; `bits` is the width in the memory of a tensor. Narrower ones than a byte lie
+    several to a byte there, the first in the lowest bits, and a tensor of them ends with a whole byte; in scratch memory and in
+    numpy arrays each has a byte of its own.
     """
 
     name: str
@@ -30,7 +33,22 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
-        return self.bits // 8
+        """Of one element that has bytes of its own; see `bytes_of` for tensors."""
+        return max(self.bits // 8, 1)
+
+    @property
+    def per_byte(self) -> int:
+        """How many elements of a tensor share a byte; 1 for those that share none."""
+        return max(8 // self.bits, 1)
+
+    def bytes_of(self, count: int) -> int:
+        """The bytes of a tensor of so many elements."""
+        return -(-count // self.per_byte) * self.size_bytes
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether elements are only stored, moved, chosen and cast; arithmetic takes place in another dtype."""
+        return self.bits < 8 or (self.is_float and self.bits == 8)
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -54,17 +72,27 @@ f64 = DType("f64", "float", 64)
 f32 = DType("f32", "float", 32)
 f16 = DType("f16", "float", 16)
 bf16 = DType("bf16", "float", 16)
+f8e4m3fn = DType("f8e4m3fn", "float", 8)
+f8e4m3fnuz = DType("f8e4m3fnuz", "float", 8)
+f8e5m2 = DType("f8e5m2", "float", 8)
+f8e5m2fnuz = DType("f8e5m2fnuz", "float", 8)
 i64 = DType("i64", "int", 64)
 i32 = DType("i32", "int", 32)
 i16 = DType("i16", "int", 16)
 i8 = DType("i8", "int", 8)
+i4 = DType("i4", "int", 4)
+i2 = DType("i2", "int", 2)
 u64 = DType("u64", "uint", 64)
 u32 = DType("u32", "uint", 32)
 u16 = DType("u16", "uint", 16)
 u8 = DType("u8", "uint", 8)
+u4 = DType("u4", "uint", 4)
+u2 = DType("u2", "uint", 2)
 bool_ = DType("bool", "bool", 8)
 
-ALL_DTYPES = (f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_)
+FLOAT8 = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz)
+SUB_BYTE = (i4, i2, u4, u2)
+ALL_DTYPES = (f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_, *FLOAT8, *SUB_BYTE)
 
 _BY_NAME = {dtype.name: dtype for dtype in ALL_DTYPES}
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -81,6 +109,14 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "u16": np.dtype(np.uint16),
     "u8": np.dtype(np.uint8),
     "bool": np.dtype(np.bool_),
+    "f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "f8e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "i4": np.dtype(ml_dtypes.int4),
+    "i2": np.dtype(ml_dtypes.int2),
+    "u4": np.dtype(ml_dtypes.uint4),
+    "u2": np.dtype(ml_dtypes.uint2),
 }
 _BY_NUMPY = {numpy_dtype: _BY_NAME[name] for name, numpy_dtype in _NUMPY.items()}
 
@@ -110,6 +146,43 @@ def int_range(dtype: DType) -> tuple[int, int]:
     return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
 
 
+def largest_number(dtype: DType) -> float:
+    """The largest finite number of a float dtype."""
+    return float(ml_dtypes.finfo(dtype.numpy).max)
+
+
 def promote(lhs: DType, rhs: DType) -> DType:
     """The smallest dtype that holds both, as numpy's `promote_types`. Used by the front ends; the IR never promotes."""
     return from_numpy(np.promote_types(lhs.numpy, rhs.numpy))
+
+
+def pack(array: np.ndarray) -> np.ndarray:
+    """The elements of an array as they lie in the memory of a tensor: itself, or uint8[bytes] where several share a byte."""
+    dtype = from_numpy(array.dtype)
+    if dtype.per_byte == 1:
+        return array
+    parts = np.zeros((dtype.bytes_of(array.size), dtype.per_byte), np.uint8)
+    parts.reshape(-1)[: array.size] = array.reshape(-1).view(np.uint8) & (2**dtype.bits - 1)
+    shifted = parts << (np.arange(dtype.per_byte, dtype=np.uint8) * dtype.bits).astype(np.uint8)
+    return np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+
+
+def tensor_memory(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Memory for a tensor, not set: what `unpack` reads."""
+    if dtype.per_byte == 1:
+        return np.empty(shape, dtype.numpy)
+    return np.empty(dtype.bytes_of(math.prod(shape)), np.uint8)
+
+
+def unpack(memory: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """The array that lies in the memory of a tensor, uint8[bytes] or more: on the same memory unless several share a byte."""
+    count = math.prod(shape)
+    if dtype.per_byte == 1:
+        return memory.reshape(-1).view(dtype.numpy)[:count].reshape(shape)
+    shifts = (np.arange(dtype.per_byte, dtype=np.uint8) * dtype.bits).astype(np.uint8)
+    parts = (memory.reshape(-1, 1)[: dtype.bytes_of(count)] >> shifts) & np.uint8(2**dtype.bits - 1)
+    bits = parts.reshape(-1)[:count]
+    if dtype.kind == "int":
+        sign = np.uint8(2 ** (dtype.bits - 1))
+        bits = (bits ^ sign) - sign
+    return bits.view(dtype.numpy).reshape(shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from tc.ir.dtype import DType
-from tc.ir.expr import Const, Expr, ExprLike, Var, as_expr, const, mul
+from tc.ir.expr import Const, Expr, ExprLike, Var, as_expr, ceildiv, const, mul
 from tc.ir.node import Node
 
 
@@ -32,6 +32,8 @@ class TensorType(Node):
 
     @property
     def size_bytes(self) -> Expr:
+        if self.dtype.per_byte > 1:
+            return ceildiv(self.num_elements, self.dtype.per_byte)
         return mul(self.num_elements, self.dtype.size_bytes)
 
     @property

@@ -320,6 +320,10 @@ class _LoopVerifier:
             case MathCall(name=name, args=args):
                 if MATH_CALLS.get(name) != len(args):
                     raise self.fail(f"there is no intrinsic {name} with {len(args)} arguments")
+        if isinstance(expr, (BinaryExpr, CompareExpr, MathCall)):
+            for operand in children(expr):
+                if isinstance(operand, Expr) and operand.dtype.is_storage:
+                    raise self.fail(f"{expr} computes with {operand.dtype}, which is only stored, moved and cast")
         for child in children(expr):
             if isinstance(child, Expr):
                 self._inside(child, scope)

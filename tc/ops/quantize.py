@@ -8,33 +8,50 @@ from typing import Any
 import numpy as np
 
 from tc import te
-from tc.ir.dtype import f32, i8, int_range, u8
-from tc.ir.expr import Expr, call, cast, const, maximum, minimum
+from tc.errors import ShapeError
+from tc.ir.dtype import FLOAT8, SUB_BYTE, f32, i8, int_range, largest_number, u8
+from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, floordiv, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, broadcast_index, normalize_axis, operand, require_broadcasts_to
-from tc.ops.registry import REQUIRED, OpDef, register
+from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.te import Tensor
 
 
-def _along(tensor: Tensor | None, axes: Sequence[Expr], axis: int, size: Expr) -> Expr | None:
-    """A per-tensor (rank 0 or one element) or per-axis parameter at a place; `size` is that of the axis."""
+def _along(tensor: Tensor | None, axes: Sequence[Expr], axis: int, size: Expr, block: int) -> Expr | None:
+    """A per-tensor (rank 0 or one element), per-axis or per-block parameter at a place; `size` is that of the axis."""
     if tensor is None:
         return None
+    if block:
+        return tensor[tuple(floordiv(index, block) if d == axis else index for d, index in enumerate(axes))]
     if not tensor.shape:
         return tensor[()]
     return tensor[broadcast_index(axes[axis], tensor.shape[0], size)]
 
 
 def _require_parameters(types: Types, attrs: Attrs, op: str) -> None:
-    """Scale and zero point have one element, or one for each element of the axis."""
+    """Scale and zero point have one element, or one for each element of the axis; or one for each block of it and place elsewhere."""
     x = operand(types, 0, op)
+    axis, block = _axis(attrs, x.rank), attrs.block_size
+    if block < 0 or (block and not x.rank):
+        raise ShapeError(f"{op}: blocks of {block} of {x}")
     for what, type_ in zip(("scale", "zero point"), types[1:3], strict=False):
+        if type_ is not None and block:
+            wanted = tuple(ceildiv(dim, block) if d == axis else dim for d, dim in enumerate(x.shape))
+            if type_.rank != x.rank:
+                raise ShapeError(f"{op}: the {what} is {type_}, but blocks of {block} along axis {axis} of {x} need rank {x.rank}")
+            for found, needed in zip(type_.shape, wanted, strict=True):
+                why = f"{op}: the {what} is {type_}, but blocks of {block} along axis {axis} of {x} need {list(wanted)}"
+                require(equal(found, needed), why)
+            continue
         if type_ is not None and type_.rank == 1:
             require_broadcasts_to(type_.shape, (x.shape[_axis(attrs, x.rank)],) if x.rank else (const(1),), f"{op}: the {what}")
 
 
-def _np_along(array: np.ndarray, rank: int, axis: int) -> np.ndarray:
+def _np_along(array: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
+    rank = len(shape)
+    if block:
+        return np.take(array, np.arange(shape[axis]) // block, axis)
     if array.ndim == 0 or array.size == 1:
         return array.reshape(())
     return array.reshape([-1 if d == axis else 1 for d in range(rank)])
@@ -48,29 +65,41 @@ def _compute_quantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType
     x, scale = tensors[0], tensors[1]
     assert x is not None and scale is not None
     zero = tensors[2] if len(tensors) > 2 else None
-    low, high = int_range(attrs.dtype)
     axis = _axis(attrs, len(x.shape))
     size = x.shape[axis] if x.shape else const(1)
 
     def body(*axes: Expr) -> Expr:
-        factor = _along(scale, axes, axis, size)
+        factor = _along(scale, axes, axis, size, attrs.block_size)
         assert factor is not None
-        value = call("round", cast(x[axes], f32) / cast(factor, f32))
-        shift = _along(zero, axes, axis, size)
+        quotient = cast(x[axes], f32) / cast(factor, f32)
+        if attrs.dtype.is_float:  # its zero point is 0
+            return cast(_clipped(quotient, largest_number(attrs.dtype)) if attrs.saturate else quotient, attrs.dtype)
+        value = call("round", quotient)
+        shift = _along(zero, axes, axis, size, attrs.block_size)
         if shift is not None:
             value = value + cast(shift, f32)
-        return cast(maximum(minimum(value, const(high, f32)), const(low, f32)), attrs.dtype)
+        low, high = int_range(attrs.dtype)
+        return cast(_clipped(value, high, low), attrs.dtype)
 
     return te.compute(x.shape, body, "quantize")
+
+
+def _clipped(value: Expr, high: float, low: float | None = None) -> Expr:
+    return maximum(minimum(value, const(high, f32)), const(-high if low is None else low, f32))
 
 
 def _run_quantize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, scale = arrays[0], arrays[1]
     assert x is not None and scale is not None
     axis = _axis(attrs, x.ndim)
-    value = np.round(x.astype(np.float32) / _np_along(scale, x.ndim, axis).astype(np.float32))
+    quotient = x.astype(np.float32) / _np_along(scale, x.shape, axis, attrs.block_size).astype(np.float32)
+    if attrs.dtype.is_float:
+        largest = largest_number(attrs.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (np.clip(quotient, -largest, largest) if attrs.saturate else quotient).astype(attrs.dtype.numpy)
+    value = np.round(quotient)
     if len(arrays) > 2 and arrays[2] is not None:
-        value = value + _np_along(arrays[2], x.ndim, axis).astype(np.float32)
+        value = value + _np_along(arrays[2], x.shape, axis, attrs.block_size).astype(np.float32)
     low, high = int_range(attrs.dtype)
     return np.nan_to_num(np.clip(value, low, high)).astype(attrs.dtype.numpy)
 
@@ -84,7 +113,7 @@ def _compute_dequantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 
     def body(*axes: Expr) -> Expr:
         value = cast(x[axes], f32)
-        shift, factor = _along(zero, axes, axis, size), _along(scale, axes, axis, size)
+        shift, factor = _along(zero, axes, axis, size, attrs.block_size), _along(scale, axes, axis, size, attrs.block_size)
         assert factor is not None
         if shift is not None:
             value = value - cast(shift, f32)
@@ -99,8 +128,8 @@ def _run_dequantize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     axis = _axis(attrs, x.ndim)
     value = x.astype(np.float32)
     if len(arrays) > 2 and arrays[2] is not None:
-        value = value - _np_along(arrays[2], x.ndim, axis).astype(np.float32)
-    return (value * _np_along(scale, x.ndim, axis).astype(np.float32)).astype(scale.dtype)
+        value = value - _np_along(arrays[2], x.shape, axis, attrs.block_size).astype(np.float32)
+    return (value * _np_along(scale, x.shape, axis, attrs.block_size).astype(np.float32)).astype(scale.dtype)
 
 
 def _infer_quantize(types: Types, attrs: Attrs) -> TensorType:
@@ -117,12 +146,28 @@ def _samples(rng: np.random.Generator) -> Any:
     x = (rng.standard_normal((2, 3, 4)) * 50).astype(np.float32)
     yield [x, np.array(0.5, np.float32), np.array(128, np.uint8)], {"dtype": u8}
     yield [x, np.array([0.5, 1.0, 2.0], np.float32), np.array([0, 1, -3], np.int8)], {"dtype": i8}
+    for dtype in SUB_BYTE:
+        low, high = int_range(dtype)
+        zero = rng.integers(low, high + 1, (2, 3, 2)).astype(dtype.numpy)
+        yield [x, rng.uniform(5, 20, (2, 3, 2)).astype(np.float32), zero], {"dtype": dtype, "axis": -1, "block_size": 3}
+        yield [x, np.array(7.5, np.float32), zero[0, 0, 0]], {"dtype": dtype}
+    huge = np.array([1e3, -1e3, np.inf, -np.inf, np.nan, 1e6, -0.0, 3.3, 447.0], np.float32)
+    for dtype in FLOAT8:
+        yield [huge, np.array(1.0, np.float32), np.zeros((), dtype.numpy)], {"dtype": dtype}
+        yield [huge, np.array(0.5, np.float32)], {"dtype": dtype, "saturate": False}
 
 
 def _dequantize_samples(rng: np.random.Generator) -> Any:
     x = rng.integers(0, 255, (2, 3, 4)).astype(np.uint8)
     yield [x, np.array(0.5, np.float32), np.array(128, np.uint8)], {}
     yield [x, np.array([0.5, 1.0, 2.0], np.float32)], {}
+    scale = rng.uniform(0.1, 2, (2, 2, 4)).astype(np.float32)
+    for dtype in (*SUB_BYTE, *FLOAT8):
+        low, high = (-200, 200) if dtype.is_float else int_range(dtype)
+        narrow = rng.integers(low, high + 1, (2, 3, 4)).astype(dtype.numpy)
+        zero = np.zeros((2, 2, 4)) if dtype.is_float else rng.integers(low, high + 1, (2, 2, 4))
+        yield [narrow, scale, zero.astype(dtype.numpy)], {"block_size": 2}
+        yield [narrow, np.array([0.5, 1.0, 2.0], np.float32)], {}
 
 
 register(
@@ -131,7 +176,7 @@ register(
         _infer_quantize,
         _run_quantize,
         _compute_quantize,
-        {"axis": 1, "dtype": REQUIRED},
+        {"axis": 1, "dtype": REQUIRED, "block_size": 0, "saturate": True},
         samples=_samples,
     )
 )
@@ -141,7 +186,7 @@ register(
         _infer_dequantize,
         _run_dequantize,
         _compute_dequantize,
-        {"axis": 1},
+        {"axis": 1, "block_size": 0},
         samples=_dequantize_samples,
     )
 )

@@ -22,6 +22,7 @@ from tc.codegen.backends import backend_of
 from tc.codegen.kernels import Kernel, object_key
 from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES
 from tc.frontend.imported import Imported
+from tc.ir.dtype import pack
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.plan import ExecutionPlan
@@ -123,7 +124,7 @@ class ModuleBuilder:
     def constants(self, plan: ExecutionPlan) -> list[np.ndarray]:
         """The constants of a plan, where kernels may read them."""
         with self.watch.time("constants"):
-            return place_constants([constant.value for constant in plan.constants])
+            return place_constants([pack(constant.value) for constant in plan.constants])
 
 
 def kernel_object(func: PrimFunc, symbol: str, target: Target) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from tc.errors import LimitError, TcError
 from tc.ir.arith import evaluate
+from tc.ir.dtype import pack, unpack
 from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, Slot
@@ -96,16 +98,17 @@ def _store_result(
     if result.shape != expected:
         raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
     if result.nbytes:
-        ctypes.memmove(address, data_address(result), result.nbytes)
+        memory = pack(result)
+        ctypes.memmove(address, data_address(memory), memory.nbytes)
 
 
 def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
     """The slot's memory as an array."""
     shape = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
-    dtype = slot.type.dtype.numpy
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    dtype = slot.type.dtype
+    size = dtype.bytes_of(math.prod(shape))
     if size == 0:
-        return np.empty(shape, dtype)
+        return np.empty(shape, dtype.numpy)
     memory = (ctypes.c_uint8 * size).from_address(address)
     raw: np.ndarray = np.ctypeslib.as_array(memory)
-    return raw.view(dtype).reshape(shape)
+    return unpack(raw, dtype, shape)

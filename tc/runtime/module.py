@@ -24,7 +24,7 @@ import numpy as np
 from tc.codegen.backend import Loaded
 from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
-from tc.ir.dtype import from_numpy
+from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import Check, ExecutionPlan, Launch, Place
@@ -141,6 +141,9 @@ class CompiledModule:
         self._static_results = sum(v.type.dtype.size_bytes * math.prod(v.type.static_shape or (0,)) for v in plan.outputs)  # type: ignore[union-attr,misc]
         # Blocks of a size that depends on data are freed after every call, which is not for the short way.
         self._is_static = self._is_static and self._static_arena is not None and not plan.num_dynamic
+        # Nor are elements that share bytes: arrays of callers have each in a byte of its own.
+        self._shares_bytes = any(v.type.dtype.per_byte > 1 for v in (*plan.inputs, *plan.outputs))  # type: ignore[union-attr]
+        self._is_static = self._is_static and not self._shares_bytes
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
         self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
         self._known_out = [
@@ -295,10 +298,12 @@ class CompiledModule:
 
     def _run_frame(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
         words, frame.places = frame.words, None
+        shapes = [array.shape for array in arrays]
+        if self._shares_bytes:
+            arrays = [pack(array) for array in arrays]
         starts = [data_address(array) for array in arrays]
         for word, start in zip(self._entry.layout.inputs, starts):
             words[word] = start
-        shapes = [array.shape for array in arrays]
         if shapes != frame.shapes:
             self._set_shapes(frame, shapes)
         meant: dict[int, np.ndarray] = {}
@@ -306,15 +311,28 @@ class CompiledModule:
             results = self._make_outputs(frame, frame.wanted)
         else:
             results, meant = self._take_outputs(frame, arrays, starts, listed(out), frame.wanted)
+        packed = self._set_packed(frame, results) if self._shares_bytes else {}
         if self.plan.num_dynamic:
             self._run_dynamic(frame, results)
         else:
             status = self._run(frame.address)
             if status:
                 self._fail(status, frame)
+        for k, memory in packed.items():
+            results[k][...] = unpack(memory, from_numpy(results[k].dtype), results[k].shape)
         for k, array in meant.items():
             array[...] = results[k]
         return results if out is None else listed(out)
+
+    def _set_packed(self, frame: Frame, results: list[Any]) -> dict[int, np.ndarray]:
+        """Memory for the results whose elements share bytes, by number; set in the frame."""
+        packed = {}
+        for k, word in enumerate(self._entry.layout.outputs):
+            dtype = from_numpy(self._out_types[k][0])
+            if results[k] is not None and dtype.per_byte > 1:
+                packed[k] = tensor_memory(dtype, results[k].shape)
+                frame.words[word] = data_address(packed[k])
+        return packed
 
     def _set_shapes(self, frame: Frame, shapes: list[tuple[int, ...]]) -> None:
         """Write the sizes of a call into its frame, and what follows from them alone: other dims, the arena, the sizes of results. They
@@ -485,7 +503,9 @@ class CompiledModule:
         for (k, word), array in zip(found, self._results.arrays(wanted, len(self._frames)), strict=True):
             results[k] = array
             if array.nbytes:
-                ctypes.memmove(data_address(array), words[word], array.nbytes)
+                memory = tensor_memory(from_numpy(array.dtype), array.shape)
+                ctypes.memmove(data_address(memory), words[word], memory.nbytes)
+                array[...] = unpack(memory, from_numpy(array.dtype), array.shape)
 
     # -- reference kernels
 

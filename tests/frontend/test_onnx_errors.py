@@ -195,10 +195,10 @@ CASES: dict[str, tuple[Callable[[], Any], type[TcError], str]] = {
         UnsupportedError,
         "input 'x' has the element type string",
     ),
-    "int4 input": (
-        lambda: changed(lambda m: set_dtype(m, TensorProto.INT4)),
+    "float4 input": (
+        lambda: changed(lambda m: set_dtype(m, TensorProto.FLOAT4E2M1)),
         UnsupportedError,
-        "element type int4",
+        "element type float4e2m1",
     ),
     "complex input": (
         lambda: changed(lambda m: set_dtype(m, TensorProto.COMPLEX64)),

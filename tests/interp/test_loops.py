@@ -33,7 +33,7 @@ from tc.ir.expr import (
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, IntrinsicCall, Let, LoopKind, PrimFunc, Seq, Store
 from tc.te import compute, create_prim_func, placeholder
 
-NUMBERS = [dtype for dtype in ALL_DTYPES if not dtype.is_bool]
+NUMBERS = [dtype for dtype in ALL_DTYPES if not dtype.is_bool and not dtype.is_storage]
 INTEGERS = [dtype for dtype in NUMBERS if dtype.is_int]
 FLOATS = [f64, f32, f16, bf16]
 N = 200

@@ -12,7 +12,7 @@ import numpy as np
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import compile_object, link
 from tc.ir.arith import Facts, evaluate
-from tc.ir.dtype import from_numpy
+from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
 from tc.ir.loop import PrimFunc
 from tc.ir.types import tensor_type
 from tc.ops.registry import OpDef, inference
@@ -77,12 +77,10 @@ def run(
     """Run a finished PrimFunc, compiled for `target` or this machine, on arrays; returns its outputs (and workspaces)."""
     kernel, keep = build(func, target)
     env = dict(zip(func.dims, dims, strict=True))
-    results = []
-    for buffer in func.outputs:
-        shape = tuple(int(evaluate(dim, env)) for dim in buffer.shape)
-        results.append(np.empty(shape, buffer.dtype.numpy))
-    inputs = [np.ascontiguousarray(a) for a in arrays]
+    shapes = [tuple(int(evaluate(dim, env)) for dim in buffer.shape) for buffer in func.outputs]
+    results = [tensor_memory(buffer.dtype, shape) for buffer, shape in zip(func.outputs, shapes, strict=True)]
+    inputs = [pack(np.ascontiguousarray(a)) for a in arrays]
     pointers = [a.ctypes.data for a in (*inputs, *results)]
     kernel(*pointers, *dims, threads)
     del keep
-    return results
+    return [unpack(memory, buffer.dtype, shape) for memory, buffer, shape in zip(results, func.outputs, shapes, strict=True)]

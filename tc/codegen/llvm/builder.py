@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tc.ir.dtype import DType
+from tc.ir.dtype import FLOAT8, SUB_BYTE, DType
 
 LLVM_TYPES = {
     "f64": "double",
@@ -27,11 +27,13 @@ LLVM_TYPES = {
     "i8": "i8",
     "u8": "i8",
     "bool": "i1",
+    **{dtype.name: "i8" for dtype in (*FLOAT8, *SUB_BYTE)},
 }
 
 
 def llvm_type(dtype: DType) -> str:
-    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory."""
+    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory. 8-bit floats are their bits, narrower integers
+    extended to a byte."""
     return LLVM_TYPES[dtype.name]
 
 

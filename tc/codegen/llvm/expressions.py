@@ -57,7 +57,6 @@ class ExpressionEmitter(MemoryEmitter):
     def __init__(self, module: Module, facts: Facts, aliasing: Mapping[Buffer, str], strict: bool = False) -> None:
         super().__init__(module, facts, aliasing)
         self.strict = strict
-        self.in_parallel = False
 
     def value(self, expr: Expr) -> Value:
         match expr:
@@ -85,6 +84,8 @@ class ExpressionEmitter(MemoryEmitter):
                 return self._logical("and", lhs, rhs)
             case Or(lhs=lhs, rhs=rhs):
                 return self._logical("or", lhs, rhs)
+            case BinaryExpr(lhs=lhs) | CompareExpr(lhs=lhs) | MathCall(args=(lhs, *_)) if lhs.dtype.is_storage:
+                raise CodegenError(f"{expr} computes with {lhs.dtype}, which is only stored, moved and cast")
             case MathCall():
                 return self._math(expr)
             case CompareExpr(lhs=lhs, rhs=rhs):

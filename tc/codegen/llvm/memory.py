@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
+from tc.codegen.llvm.packed import Place, is_packed, load_packed, store_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
 from tc.ir.bounds import VarFact
@@ -66,6 +67,7 @@ class MemoryEmitter:
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()
+        self.in_parallel = False
         self.state = State(FunctionBuilder(module, shares=True))
 
     @property
@@ -159,6 +161,19 @@ class MemoryEmitter:
             lane = b.add(lane_value, int_value(lane_known))
         return uniform, known, (lane if self.lane is not None else None), varying
 
+    def _is_whole(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
+        """Whether what all lanes share of an offset, its constant part aside, is known to be a whole number of bytes."""
+        values, per_byte = self.state.values, buffer.dtype.per_byte
+        for monomial, coefficient in self._address(buffer, indices).poly.terms.items():
+            if self.lane is not None and self.lane.var in monomial:
+                continue
+            known = [value.known for atom in monomial if isinstance(atom, Var) and (value := values.get(atom)) is not None]
+            if len(known) == len(monomial) and None not in known:
+                continue
+            if coefficient % per_byte:
+                return False
+        return True
+
     def _term(self, factor: int, values: list[Value]) -> Value:
         result = values[0]
         for value in values[1:]:
@@ -180,7 +195,7 @@ class MemoryEmitter:
 
         return self.b.once(key, total)
 
-    def _pointer(self, buffer: Buffer, uniform: Value, known: int) -> Value:
+    def pointer_to(self, buffer: Buffer, uniform: Value, known: int) -> Value:
         """base + uniform + known; the sum with `uniform` is shared, so that only constants differ between unrolled copies."""
         element = memory_type(buffer.dtype)
         base = self.state.pointers.get(buffer)
@@ -193,10 +208,12 @@ class MemoryEmitter:
     def load(self, node: Load) -> Value:
         buffer = node.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
+        if is_packed(buffer):
+            return load_packed(self, buffer, Place(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
             stride = None if lane is None or varying is not None else lane.known
             if stride is not None and 1 < stride <= MOST_SHUFFLED_STRIDE:
-                return self._from_memory(self._strided_load(buffer, self._pointer(buffer, uniform, known), stride), buffer.dtype)
+                return self._from_memory(self._strided_load(buffer, self.pointer_to(buffer, uniform, known), stride), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         contiguous = lane is not None and lane.known == 1
         lanes = self.lane.lanes if contiguous and self.lane is not None else 0
@@ -204,18 +221,18 @@ class MemoryEmitter:
             held = self.state.tiles.get(buffer, {}).get(known)
             if held is not None and held.lanes == lanes:
                 return self._from_memory(held, buffer.dtype)
-        pointer = self._pointer(buffer, uniform, known)
+        pointer = self.pointer_to(buffer, uniform, known)
         if not contiguous:
-            loaded = self._scalar_load(buffer, pointer)
+            loaded = self.scalar_load(buffer, pointer)
             self._hold(buffer, uniform, known, loaded)
             return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
             self._prefetch_ahead(buffer, node.indices, uniform, known)
         if self.mask is None or buffer.scope == "register" or self._is_free(node):  # a register tile is whole: all its lanes exist
-            loaded = self._whole_load(buffer, pointer, lanes)
+            loaded = self.whole_load(buffer, pointer, lanes)
             self._hold(buffer, uniform, known, loaded)
         else:
-            loaded = self._masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
+            loaded = self.masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
         return self._from_memory(loaded, buffer.dtype)
 
     def _is_free(self, node: Load) -> bool:
@@ -227,11 +244,13 @@ class MemoryEmitter:
 
     def load_vector(self, operand: Load, lanes: int) -> Value:
         """So many elements from one on, outside vectorized loops."""
+        if is_packed(operand.buffer):
+            raise CodegenError(f"{operand.buffer} shares bytes; no instruction on tiles takes it")
         uniform, known, _, _ = self._offset(self._address(operand.buffer, operand.indices))
         held = self.state.tiles.get(operand.buffer, {}).get(known) if uniform.known == 0 else None
         if held is not None and held.lanes == lanes:
             return held
-        loaded = self._whole_load(operand.buffer, self._pointer(operand.buffer, uniform, known), lanes)
+        loaded = self.whole_load(operand.buffer, self.pointer_to(operand.buffer, uniform, known), lanes)
         self._hold(operand.buffer, uniform, known, loaded)
         return loaded
 
@@ -246,8 +265,10 @@ class MemoryEmitter:
 
     def store_vector(self, operand: Load, value: Value) -> None:
         """Store a vector from one element on, outside vectorized loops."""
+        if is_packed(operand.buffer):
+            raise CodegenError(f"{operand.buffer} shares bytes; no instruction on tiles stores it")
         uniform, known, _, _ = self._offset(self._address(operand.buffer, operand.indices))
-        self._store_at(operand.buffer, self._pointer(operand.buffer, uniform, known), value)
+        self.store_at(operand.buffer, self.pointer_to(operand.buffer, uniform, known), value)
         self._stored(operand.buffer, uniform, known, value)
 
     def _hold(self, buffer: Buffer, uniform: Value, known: int, value: Value) -> None:
@@ -276,7 +297,7 @@ class MemoryEmitter:
         self.state.stores += 1
         self.state.loaded, self.state.tiles = {}, {}
 
-    def _whole_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
+    def whole_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
         """Elements side by side, or one (`lanes` 0), which all exist. Nothing is loaded again as long as nothing is stored."""
         element = memory_type(buffer.dtype)
         kind = f"<{lanes} x {element}>" if lanes else element
@@ -306,7 +327,7 @@ class MemoryEmitter:
             wanted = [divmod(start + each, stride) for each in range(lanes)]
             order = ", ".join(f"i32 {lane if rest == 0 else lanes}" for lane, rest in wanted)
             text = f"shufflevector {mask}, <{lanes} x i1> zeroinitializer, <{lanes} x i32> <{order}>"
-            parts.append(self._masked_load(buffer, place, b.emit(text, "i1", lanes)))
+            parts.append(self.masked_load(buffer, place, b.emit(text, "i1", lanes)))
         result, kept = parts[0], {lane: place for lane, place in enumerate(places) if place < lanes}
         for start, part in zip(starts[1:], parts[1:], strict=True):
             kept |= {lane: lanes + place - start for lane, place in enumerate(places) if lane not in kept and place < start + lanes}
@@ -330,22 +351,25 @@ class MemoryEmitter:
         self._prefetch_at(self.b.emit(f"getelementptr {element}, {base}, {self.b.add(uniform, int_value(known + ahead))}", "ptr"))
 
     def prefetch(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
-        """Bring the cache line of one element close."""
-        self._prefetch_at(self.place(buffer, indices))
+        """Bring the cache line of one element close, unless it shares a byte."""
+        if not is_packed(buffer):
+            self._prefetch_at(self.place(buffer, indices))
 
     def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Value:
         """A pointer to one element, outside vectorized loops."""
         uniform, known, _, _ = self._offset(self._address(buffer, indices))
-        return self._pointer(buffer, uniform, known)
+        if is_packed(buffer):
+            raise CodegenError(f"an element of {buffer} has no address of its own")
+        return self.pointer_to(buffer, uniform, known)
 
     def _prefetch_at(self, place: Value) -> None:
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.b.emit_void(f"call void @llvm.prefetch.p0({place}, i32 0, i32 3, i32 1)")
 
-    def _scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
+    def scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
         """A load that all lanes share. Under a mask it happens only if some lane is active."""
         if self.mask is None or self.state.pointers.get(buffer) is None or not self.mask.lanes:
-            return self._whole_load(buffer, pointer, 0)
+            return self.whole_load(buffer, pointer, 0)
         element, align, b = memory_type(buffer.dtype), buffer.dtype.size_bytes, self.b
         any_lane = self.any_lane(self.mask)
         single = b.insert(Value("zeroinitializer", "i1", 1), any_lane, 0)
@@ -365,7 +389,7 @@ class MemoryEmitter:
         self.module.declare(name, "i1", [mask.type])
         return self.b.emit(f"call i1 @{name}({mask})", "i1")
 
-    def _masked_load(self, buffer: Buffer, pointer: Value, mask: Value) -> Value:
+    def masked_load(self, buffer: Buffer, pointer: Value, mask: Value) -> Value:
         """A load of the lanes that are active.
 
         Where no lane may be, as in rows of padding, the buffer's begin stands for the place: lanes that are masked cannot fault, but
@@ -383,7 +407,7 @@ class MemoryEmitter:
             found = self.state.loaded[text] = self.b.emit(text, element, lanes)
         return found
 
-    def _vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
+    def vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
         assert self.lane is not None
         b, lanes = self.b, self.lane.lanes
         total = b.splat(b.add(uniform, int_value(known)), lanes)
@@ -397,16 +421,18 @@ class MemoryEmitter:
         self, buffer: Buffer, uniform: Value, known: int, lane: Value | None, varying: Value | None
     ) -> Value:
         assert self.lane is not None
-        offsets = self._vector_offset(uniform, known, lane, varying)
+        offsets = self.vector_offset(uniform, known, lane, varying)
         base = self.state.pointers[buffer]
         return self.b.emit(
             f"getelementptr inbounds {memory_type(buffer.dtype)}, {base}, {offsets}", "ptr", self.lane.lanes
         )
 
     def _gather(self, buffer: Buffer, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
-        assert self.lane is not None
-        element, lanes = memory_type(buffer.dtype), self.lane.lanes
-        pointers = self._lane_pointers(buffer, uniform, known, lane, varying)
+        return self.gather(buffer, self._lane_pointers(buffer, uniform, known, lane, varying))
+
+    def gather(self, buffer: Buffer, pointers: Value) -> Value:
+        """What lies at a place for each lane, in the lanes that are active."""
+        element, lanes = memory_type(buffer.dtype), pointers.lanes
         mask = self.b.splat(self.mask, lanes) if self.mask is not None else Value("splat (i1 true)", "i1", lanes)
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.gather.v{lanes}{_short(element)}.v{lanes}p0"
@@ -421,21 +447,25 @@ class MemoryEmitter:
     def store_value(self, stmt: Store, value: Value) -> None:
         buffer = stmt.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, stmt.indices))
+        if is_packed(buffer):
+            store_packed(self, buffer, Place(uniform, known, lane, varying, self._is_whole(buffer, stmt.indices)), value)
+            self._stored(buffer, uniform, known, None)
+            return
         element, align = memory_type(buffer.dtype), buffer.dtype.size_bytes
         if self.lane is None:
-            self._store_at(buffer, self._pointer(buffer, uniform, known), value)
+            self.store_at(buffer, self.pointer_to(buffer, uniform, known), value)
             self._stored(buffer, uniform, known, value)
             return
         lanes = self.lane.lanes
         value = self.b.splat(value, lanes)
         if varying is None and lane is not None and lane.known == 1:
-            pointer = self._pointer(buffer, uniform, known)
+            pointer = self.pointer_to(buffer, uniform, known)
             if self.mask is not None and buffer.scope == "register" and buffer not in self.spare:
                 # Blend, so that the tile can live in registers.
                 old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
                 value = self.b.select(self.b.splat(self.mask, lanes), value, old)
             if self.mask is None or buffer.scope == "register":
-                self._store_at(buffer, pointer, value)
+                self.store_at(buffer, pointer, value)
                 self._stored(buffer, uniform, known, value)
                 return
             self._stored(buffer, uniform, known, None)
@@ -453,11 +483,15 @@ class MemoryEmitter:
 
     def store_scalar(self, stmt: Store, value: Value) -> None:
         """Store a number that has been computed, outside vectorized loops."""
-        uniform, known, _, _ = self._offset(self._address(stmt.buffer, stmt.indices))
-        self._store_at(stmt.buffer, self._pointer(stmt.buffer, uniform, known), value)
+        uniform, known, lane, varying = self._offset(self._address(stmt.buffer, stmt.indices))
+        if is_packed(stmt.buffer):
+            store_packed(self, stmt.buffer, Place(uniform, known, lane, varying, self._is_whole(stmt.buffer, stmt.indices)), value)
+            self._stored(stmt.buffer, uniform, known, None)
+            return
+        self.store_at(stmt.buffer, self.pointer_to(stmt.buffer, uniform, known), value)
         self._stored(stmt.buffer, uniform, known, value)
 
-    def _store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None:
+    def store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None:
         align = buffer.dtype.size_bytes
         self.b.emit_void(f"store {value}, {pointer}, align {align}{self.aliasing.get(buffer, '')}")
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tc.codegen.llvm.builder import FunctionBuilder, Value, float_text, int_value, llvm_type, mangled
+from tc.codegen.llvm.float8 import emit_from_float8, emit_rounded_to_odd, emit_to_float8
 from tc.errors import CodegenError
+from tc.interp.scalars import number
 from tc.ir.arith import Facts, bounds
-from tc.ir.dtype import DType, int_range
+from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, f32, f64, i8, int_range, u8
 from tc.ir.expr import (
     Add,
     BinaryExpr,
@@ -51,6 +55,8 @@ def boolean(value: bool) -> Value:
 
 def literal(expr: Const) -> Value:
     kind = llvm_type(expr.dtype)
+    if expr.dtype in FLOAT8:
+        return int_value(int(number(expr.value, expr.dtype).view(np.uint8)), kind)._replace(known=None)
     if expr.dtype.is_float:
         return Value(float_text(float(expr.value), kind), kind)
     if expr.dtype.is_bool:
@@ -248,10 +254,42 @@ def _integer_power(builder: FunctionBuilder, base: Value, power: Value, dtype: D
 
 def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DType) -> Value:
     """`value` as another dtype: floats to integers saturate, integers to narrower ones wrap."""
-    b = builder
-    kind = llvm_type(target)
     if source == target:
         return value
+    if source in FLOAT8:
+        return emit_cast(builder, emit_from_float8(builder, value, source), f32, target)
+    if target in FLOAT8:
+        near = emit_rounded_to_odd(builder, value) if source == f64 else emit_cast(builder, value, source, f32)
+        return emit_to_float8(builder, near, target)
+    if target in SUB_BYTE and value.known is None:
+        return _narrowed(builder, value, source, target)
+    return _emit_plain_cast(builder, value, source, target)
+
+
+def _narrowed(builder: FunctionBuilder, value: Value, source: DType, target: DType) -> Value:
+    """`value` as an integer of less than a byte."""
+    byte = i8 if target.kind == "int" else u8
+    made = _emit_plain_cast(builder, value, source, byte)
+    if source.is_float:
+        low, high = int_range(target)
+        made = builder.intrinsic("umin" if byte == u8 else "smin", made, builder.int(high, made))
+        return made if byte == u8 else builder.intrinsic("smax", made, builder.int(low, made))
+    return extended(builder, made, target)
+
+
+def extended(builder: FunctionBuilder, value: Value, dtype: DType) -> Value:
+    """The number that the lowest bits of a byte are in `dtype`, which is narrower."""
+    bits = builder.binary("and", value, builder.int(2**dtype.bits - 1, value))
+    if dtype.kind == "uint":
+        return bits
+    sign = builder.int(2 ** (dtype.bits - 1), bits)
+    return builder.binary("sub", builder.binary("xor", bits, sign), sign)
+
+
+def _emit_plain_cast(builder: FunctionBuilder, value: Value, source: DType, target: DType) -> Value:
+    """`emit_cast` among the types that LLVM has; integers of less than a byte are bytes."""
+    b = builder
+    kind = llvm_type(target)
     if target.is_bool:
         if value.known is not None:
             return boolean(value.known != 0)
@@ -277,9 +315,10 @@ def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DTy
         return b.convert("sitofp" if source.kind == "int" else "uitofp", value, kind)
     if value.known is not None:
         return int_value(_wrap(value.known, target), kind)
-    if source.is_bool or target.bits > source.bits:
+    held, wanted = max(source.bits, 8), max(target.bits, 8)
+    if source.is_bool or wanted > held:
         return b.convert("sext" if source.kind == "int" else "zext", value, kind)
-    return b.convert("trunc", value, kind) if target.bits < source.bits else Value(value.text, kind, value.lanes)
+    return b.convert("trunc", value, kind) if wanted < held else Value(value.text, kind, value.lanes)
 
 
 def _saturated(builder: FunctionBuilder, value: Value, target: DType) -> Value:

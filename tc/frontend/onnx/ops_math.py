@@ -10,7 +10,7 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import Value
 from tc.ir.arith import prove
-from tc.ir.dtype import DType, bool_, f32, f64, u8
+from tc.ir.dtype import FLOAT8, DType, bool_, f32, f64, largest_number, u8
 from tc.ir.expr import equal
 from tc.ir.graph import AttrValue
 from tc.ir.types import product
@@ -193,16 +193,23 @@ def import_clip(n: NodeContext) -> NodeResult:
 
 @onnx_op("Cast")
 def import_cast(n: NodeContext) -> NodeResult:
-    return _cast(n, n.value(0), n.attr("to_dtype"))
+    return _cast(n, n.value(0), n.attr("to_dtype"), bool(n.attr("saturate", 1)))
 
 
 @onnx_op("CastLike")
 def import_cast_like(n: NodeContext) -> NodeResult:
-    return _cast(n, n.value(0), n.value(1).dtype)
+    return _cast(n, n.value(0), n.value(1).dtype, bool(n.attr("saturate", 1)))
 
 
-def _cast(n: NodeContext, x: Value, dtype: DType) -> Value:
-    return x if x.dtype == dtype else n.call("cast", x, dtype=dtype)
+def _cast(n: NodeContext, x: Value, dtype: DType, saturate: bool = False) -> Value:
+    """`x` as another dtype; `saturate`: what is too large for an 8-bit float becomes its largest number."""
+    if x.dtype == dtype:
+        return x
+    if saturate and dtype in FLOAT8:
+        x = x if x.dtype.is_float and not x.dtype.is_storage else n.call("cast", x, dtype=f32)
+        largest = largest_number(dtype)
+        x = n.call("clip", x, n.const(-largest, x.dtype), n.const(largest, x.dtype))
+    return n.call("cast", x, dtype=dtype)
 
 
 @onnx_op("Identity")
@@ -400,11 +407,10 @@ def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[V
 @onnx_op("QuantizeLinear")
 def import_quantize(n: NodeContext) -> NodeResult:
     zero = n.optional(2)
-    if n.attr("block_size", 0):
-        raise UnsupportedError("QuantizeLinear in blocks")
     code = n.attr("output_dtype", 0)
     dtype = zero.dtype if zero is not None else dtype_of(code, "output_dtype") if code else u8
-    return n.call("quantize_linear", n.value(0), n.value(1), zero, axis=_channel_axis(n), dtype=dtype)
+    attrs = {"axis": _channel_axis(n), "block_size": n.attr("block_size", 0), "saturate": bool(n.attr("saturate", 1))}
+    return n.call("quantize_linear", n.value(0), n.value(1), zero, dtype=dtype, **attrs)
 
 
 @onnx_op("DynamicQuantizeLinear")
@@ -423,9 +429,12 @@ def import_dynamic_quantize(n: NodeContext) -> NodeResult:
 
 @onnx_op("DequantizeLinear")
 def import_dequantize(n: NodeContext) -> NodeResult:
-    if n.attr("block_size", 0):
-        raise UnsupportedError("DequantizeLinear in blocks")
-    return n.call("dequantize_linear", n.value(0), n.value(1), n.optional(2), axis=_channel_axis(n))
+    attrs = {"axis": _channel_axis(n), "block_size": n.attr("block_size", 0)}
+    code, scale = n.attr("output_dtype", 0), n.value(1)
+    if not code:
+        return n.call("dequantize_linear", n.value(0), scale, n.optional(2), **attrs)
+    made = n.call("dequantize_linear", n.value(0), _cast(n, scale, f32), n.optional(2), **attrs)
+    return _cast(n, made, dtype_of(code, "output_dtype"))
 
 
 def _channel_axis(n: NodeContext) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from tc.errors import LimitError, ModelError, UnsupportedError
 from tc.frontend.formats import is_lfs_pointer
 from tc.ir import dtype as dtypes
-from tc.ir.dtype import DType
+from tc.ir.dtype import DType, unpack
 
 if TYPE_CHECKING:
     from onnx import SparseTensorProto, TensorProto
@@ -39,6 +39,14 @@ DTYPES: Mapping[int, DType] = {
     12: dtypes.u32,
     13: dtypes.u64,
     16: dtypes.bf16,
+    17: dtypes.f8e4m3fn,
+    18: dtypes.f8e4m3fnuz,
+    19: dtypes.f8e5m2,
+    20: dtypes.f8e5m2fnuz,
+    21: dtypes.u4,
+    22: dtypes.i4,
+    25: dtypes.u2,
+    26: dtypes.i2,
 }
 CODES: Mapping[DType, int] = {dtype: code for code, dtype in DTYPES.items()}
 _OTHER_NAMES = {
@@ -46,16 +54,8 @@ _OTHER_NAMES = {
     8: "string",
     14: "complex64",
     15: "complex128",
-    17: "float8e4m3fn",
-    18: "float8e4m3fnuz",
-    19: "float8e5m2",
-    20: "float8e5m2fnuz",
-    21: "uint4",
-    22: "int4",
     23: "float4e2m1",
     24: "float8e8m0",
-    25: "uint2",
-    26: "int2",
 }
 # Fields that hold values when raw_data does not: dtype name -> (field, numpy dtype of the stored bits)
 _VALUE_FIELDS = {
@@ -101,16 +101,16 @@ class TensorReader:
         shape = tuple(tensor.dims)
         count = _num_elements(shape, dtype, what)
         if tensor.data_location == 1:
-            raw: bytes | memoryview = self._external(tensor, count * dtype.size_bytes, what)
+            raw: bytes | memoryview = self._external(tensor, dtype.bytes_of(count), what)
         elif tensor.HasField("raw_data"):
             raw = tensor.raw_data
         else:
             return _from_fields(tensor, dtype, count, what).reshape(shape)
-        if len(raw) != count * dtype.size_bytes:
+        if len(raw) != dtype.bytes_of(count):
             raise ModelError(
-                f"{what} of type {dtype} and shape {list(shape)} needs {count * dtype.size_bytes} bytes, not {len(raw)}"
+                f"{what} of type {dtype} and shape {list(shape)} needs {dtype.bytes_of(count)} bytes, not {len(raw)}"
             )
-        return np.frombuffer(raw, dtype.numpy).reshape(shape)
+        return unpack(np.frombuffer(raw, np.uint8), dtype, shape)
 
     def read_sparse(self, sparse: SparseTensorProto) -> np.ndarray:
         """The dense array of a sparse tensor."""
@@ -120,9 +120,9 @@ class TensorReader:
         dtype = dtypes.from_numpy(values.dtype)
         shape = tuple(sparse.dims)
         count = _num_elements(shape, dtype, what)
-        if count * dtype.size_bytes > max(_SPARSE_FLOOR_BYTES, _SPARSE_GROWTH * (values.nbytes + indices.nbytes)):
+        if dtype.bytes_of(count) > max(_SPARSE_FLOOR_BYTES, _SPARSE_GROWTH * (values.nbytes + indices.nbytes)):
             raise LimitError(
-                f"{what} of shape {list(shape)} would take {count * dtype.size_bytes} bytes, more than {_SPARSE_GROWTH} times what it holds"
+                f"{what} of shape {list(shape)} would take {dtype.bytes_of(count)} bytes, more than {_SPARSE_GROWTH} times what it holds"
             )
         if values.ndim != 1 or indices.ndim not in (1, 2) or len(indices) != len(values):
             raise ModelError(f"{what}: {values.shape} values do not fit {indices.shape} indices")
@@ -205,19 +205,22 @@ def _num_elements(shape: tuple[int, ...], dtype: DType, what: str) -> int:
         if dim < 0:
             raise ModelError(f"{what} has the shape {list(shape)}: a dim is negative")
         count *= dim
-    if count * dtype.size_bytes > MAX_TENSOR_BYTES:
+    if dtype.bytes_of(count) > MAX_TENSOR_BYTES:
         raise LimitError(
-            f"{what} of type {dtype} and shape {list(shape)} would take {count * dtype.size_bytes} bytes; "
+            f"{what} of type {dtype} and shape {list(shape)} would take {dtype.bytes_of(count)} bytes; "
             f"the limit is {MAX_TENSOR_BYTES}"
         )
     return count
 
 
 def _from_fields(tensor: TensorProto, dtype: DType, count: int, what: str) -> np.ndarray:
-    """Values stored in the typed fields: 16-bit floats as their bits, small integers as int32."""
+    """Values stored in the typed fields: narrow floats as their bits, small integers as int32, those that share bytes as bytes."""
     stored = getattr(tensor, _VALUE_FIELDS.get(dtype.name, "int32_data"))
-    if len(stored) != count:
-        raise ModelError(f"{what} of shape {list(tensor.dims)} needs {count} elements, but has {len(stored)}")
+    needed = dtype.bytes_of(count) if dtype.per_byte > 1 else count
+    if len(stored) != needed:
+        raise ModelError(f"{what} of shape {list(tensor.dims)} needs {needed} elements, but has {len(stored)}")
+    if dtype.is_storage:
+        return unpack(np.array(stored, np.int64).astype(np.uint8), dtype, (count,))
     if dtype.name in ("f16", "bf16"):
         bits = np.array(stored, np.int64).astype(np.uint16)
         return bits.view(np.float16 if dtype.name == "f16" else ml_dtypes.bfloat16)

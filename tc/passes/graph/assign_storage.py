@@ -49,13 +49,14 @@ class Region:
 
 def region_of_type(type_: TensorType, start: int, end: int) -> Region:
     """A region for a tensor: the constant dims are the count, the symbolic ones the unit. Sizes are multiples of ALIGNMENT."""
-    count = type_.dtype.size_bytes
+    elements = 1
     symbolic = []
     for dim in type_.shape:
         if isinstance(dim, Const):
-            count *= int(dim.value)
+            elements *= int(dim.value)
         else:
             symbolic.append(dim)
+    count = type_.dtype.bytes_of(elements)
     if not symbolic:
         return Region(_aligned(count), const(1), start, end)
     unit = simplify(product(tuple(sorted(symbolic, key=str))))

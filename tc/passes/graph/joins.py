@@ -34,8 +34,10 @@ def is_join(value: object) -> bool:
     """Whether the result of an operation is its operands, one after the other in memory."""
     if not isinstance(value, Call):
         return False
-    rule = get_op(value.op).joins
-    return rule is not None and rule(operand_types(value), full_attrs(value))
+    rule, types = get_op(value.op).joins, operand_types(value)
+    if any(isinstance(type_, TensorType) and type_.dtype.per_byte > 1 for type_ in types):
+        return False  # an operand may begin within a byte
+    return rule is not None and rule(types, full_attrs(value))
 
 
 def part_offset(value: object) -> Expr | None:
@@ -45,7 +47,7 @@ def part_offset(value: object) -> Expr | None:
     rule = get_op(value.op).part
     types = operand_types(value)
     place = None if rule is None else rule(types, full_attrs(value))
-    if place is None:
+    if place is None or types[0].dtype.per_byte > 1:  # type: ignore[union-attr]
         return None
     offset = place * types[0].dtype.size_bytes  # type: ignore[union-attr]
     return offset if _is_aligned(offset) else None

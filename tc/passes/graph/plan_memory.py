@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from tc.errors import LoweringError, Span, UnsupportedError, located
 from tc.ir.access import access_checks
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, prove
 from tc.ir.dtype import bool_, i64
-from tc.ir.expr import Const, Expr, Var, const, mul
+from tc.ir.expr import Const, Expr, Var, const, equal, floormod, mul
 from tc.ir.graph import (
     Atom,
     Binding,
@@ -493,6 +493,8 @@ class _Planner:
 
     def _row(self, target: TensorVar, row: TensorType, index: Var) -> _View:
         whole = self.views[target]
+        if row.dtype.per_byte > 1 and prove(equal(floormod(row.num_elements, row.dtype.per_byte), 0)) is not True:
+            raise UnsupportedError(f"a loop that stacks {row}, of which one may begin within a byte; cast it before")
         return self._rows.setdefault(target, _View(whole.storage, whole.offset + mul(index, row.size_bytes)))
 
     def _end_of_iteration(
