@@ -105,6 +105,9 @@ def tasks_of(model: PreparedModel, sizes: Mapping[str, int] | None = None, decid
         if first.values is None:
             skipped.append((first.func.name, "its sizes come from data"))
             continue
+        if any(buffer.dtype.per_byte > 1 for buffer in first.func.buffers):
+            skipped.append((first.func.name, "elements of its tensors share bytes"))
+            continue
         variants = {"default": first.variant()}
         for ways in others:
             variants.update(_variants(first, ways, {variant.key for variant in variants.values()}))
