@@ -164,7 +164,8 @@ def pack(array: np.ndarray) -> np.ndarray:
     parts = np.zeros((dtype.bytes_of(array.size), dtype.per_byte), np.uint8)
     parts.reshape(-1)[: array.size] = array.reshape(-1).view(np.uint8) & (2**dtype.bits - 1)
     shifted = parts << (np.arange(dtype.per_byte, dtype=np.uint8) * dtype.bits).astype(np.uint8)
-    return np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+    packed: np.ndarray = np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+    return packed
 
 
 def tensor_memory(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -181,7 +182,7 @@ def unpack(memory: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarr
         return memory.reshape(-1).view(dtype.numpy)[:count].reshape(shape)
     shifts = (np.arange(dtype.per_byte, dtype=np.uint8) * dtype.bits).astype(np.uint8)
     parts = (memory.reshape(-1, 1)[: dtype.bytes_of(count)] >> shifts) & np.uint8(2**dtype.bits - 1)
-    bits = parts.reshape(-1)[:count]
+    bits: np.ndarray = parts.reshape(-1)[:count]
     if dtype.kind == "int":
         sign = np.uint8(2 ** (dtype.bits - 1))
         bits = (bits ^ sign) - sign

@@ -74,6 +74,11 @@ class MemoryEmitter:
     def b(self) -> FunctionBuilder:
         return self.state.builder
 
+    @property
+    def num_lanes(self) -> int:
+        """Of the vectorized loop; 0 outside."""
+        return 0 if self.lane is None else self.lane.lanes
+
     def value(self, expr: Expr) -> Value:
         """The value of an expression at this point."""
         raise NotImplementedError

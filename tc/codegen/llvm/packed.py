@@ -8,16 +8,45 @@ element after the other: at once, as other threads see it, inside of parallel lo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value
 from tc.codegen.llvm.scalars import extended
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer
 
-if TYPE_CHECKING:
-    from tc.codegen.llvm.memory import MemoryEmitter
+
+class ByteAccess(Protocol):
+    """Accesses to bytes at a point of the emitted code. `num_lanes`: of the vectorized loop there; 0 outside."""
+
+    mask: Value | None
+    in_parallel: bool
+
+    @property
+    def b(self) -> FunctionBuilder: ...
+
+    @property
+    def num_lanes(self) -> int: ...
+
+    def region(self) -> AbstractContextManager[None]: ...
+
+    def any_lane(self, mask: Value) -> Value: ...
+
+    def pointer_to(self, buffer: Buffer, uniform: Value, known: int) -> Value: ...
+
+    def vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value: ...
+
+    def scalar_load(self, buffer: Buffer, pointer: Value) -> Value: ...
+
+    def whole_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value: ...
+
+    def masked_load(self, buffer: Buffer, pointer: Value, mask: Value) -> Value: ...
+
+    def gather(self, buffer: Buffer, pointers: Value) -> Value: ...
+
+    def store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,14 +76,13 @@ def is_packed(buffer: Buffer) -> bool:
     return buffer.dtype.per_byte > 1 and buffer.scope == "global"
 
 
-def load_packed(emitter: MemoryEmitter, buffer: Buffer, place: Place) -> Value:
+def load_packed(emitter: ByteAccess, buffer: Buffer, place: Place) -> Value:
     """What lies at a place: a number, or a vector where lanes differ."""
     b, dtype = emitter.b, buffer.dtype
     if place.is_scalar:
         pointer, shift = _byte(emitter, buffer, place, 0)
         return extended(b, _shifted(b, "lshr", emitter.scalar_load(buffer, pointer), shift), dtype)
-    assert emitter.lane is not None
-    lanes = emitter.lane.lanes
+    lanes = emitter.num_lanes
     if not place.is_contiguous or lanes % dtype.per_byte:
         return _gathered(emitter, buffer, place)
     parts = []
@@ -69,13 +97,13 @@ def load_packed(emitter: MemoryEmitter, buffer: Buffer, place: Place) -> Value:
     return extended(b, _interleaved(b, parts), dtype)
 
 
-def store_packed(emitter: MemoryEmitter, buffer: Buffer, place: Place, value: Value) -> None:
+def store_packed(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value) -> None:
     """Store a number, or a vector where lanes differ, under the mask there is."""
     b = emitter.b
-    if emitter.lane is None:
+    lanes = emitter.num_lanes
+    if not lanes:
         _store_element(emitter, buffer, _total(b, place, 0), value)
         return
-    lanes = emitter.lane.lanes
     value = b.splat(value, lanes)
     mask = None if emitter.mask is None else b.splat(emitter.mask, lanes)
     if not place.is_contiguous or lanes % buffer.dtype.per_byte:
@@ -95,7 +123,7 @@ def _total(b: FunctionBuilder, place: Place, ahead: int) -> Value:
     return b.add(place.uniform, int_value(place.known + ahead))
 
 
-def _byte(emitter: MemoryEmitter, buffer: Buffer, place: Place, ahead: int) -> tuple[Value, Value]:
+def _byte(emitter: ByteAccess, buffer: Buffer, place: Place, ahead: int) -> tuple[Value, Value]:
     """Where the byte is of the element `ahead` of a place, and how far up the element begins in it (i8)."""
     b, dtype = emitter.b, buffer.dtype
     if place.whole:
@@ -123,11 +151,11 @@ def _shifted(b: FunctionBuilder, op: str, value: Value, amount: Value) -> Value:
     return value if amount.known == 0 else b.binary(op, value, amount)
 
 
-def _gathered(emitter: MemoryEmitter, buffer: Buffer, place: Place) -> Value:
+def _gathered(emitter: ByteAccess, buffer: Buffer, place: Place) -> Value:
     b = emitter.b
     offsets = emitter.vector_offset(place.uniform, place.known, place.lane, place.varying)
     bytes_, shifts = _split(b, offsets, buffer.dtype)
-    base = emitter.state.pointers[buffer]
+    base = emitter.pointer_to(buffer, int_value(0), 0)
     pointers = b.emit(f"getelementptr i8, {base}, {bytes_}", "ptr", offsets.lanes)
     return extended(b, b.binary("lshr", emitter.gather(buffer, pointers), shifts), buffer.dtype)
 
@@ -158,7 +186,7 @@ def _together(b: FunctionBuilder, value: Value, dtype: DType) -> Value:
     return result
 
 
-def _store_neighbours(emitter: MemoryEmitter, buffer: Buffer, place: Place, value: Value) -> None:
+def _store_neighbours(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value) -> None:
     """Store all lanes, which lie side by side: whole bytes as such, what is before and behind them one by one."""
     b, per_byte = emitter.b, buffer.dtype.per_byte
     if place.whole:
@@ -170,7 +198,7 @@ def _store_neighbours(emitter: MemoryEmitter, buffer: Buffer, place: Place, valu
         _where(emitter, condition, lambda before=before: _store_from(emitter, buffer, place, value, before))  # type: ignore[misc]
 
 
-def _store_from(emitter: MemoryEmitter, buffer: Buffer, place: Place, value: Value, before: int) -> None:
+def _store_from(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value, before: int) -> None:
     """Store all lanes, of which the first `before` end a byte that others begin."""
     b, per_byte = emitter.b, buffer.dtype.per_byte
     inside = (value.lanes - before) // per_byte * per_byte
@@ -184,7 +212,7 @@ def _store_from(emitter: MemoryEmitter, buffer: Buffer, place: Place, value: Val
         _store_element(emitter, buffer, _total(b, place, lane), b.extract(value, lane))
 
 
-def _store_lanes(emitter: MemoryEmitter, buffer: Buffer, offsets: Sequence[Value], value: Value, mask: Value | None) -> None:
+def _store_lanes(emitter: ByteAccess, buffer: Buffer, offsets: Sequence[Value], value: Value, mask: Value | None) -> None:
     """Store lane after lane, those that the mask lets through."""
     b = emitter.b
     for lane, offset in enumerate(offsets):
@@ -197,7 +225,7 @@ def _store_lanes(emitter: MemoryEmitter, buffer: Buffer, offsets: Sequence[Value
             _where(emitter, b.extract(mask, lane), store)
 
 
-def _store_element(emitter: MemoryEmitter, buffer: Buffer, offset: Value, value: Value) -> None:
+def _store_element(emitter: ByteAccess, buffer: Buffer, offset: Value, value: Value) -> None:
     """Change the bits of one element."""
     b, dtype = emitter.b, buffer.dtype
     byte, shift = _split(b, offset, dtype)
@@ -213,7 +241,7 @@ def _store_element(emitter: MemoryEmitter, buffer: Buffer, offset: Value, value:
     emitter.store_at(buffer, pointer, b.binary("or", b.binary("and", old, others), bits))
 
 
-def _where(emitter: MemoryEmitter, condition: Value, emit: Callable[[], None]) -> None:
+def _where(emitter: ByteAccess, condition: Value, emit: Callable[[], None]) -> None:
     """What happens if a condition holds."""
     b = emitter.b
     yes, done = b.label("some"), b.label("rest")
