@@ -10,6 +10,7 @@ from tc.autotune.tuning import tune
 from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import inspect_model as inspect
+from tc.frontend.operators import op, remove_op
 from tc.runtime.loading import load
 from tc.runtime.module import CompiledModule
 from tc.stages import interpret, lower
@@ -27,5 +28,7 @@ __all__ = [
     "interpret",
     "load",
     "lower",
+    "op",
+    "remove_op",
     "tune",
 ]

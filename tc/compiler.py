@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from tc.check.compare import CompiledKernel, verify_kernels
@@ -17,6 +17,7 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.ir.module import IRModule
 from tc.ir.verify import verify as verify_ir
+from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import USUAL, PassOptions, fuse_model, lay_out, prepare_model
@@ -77,11 +78,13 @@ class Request:
     tuned: TunedSchedules | None
     overridden: tuple[str, ...]
     passes: PassOptions
+    operators: Mapping[str, OpDef] = field(default_factory=scoped_ops)  # of users, when the module was asked for
 
     def stages(self, ready: Callable[[Kernel], None] | None, assume_equal: bool = True) -> Stages:
         """`run_stages` of it."""
         what = (self.model, self.target, self.dims, self.on_unsupported, self.numerics, self.tuned)
-        return run_stages(*what, assume_equal, self.overridden, ready, self.passes)
+        with seeing(self.operators):
+            return run_stages(*what, assume_equal, self.overridden, ready, self.passes)
 
     def key(self) -> str | None:
         """What the module cache knows the result by; None for IR, for files that cannot be read (the importer says what is wrong), and
@@ -90,7 +93,7 @@ class Request:
             return None
         records = None if self.tune is None else state_of(self.tune)
         facts = (str(self.target), sorted(self.dims.items()), self.numerics, self.on_unsupported, records, self.overridden)
-        return model_key(self.model, facts)
+        return model_key(self.model, facts, domains={name.partition("::")[0] for name in self.operators})
 
     def general(self) -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
@@ -168,8 +171,7 @@ def compile_model(
 ) -> CompiledModule:
     """Compile a model to native code.
 
-    model: path of an ONNX file, its bytes, an onnx.ModelProto, or an IRModule.
-    target: "native", "x86-64-v3", ... or a Target.
+    model: path of an ONNX file, its bytes, an onnx.ModelProto, or an IRModule. target: "native", "x86-64-v3", ... or a Target.
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
     tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found;
         `report().notes` says which of them could not be used. `tc.compile` also takes a time budget such as "10m": the model is tuned
@@ -183,10 +185,8 @@ def compile_model(
     verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
         kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
-    overridden: inputs with a default in the file that are to be inputs of the module. It need not be said: a module that is given such
-        an input by name is compiled again, once for each set of them.
-    passes: what is done around each pass, and other passes of the graph (`tc.passes.pipeline.PassOptions`); nothing comes from the cache
-        of modules then.
+    overridden: inputs with a default that are inputs of the module; one that is given such an input by name is compiled again by itself.
+    passes: what is done around each pass, and other passes of the graph (`tc.passes.pipeline.PassOptions`); no module is cached then.
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """

@@ -122,8 +122,12 @@ def test_the_wheel_holds_every_module_and_the_demo_files(tmp_path: Path) -> None
     assert "tc = tc.cli:main" in entry_points
 
 
-def test_the_python_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_python_examples_of_the_readme_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(EXAMPLES) == 2
     monkeypatch.chdir(tmp_path)
 
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(EXAMPLES[number], "README.md", "exec"), {})

@@ -545,6 +545,8 @@ class _GraphParser(_ExprParser):
                 limit = None if isinstance(count, ast.Constant) and count.value is None else self.expr(count)
                 carried = tuple(map(self._required, init))
                 return Loop(limit, self._required(condition), carried, self._body(body), span=span)
+            case ast.Call(func=ast.Name(id="call_op"), args=[name, *args], keywords=keywords):
+                return Call(self.text(name), tuple(map(self._atom, args)), self._attrs(keywords), span=span)
             case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
                 return Call(op, tuple(map(self._atom, args)), self._attrs(keywords), span=span)
         raise self.source.error(node, f"not an operation of the graph IR: {ast.unparse(node)}")

@@ -57,9 +57,11 @@ class Launch(Step):
 
 @dataclass(frozen=True, eq=False)
 class CallOut(Step):
-    """Call "c:symbol" (PrimFunc calling convention) or "py:name" / "op:name" (Python, through a callback that receives arrays).
+    """Call "c:symbol" (PrimFunc calling convention) or "py:name" / "op:name" / "import:module:function" (Python, through a callback that
+    receives arrays).
 
-    "op:name" runs the reference kernel of operator `name` with `attrs`, whose expressions are evaluated at the dims first.
+    "op:name" runs the reference kernel of operator `name` with `attrs`, whose expressions are evaluated at the dims first. A user's
+    function that can be imported is called by that name, with all attributes.
     `found_dims` are the dims that the call binds; a result whose size depends on one is in a dynamic block that the call allocates.
     """
 

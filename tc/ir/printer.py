@@ -267,6 +267,8 @@ class _GraphPrinter:
         match value:
             case TensorVar() | TensorConst() | GlobalRef():
                 return [], self._atom(value)
+            case Call(op=op, args=args, attrs=attrs) if not op.isidentifier():
+                return [], f"call_op({', '.join([repr(op), *map(self._atom, args), *self._attrs(attrs)])})"
             case Call(op=op, args=args, attrs=attrs):
                 return [], f"{op}({', '.join([*map(self._atom, args), *self._attrs(attrs)])})"
             case CallTir(callee=callee, args=args, dims=dims):

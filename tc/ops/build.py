@@ -114,13 +114,14 @@ class GraphBuilder:
     ) -> tuple[TensorVar, ...]:
         """Bind all results of operator `op`. ShapeError, with `span`, when the operands do not fit."""
         record = get_op(op)
+        attrs = {key: _frozen(value) for key, value in attrs.items()}
         with located(span), inference(self.known) as requirements:
             full = record.attrs(attrs)
             types = record.infer_types([None if arg is None else _tensor_type(arg) for arg in args], full)
         if requirements:
             self._require_all(requirements, span)
             types = tuple(self._with_equal_dims(type_) for type_ in types)
-        given = tuple((key, value) for key, value in attrs.items())
+        given = tuple(attrs.items())
         return self.bind(Call(op, args, given, span=span), types, [name or op for name in names] or (op,), span)
 
     def bind(
@@ -210,6 +211,11 @@ class GraphBuilder:
 def carried_requirements(requirements: Iterable[Requirement]) -> tuple[AttrValue, ...]:
     """What a function carries in its attribute "requirements": condition and message, and True after those that are assumed."""
     return tuple((r.condition, r.message, True) if r.assumed else (r.condition, r.message) for r in requirements)
+
+
+def _frozen(value: Any) -> AttrValue:
+    """An attribute as a graph holds it: a list as a tuple."""
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _tensor_type(atom: Atom) -> TensorType:

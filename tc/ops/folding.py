@@ -27,6 +27,8 @@ FLOOR_BYTES = 16 << 20
 """All results together may be so much, however small the file."""
 MAX_TERMS = 1 << 32
 """The most elements, each times the terms that it sums, of one node: seconds in numpy."""
+MAX_INTERPRETED_TERMS = 1 << 16
+"""The same of a node that only an interpreter computes: less than a second."""
 _SURELY_CHEAP = 1 << 26
 
 
@@ -69,6 +71,8 @@ class FoldBudget:
         if total > self.left_bytes or total > max(ALWAYS_BYTES, self.growth * given):
             return False
         most = max((array.size for array in arrays if array is not None), default=1)
+        if op.is_interpreted:
+            return num_terms(op, arrays, attrs, results) <= MAX_INTERPRETED_TERMS
         return total * most <= _SURELY_CHEAP or num_terms(op, arrays, attrs, results) <= MAX_TERMS
 
 

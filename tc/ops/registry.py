@@ -6,16 +6,18 @@ meaning as loops. How it fuses is not stated: it is inferred from the loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from tc.errors import ShapeError, UnsupportedError
+from tc.errors import ShapeError, UnsupportedError, UserError
 from tc.ir.arith import Facts, prove
 from tc.ir.expr import Expr
 from tc.ir.graph import Attrs, AttrValue
@@ -71,6 +73,8 @@ class OpDef:
         blocks of `block`, [n, ceil(c / block), *space, block]; None when it cannot. Lanes past c are unspecified.
     aligned(types, attrs): for operators that broadcast: for each operand the key of every axis; axes of one key broadcast with each
         other, None stands for an axis that does not.
+    is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
+    imported_as: "module:function", where `reference` is a function of a user that another process can import.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners; one at least.
     """
 
@@ -85,6 +89,8 @@ class OpDef:
     joins: Callable[[Sequence[TensorType | None], Attrs], bool] | None = None
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
     aligned: Callable[[Sequence[TensorType | None], Attrs], AxisKeys] | None = None
+    is_interpreted: bool = False
+    imported_as: str | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] = field(kw_only=True)
 
     def attrs(self, given: dict[str, AttrValue] | tuple[tuple[str, AttrValue], ...]) -> Attrs:
@@ -130,9 +136,53 @@ def register(op: OpDef) -> OpDef:
     return op
 
 
+_scoped: Mapping[str, OpDef] = MappingProxyType({})  # replaced as a whole and never changed, so that who reads it sees one state
+_scoped_lock = threading.Lock()
+_SEEN: ContextVar[Mapping[str, OpDef] | None] = ContextVar("operators", default=None)
+
+
+def scoped_ops() -> Mapping[str, OpDef]:
+    """The operators of users, by names such as "my.domain::MyOp": those of now, or those that `seeing` says."""
+    seen = _SEEN.get()
+    return _scoped if seen is None else seen
+
+
+@contextmanager
+def seeing(ops: Mapping[str, OpDef]) -> Iterator[None]:
+    """Inside, users' operators are these, whatever is registered or removed meanwhile."""
+    token = _SEEN.set(ops)
+    try:
+        yield
+    finally:
+        _SEEN.reset(token)
+
+
+def register_scoped(op: OpDef) -> None:
+    """Add a user's operator. UserError when its name is taken."""
+    global _scoped
+    with _scoped_lock:
+        if op.name in _scoped:
+            raise UserError(f"{op.name}: an operator of this name is registered already")
+        _scoped = MappingProxyType({**_scoped, op.name: op})
+
+
+def unregister_scoped(name: str) -> None:
+    """Take a user's operator away. UserError when there is none."""
+    global _scoped
+    with _scoped_lock:
+        if name not in _scoped:
+            raise UserError(f"{name}: no operator of this name is registered")
+        _scoped = MappingProxyType({key: op for key, op in _scoped.items() if key != name})
+
+
+def is_scoped(name: str) -> bool:
+    """Whether this is a name as users' operators have them."""
+    return "::" in name
+
+
 def get_op(name: str) -> OpDef:
     """The operator called `name`; UnsupportedError when there is none."""
-    found = OPS.get(name)
+    found = OPS.get(name) or scoped_ops().get(name)
     if found is None:
         raise UnsupportedError(f"there is no operator {name!r}")
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -26,9 +26,10 @@ from tc.ir.dtype import pack
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.plan import ExecutionPlan
+from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
-from tc.runtime.callbacks import run_reference
+from tc.runtime.callbacks import callback_for
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
@@ -144,6 +145,7 @@ class Stages:
     module: IRModule
     plan: ExecutionPlan
     seconds: dict[str, float]
+    operators: Mapping[str, OpDef] = field(default_factory=scoped_ops)  # of users, as they were then
 
 
 def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
@@ -159,7 +161,9 @@ def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tu
         notes=notes,
     )
     explanations = explain_nodes(stages.lowered, stages.kernels, sources)
-    facts = (run_reference, report, explanations, linked.objects, str(builder.target), partial(timed_entry, program, builder))
+    with seeing(stages.operators):
+        callback = callback_for(linked.entry.calls)
+    facts = (callback, report, explanations, linked.objects, str(builder.target), partial(timed_entry, program, builder))
     return CompiledModule(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
 
 

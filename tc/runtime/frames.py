@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import LimitError, TcError
+from tc.errors import LimitError, TcError, located
 from tc.ir.arith import evaluate
 from tc.ir.dtype import pack, unpack
 from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, Slot
-from tc.runtime.callbacks import Callback
+from tc.runtime.callbacks import Callback, runs_users_code
 from tc.runtime.entry import FrameLayout
 from tc.runtime.memory import ALIGNMENT, Arena, data_address
 
@@ -58,7 +58,7 @@ def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Ca
     """
     env = {dim: int(frame.words[layout.dims + k]) for k, dim in enumerate(layout.dim_vars)}
     pointers = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
-    lends = not call.symbol.startswith("py:")
+    lends = not runs_users_code(call.symbol)
     args: list[np.ndarray | None] = []
     place = 0
     for slot in call.args:
@@ -69,9 +69,12 @@ def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Ca
         args.append(array if lends else array.copy())
         place += 1
     results = callback(call, args, env)
-    for slot, result in zip(call.results, results, strict=True):
-        _store_result(frame, layout, slot, result, pointers[place] or 0, env, call.found_dims)
-        place += 1
+    with located(call.span):
+        if len(results) != len(call.results):
+            raise TcError(f"{call.symbol} returned {len(results)} results, expected {len(call.results)}")
+        for slot, result in zip(call.results, results, strict=True):
+            _store_result(frame, layout, slot, result, pointers[place] or 0, env, call.found_dims)
+            place += 1
 
 
 def _store_result(

@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -31,17 +32,24 @@ LARGEST_SHARE = 4
 _log = logging.getLogger("tc.cache")
 
 
-def model_key(model: object, *facts: object) -> str | None:
-    """`module_key` of a model's file or bytes; None for others, and for files that cannot be read: the importer says what is wrong."""
+def model_key(model: object, *facts: object, domains: Collection[str] = ()) -> str | None:
+    """`module_key` of a model's file or bytes; None for others, and for files that cannot be read: the importer says what is wrong.
+
+    `domains`: of operators that users have defined in Python, by code that nothing here can compare. A file that may use one of them, in
+    that it names the domain, has no key; its kernels are in the cache of objects, which goes by what they compute.
+    """
+    data: bytes | memoryview
     match model:
         case bytes():
-            return module_key(model, *facts)
+            data = model
         case str() | os.PathLike():
             try:
-                return module_key(map_file(Path(model)), *facts)
+                data = map_file(Path(model))
             except ModelError:
                 return None
-    return None
+        case _:
+            return None
+    return None if any(re.search(re.escape(domain.encode()), data) for domain in domains) else module_key(data, *facts)
 
 
 def module_key(model: bytes | memoryview, *facts: object) -> str:

@@ -18,7 +18,7 @@ from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.pipeline import LoweredModel
 from tc.records.record import Record
 from tc.runtime.builder import ENTRY, ModuleBuilder, Program
-from tc.runtime.callbacks import run_reference
+from tc.runtime.callbacks import callback_for
 from tc.runtime.module import CompiledModule
 from tc.target import Target
 
@@ -49,7 +49,7 @@ class Workshop:
             self._constants = lowered, self._builder.constants(plans[0])
         placed = self._constants[1]
         return [
-            CompiledModule(plan, each.entry, each.library, ENTRY, placed, self.target.cores, run_reference)
+            CompiledModule(plan, each.entry, each.library, ENTRY, placed, self.target.cores, callback_for(each.entry.calls))
             for plan, each in zip(plans, linked, strict=True)
         ]
 

@@ -416,7 +416,7 @@ class GraphImporter:
             return n.unknown_results(), REFUSED, error.message
 
     def _import_known(self, n: NodeContext) -> tuple[NodeResult, str, str]:
-        is_function = n.function_key in self.shared.model.functions
+        is_function = n.is_function
         if n.schema is not None and not is_function:
             check_node(n.node, n.schema, n.opset)
         self.shared.check(n)
@@ -457,7 +457,7 @@ class GraphImporter:
     def _refusal(self, n: NodeContext, reason: str) -> str:
         where = f"domain {n.domain!r}" if n.domain else "ONNX"
         if n.schema is None and n.function_key not in self.shared.model.functions:
-            advice = "check the operator's name and domain, or export the model with standard operators"
+            advice = "check the operator's name and domain, register it with tc.op, or export the model with standard operators"
         elif self.shared.mode == "error":
             advice = 'allow the slow reference implementation with on_unsupported="fallback"'
         else:

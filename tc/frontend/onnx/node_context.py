@@ -43,6 +43,7 @@ from tc.ir.arith import Facts
 from tc.ir.dtype import DType
 from tc.ir.expr import Expr, is_const
 from tc.ir.graph import AttrValue
+from tc.ops.registry import OpDef, scoped_ops
 
 GraphImporter = Any
 """The walk over the graph in which a node stands (`importer.GraphImporter`, which makes the contexts and so cannot be imported here)."""
@@ -68,11 +69,31 @@ def onnx_op(*op_types: str, since: int = 1, domain: str = "") -> Callable[[Adapt
 
 
 def find_adapter(domain: str, op_type: str, opset: int) -> Adapter | None:
-    """The entry for an operator of that opset, or None."""
+    """The entry for an operator of that opset, or None. What a user has registered goes before ours."""
+    own = scoped_ops().get(f"{domain}::{op_type}")
+    if own is not None:
+        return partial(_import_users, own)
     for since, adapter in ADAPTERS.get((domain, op_type), ()):
         if since <= opset:
             return adapter
     return None
+
+
+def _import_users(op: OpDef, n: NodeContext) -> NodeResult:
+    """A node of a user's operator: its inputs are the operands, its attributes those of the operator."""
+    if op.compute is None and n.graph.shared.mode == "error":
+        raise UnsupportedError(f"{op.name} has no tensor expression, it runs in Python")
+    attrs = {a.name: _plain(op.name, a.name, n.attr(a.name)) for a in n.node.attribute}
+    return n.call_many(op.name, *(n.optional(k) for k in range(len(n.inputs))), **attrs)
+
+
+def _plain(op: str, name: str, value: Any) -> AttrValue:
+    """An attribute of a file as a graph holds it."""
+    if isinstance(value, list):
+        return tuple(_plain(op, name, item) for item in value)
+    if isinstance(value, (int, float, str)):
+        return value
+    raise ModelError(f"{op}: the attribute {name!r} is a tensor or a graph; users' operators take numbers, strings and lists of them")
 
 
 @dataclass(frozen=True)
@@ -146,6 +167,11 @@ class NodeContext(Calls):
     @property
     def function_key(self) -> tuple[str, str, str]:
         return self.domain, self.op_type, self.node.overload
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the model itself defines the operator, and no user does."""
+        return self.function_key in self.graph.shared.model.functions and f"{self.domain}::{self.op_type}" not in scoped_ops()
 
     @property
     def schema(self) -> Schema | None:
@@ -289,7 +315,7 @@ class NodeContext(Calls):
 
 def classify(n: NodeContext) -> tuple[str, str]:
     """Status and reason for a node whose inputs are not known: what the tables promise."""
-    if n.function_key in n.graph.shared.model.functions:
+    if n.is_function:
         return FUNCTION_BODY, "a function of the model"
     if find_adapter(n.domain, n.op_type, n.opset) is not None:
         return NATIVE, ""

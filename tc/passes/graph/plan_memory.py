@@ -364,7 +364,12 @@ class _Planner:
                 arrays = tuple(None if arg is None else self._used_slot(arg) for arg in args)
                 made = tuple(map(self._defined_slot, targets))
                 found = self._found_dims(targets)
-                return [*self._allocations(targets), CallOut(f"op:{op}", arrays, made, (), attrs, found, span=span)]
+                record = get_op(op)
+                if record.imported_as is not None:
+                    symbol, attrs = f"import:{record.imported_as}", tuple(record.attrs(attrs).items())
+                else:
+                    symbol = f"op:{op}"
+                return [*self._allocations(targets), CallOut(symbol, arrays, made, (), attrs, found, span=span)]
             case CallExtern(symbol=symbol, args=args, dims=dims, attrs=attrs):
                 used = tuple(map(self._used_slot, args))
                 made = tuple(map(self._defined_slot, targets))
