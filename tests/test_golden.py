@@ -8,7 +8,8 @@ blessing a wrong answer. Read the diff after updating.
 unrolled. `networks`: the kernels that a small network is cut into, and where its values lie in memory. `llvm`: the text that a construct
 of a loop program is emitted as, which is also run. Such a file begins with the program, a graph or a PrimFunc; what follows the first
 line of dashes is written by `pytest --update-golden`. To pin another program, write a file that has nothing else, and update. One that
-begins with `# steps only` gets no loops, and two targets; a line such as `# point {"matmul/pack_lhs": true}` answers what rules leave open.
+begins with `# steps only` gets no loops, and two targets, or those that lines such as `# on x86-64-v4` name; a line such as
+`# point {"matmul/pack_lhs": true}` answers what rules leave open.
 
 A literal too long to be written out is named by its shape in the program before, `const('random 3x1x5', f32[3, 1, 5])`; what a pass
 makes of it has the name that the printer gives it.
@@ -52,6 +53,7 @@ SEPARATOR = "# -----\n"
 DASHES = "# -----"
 STEPS_ONLY = "# steps only\n"
 POINT = "# point "
+ON = "# on "
 DIM = 5  # the size of every symbolic dim when programs are run
 SIZE = 21  # and when emitted code is run
 TOLERANCES = {2: 1e-2, 4: 1e-6, 8: 1e-14}  # of emitted code, by the size of a number
@@ -153,9 +155,10 @@ def describe(kernel: Scheduled, *, with_loops: bool) -> str:
 def test_schedule(path: Path, update_golden: bool) -> None:
     program = path.read_text().partition(DASHES)[0]
     brief = program.startswith(STEPS_ONLY)
+    named = [line.removeprefix(ON) for line in program.splitlines() if line.startswith(ON)]
     sections: dict[str, str] = {}
 
-    for name in ("x86-64-v3", "x86-64-v4") if brief else TARGETS:
+    for name in named or (("x86-64-v3", "x86-64-v4") if brief else TARGETS):
         text = "\n".join(describe(kernel, with_loops=not brief) for kernel in scheduled(program, TARGETS[name]))
         same = next((other for other, known in sections.items() if known == text), None)
         sections[name] = text if same is None else f"# as on {same}\n"
