@@ -59,7 +59,7 @@ class TensorVar(Located):
 
 @dataclass(frozen=True, eq=False)
 class TensorConst(Located):
-    """A literal tensor. `value` (C-contiguous; read-only by convention, possibly memory-mapped) has the type's dtype and shape."""
+    """A literal tensor. `value` (read-only by convention, possibly memory-mapped, its axes in any order) has the type's dtype and shape."""
 
     value: np.ndarray
     name: str = ""

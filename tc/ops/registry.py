@@ -67,6 +67,7 @@ class OpDef:
     defaults: attributes and their default values; every attribute of the operator is listed. REQUIRED marks one without default.
     cheap: recomputing the result in each consumer costs less than storing it (constants, index arithmetic).
     view: the one result is the memory of the first operand under another shape (reshape, squeeze, flatten).
+    turned(array, attrs): the one result as a view of the first operand, whose axes are in another order.
     part(types, attrs): where in the memory of the first operand the one result begins, in elements, if it is there as it is.
     joins(types, attrs): whether the one result is the memory of the operands, one after the other.
     blocked(types, attrs, block): the layout rule: how the operator runs on tensors [n, c, *space] whose channels are cut into
@@ -85,6 +86,7 @@ class OpDef:
     defaults: dict[str, AttrValue] = field(default_factory=dict)
     cheap: bool = False
     view: bool = False
+    turned: Callable[[np.ndarray, Attrs], np.ndarray] | None = None
     part: Callable[[Sequence[TensorType | None], Attrs], Expr | None] | None = None
     joins: Callable[[Sequence[TensorType | None], Attrs], bool] | None = None
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None

@@ -81,6 +81,7 @@ register(
         lambda arrays, attrs: turned(np.transpose(arrays[0], _perm(attrs, arrays[0].ndim))),  # type: ignore[union-attr, arg-type]
         _compute_transpose,
         {"perm": None},
+        turned=lambda array, attrs: np.transpose(array, _perm(attrs, array.ndim)),
         samples=lambda rng: iter(
             [
                 ([_f32(rng, 2, 3, 4)], {"perm": (2, 0, 1)}),

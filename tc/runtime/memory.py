@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tc.ops.arrays import contiguous
 from tc.runtime.available import check_fits
 
 ALIGNMENT = 64
@@ -86,7 +87,7 @@ def place_constants(values: Sequence[np.ndarray]) -> list[np.ndarray]:
     Small ones are copied only if need be. So are those of LEAST_OWN_BYTES that nobody changes and that begin where they must: numpy asks
     for huge pages as well.
     """
-    values = [np.ascontiguousarray(value).reshape(value.shape) for value in values]
+    values = [contiguous(value) for value in values]
     sizes = [0 if _may_stay(value) else -(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
     if sum(sizes) < _HUGE_PAGE:
         return [_aligned(value) for value in values]

@@ -21,6 +21,7 @@ from tc.ir.graph import (
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ir.types import TensorType
+from tc.ops.arrays import LARGE_BYTES
 from tc.ops.build import full_attrs
 from tc.ops.folding import FoldBudget
 from tc.ops.registry import get_op, inference
@@ -95,8 +96,11 @@ def _evaluate(binding: Binding, budget: FoldBudget, func: Function) -> list[Tens
     if attrs is None or not all(isinstance(type_, TensorType) for type_ in types):
         return None
     arrays = [arg.value if isinstance(arg, TensorConst) else None for arg in call.args]
+    op, first = get_op(call.op), arrays[0] if arrays else None
+    if op.turned is not None and first is not None and first.nbytes >= LARGE_BYTES:  # whoever needs it in order packs it anyway
+        return [TensorConst(op.turned(first, attrs), binding.targets[0].name, span=binding.span)]
     with inference(Facts.of(func.facts)):
-        results = budget.evaluate(get_op(call.op), arrays, attrs, types)  # type: ignore[arg-type]
+        results = budget.evaluate(op, arrays, attrs, types)  # type: ignore[arg-type]
     if results is None:
         return None
     return [
