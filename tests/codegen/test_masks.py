@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tc import te
+from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.interp.loops import run_prim_func
+from tc.ir.dtype import DType, bool_, i16, i32, i64, u8
+from tc.ir.expr import cast
 from tc.ir.loop import Alloc, PrimFunc
 from tc.ir.node import walk
 from tc.ir.parser import parse_module
+from tc.schedule.step import Schedule
 from tests.ops.kernels import run
 
 TILE = """
@@ -81,3 +86,24 @@ def test_lanes_that_are_read_later_keep_what_they_hold(guards: dict[str, str]) -
     assert not spare_lanes(func)
     assert "select" in emit_prim_func(func).ir_text
     assert_runs(func)
+
+
+NARROWER = [(wide, narrow) for wide in (i64, i32, i16) for narrow in (i32, i16, u8, bool_) if narrow.bits < wide.bits]
+
+
+@pytest.mark.parametrize(("wide", "narrow"), NARROWER, ids=str)
+@pytest.mark.parametrize("rest", [1, 2, 15])
+def test_a_tail_of_few_lanes_writes_nothing_behind_it(wide: DType, narrow: DType, rest: int) -> None:
+    """LLVM 22 stores the wide number where it knows that one lane of a narrow vector is stored."""
+    rows, columns = 6, 32 + rest
+    x = te.placeholder((rows, columns), wide, "x")
+    schedule = Schedule(te.create_prim_func("narrow", [x], [te.compute((rows, columns), lambda i, j: cast(x[i, j], narrow), "y")]))
+    outer, lanes = schedule.split("j", 16)
+    schedule.reorder(outer, "i", lanes)  # the tails come after the rows that they could spoil
+    schedule.vectorize(lanes)
+    schedule.unroll(outer)
+    numbers = np.random.default_rng(rest).integers(0, 100, (rows, columns)).astype(wide.numpy)
+
+    (result,) = run(finish_loops(schedule.func), [numbers])
+
+    np.testing.assert_array_equal(result, numbers.astype(narrow.numpy))

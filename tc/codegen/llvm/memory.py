@@ -50,6 +50,7 @@ class State:
     loaded: dict[str, Value] = field(default_factory=dict)  # what memory holds here, register tiles apart, by the text of the load
     tiles: dict[Buffer, dict[int, Value]] = field(default_factory=dict)  # the same of register tiles, by place
     stores: int = 0  # how many so far
+    all_ones: str = ""  # the name of a number that has all bits set, which LLVM does not know
 
 
 class MemoryEmitter:
@@ -477,6 +478,8 @@ class MemoryEmitter:
             name = f"llvm.masked.store.v{lanes}{_short(element)}.p0"
             self.module.declare(name, "void", [value.type, "ptr", f"<{lanes} x i1>"])
             mask = self.b.splat(self.mask, lanes)
+            if not buffer.dtype.is_float and buffer.dtype.bits < 64:
+                mask = self._hidden(mask)
             self.b.emit_void(f"call void @{name}({value}, ptr align {align} {pointer.text}, {mask})")
             return
         self._stored(buffer, uniform, known, None)
@@ -485,6 +488,22 @@ class MemoryEmitter:
         name = f"llvm.masked.scatter.v{lanes}{_short(element)}.v{lanes}p0"
         self.module.declare(name, "void", [value.type, f"<{lanes} x ptr>", f"<{lanes} x i1>"])
         self.b.emit_void(f"call void @{name}({value}, <{lanes} x ptr> align {align} {pointers.text}, {mask})")
+
+    def _hidden(self, mask: Value) -> Value:
+        """The mask, so that LLVM does not know its lanes.
+
+        Where LLVM 22 knows that one lane alone is stored, of integers that are wider in registers than in memory, it stores the wide
+        number: up to seven bytes that belong to others.
+        """
+        state = self.state
+        if not state.all_ones:
+            state.all_ones = self.b.name("ones")
+            self.b.entry.append(f'  {state.all_ones} = call i64 asm "", "=r,0"(i64 -1)')
+        ones = Value(state.all_ones, "i64")
+        if mask.lanes < 64:
+            ones = self.b.emit(f"trunc {ones} to i{mask.lanes}", f"i{mask.lanes}")
+        lanes = self.b.emit(f"bitcast {ones} to <{mask.lanes} x i1>", "i1", mask.lanes)
+        return self.b.binary("and", mask, lanes)
 
     def store_scalar(self, stmt: Store, value: Value) -> None:
         """Store a number that has been computed, outside vectorized loops."""
