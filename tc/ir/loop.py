@@ -18,6 +18,7 @@ from tc.ir.node import Located, Node
 from tc.ir.types import DimFact
 
 TRUE = Const(True, bool_)
+FALSE = Const(False, bool_)
 
 AnnotationValue = Union[int, float, str, bool, tuple[int, ...]]
 Annotations = tuple[tuple[str, AnnotationValue], ...]

@@ -21,7 +21,9 @@ from tc.schedule.tree import (
     find_block,
     find_loop,
     fresh_names,
+    guarded_read,
     in_scope_at,
+    is_uneven,
     loop_var,
     place_of,
     reads_at,
@@ -186,6 +188,8 @@ def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers:
     for producer in producers:
         if not buffers_written(producer.block) & read:
             continue
+        if is_uneven(func, producer.block):
+            raise ScheduleError(f"reverse_compute_at: block {producer.block.name} may make a part of what block {name} reads only")
         kinds = axis_loops(producer)
         for outer in (*target.loops, target.loop):
             if kinds.get(outer.var, AxisKind.SPATIAL) is not AxisKind.SPATIAL:
@@ -365,7 +369,7 @@ def _nest_over(
         extent = substitute(axis.extent, moved)
         _check_means_the_same(extent, target, scope, f"{what}: the extent of axis {axis.var.name} of block {block.name}")
         part = region.get(axis.var) if axis.kind is AxisKind.SPATIAL else None
-        part = part or whole(extent)
+        part = part or whole(guarded_read(extent, where, const(0)))
         _check_means_the_same(part.extent, target, scope, f"{what}: the part of axis {axis.var.name} of block {block.name}")
         var = loop_var(name)
         loops.append((var, part.extent))

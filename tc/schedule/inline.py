@@ -8,7 +8,16 @@ from tc.ir.expr import Buffer, Load, Var, equal
 from tc.ir.loop import TRUE, AxisKind, Block, PrimFunc, Store
 from tc.ir.node import Node, binders, replace, substitute, transform, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
-from tc.schedule.tree import Place, block_places, facts_at, find_block, replace_stmt, without_alloc, writers_of
+from tc.schedule.tree import (
+    Place,
+    block_places,
+    facts_at,
+    find_block,
+    is_uneven,
+    replace_stmt,
+    without_alloc,
+    writers_of,
+)
 
 
 def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
@@ -96,6 +105,8 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     reduces = producer.init is not None or any(axis.kind is not AxisKind.SPATIAL for axis in producer.axes)
     if not isinstance(producer.body, Store) or reduces or producer.body.buffer in buffers_read(producer):
         raise ScheduleError(f"reverse_compute_inline: the producer {producer.name} is a reduction")
+    if is_uneven(func, producer):
+        raise ScheduleError(f"reverse_compute_inline: the producer {producer.name} may make a part of {producer.body.buffer.name} only")
     source = producer.body
     loads = {n for n in walk(store.value) if isinstance(n, Load) and n.buffer is source.buffer}
     if len(loads) != 1:

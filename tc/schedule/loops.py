@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import Const, Expr, Var, ceildiv, const, equal, logical_and, minimum, mul
+from tc.ir.expr import CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.loop import AxisKind, Block, For, If, LoopKind, PrimFunc, Stmt, Store, annotation
+from tc.ir.loop import FALSE, Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.tree import (
@@ -21,8 +21,8 @@ from tc.schedule.tree import (
     find_block,
     find_loop,
     fresh_names,
+    guarded_read,
     loop_var,
-    map_blocks,
     replace_stmt,
     statements,
     statements_from,
@@ -47,6 +47,10 @@ def split(func: PrimFunc, loop: str, factors: Sequence[Factor], names: Sequence[
     stmt = place.loop
     _check_split(stmt, factors, names)
     check_extent_stays("split", stmt)
+    deciding = variables(stmt.extent) & {each.var for each in place.loops}
+    if deciding and factors[0] is not None:  # else the open factor is part of the index, and depends on these loops
+        outer = min(var.name for var in deciding)
+        raise ScheduleError(f"split: loop {outer} decides the extent of loop {loop}; leave its first factor open")
     facts = facts_at(func, place)
     extents = _split_extents(stmt, factors, facts)
     fresh = [loop_var(name) for name in fresh_names(func, names)]
@@ -95,12 +99,28 @@ def _split_extents(loop: For, factors: Sequence[Factor], facts: Facts) -> list[E
     return [rest if factor is None else const(factor) for factor in factors]
 
 
-def _guarded(body: Stmt, condition: Expr) -> Stmt:
-    return map_blocks(
-        body,
-        lambda block: replace(block, where=logical_and(block.where, condition)),
-        lambda stmt: If(condition, stmt),
-    )
+def _guarded(stmt: Stmt, condition: Expr) -> Stmt:
+    """A statement that does nothing where a condition does not hold, and reads nothing there that it would depend on."""
+    match stmt:
+        case Block(where=where):
+            return replace(stmt, where=logical_and(*(_guarded_condition(part, condition) for part in conjuncts(where)), condition))
+        case Seq(stmts=stmts):
+            return replace(stmt, stmts=tuple(_guarded(inner, condition) for inner in stmts))
+        case For(extent=extent, body=body):
+            return replace(stmt, extent=guarded_read(extent, condition, const(0)), body=_guarded(body, condition))
+        case Let(value=value, body=body):
+            return replace(stmt, value=guarded_read(value, condition, const(0, value.dtype)), body=_guarded(body, condition))
+        case Alloc(body=body):
+            return replace(stmt, body=_guarded(body, condition))
+    return If(condition, stmt)
+
+
+def _guarded_condition(part: Expr, condition: Expr) -> Expr:
+    """A part of a condition that is evaluated also where another condition does not hold. Comparisons stay comparisons."""
+    if isinstance(part, CompareExpr):
+        sides = (guarded_read(side, condition, const(0, side.dtype)) for side in (part.lhs, part.rhs))
+        return type(part)(*sides)
+    return guarded_read(part, condition, FALSE)
 
 
 def split_overlapped(func: PrimFunc, loop: str, factor: int, names: Sequence[str]) -> PrimFunc:
@@ -159,6 +179,9 @@ def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
         raise ScheduleError(f"fuse: loop {inner} is not directly inside loop {outer}")
     if first.var in variables(second.extent):
         raise ScheduleError(f"fuse: the extent of loop {inner} depends on loop {outer}")
+    deciding = variables(second.extent) & {loop.var for loop in place.loops}
+    if deciding:  # the quotient and the remainder would depend on it, whatever axis they drive
+        raise ScheduleError(f"fuse: the extent of loop {inner} depends on loop {min(var.name for var in deciding)}")
     if first.kind is not second.kind or first.kind in (LoopKind.VECTORIZED, LoopKind.BOUND):
         kinds = f"{first.kind.name.lower()} and {second.kind.name.lower()}"
         raise ScheduleError(f"fuse: loops {outer} and {inner} are {kinds}; fuse them before that")

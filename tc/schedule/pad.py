@@ -76,6 +76,9 @@ def _einsum(func: PrimFunc, place: Place, padded: set[Var]) -> tuple[list[Load],
     store = block.body
     driven = [axis.value for axis in block.axes if not isinstance(axis.value, Const)]  # an axis of extent 1 may have no loop
     plain = all(isinstance(value, Var) for value in driven) and block.where is TRUE
+    uneven = any(variables(axis.extent) & {loop.var for loop in place.loops} for axis in block.axes)
+    if uneven:
+        raise ScheduleError(f"pad_einsum: the axes of block {block.name} are not of one extent each")
     if not plain or own_root(place).loops != () or len(own_root(place).path) + len(driven) != len(place.path):
         raise ScheduleError(f"pad_einsum: block {block.name} has been scheduled already")
     match store:

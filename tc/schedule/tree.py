@@ -10,10 +10,10 @@ from itertools import chain
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Var, logical_not
+from tc.ir.expr import Buffer, Expr, Var, logical_not, select
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, cached_by_identity, cached_on_node, children, replace, substitute
-from tc.ir.uses import buffers_read, buffers_written, own_reads, variables
+from tc.ir.uses import buffers_read, buffers_written, own_reads, reads_memory, variables
 
 
 @dataclass(eq=False, slots=True)
@@ -349,6 +349,20 @@ def check_extent_stays(what: str, *loops: For) -> None:
         if changed:
             name = min(buffer.name for buffer in changed)
             raise ScheduleError(f"{what}: loop {loop.var.name} writes {name}, from which its extent {loop.extent} is read")
+
+
+def is_uneven(func: PrimFunc, block: Block) -> bool:
+    """Whether data or other loops decide how far a spatial axis of a block goes: it may make a part of a buffer only."""
+    extents = [axis.extent for axis in block.axes if axis.kind is AxisKind.SPATIAL]
+    return any(reads_memory(extent) or not variables(extent) <= set(func.dims) for extent in extents)
+
+
+def guarded_read(expr: Expr, condition: Expr, other: Expr) -> Expr:
+    """An expression that is read from memory at places which a condition keeps in range: `other` where it does not hold.
+
+    Any other expression is itself: what stands under the condition makes it harmless.
+    """
+    return select(condition, expr, other) if reads_memory(expr) and variables(expr) & variables(condition) else expr
 
 
 def axis_loops(place: Place) -> dict[Var, AxisKind]:

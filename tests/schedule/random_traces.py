@@ -6,19 +6,21 @@ schedules that people write: tiles, fused stages, packed operands, partial resul
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tc.errors import ScheduleError
-from tc.ir.dtype import f32, i64
-from tc.ir.expr import Buffer, Var, call, const, logical_and, maximum, select
-from tc.ir.loop import Alloc, For, PrimFunc
-from tc.ir.uses import buffers_read
+from tc.ir.dtype import f16, f32, i8, i32, i64, u8
+from tc.ir.expr import Buffer, Const, Var, call, cast, const, logical_and, maximum, minimum, select
+from tc.ir.loop import Alloc, AxisKind, For, PrimFunc
+from tc.ir.uses import buffers_read, buffers_written
 from tc.schedule.step import Schedule
-from tc.schedule.tree import block_places, statements
+from tc.schedule.tree import Place, block_places, statements
 from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
+from tests.schedule.uneven import TEXTS, uneven_problem
 
 Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]
 
@@ -155,9 +157,80 @@ def chain(rng: np.random.Generator) -> Problem:
     return create_prim_func("chain", [q, k, v], [y]), arrays, ()
 
 
+def _one_of(*names: str) -> Callable[[np.random.Generator], Problem]:
+    """One of the programs whose loops are as long as data says; rows are of any length, but no reduction is of nothing."""
+    return lambda rng: uneven_problem(names[int(rng.integers(len(names)))], rng, most=9, least=1)
+
+
+def gathered_rows(rng: np.random.Generator) -> Problem:
+    """C[i, j] = sum A[idx[i], k] * B[k, j], and an activation; the number of rows may be symbolic."""
+    m, n, k, vocabulary = (int(v) for v in rng.integers(1, 10, 4))
+    rows = Var("m") if rng.random() < 0.5 else const(m)
+    a, b, ids = placeholder((vocabulary, k), f32, "A"), placeholder((k, n), f32, "B"), placeholder((rows,), i64, "ids")
+    c = reduce("sum", (rows, n), (k,), lambda i, j, r: a[ids[i], r] * b[r, j], "mm")
+    d = compute((rows, n), lambda i, j: maximum(c[i, j], 0.0), "act")
+    dims = (rows,) if isinstance(rows, Var) else ()
+    arrays = [integers(rng, vocabulary, k), integers(rng, k, n), rng.integers(0, vocabulary, m)]
+    return create_prim_func("gathered_rows", [a, b, ids], [d], dims), arrays, (m,) if dims else ()
+
+
+def gathered_depth(rng: np.random.Generator) -> Problem:
+    """C[i, j] = sum A[i, idx[k]] * B[k, j] * s[k]: columns of one operand, chosen by data, and a scale of the other."""
+    m, n, k, width = (int(v) for v in rng.integers(1, 10, 4))
+    a, b = placeholder((m, width), f32, "A"), placeholder((k, n), f32, "B")
+    ids, scale = placeholder((k,), i64, "ids"), placeholder((k,), f32, "s")
+    scaled = compute((k, n), lambda r, j: b[r, j] * scale[r], "scaled")
+    c = reduce("sum", (m, n), (k,), lambda i, j, r: a[i, ids[r]] * scaled[r, j], "mm")
+    d = compute((m, n), lambda i, j: c[i, j] + 1.0, "shift")
+    arrays = [integers(rng, m, width), integers(rng, k, n), rng.integers(0, width, k), integers(rng, k)]
+    return create_prim_func("gathered_depth", [a, b, ids, scale], [d]), arrays, ()
+
+
+def int8(rng: np.random.Generator) -> Problem:
+    """Bytes of both kinds are multiplied and summed in 32 bits, scaled in floats, and stored as bytes."""
+    m, n, k = (int(v) for v in rng.integers(1, 14, 3))
+    a, b, scale = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B"), placeholder((n,), f32, "s")
+    c = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
+    d = compute((m, n), lambda i, j: cast(c[i, j], f32) * scale[j], "dequantize")
+    e = compute((m, n), lambda i, j: cast(minimum(maximum(call("round", d[i, j]), -128.0), 127.0), i8), "quantize")
+    arrays = [rng.integers(0, 256, (m, k)).astype(np.uint8), rng.integers(-128, 128, (k, n)).astype(np.int8), integers(rng, n) / 8]
+    return create_prim_func("int8", [a, b, scale], [e]), arrays, ()
+
+
+def half(rng: np.random.Generator) -> Problem:
+    """Halves: a product summed in f32, a bias, and a chain that stays in halves."""
+    m, n, k = (int(v) for v in rng.integers(1, 14, 3))
+    a, b, bias = placeholder((m, k), f16, "A"), placeholder((k, n), f16, "B"), placeholder((n,), f16, "bias")
+    c = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), "mm")
+    d = compute((m, n), lambda i, j: cast(c[i, j], f16) + bias[j], "biased")
+    e = compute((m, n), lambda i, j: maximum(d[i, j], const(0.0, f16)) * const(0.5, f16), "act")
+    arrays = [integers(rng, *shape).astype(np.float16) for shape in ((m, k), (k, n), (n,))]
+    return create_prim_func("half", [a, b, bias], [e]), arrays, ()
+
+
+def weights_as_inputs(rng: np.random.Generator) -> Problem:
+    """A convolution in groups, whose weights are scaled by channel before, as a normalisation that is folded at run time."""
+    groups, each, o, taps = (int(v) for v in rng.integers(1, 4, 4))
+    width = int(rng.integers(taps, taps + 6))
+    x, w = placeholder((groups, each, width), f32, "X"), placeholder((groups, o, each, taps), f32, "W")
+    scale, shift = placeholder((groups, o), f32, "scale"), placeholder((groups, o), f32, "shift")
+    scaled = compute((groups, o, each, taps), lambda g, c, e, t: w[g, c, e, t] * scale[g, c], "scaled")
+    shape = (groups, o, width - taps + 1)
+    y = reduce("sum", shape, (each, taps), lambda g, c, i, e, t: x[g, e, i + t] * scaled[g, c, e, t], "conv")
+    z = compute(shape, lambda g, c, i: maximum(y[g, c, i] + shift[g, c], 0.0), "relu")
+    arrays = [integers(rng, groups, each, width), integers(rng, groups, o, each, taps), integers(rng, groups, o), integers(rng, groups, o)]
+    return create_prim_func("weights_as_inputs", [x, w, scale, shift], [z]), arrays, ()
+
+
 CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
-    rule.__name__: rule
-    for rule in (matmul, conv2d, depthwise, softmax, layer_norm, argmax, elementwise, movement, gather, chain)
+    **{
+        rule.__name__: rule
+        for rule in (matmul, conv2d, depthwise, softmax, layer_norm, argmax, elementwise, movement, gather, chain)
+    },
+    "ragged": _one_of("ragged_mean", "ragged_softmax", "ragged_scale", *["ragged_chain", "ragged_product_chain"] * 2),
+    "csr": _one_of("csr_vector", "csr_matrix", *["csr_chain"] * 6),
+    "paged": _one_of(*["paged_chain", "paged_sum_chain"]),
+    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, half, weights_as_inputs)},
 }
 
 
@@ -168,10 +241,12 @@ def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @dataclass
 class Proposer:
-    """Proposes random steps for a schedule."""
+    """Proposes random steps for a schedule. One that is aimed mostly takes blocks of the kind that a step is for: where loops are of
+    different lengths and stages are few, others are hardly ever legal."""
 
     schedule: Schedule
     rng: np.random.Generator
+    is_aimed: bool = False
 
     def propose(self) -> None:
         """One random step; ScheduleError when it is refused."""
@@ -188,7 +263,7 @@ class Proposer:
             (self.rfactor, 3),
             (self.cache, 3),
             (self.layout, 1),
-            (self.pad, 1),
+            (self.pad, 0.1 if self.is_aimed else 1),
             (self.blockize, 0.3),
         )
         weights = np.array([weight for _, weight in moves])
@@ -206,6 +281,24 @@ class Proposer:
     def block(self) -> str:
         return self.one([place.block.name for place in block_places(self.schedule.func)])  # type: ignore[return-value]
 
+    def stage(self, is_meant: Callable[[Place], bool]) -> str:
+        """Mostly a block of a kind, where there is one."""
+        names = [place.block.name for place in block_places(self.schedule.func) if is_meant(place)]
+        if not self.is_aimed:
+            return self.block()
+        return self.one(names) if names and self.rng.random() < 0.9 else self.block()  # type: ignore[return-value]
+
+    def reduction(self) -> str:
+        return self.stage(lambda place: place.block.init is not None)
+
+    def loop_apart(self, block: str) -> str:
+        """Mostly a loop that is not around a block, where there is one."""
+        if not self.is_aimed:
+            return self.loop()
+        names = [p.loop.var.name for p in statements(self.schedule.func.body) if isinstance(p.stmt, For)]
+        apart = [name for name in names if name not in self.schedule.loops_of(block)]
+        return self.one(apart if apart and self.rng.random() < 0.9 else names)  # type: ignore[return-value]
+
     def split(self) -> None:
         factors = self.one([2, 3, 4, 5, 8, (None, 2, 3), (2, None), (4, None, 2), (None, 16)])
         self.schedule.split(self.loop(), factors)  # type: ignore[arg-type]
@@ -222,8 +315,10 @@ class Proposer:
         self.schedule.reorder(*map(str, self.rng.permutation(loops[start : start + count])))
 
     def mark(self) -> None:
-        kind = self.one(["parallel", "vectorize", "unroll", "loop_partition"])
-        getattr(self.schedule, str(kind))(self.loop())
+        kind, loop = self.one(["parallel", "vectorize", "unroll", "loop_partition"]), self.loop()
+        if self.is_aimed and not isinstance(self.schedule.extent_of(loop), Const):
+            kind = self.one(["parallel", "loop_partition"])
+        getattr(self.schedule, str(kind))(loop)
 
     def inline(self) -> None:
         self.schedule.compute_inline(self.block())
@@ -232,17 +327,19 @@ class Proposer:
         self.schedule.reverse_compute_inline(self.block())
 
     def move(self) -> None:
-        self.schedule.compute_at(self.block(), self.loop())
+        block = self.stage(lambda place: not buffers_written(place.block) & set(self.schedule.func.buffers))
+        self.schedule.compute_at(block, self.loop_apart(block))
 
     def reverse_move(self) -> None:
-        self.schedule.reverse_compute_at(self.block(), self.loop())
+        block = self.stage(lambda place: all(axis.kind is AxisKind.SPATIAL for axis in place.block.axes))
+        self.schedule.reverse_compute_at(block, self.loop_apart(block))
 
     def decompose(self) -> None:
-        block = self.block()
+        block = self.reduction()
         self.schedule.decompose_reduction(block, self.one(list(self.schedule.loops_of(block))))  # type: ignore[arg-type]
 
     def rfactor(self) -> None:
-        block = self.block()
+        block = self.reduction()
         loops = list(self.schedule.loops_of(block))
         self.schedule.rfactor(block, self.one(loops[-2:]))  # type: ignore[arg-type]
 
@@ -284,13 +381,36 @@ class Proposer:
         self.schedule.blockize(self.loop())
 
 
-def random_schedule(func: PrimFunc, rng: np.random.Generator, proposals: int = 40) -> Schedule:
+def random_schedule(
+    func: PrimFunc, rng: np.random.Generator, proposals: int = 40, after_step: Callable[[PrimFunc], None] = lambda func: None
+) -> Schedule:
     """A random legal schedule: what is left of some proposals when the illegal ones are refused."""
     schedule = Schedule(func)
-    proposer = Proposer(schedule, rng)
+    proposer = Proposer(schedule, rng, func.name in TEXTS)
     for _ in range(int(rng.integers(proposals // 4, proposals + 1))):
         try:
             proposer.propose()
         except ScheduleError:
             continue
+        after_step(schedule.func)
     return schedule
+
+
+def acceptance(name: str, seeds: range) -> tuple[int, int]:
+    """How many steps were drawn for problems of a class, and how many of these were legal."""
+    drawn = 0
+    accepted = 0
+    for seed in seeds:
+        rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
+        func = CLASSES[name](rng)[0]
+        schedule = Schedule(func)
+        proposer = Proposer(schedule, rng, func.name in TEXTS)
+        count = int(rng.integers(10, 41))
+        drawn += count
+        for _ in range(count):
+            try:
+                proposer.propose()
+                accepted += 1
+            except ScheduleError:
+                continue
+    return drawn, accepted

@@ -9,6 +9,7 @@ import pytest
 
 from tc.interp import run_prim_func
 from tc.ir.structural import first_difference
+from tc.ir.verify import verify
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.partition_loops import partition_loops
@@ -16,7 +17,7 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import finish_loops
 from tc.schedule.step import Trace
 from tests.ops.kernels import run
-from tests.schedule.random_traces import CLASSES, random_schedule
+from tests.schedule.random_traces import CLASSES, acceptance, random_schedule
 
 
 def check_seed(name: str, seed: int) -> None:
@@ -25,7 +26,7 @@ def check_seed(name: str, seed: int) -> None:
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     func, arrays, dims = CLASSES[name](rng)
     expected = run_prim_func(func, arrays, dims)
-    schedule = random_schedule(func, rng)
+    schedule = random_schedule(func, rng, after_step=verify)
 
     scheduled = run_prim_func(schedule.func, arrays, dims)
     lowered = partition_loops(compact_buffers(simplify_loops(lower_blocks(schedule.func))))
@@ -43,8 +44,12 @@ def check_compiled(name: str, seed: int) -> None:
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     func, arrays, dims = CLASSES[name](rng)
     schedule = random_schedule(func, rng)
-    results = run(finish_loops(schedule.func), arrays, dims)
-    for want, got in zip(run_prim_func(func, arrays, dims), results):
+    finished = finish_loops(schedule.func)
+    verify(finished)
+    results = run(finished, arrays, dims)
+    expected = run_prim_func(func, arrays, dims)
+    assert len(results) >= len(expected)  # and workspaces
+    for want, got in zip(expected, results[: len(expected)], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=str(schedule.trace))
 
 
@@ -72,3 +77,18 @@ def test_random_schedules_compile(name: str) -> None:
 def test_many_random_schedules_compile(name: str) -> None:
     for seed in range(20, 220):
         check_compiled(name, seed)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_half_of_the_drawn_steps_are_accepted(name: str) -> None:
+    drawn, accepted = acceptance(name, range(20))
+
+    assert 2 * accepted >= drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_half_of_many_drawn_steps_are_accepted(name: str) -> None:
+    drawn, accepted = acceptance(name, range(200))
+
+    assert 2 * accepted >= drawn

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from tc.codegen.kernels import finish_loops
+from tc.codegen.llvm.emitter import emit_prim_func
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
+from tc.ir.expr import Var
 from tc.ir.loop import For, LoopKind
 from tc.ir.node import walk
 from tc.ir.parser import parse_prim_func
@@ -16,6 +20,7 @@ from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule
 from tc.target import Target, native_target
 from tests.ops.kernels import run
+from tests.schedule.programs import chain
 from tests.schedule.uneven import CSR_VECTOR, RAGGED_MEAN, TEXTS, expected, uneven_problem
 
 
@@ -143,3 +148,79 @@ def test_indices_in_memory_are_not_neighbours() -> None:
     scheduled = apply_rules(parse_prim_func(CSR_VECTOR), Target.parse("x86-64-v4"))
 
     assert scheduled.rule == "row reduction"
+
+
+def test_lengths_are_read_only_of_rows_that_are_there() -> None:
+    """The rows were rounded up to tiles, the condition stood at the block: the loop around it read its extent behind the last row."""
+    func, arrays, dims = uneven_problem("ragged_chain", np.random.default_rng(4))
+    s = Schedule(func)
+    s.split("i_1", 8)
+    s.split("j_1", 3)
+
+    assert any(str(node.extent).startswith("(select(") for node in walk(s.func) if isinstance(node, For))
+    run_prim_func(s.func, arrays, dims)  # an index out of range is an error here
+    (found, *_) = run(finish_loops(s.func), arrays, dims)
+    lengths = arrays[1]
+    np.testing.assert_array_equal(found[lengths > 0], expected("ragged_chain", arrays)[lengths > 0])
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda s: s.split("j_1", (4, None, 2)), "split: loop i_1 decides the extent of loop j_1; leave its first factor open"),
+        (lambda s: s.fuse("i_1", "j_1"), "fuse: the extent of loop j_1 depends on loop i_1"),
+        (lambda s: s.pad_einsum("s", (4, 4)), "pad_einsum: the axes of block s are not of one extent each"),
+    ],
+)
+def test_steps_that_rows_of_different_lengths_refuse(step: Callable[[Schedule], object], message: str) -> None:
+    s = Schedule(parse_prim_func(TEXTS["ragged_chain"]))
+
+    with pytest.raises(ScheduleError, match=message):
+        step(s)
+
+
+def test_a_part_of_a_buffer_does_not_take_its_readers_along() -> None:
+    """Rows of scores are as long as data says, the result is whole: what was read behind their ends stayed unwritten."""
+    s = Schedule(parse_prim_func(TEXTS["paged_chain"]))
+
+    with pytest.raises(ScheduleError, match="reverse_compute_at: block s may make a part of what block y reads only"):
+        s.reverse_compute_at("y", "t")
+
+
+def test_the_second_part_of_a_condition_reads_nothing_where_the_first_does_not_hold() -> None:
+    """Both parts were evaluated: a length behind the last one was read."""
+    text = """
+@loops
+def conditional(L: i64[n], Y: f32[m], n: i64, m: i64):
+    for i in range(m):
+        Y[i] = 0.0
+        if i < n and L[i] < 3:
+            Y[i] = 1.0
+"""
+    func = parse_prim_func(text)
+    source = emit_prim_func(func).ir_text
+    before_branch = source.partition("br i1 %")[2].partition("br i1 %")[0]
+
+    assert "load i64" not in before_branch
+    (found,) = run(func, [np.array([1, 5, 2], np.int64)], (3, 7))
+    np.testing.assert_array_equal(found, [1, 0, 1, 0, 0, 0, 0])
+
+
+def test_vectorized_loops_are_not_cut_in_two() -> None:
+    """Marked before it was vectorized, a loop got an extent that is not constant."""
+    s = Schedule(chain(Var("n")))
+    _, inner = s.split("i", 4)
+    s.loop_partition(inner)
+    s.vectorize(inner)
+
+    verify(finish_loops(s.func))
+
+
+def test_a_check_stays_where_the_one_that_it_needs_stays() -> None:
+    """It left the loop alone, and spoke of an index that was not there."""
+    s = Schedule(parse_prim_func(TEXTS["csr_chain"]))
+    *_, last = s.split("i", (None, 2, 3))
+    s.split(last, (None, 5))
+    s.reorder("j_1", "c_1")
+
+    verify(finish_loops(s.func))

@@ -143,6 +143,119 @@ def paged_sum(W: f32[n, q * 8], C: f32[p, 8, d], T: i64[n, q], L: i64[n], Y: f32
                     Y[vi, vc] = Y[vi, vc] + W[vi, vt] * C[T[vi, vt // 8], vt % 8, vc]
 """
 
+RAGGED_CHAIN = """
+@loops
+def ragged_chain(X: f32[n, m], L: i64[n], Y: f32[n], n: i64, m: i64):
+    with alloc(f32[n, m], scope='global') as A:
+        with alloc(f32[n], scope='global') as S:
+            for i in range(n):
+                for j in range(m):
+                    with block('a', vi=spatial(n, i), vj=spatial(m, j)):
+                        A[vi, vj] = X[vi, vj] + 1.0
+            for i in range(n):
+                for j in range(L[i]):
+                    with block('s', vi=spatial(n, i), vj=reduction(L[i], j)):
+                        annotate(monoid='sum')
+                        with init():
+                            S[vi] = 0.0
+                        S[vi] = S[vi] + A[vi, vj]
+            for i in range(n):
+                with block('y', vi=spatial(n, i)):
+                    Y[vi] = max(S[vi], 0.0)
+"""
+
+RAGGED_PRODUCT_CHAIN = """
+@loops
+def ragged_product_chain(X: f32[n, m], B: f32[m, 24], L: i64[n], Y: f32[n, 24], n: i64, m: i64):
+    with alloc(f32[m, 24], scope='global') as A:
+        with alloc(f32[n, 24], scope='global') as S:
+            for j in range(m):
+                for c in range(24):
+                    with block('a', vj=spatial(m, j), vc=spatial(24, c)):
+                        A[vj, vc] = B[vj, vc] + 1.0
+            for i in range(n):
+                for c in range(24):
+                    for j in range(L[i]):
+                        with block('s', vi=spatial(n, i), vc=spatial(24, c), vj=reduction(L[i], j)):
+                            annotate(monoid='sum')
+                            with init():
+                                S[vi, vc] = 0.0
+                            S[vi, vc] = S[vi, vc] + X[vi, vj] * A[vj, vc]
+            for i in range(n):
+                for c in range(24):
+                    with block('y', vi=spatial(n, i), vc=spatial(24, c)):
+                        Y[vi, vc] = max(S[vi, vc], 0.0)
+"""
+
+CSR_CHAIN = """
+@loops
+def csr_chain(V: f32[z], K: i64[z], P: i64[n + 1], X: f32[m, d], Y: f32[n, d], n: i64, m: i64, z: i64, d: i64):
+    with alloc(f32[m, d], scope='global') as A:
+        with alloc(f32[n, d], scope='global') as S:
+            for j in range(m):
+                for c in range(d):
+                    with block('a', vj=spatial(m, j), vc=spatial(d, c)):
+                        A[vj, vc] = X[vj, vc] + 1.0
+            for i in range(n):
+                for c in range(d):
+                    for j in range(P[i + 1] - P[i]):
+                        with block('s', vi=spatial(n, i), vc=spatial(d, c), vj=reduction(P[i + 1] - P[i], j)):
+                            annotate(monoid='sum')
+                            with init():
+                                S[vi, vc] = 0.0
+                            S[vi, vc] = S[vi, vc] + V[P[vi] + vj] * A[K[P[vi] + vj], vc]
+            for i in range(n):
+                for c in range(d):
+                    with block('y', vi=spatial(n, i), vc=spatial(d, c)):
+                        Y[vi, vc] = max(S[vi, vc], 0.0)
+"""
+
+PAGED_CHAIN = """
+@loops
+def paged_chain(Q: f32[n, 6], C: f32[p, 8, 6], T: i64[n, q], L: i64[n], Y: f32[n, q * 8], n: i64, p: i64, q: i64):
+    with alloc(f32[n, 6], scope='global') as A:
+        with alloc(f32[n, q * 8], scope='global') as S:
+            for i in range(n):
+                for d in range(6):
+                    with block('a', vi=spatial(n, i), vd=spatial(6, d)):
+                        A[vi, vd] = Q[vi, vd] * 2.0
+            for i in range(n):
+                for t in range(L[i]):
+                    for d in range(6):
+                        with block('s', vi=spatial(n, i), vt=spatial(L[i], t), vd=reduction(6, d)):
+                            annotate(monoid='sum')
+                            with init():
+                                S[vi, vt] = 0.0
+                            S[vi, vt] = S[vi, vt] + A[vi, vd] * C[T[vi, vt // 8], vt % 8, vd]
+            for i in range(n):
+                for t in range(q * 8):
+                    with block('y', vi=spatial(n, i), vt=spatial(q * 8, t)):
+                        Y[vi, vt] = select(vt < L[vi], S[vi, vt], 0.0)
+"""
+
+PAGED_SUM_CHAIN = """
+@loops
+def paged_sum_chain(W: f32[n, q * 8], C: f32[p, 8, d], T: i64[n, q], L: i64[n], Y: f32[n, d], n: i64, p: i64, q: i64, d: i64):
+    with alloc(f32[n, q * 8], scope='global') as A:
+        with alloc(f32[n, d], scope='global') as S:
+            for i in range(n):
+                for t in range(q * 8):
+                    with block('a', vi=spatial(n, i), vt=spatial(q * 8, t)):
+                        A[vi, vt] = W[vi, vt] * 2.0
+            for i in range(n):
+                for c in range(d):
+                    for t in range(L[i]):
+                        with block('s', vi=spatial(n, i), vc=spatial(d, c), vt=reduction(L[i], t)):
+                            annotate(monoid='sum')
+                            with init():
+                                S[vi, vc] = 0.0
+                            S[vi, vc] = S[vi, vc] + A[vi, vt] * C[T[vi, vt // 8], vt % 8, vc]
+            for i in range(n):
+                for c in range(d):
+                    with block('y', vi=spatial(n, i), vc=spatial(d, c)):
+                        Y[vi, vc] = max(S[vi, vc], 0.0)
+"""
+
 TEXTS = {
     "ragged_sum": RAGGED_SUM,
     "ragged_mean": RAGGED_MEAN,
@@ -153,6 +266,11 @@ TEXTS = {
     "csr_matrix": CSR_MATRIX,
     "paged_scores": PAGED_SCORES,
     "paged_sum": PAGED_SUM,
+    "ragged_chain": RAGGED_CHAIN,
+    "ragged_product_chain": RAGGED_PRODUCT_CHAIN,
+    "csr_chain": CSR_CHAIN,
+    "paged_chain": PAGED_CHAIN,
+    "paged_sum_chain": PAGED_SUM_CHAIN,
 }
 
 Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]
@@ -180,6 +298,13 @@ def uneven_problem(name: str, rng: np.random.Generator, most: int = 12, least: i
         "csr_matrix": ([numbers(z), columns, starts, numbers(m, d)], (n, m, z, d)),
         "paged_scores": ([numbers(n, 6), numbers(p, 8, 6), pages, lengths], (n, p, q)),
         "paged_sum": ([numbers(n, q * 8), numbers(p, 8, d), pages, lengths], (n, p, q, d)),
+    }
+    inputs |= {
+        "ragged_chain": inputs["ragged_sum"],
+        "ragged_product_chain": inputs["ragged_matmul"],
+        "csr_chain": inputs["csr_matrix"],
+        "paged_chain": inputs["paged_scores"],
+        "paged_sum_chain": inputs["paged_sum"],
     }
     arrays, dims = inputs[name]
     return parse_prim_func(TEXTS[name]), arrays, dims
@@ -214,4 +339,14 @@ def expected(name: str, arrays: list[np.ndarray]) -> np.ndarray:
         case "paged_sum", (weights, cache, pages, lengths):
             rows = [w[:k] @ cache[own].reshape(-1, cache.shape[2])[:k] for w, own, k in zip(weights, pages, lengths, strict=True)]
             return np.stack(rows)
+        case "ragged_chain", (x, lengths):
+            return np.maximum(expected("ragged_sum", [x + 1, lengths]), 0)
+        case "ragged_product_chain", (x, b, lengths):
+            return np.maximum(expected("ragged_matmul", [x, b + 1, lengths]), 0)
+        case "csr_chain", (v, columns, starts, x):
+            return np.maximum(expected("csr_matrix", [v, columns, starts, x + 1]), 0)
+        case "paged_chain", (query, cache, pages, lengths):
+            return expected("paged_scores", [query * 2, cache, pages, lengths])
+        case "paged_sum_chain", (weights, cache, pages, lengths):
+            return np.maximum(expected("paged_sum", [weights * 2, cache, pages, lengths]), 0)
     raise AssertionError(name)

@@ -48,7 +48,9 @@ from tc.ir.expr import (
     Var,
     conjuncts,
 )
+from tc.ir.loop import FALSE, TRUE
 from tc.ir.node import walk
+from tc.ir.uses import reads_memory
 
 
 class ExpressionEmitter(MemoryEmitter):
@@ -101,10 +103,17 @@ class ExpressionEmitter(MemoryEmitter):
         if a.known is not None:
             keep_other = bool(a.known) == (op == "and")
             return self.value(rhs) if keep_other else a
+        if reads_memory(rhs) and not self._may_be_read(lhs, rhs):
+            return self._select(Select(lhs, rhs, FALSE) if op == "and" else Select(lhs, TRUE, rhs))
         b = self.value(rhs)
         if b.known is not None:
             return a if bool(b.known) == (op == "and") else b
         return self.b.binary(op, a, b)
+
+    def _may_be_read(self, first: Expr, then: Expr) -> bool:
+        """Whether what a condition reads exists, also where one that is asked before it says otherwise."""
+        performed = {node for node in walk(first) if isinstance(node, Load)}
+        return all(node in performed or self.is_there(node) for node in walk(then) if isinstance(node, Load))
 
     def _lane_compare(self, expr: CompareExpr) -> Value | None:
         """A comparison of known numbers in every lane: known itself, or a literal mask. None when it is not of that kind."""

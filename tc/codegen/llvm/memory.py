@@ -245,6 +245,10 @@ class MemoryEmitter:
         """Whether masked lanes may be loaded too, and better are: the machine has no masks for elements so narrow, and all are there."""
         if node.buffer.dtype.bits >= 32 or self.module.has("avx512bw"):
             return False
+        return self.is_there(node)
+
+    def is_there(self, node: Load) -> bool:
+        """Whether an element is known to be in its buffer whatever the conditions around say."""
         pairs = zip(node.indices, node.buffer.shape, strict=True)
         return all(prove(logical_and(index >= 0, index < dim), self.facts) is True for index, dim in pairs)
 

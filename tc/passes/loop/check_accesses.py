@@ -7,7 +7,7 @@ checked is the number that is used, whatever others write to the memory it came 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tc.errors import CodegenError
@@ -387,6 +387,12 @@ def _unique(tests: Iterable[_Test]) -> list[_Test]:
     return list(dict.fromkeys(tests))
 
 
-def _split(tests: list[_Test], stays: object) -> tuple[list[_Test], list[_Test]]:
-    stay = [test for test in tests if stays(test)]  # type: ignore[operator]
+def _split(tests: list[_Test], stays: Callable[[_Test], bool]) -> tuple[list[_Test], list[_Test]]:
+    """The tests that stay where they are, and those that may be made before. What needs a number that one that stays makes, stays."""
+    stay: list[_Test] = []
+    made: set[Var] = set()
+    for test in tests:  # in order: what a test needs comes before it
+        if stays(test) or made & test.needs:
+            stay.append(test)
+            made |= {test.given, test.index}
     return stay, [test for test in tests if test not in stay]

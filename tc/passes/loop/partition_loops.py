@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace as replace_fields
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
-from tc.ir.expr import Const, Expr, Le, Lt, Var, conjuncts, const, logical_and, maximum, minimum
+from tc.ir.expr import Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const, logical_and, maximum, minimum
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, seq
-from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.node import Node, children, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.passes.loop.simplify_loops import simplify_statement
 from tc.passes.manager import loop_pass
+
+_CUT_KINDS = (LoopKind.SERIAL, LoopKind.PARALLEL, LoopKind.UNROLLED)
+"""Loops that are of any number of iterations."""
 
 
 @loop_pass
@@ -29,7 +32,7 @@ def partition_loops(func: PrimFunc) -> PrimFunc:
 
 def _partition(stmt: Stmt, facts: Facts) -> Stmt:
     if isinstance(stmt, For):
-        return _cut(stmt, facts) if stmt.hints.partition else _inside(stmt, facts)
+        return _cut(stmt, facts) if stmt.hints.partition and stmt.kind in _CUT_KINDS else _inside(stmt, facts)
     changes = {}
     for name in ("body", "then_body", "else_body"):
         child = getattr(stmt, name, None)
@@ -144,7 +147,19 @@ def _iterations(loop: For, facts: Facts, *, safe: bool) -> Expr | None:
         # own * i + rest >= 0  <=>  i <= rest / -own  <=>  i < rest // -own + 1
         bound = rest // const(-own.value) + 1
         limit = bound if limit is None else minimum(limit, bound) if safe else maximum(limit, bound)
-    return None if limit is None else simplify(limit, facts)
+    if limit is None or not _loads(limit) <= _loads(loop.extent):  # read under conditions that do not hold around the loop
+        return None
+    return simplify(limit, facts)
+
+
+def _loads(expr: Expr) -> set[Load]:
+    """What is read from memory whenever an expression is evaluated: not what a condition guards."""
+    match expr:
+        case Load():
+            return {expr}.union(*map(_loads, expr.indices))
+        case Select(condition=condition):
+            return _loads(condition)
+    return set[Load]().union(*(_loads(part) for part in children(expr) if isinstance(part, Expr)))
 
 
 def _assume_guards(body: Stmt, var: Var) -> Stmt:
