@@ -11,7 +11,7 @@ from functools import partial
 
 from tc.check.compare import CompiledKernel, verify_kernels
 from tc.codegen.backend import Loaded
-from tc.codegen.kernels import Kernel, Tuned, schedule_module
+from tc.codegen.kernels import Kernel, TunedDecisions, schedule_module
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
@@ -22,7 +22,7 @@ from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import USUAL, PassOptions, fuse_model, lay_out, prepare_model
 from tc.records.apply import TunedSchedules, open_tuned, state_of
-from tc.runtime.builder import ModuleBuilder, Program, Stages, build_module, timed_entry
+from tc.runtime.builder import LinkUnit, ModuleBuilder, Stages, build_module, timed_entry
 from tc.runtime.collector import rare_collections
 from tc.runtime.entry import EntrySource
 from tc.runtime.float_mode import usual_float_mode
@@ -39,7 +39,7 @@ def run_stages(
     dims: Mapping[str, Dim | int] | None = None,
     on_unsupported: str = "fallback",
     numerics: str = "default",
-    tuned: Tuned | None = None,
+    tuned: TunedDecisions | None = None,
     assume_equal: bool = True,
     overridden: Collection[str] = (),
     ready: Callable[[Kernel], None] | None = None,
@@ -65,7 +65,7 @@ def run_stages(
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """A model, for what and how it is to be compiled: checked, and all that the result depends on."""
 
     model: Model
@@ -106,7 +106,7 @@ class Request:
             raise UserError("profile: the model's file has changed since it was compiled; compile it again")
         builder = ModuleBuilder(self.target)
         stages = self.stages(builder.want)
-        return timed_entry(Program.of(stages.plan, stages.kernels), builder)
+        return timed_entry(LinkUnit.of(stages.plan, stages.kernels), builder)
 
     def overriding(self, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
@@ -123,7 +123,7 @@ def check_words(numerics: object, on_unsupported: object, verify: object = "auto
 
 @rare_collections()
 @usual_float_mode()
-def compile_request(request: Request) -> CompiledModule:
+def compile_request(request: CompileRequest) -> CompiledModule:
     """The module, from the cache if it is there."""
     builder, always = ModuleBuilder(request.target), request.verify == "always"  # first: it begins with what every module needs
     start, key, threads = time.perf_counter(), request.key(), request.target.cores
@@ -147,7 +147,7 @@ def compile_request(request: Request) -> CompiledModule:
     return module
 
 
-def _verify_stages(stages: Stages, request: Request) -> None:
+def _verify_stages(stages: Stages, request: CompileRequest) -> None:
     """Check that the IR is well formed: what a user wrote by hand ("auto"), or every stage ("always")."""
     always = request.verify == "always"
     if always or (request.verify == "auto" and isinstance(request.model, IRModule)):
@@ -196,4 +196,4 @@ def compile_model(
     chosen = dataclasses.replace(chosen, cores=chosen.cores if threads is None else check_threads(threads))
     tuned = None if tune is None else open_tuned(tune, chosen)
     names = tuple(sorted(set(overridden)))
-    return compile_request(Request(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes))
+    return compile_request(CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes))

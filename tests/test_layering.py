@@ -107,6 +107,26 @@ def test_a_module_imports_only_from_rooms_before(room: str) -> None:
     complain([f for f in WITHIN if room_of(f.importer) == room and room_of(imported_module(f)) not in allowed])
 
 
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One word, one thing. Names with an underscore are private to their file; `If` is what both levels of IR call it."""
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+
+    twice = {name: modules for name, modules in places.items() if len(modules) > 1}
+
+    assert twice == {"If": ["tc.ir.graph", "tc.ir.loop"]}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+
+    assert len(set(names)) == len(names), {name for name in names if names.count(name) > 1}
+
+
 def test_the_compiler_is_short() -> None:
     assert len((PACKAGE / "compiler.py").read_text(encoding="utf-8").splitlines()) < 200
 

@@ -45,7 +45,7 @@ import tc
 from tc.compiler import run_stages
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.ir.arith import evaluate
-from tc.ir.plan import Launch, Place
+from tc.ir.plan import Launch, SlotPlace
 
 QUICK = "TC_TUTORIAL_QUICK" in os.environ  # fewer repetitions, for tests
 os.environ["TC_CACHE_DIR"] = "off"  # tc keeps what it has compiled; here everything is compiled before your eyes
@@ -442,7 +442,7 @@ launches = [step for step in stages.plan.steps if isinstance(step, Launch)]
 for column, launch in enumerate(launches):
     num_outputs = stages.kernels[launch.kernel].final.num_outputs
     for place, slot in enumerate(launch.slots):
-        if slot.place is not Place.ARENA:
+        if slot.place is not SlotPlace.ARENA:
             continue
         offset = size_of(slot.offset, COUNT)
         if place >= len(launch.slots) - num_outputs:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from tc.autotune.build import Built
 from tc.autotune.timing import Timed, TrialPlan
-from tc.autotune.worker import Answer, Options, Ready, Stage
+from tc.autotune.worker import Answer, Options, Ready, WorkStage
 from tc.errors import MeasureError
 
 START_SECONDS = 120.0
@@ -35,7 +35,7 @@ getattr(importlib.import_module(module), name)(sys.argv[3])
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildOutcome:
     """What became of a request: a value, or the kind of the error and what happened, during which `stage`.
 
     `killed`: the process was killed, and not by us: another attempt may go well.
@@ -113,7 +113,7 @@ class Child:
         """Until a starting or busy child is late."""
         return max(self._deadline - time.monotonic(), 0.0)
 
-    def receive(self) -> Outcome | None:
+    def receive(self) -> ChildOutcome | None:
         """Take in a message, or the end of the process. The outcome of the request, if that is what came."""
         try:
             message = self.pipe.recv()
@@ -122,22 +122,22 @@ class Child:
         match message:
             case Ready():
                 self.is_idle = True
-            case Stage(name=name):
+            case WorkStage(name=name):
                 self._stage = name
             case Answer():
                 self.is_idle, self.is_busy = not message.retires, False
                 if message.retires:
                     self.kill()
-                return Outcome(message.value, message.error, message.detail, self._stage)
+                return ChildOutcome(message.value, message.error, message.detail, self._stage)
         return None
 
-    def expire(self) -> Outcome:
+    def expire(self) -> ChildOutcome:
         """End a child that is late."""
         stage = self._stage
         self.kill()
-        return Outcome(None, "timeout", f"took more than {self._limit_seconds:.3g} s", stage)
+        return ChildOutcome(None, "timeout", f"took more than {self._limit_seconds:.3g} s", stage)
 
-    def _died(self) -> Outcome:
+    def _died(self) -> ChildOutcome:
         """Why the process is gone: its signal or status, and the last it wrote."""
         stage = self._stage
         try:
@@ -150,7 +150,7 @@ class Child:
         error = "memory" if any(word in said.lower() for word in _MEMORY_WORDS) else "crash"
         cause = _signal_text(-status) if status < 0 else f"the process ended with status {status}"
         detail = f"{cause}: {said}" if said else cause
-        return Outcome(None, error, detail, stage, killed=status in (-signal.SIGKILL, -signal.SIGTERM))
+        return ChildOutcome(None, error, detail, stage, killed=status in (-signal.SIGKILL, -signal.SIGTERM))
 
     def _last_words(self) -> str:
         if self._messages is None:

@@ -18,7 +18,7 @@ from types import TracebackType
 import numpy as np
 
 from tc.autotune.build import BuildRequest, Built
-from tc.autotune.child import Child, Outcome
+from tc.autotune.child import Child, ChildOutcome
 from tc.autotune.explore import ExploreRequest
 from tc.autotune.runner import Job, Measurement, ReferenceClock
 from tc.autotune.search.space import Candidate, Space
@@ -66,8 +66,8 @@ class LocalRunner:
         self._timers: list[Child] = []  # one, or none
         self._failed_starts = 0
         self._clock = ReferenceClock()
-        self._references: OrderedDict[BuildRequest, Outcome] = OrderedDict()
-        self._bad_references: dict[str, Outcome] = {}
+        self._references: OrderedDict[BuildRequest, ChildOutcome] = OrderedDict()
+        self._bad_references: dict[str, ChildOutcome] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._end = weakref.finalize(self, _kill_all, self._builders, self._timers)
@@ -137,7 +137,7 @@ class LocalRunner:
 
     def _build(
         self, candidates: Sequence[BuildRequest], references: Sequence[BuildRequest]
-    ) -> dict[BuildRequest, Outcome]:
+    ) -> dict[BuildRequest, ChildOutcome]:
         """Every request built once; references are kept for the next batches."""
         for request in references:
             if request in self._references:
@@ -152,7 +152,7 @@ class LocalRunner:
             self._references.popitem(last=False)
         return found
 
-    def _time(self, job: Job, built: dict[BuildRequest, Outcome]) -> Outcome:
+    def _time(self, job: Job, built: dict[BuildRequest, ChildOutcome]) -> ChildOutcome:
         """The candidate timed, or why not."""
         candidate, reference = built[_candidate(job)], built[_reference(job)]
         if candidate.error is not None:
@@ -173,9 +173,9 @@ class LocalRunner:
             failure = outcome
             if not outcome.killed:
                 self._bad_references[key] = outcome  # it would fail every time, and take a child with it
-        return Outcome(None, failure.error, f"the reference kernel, which this one is timed with: {failure.detail}")
+        return ChildOutcome(None, failure.error, f"the reference kernel, which this one is timed with: {failure.detail}")
 
-    def _measurement(self, job: Job, candidate: Outcome, timed: Outcome) -> Measurement:
+    def _measurement(self, job: Job, candidate: ChildOutcome, timed: ChildOutcome) -> Measurement:
         build_seconds = candidate.value.seconds if isinstance(candidate.value, Built) else 0.0
         if timed.error is not None:
             return Measurement.failed(timed.error, timed.detail, build_seconds)
@@ -200,9 +200,9 @@ class LocalRunner:
 
     # -- children
 
-    def _dispatch(self, requests: Sequence[object], crew: list[Child], size: int, limit: float) -> list[Outcome]:
+    def _dispatch(self, requests: Sequence[object], crew: list[Child], size: int, limit: float) -> list[ChildOutcome]:
         """The outcome of each request, from at most `size` children of `crew`, each with one request at a time."""
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, ChildOutcome] = {}
         pending = deque(range(len(requests)))
         attempts: Counter[int] = Counter()
         try:
@@ -224,7 +224,7 @@ class LocalRunner:
             raise
         return [outcomes[index] for index in range(len(requests))]
 
-    def _hear(self, crew: Sequence[Child]) -> list[tuple[Child, Outcome]]:
+    def _hear(self, crew: Sequence[Child]) -> list[tuple[Child, ChildOutcome]]:
         """Wait until something happens to one of the children at work or about to start; the requests that have ended."""
         active = {child.pipe: child for child in crew if child.is_busy or child.is_starting}
         if not active:
@@ -246,7 +246,7 @@ class LocalRunner:
                 ended.append((child, outcome))
         return ended
 
-    def _note_start(self, failure: Outcome | None) -> None:
+    def _note_start(self, failure: ChildOutcome | None) -> None:
         if failure is None:
             self._failed_starts = 0
             return

@@ -244,7 +244,7 @@ Copies = Sequence[Mapping[int, np.ndarray]]
 """Other copies of some operands, by their places."""
 
 
-class Kernel:
+class TimedKernel:
     """Linked code with the memory that it works on."""
 
     def __init__(
@@ -319,7 +319,7 @@ def _flush(array: np.ndarray) -> None:
 class _Paced:
     """A kernel with what a call takes, so that slots of it have the right length."""
 
-    def __init__(self, kernel: Kernel, plan: TrialPlan, first_seconds: float) -> None:
+    def __init__(self, kernel: TimedKernel, plan: TrialPlan, first_seconds: float) -> None:
         """`first_seconds`: what its first call took. Where that is long beside a slot, it has to do as an estimate."""
         self.kernel = kernel
         self._plan = plan
@@ -410,7 +410,7 @@ class Timer:
         built = request.candidate
         outputs = self._outputs(built)
         site = self._site(built)
-        kernel = Kernel(built, site.memory.arrays, self._workspaces(built), site.copies)
+        kernel = TimedKernel(built, site.memory.arrays, self._workspaces(built), site.copies)
         _spoil(outputs)
         first = float(kernel.time(1, 1)[0])
         wrong = reference.compare(outputs, built) if request.same_results else None
@@ -429,7 +429,7 @@ class Timer:
             return f"the inputs have shapes {shapes}, the kernel takes {taken}"
         memory = Memory((*built.inputs, *built.outputs, *built.workspaces), _GUARD_BYTES)
         first, end = len(built.inputs), len(built.inputs) + len(built.outputs)
-        kernel = Kernel(built, memory.arrays[:end], memory.arrays[end:])
+        kernel = TimedKernel(built, memory.arrays[:end], memory.arrays[end:])
         runs = []
         for threads in dict.fromkeys((built.threads, 1)):
             for array, value in zip(memory.arrays, request.inputs, strict=False):
@@ -449,7 +449,7 @@ class Timer:
         if found is not None:
             found.paced.kernel.bind(site.memory.arrays, self._workspaces(built), site.copies)
             return found
-        kernel = Kernel(built, site.memory.arrays, self._workspaces(built), site.copies)
+        kernel = TimedKernel(built, site.memory.arrays, self._workspaces(built), site.copies)
         kernel.time(1, 1)
         found = _Reference(_Paced(kernel, self._plan, float(kernel.time(1, 1)[0])), tuple(map(_sample, self._outputs(built))))
         while len(site.references) >= _KEPT_REFERENCES:

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from tc.autotune.cost_model.learned import Shared, TaskModel
+from tc.autotune.cost_model.learned import SharedModel, TaskModel
 from tc.autotune.cost_model.models import AnalyticCost, Cost, RandomCost, RankCost, RegressionCost
 from tc.autotune.cost_model.transfer import Precedent, precedents_of, suggestions, teach
 from tc.autotune.events import (
@@ -148,7 +148,7 @@ class Tuner:
         self._budget, self._trials, self._seed = budget_seconds, trials_per_task, seed
         self._emit = on_event or (lambda event: None)
         self._threshold, self._transfer, self._policy, self._from_default = threshold, transfer, policy, from_default
-        self._shared = Shared(partial(COSTS[cost], seed))
+        self._shared = SharedModel(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
         self._referee = Referee(runner, database, self._emit, self._now)
         self._precedents: list[Precedent] = []  # of other models

@@ -68,7 +68,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Stage:
+class WorkStage:
     """What the child is about to run."""
 
     name: str
@@ -117,7 +117,7 @@ def serve(options: Options, handlers: Mapping[type, Handler]) -> None:
                 request = pipe.recv()
             except (EOFError, ConnectionError):
                 return
-            answer = _answer(handlers[type(request)], request, lambda name: pipe.send(Stage(name)))
+            answer = _answer(handlers[type(request)], request, lambda name: pipe.send(WorkStage(name)))
             grown = _address_space_bytes() - start
             if answer.error == "memory" or grown > options.memory_bytes // 2:
                 answer = Answer(answer.value, answer.error, answer.detail, retires=True)

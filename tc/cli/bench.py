@@ -46,7 +46,7 @@ The runtimes take turns in rounds, and their ratios are taken within a round, so
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What the measuring process needs to know. `expected` are the right outputs, in the order of the model."""
 
     model: Path
@@ -72,7 +72,7 @@ class KernelWork:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchResult:
     """One number of threads: the comparison, the work of the model, and the rates of the limits within the same rounds."""
 
     threads: int
@@ -116,7 +116,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     with hint_at_dims(module, args):
         reference, expected = reference_for(args.model, arrays, [value.name for value in module.outputs])
     plan = Plan(budget_seconds=args.seconds, max_rounds=args.rounds, min_rounds=min(Plan.min_rounds, args.rounds))
-    request = Request(args.model, peers, 1, arrays, expected, options, plan, args.kernels)
+    request = BenchRequest(args.model, peers, 1, arrays, expected, options, plan, args.kernels)
     measured = [measure_apart(replace(request, threads=count)) for count in counts]
     errors = [result.error for m in measured if (result := m.comparison.results[SUBJECT]).error is not None]
     data: dict[str, Any] = {
@@ -178,7 +178,7 @@ def load_tc(options: Mapping[str, Any], model: Path, threads: int) -> Runtime:
     return as_runtime(compiled, time.perf_counter() - start)
 
 
-def measure_apart(request: Request) -> Measured:
+def measure_apart(request: BenchRequest) -> BenchResult:
     """`measure` in a process of its own. MeasureError when that dies, as it does when a runtime crashes."""
     try:
         return run_apart(measure, request)
@@ -187,7 +187,7 @@ def measure_apart(request: Request) -> Measured:
         raise MeasureError(f"the measuring process died with {names} on {request.threads} threads; try --vs none") from death
 
 
-def measure(request: Request) -> Measured:
+def measure(request: BenchRequest) -> BenchResult:
     """Everything about one number of threads."""
     target = replace(Target.parse(request.options["target"]), cores=request.threads)
     limits = machine_limits(target)
@@ -199,16 +199,16 @@ def measure(request: Request) -> Measured:
     costs = with_load_costs(found.results, loaders, request.model, request.threads, request.arrays)
     found = replace(found, results=costs)
     if found.timings is None:
-        return Measured(request.threads, found, 0.0, 0.0, None, {})
+        return BenchResult(request.threads, found, 0.0, 0.0, None, {})
     options = {name: value for name, value in request.options.items() if name in ("dims", "on_unsupported", "numerics")}
     stages = run_stages(request.model, target, **options)
     work = count_model(stages.plan, stages.kernels, request.arrays, request.expected)
     fractions = {} if work.total is None else roofline_fractions(work.total, found.timings, limits)
     rows = kernel_rows(request, work) if request.kernels else ()
-    return Measured(request.threads, found, *rates(found.timings, limits), work.total, fractions, rows)
+    return BenchResult(request.threads, found, *rates(found.timings, limits), work.total, fractions, rows)
 
 
-def kernel_rows(request: Request, work: ModelWork) -> tuple[KernelWork, ...]:
+def kernel_rows(request: BenchRequest, work: ModelWork) -> tuple[KernelWork, ...]:
     """Where the time of a call goes, one row for each kernel, slowest first."""
     module = tc.compile(request.model, **{**request.options, "threads": request.threads})
     seconds: dict[str, float] = {}
@@ -223,7 +223,7 @@ def kernel_rows(request: Request, work: ModelWork) -> tuple[KernelWork, ...]:
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
-def as_data(measured: Measured) -> dict[str, Any]:
+def as_data(measured: BenchResult) -> dict[str, Any]:
     """One number of threads as plain data."""
     rates = (measured.flops_per_s, measured.bytes_per_s)
     data: dict[str, Any] = {

@@ -26,7 +26,7 @@ _DIM = re.compile(r"(\d+)(?::(\d+)(?::(\d+))?)?")
 
 
 @dataclass(frozen=True)
-class ArraySpec:
+class ShapeSpec:
     """A shape and an element type, written `1x3x224x224xf32`; a scalar is written `f32`."""
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class DimSpec:
         return -(-self.lo // self.multiple_of) * self.multiple_of
 
 
-Source = Path | ArraySpec | Values
+Source = Path | ShapeSpec | Values
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class InputSpec:
     source: Source
 
 
-def parse_array_spec(text: str) -> ArraySpec:
+def parse_array_spec(text: str) -> ShapeSpec:
     """Read `1x3x224x224xf32`."""
     matched = _SHAPE.fullmatch(text)
     if matched is not None:
-        return ArraySpec(tuple(int(dim) for dim in matched[1].split("x")[:-1]), parse_dtype(matched[2]))
+        return ShapeSpec(tuple(int(dim) for dim in matched[1].split("x")[:-1]), parse_dtype(matched[2]))
     named = _NAMED_SHAPE.fullmatch(text)
     if named is not None:
         names = [part for part in named[1].split("x")[:-1] if not part.isdecimal()]
@@ -147,7 +147,7 @@ def check_room(shape: tuple[int, ...], dtype: DType, what: str) -> None:
         raise LimitError(f"--input: {what} would take {size_bytes} bytes; the limit is {MAX_TENSOR_BYTES}")
 
 
-def random_array(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray:
+def random_array(spec: ShapeSpec, rng: np.random.Generator) -> np.ndarray:
     """Seeded random data: floats are standard normal, integers and booleans 0 or 1 (valid as ids and masks).
 
     LimitError for more bytes than a tensor may have.

@@ -17,8 +17,8 @@ from rich.console import Console
 
 import tc
 from tc.cli.options import (
-    ArraySpec,
     InputSpec,
+    ShapeSpec,
     Source,
     add_compile_arguments,
     check_room,
@@ -158,7 +158,7 @@ def make_inputs(module: tc.CompiledModule, args: argparse.Namespace) -> dict[str
             check_room(shape, value.dtype, f"{value.name} of shape {list(shape)}")
             arrays[value.name] = array_of(source, value.name, value.dtype, shape)
         elif source is not None or value.name not in arrays:
-            arrays[value.name] = random_array(source or ArraySpec(shape, value.dtype), rng)
+            arrays[value.name] = random_array(source or ShapeSpec(shape, value.dtype), rng)
     return arrays
 
 

@@ -25,7 +25,7 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
-from tc.autotune.report.page import Verdict, write_report
+from tc.autotune.report.page import GainVerdict, write_report
 from tc.autotune.report.plots import require_matplotlib
 from tc.autotune.tuning import Tuned, default_database, parse_budget, tune
 from tc.cli.options import THREADS_HELP, need_model, parse_dims
@@ -117,7 +117,7 @@ def _write_report(args: argparse.Namespace, found: Tuned, events: list[Event]) -
             records=records,
             importance=found.result.importance,
             standings=found.standings,
-            verdict=Verdict(found.ratio, found.is_used),
+            verdict=GainVerdict(found.ratio, found.is_used),
         ),
     )
 

@@ -24,7 +24,7 @@ SCHEDULE_STEP = "schedule"
 """What the rules do is called for those who watch passes."""
 
 
-class Tuned(Protocol):
+class TunedDecisions(Protocol):
     """What tuning has found best, for those kernels and nodes that it knows."""
 
     def schedule(self, func: PrimFunc) -> Scheduled | None:
@@ -48,7 +48,7 @@ class Kernel:
     is_tuned: bool = False
 
 
-def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None, hooks: Hooks = NO_HOOKS) -> Kernel:
+def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None = None, hooks: Hooks = NO_HOOKS) -> Kernel:
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
     known = tuned and tuned.schedule(prim)
     scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
@@ -60,7 +60,7 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: Tuned | None = None, 
 def schedule_module(
     module: IRModule,
     target: Target,
-    tuned: Tuned | None = None,
+    tuned: TunedDecisions | None = None,
     ready: Callable[[Kernel], None] | None = None,
     hooks: Hooks = NO_HOOKS,
 ) -> tuple[IRModule, dict[str, Kernel]]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tc.cost.nest import KINDS, Access, Guard, Loop, Nest, Region, Statement
+from tc.cost.nest import KINDS, Guard, MemoryAccess, Nest, NestLoop, Region, Statement
 from tc.ir.loop import LoopKind
 from tc.target import Target
 
@@ -72,8 +72,8 @@ class StatementCost:
 
     statement: Statement
     first: int = 0
-    tile: Sequence[Loop] = ()
-    vector: Loop | None = None
+    tile: Sequence[NestLoop] = ()
+    vector: NestLoop | None = None
     runs: float = 0.0
     tail_share: float = 0.0
     lanes: float = 1.0
@@ -124,7 +124,7 @@ class Estimate:
         self.working_set = sum(nest.root.body_lines.values()) * self.line_bytes
         self._levels: dict[tuple[int, float], tuple[int, float]] = {}
         self._held: list[dict[tuple[int, Region], float]] = [{} for _ in self.footprints]
-        self.launches: dict[int, Launch] = {}
+        self.launches: dict[int, LaunchEstimate] = {}
         self.costs = [self._cost(statement) for statement in nest.statements]
         self.compute = sum(cost.compute * cost.span for cost in self.costs)
         self.memory = sum(cost.memory * cost.span for cost in self.costs)
@@ -171,7 +171,7 @@ class Estimate:
             if self.working_set > USABLE * size
         )
 
-    def lines_of(self, access: Access, statement: Statement, size: float) -> float:
+    def lines_of(self, access: MemoryAccess, statement: Statement, size: float) -> float:
         """Cache lines that come from beyond a cache of `size` bytes, or go there, while all loops run: what one iteration of a loop
         touches is found again in the next if all of it fits."""
         region = access.region
@@ -185,7 +185,7 @@ class Estimate:
             lines = max(lines, access.lines[level] * outside * statement.share * access.share)
         return 2 * lines if access.is_store else lines
 
-    def _level(self, loops: Sequence[Loop], size: float) -> tuple[int, float]:
+    def _level(self, loops: Sequence[NestLoop], size: float) -> tuple[int, float]:
         """The outermost loop whose iterations each fit a cache of `size` bytes, and how often that loop runs."""
         key = (id(loops), size)
         found = self._levels.get(key)
@@ -204,16 +204,16 @@ class Estimate:
         loop = statement.loops[first]
         launch = self.launches.get(loop.number)
         if launch is None:
-            launch = self.launches[loop.number] = Launch(statement.loops, first, self.target.cores)
+            launch = self.launches[loop.number] = LaunchEstimate(statement.loops, first, self.target.cores)
         return launch.span
 
 
-class Launch:
+class LaunchEstimate:
     """A parallel loop, with those directly inside: how many tasks it has, and how evenly the cores get them."""
 
     __slots__ = ("cycles", "span", "tasks", "threads")
 
-    def __init__(self, loops: Sequence[Loop], first: int, cores: int) -> None:
+    def __init__(self, loops: Sequence[NestLoop], first: int, cores: int) -> None:
         tasks, times = 1.0, 1.0
         for loop in loops[:first]:
             times *= loop.extent
@@ -312,7 +312,7 @@ def _count_accesses(cost: StatementCost, target: Target) -> None:
     cost.live = cost.accumulators + held
 
 
-def _held_registers(cost: StatementCost, access: Access, kind: str) -> float:
+def _held_registers(cost: StatementCost, access: MemoryAccess, kind: str) -> float:
     """How many registers hold what a load brings until it is used for the last time: what a loop of the tile uses again and again
     stays all the while, with all that the loops inside of it load."""
     width = cost.vectors if kind == "vector" and cost.vector in cost.tile else 1.0
@@ -327,7 +327,7 @@ def _held_registers(cost: StatementCost, access: Access, kind: str) -> float:
     return held * width
 
 
-def access_count(cost: StatementCost, access: Access) -> tuple[str, float]:
+def access_count(cost: StatementCost, access: MemoryAccess) -> tuple[str, float]:
     """How the lanes find their elements ("vector": side by side, "broadcast": one for all, "gather": apart), and how many loads
     (or stores) one run of the tile needs if nothing is loaded twice."""
     vector = cost.vector
@@ -348,7 +348,7 @@ def access_count(cost: StatementCost, access: Access) -> tuple[str, float]:
     return "vector", count * cost.vectors
 
 
-def _transposed(cost: StatementCost, access: Access, touched: float) -> tuple[str, float]:
+def _transposed(cost: StatementCost, access: MemoryAccess, touched: float) -> tuple[str, float]:
     """Elements apart; squares that are exchanged in registers are loaded as vectors."""
     for loop in cost.tile:
         if loop.is_transposed and access.steps.get(loop.number) == access.region.element_bytes:
@@ -356,14 +356,14 @@ def _transposed(cost: StatementCost, access: Access, touched: float) -> tuple[st
     return "gather", touched
 
 
-def _is_unaligned(access: Access, cost: StatementCost, line_bytes: int) -> bool:
+def _is_unaligned(access: MemoryAccess, cost: StatementCost, line_bytes: int) -> bool:
     """Whether vectors of the access lie across cache lines."""
     if cost.lanes * access.region.element_bytes < line_bytes / 2:
         return False
     return any(access.steps.get(loop.number, 0.0) % line_bytes for loop in access.loops if loop is not cost.vector)
 
 
-def _is_strided(access: Access, cost: StatementCost, line_bytes: float) -> bool:
+def _is_strided(access: MemoryAccess, cost: StatementCost, line_bytes: float) -> bool:
     """Whether the innermost loop that moves the access leaves out lines between what one run of the tile touches and the next."""
     for loop in reversed(access.loops[: cost.first]):
         step = abs(access.steps.get(loop.number, 0.0))
@@ -372,7 +372,7 @@ def _is_strided(access: Access, cost: StatementCost, line_bytes: float) -> bool:
     return False
 
 
-def _conflicts(access: Access, first: int) -> float:
+def _conflicts(access: MemoryAccess, first: int) -> float:
     """How many lines in use at once fall into one set of the first-level cache."""
     lines = 1.0
     for loop in access.loops[max(first - 1, 0) :]:
@@ -382,7 +382,7 @@ def _conflicts(access: Access, first: int) -> float:
     return lines
 
 
-def _free_share(statement: Statement, tile: Sequence[Loop]) -> float:
+def _free_share(statement: Statement, tile: Sequence[NestLoop]) -> float:
     """The part of iterations that guards leave which no loop of the tile takes part in."""
     numbers = {loop.number for loop in tile}
     share = statement.share
@@ -398,7 +398,7 @@ class _Cut:
 
     __slots__ = ("full", "kept", "loops", "rest")
 
-    def __init__(self, guard: Guard, statement: Statement, tile: Sequence[Loop], vector: Loop | None) -> None:
+    def __init__(self, guard: Guard, statement: Statement, tile: Sequence[NestLoop], vector: NestLoop | None) -> None:
         slack = guard.slack
         covered, copies, width = 1.0, 1.0, 1.0
         self.loops: list[int] = []
@@ -450,7 +450,7 @@ def _add_up(cost: StatementCost, target: Target) -> None:
     cost.arithmetic = arithmetic
 
 
-def _overhead(loop: Loop) -> float:
+def _overhead(loop: NestLoop) -> float:
     return PARALLEL_STEP_CYCLES if loop.kind is LoopKind.PARALLEL else STEP_CYCLES
 
 

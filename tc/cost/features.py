@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tc.cost.estimate import LAUNCH_CYCLES, LINE_CYCLES, PORT_CYCLES, Estimate, StatementCost, access_count
-from tc.cost.nest import KINDS, Access, Nest
+from tc.cost.nest import KINDS, MemoryAccess, Nest
 from tc.ir.loop import LoopKind, PrimFunc
 from tc.target import Target
 
@@ -231,7 +231,7 @@ def _statement(cost: StatementCost, estimate: Estimate) -> list[float]:
 def _accesses(cost: StatementCost, estimate: Estimate) -> list[float]:
     """For each role, the access with that role that touches most."""
     statement = cost.statement
-    by_role: dict[str, Access] = {}
+    by_role: dict[str, MemoryAccess] = {}
     for access in statement.accesses:
         if access is statement.target:
             role = "result"
@@ -249,7 +249,7 @@ def _accesses(cost: StatementCost, estimate: Estimate) -> list[float]:
     return row
 
 
-def _access(access: Access, cost: StatementCost, estimate: Estimate) -> list[float]:
+def _access(access: MemoryAccess, cost: StatementCost, estimate: Estimate) -> list[float]:
     statement, target, line_bytes = cost.statement, estimate.target, estimate.line_bytes
     step = access.steps.get(statement.loops[cost.first - 1].number, 0.0) if cost.first else 0.0
     total = max(cost.operations * cost.runs, 1.0)

@@ -43,7 +43,7 @@ UNKNOWN_SIZE = 64.0
 _LARGEST = 2.0**62
 
 
-class Form:
+class IndexForm:
     """A value as loops run: `steps[loop]` is what one iteration of that loop adds, all values lie in [low, high].
 
     `irregular`: the value comes from memory, and the steps only say on which loops it depends.
@@ -58,14 +58,14 @@ class Form:
     def mean(self) -> float:
         return (self.low + self.high) / 2
 
-    def within(self, low: float, high: float) -> Form:
+    def within(self, low: float, high: float) -> IndexForm:
         """The same value, known to lie in [low, high]."""
         if self.low >= low and self.high <= high:
             return self
-        return Form(self.steps, min(max(self.low, low), high), max(min(self.high, high), low), self.irregular)
+        return IndexForm(self.steps, min(max(self.low, low), high), max(min(self.high, high), low), self.irregular)
 
 
-NOTHING = Form({}, 0.0, 0.0)
+NOTHING = IndexForm({}, 0.0, 0.0)
 
 
 class Forms:
@@ -73,20 +73,20 @@ class Forms:
 
     def __init__(self, dims: Mapping[Var, int]) -> None:
         self.extents: list[float] = []
-        self._known: dict[Expr, Form] = {var: _constant(float(value)) for var, value in dims.items()}
+        self._known: dict[Expr, IndexForm] = {var: _constant(float(value)) for var, value in dims.items()}
 
     def add_loop(self, var: Var, extent: float) -> int:
         """Number a loop of `extent` iterations, at least two."""
         number = len(self.extents)
         self.extents.append(extent)
-        self._known[var] = Form({number: 1.0}, 0.0, extent - 1)
+        self._known[var] = IndexForm({number: 1.0}, 0.0, extent - 1)
         return number
 
-    def bind(self, var: Var, form: Form) -> None:
+    def bind(self, var: Var, form: IndexForm) -> None:
         """From now on `var` is this value."""
         self._known[var] = form
 
-    def of(self, expr: Expr) -> Form:
+    def of(self, expr: Expr) -> IndexForm:
         """The form of an integer expression."""
         found = self._known.get(expr)
         if found is None:
@@ -121,11 +121,11 @@ class Forms:
                 return 1 - self._equal_share(a, b)
         return 0.5
 
-    def slack(self, condition: Lt | Le) -> Form:
+    def slack(self, condition: Lt | Le) -> IndexForm:
         """A value that is positive where the comparison holds."""
         slack = _sum(self.of(condition.rhs), self.of(condition.lhs), -1.0)
         if type(condition) is Le:
-            slack = Form(slack.steps, slack.low + 1, slack.high + 1, slack.irregular)
+            slack = IndexForm(slack.steps, slack.low + 1, slack.high + 1, slack.irregular)
         return slack
 
     def _equal_share(self, lhs: Expr, rhs: Expr) -> float:
@@ -136,28 +136,28 @@ class Forms:
             return 0.0
         return 1 / (1 + difference.high - difference.low)
 
-    def _opaque(self, expr: Expr) -> Form:
+    def _opaque(self, expr: Expr) -> IndexForm:
         """A value of which only the loops that it depends on are known."""
         steps: dict[int, float] = {}
         for child in children(expr):
             if isinstance(child, Expr):
                 steps.update(dict.fromkeys(self.of(child).steps, 1.0))
         high = 1.0 if expr.dtype.is_bool else 2 * UNKNOWN_SIZE
-        return Form(steps, 0.0, high, irregular=True)
+        return IndexForm(steps, 0.0, high, irregular=True)
 
-    def _constant(self, expr: Const) -> Form:
+    def _constant(self, expr: Const) -> IndexForm:
         return _constant(float(expr.value))
 
-    def _dim(self, expr: Var) -> Form:
+    def _dim(self, expr: Var) -> IndexForm:
         return _constant(UNKNOWN_SIZE)
 
-    def _add(self, expr: Add) -> Form:
+    def _add(self, expr: Add) -> IndexForm:
         return _sum(self.of(expr.lhs), self.of(expr.rhs), 1.0)
 
-    def _sub(self, expr: Sub) -> Form:
+    def _sub(self, expr: Sub) -> IndexForm:
         return _sum(self.of(expr.lhs), self.of(expr.rhs), -1.0)
 
-    def _mul(self, expr: Mul) -> Form:
+    def _mul(self, expr: Mul) -> IndexForm:
         lhs, rhs = self.of(expr.lhs), self.of(expr.rhs)
         if lhs.low == lhs.high:
             lhs, rhs = rhs, lhs
@@ -167,9 +167,9 @@ class Forms:
         for loop, step in rhs.steps.items():
             steps[loop] = steps.get(loop, 0.0) + step * lhs.mean
         corners = [a * b for a in (lhs.low, lhs.high) for b in (rhs.low, rhs.high)]
-        return Form(steps, min(corners), max(corners), lhs.irregular or rhs.irregular)
+        return IndexForm(steps, min(corners), max(corners), lhs.irregular or rhs.irregular)
 
-    def _quotient(self, expr: FloorDiv | Div) -> Form:
+    def _quotient(self, expr: FloorDiv | Div) -> IndexForm:
         lhs, rhs = self.of(expr.lhs), self.of(expr.rhs)
         divisor = rhs.mean
         if divisor <= 0 or lhs.irregular:
@@ -177,12 +177,12 @@ class Forms:
         whole, rest = self._parts(lhs, divisor)
         if rest is None:
             steps = {loop: step / divisor for loop, step in lhs.steps.items()}
-            return Form(steps, math.floor(lhs.low / divisor), math.floor(lhs.high / divisor))
+            return IndexForm(steps, math.floor(lhs.low / divisor), math.floor(lhs.high / divisor))
         steps = {loop: step / divisor for loop, step in whole.steps.items()}
         offset = math.floor(rest.low / divisor)
-        return Form(steps, whole.low / divisor + offset, whole.high / divisor + offset)
+        return IndexForm(steps, whole.low / divisor + offset, whole.high / divisor + offset)
 
-    def _remainder(self, expr: FloorMod) -> Form:
+    def _remainder(self, expr: FloorMod) -> IndexForm:
         lhs, rhs = self.of(expr.lhs), self.of(expr.rhs)
         divisor = rhs.mean
         if divisor <= 0 or lhs.irregular:
@@ -190,11 +190,11 @@ class Forms:
         whole, rest = self._parts(lhs, divisor)
         if rest is None:
             steps = {loop: step for loop, step in lhs.steps.items() if loop not in whole.steps}
-            return Form({loop: math.fmod(step, divisor) for loop, step in steps.items()}, 0.0, divisor - 1)
+            return IndexForm({loop: math.fmod(step, divisor) for loop, step in steps.items()}, 0.0, divisor - 1)
         offset = math.floor(rest.low / divisor) * divisor
-        return Form(rest.steps, rest.low - offset, rest.high - offset)
+        return IndexForm(rest.steps, rest.low - offset, rest.high - offset)
 
-    def _parts(self, form: Form, divisor: float) -> tuple[Form, Form | None]:
+    def _parts(self, form: IndexForm, divisor: float) -> tuple[IndexForm, IndexForm | None]:
         """What moves in multiples of the divisor, and the rest, if that stays between two multiples; else None."""
         whole: dict[int, float] = {}
         rest: dict[int, float] = {}
@@ -206,35 +206,35 @@ class Forms:
             whole[loop] = step
             reach = step * (self.extents[loop] - 1)
             low, high = low + min(reach, 0.0), high + max(reach, 0.0)
-        left = Form(rest, form.low - low, max(form.high - high, form.low - low))
+        left = IndexForm(rest, form.low - low, max(form.high - high, form.low - low))
         confined = math.floor(left.low / divisor) == math.floor(left.high / divisor)
-        return Form(whole, low, high), left if confined else None
+        return IndexForm(whole, low, high), left if confined else None
 
-    def _min(self, expr: Min) -> Form:
+    def _min(self, expr: Min) -> IndexForm:
         lhs, rhs = self.of(expr.lhs), self.of(expr.rhs)
         leader = lhs if len(lhs.steps) >= len(rhs.steps) else rhs
-        return Form(leader.steps, min(lhs.low, rhs.low), min(lhs.high, rhs.high), lhs.irregular or rhs.irregular)
+        return IndexForm(leader.steps, min(lhs.low, rhs.low), min(lhs.high, rhs.high), lhs.irregular or rhs.irregular)
 
-    def _max(self, expr: Max) -> Form:
+    def _max(self, expr: Max) -> IndexForm:
         lhs, rhs = self.of(expr.lhs), self.of(expr.rhs)
         leader = lhs if len(lhs.steps) >= len(rhs.steps) else rhs
-        return Form(leader.steps, max(lhs.low, rhs.low), max(lhs.high, rhs.high), lhs.irregular or rhs.irregular)
+        return IndexForm(leader.steps, max(lhs.low, rhs.low), max(lhs.high, rhs.high), lhs.irregular or rhs.irregular)
 
-    def _select(self, expr: Select) -> Form:
+    def _select(self, expr: Select) -> IndexForm:
         share = self.share(expr.condition)
         yes, no = self.of(expr.true_value), self.of(expr.false_value)
         if share in (0.0, 1.0):
             return yes if share else no
-        return Form({**no.steps, **yes.steps}, min(yes.low, no.low), max(yes.high, no.high), yes.irregular or no.irregular)
+        return IndexForm({**no.steps, **yes.steps}, min(yes.low, no.low), max(yes.high, no.high), yes.irregular or no.irregular)
 
-    def _cast(self, expr: Cast) -> Form:
+    def _cast(self, expr: Cast) -> IndexForm:
         return self.of(expr.operand)
 
-    def _checked(self, expr: Checked) -> Form:
+    def _checked(self, expr: Checked) -> IndexForm:
         return self.of(expr.value)
 
 
-_RULES: dict[type, Callable[[Forms, Any], Form]] = {
+_RULES: dict[type, Callable[[Forms, Any], IndexForm]] = {
     Const: Forms._constant,
     Var: Forms._dim,
     Add: Forms._add,
@@ -252,7 +252,7 @@ _RULES: dict[type, Callable[[Forms, Any], Form]] = {
 }
 
 
-def positive_share(slack: Form) -> float:
+def positive_share(slack: IndexForm) -> float:
     """The part of the values between the ends of `slack` that are positive."""
     if slack.irregular:
         return 0.5
@@ -261,19 +261,19 @@ def positive_share(slack: Form) -> float:
     return 0.0 if slack.high <= 0 else slack.high / (slack.high - slack.low + 1)
 
 
-def _constant(value: float) -> Form:
+def _constant(value: float) -> IndexForm:
     value = min(max(value, -_LARGEST), _LARGEST) if value == value else 0.0
-    return Form({}, value, value)
+    return IndexForm({}, value, value)
 
 
-def _scaled(form: Form, factor: float) -> Form:
+def _scaled(form: IndexForm, factor: float) -> IndexForm:
     if not factor:
         return NOTHING
     ends = (form.low * factor, form.high * factor)
-    return Form({loop: step * factor for loop, step in form.steps.items()}, min(ends), max(ends), form.irregular)
+    return IndexForm({loop: step * factor for loop, step in form.steps.items()}, min(ends), max(ends), form.irregular)
 
 
-def _sum(lhs: Form, rhs: Form, sign: float) -> Form:
+def _sum(lhs: IndexForm, rhs: IndexForm, sign: float) -> IndexForm:
     low, high = (rhs.low, rhs.high) if sign > 0 else (-rhs.high, -rhs.low)
     if not rhs.steps:
         steps = lhs.steps
@@ -285,4 +285,4 @@ def _sum(lhs: Form, rhs: Form, sign: float) -> Form:
                 steps[loop] = total
             else:
                 steps.pop(loop, None)
-    return Form(steps, lhs.low + low, lhs.high + high, lhs.irregular or rhs.irregular)
+    return IndexForm(steps, lhs.low + low, lhs.high + high, lhs.irregular or rhs.irregular)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tc.cost.forms import NOTHING, UNKNOWN_SIZE, Form, Forms, positive_share
+from tc.cost.forms import NOTHING, UNKNOWN_SIZE, Forms, IndexForm, positive_share
 from tc.ir.expr import (
     Add,
     BinaryExpr,
@@ -62,7 +62,7 @@ _KIND_OF: dict[type, int] = {Mul: 1, Add: 2, Sub: 2, Min: 3, Max: 3, Div: 4, Cas
 _CHEAP_CALLS = frozenset("fma floor ceil round trunc abs sign isnan isinf bit_not bit_and bit_or bit_xor shift_left shift_right".split())
 
 
-class Loop:
+class NestLoop:
     """A loop of at least two iterations (or of none). `depth` counts the loops around it.
 
     `body_lines`: cache lines of each region that one iteration touches. `ahead_bytes`: how far ahead something is fetched.
@@ -98,7 +98,7 @@ class Region:
         return size
 
 
-class Access:
+class MemoryAccess:
     """A load or a store inside `loops`.
 
     elements[k], lines[k]: what is touched while loops k, k + 1, ... run, for k up to len(loops), where nothing runs.
@@ -108,7 +108,7 @@ class Access:
 
     __slots__ = ("elements", "is_irregular", "is_store", "lines", "loops", "moves", "ranges", "region", "share", "steps")
 
-    def __init__(self, region: Region, is_store: bool, loops: Sequence[Loop], indices: Sequence[Form]) -> None:
+    def __init__(self, region: Region, is_store: bool, loops: Sequence[NestLoop], indices: Sequence[IndexForm]) -> None:
         self.region, self.is_store, self.loops = region, is_store, loops
         self.share = 1.0
         self.is_irregular = any(form.irregular for form in indices)
@@ -121,7 +121,7 @@ class Access:
         self.lines: list[float] = []
         self.steps: dict[int, float] = {}
 
-    def moves_with(self, loop: Loop) -> bool:
+    def moves_with(self, loop: NestLoop) -> bool:
         """Whether the address depends on the loop."""
         return loop.number in self.moves
 
@@ -131,7 +131,7 @@ class Guard:
 
     __slots__ = ("is_partitioned", "slack")
 
-    def __init__(self, slack: Form, is_partitioned: bool) -> None:
+    def __init__(self, slack: IndexForm, is_partitioned: bool) -> None:
         self.slack, self.is_partitioned = slack, is_partitioned
 
     @property
@@ -149,13 +149,13 @@ class Statement:
 
     __slots__ = ("accesses", "checks", "domain", "guards", "is_float", "is_reduction", "loops", "operations", "order", "share", "target")
 
-    def __init__(self, loops: Sequence[Loop], order: int) -> None:
+    def __init__(self, loops: Sequence[NestLoop], order: int) -> None:
         self.loops, self.order = loops, order
         self.share = self.domain = 1.0
         self.checks = 0
         self.operations = [0.0] * len(KINDS)
-        self.accesses: list[Access] = []
-        self.target: Access | None = None
+        self.accesses: list[MemoryAccess] = []
+        self.target: MemoryAccess | None = None
         self.guards: tuple[Guard, ...] = ()
         self.is_reduction = self.is_float = False
 
@@ -213,11 +213,11 @@ class _Builder:
     def __init__(self, func: PrimFunc, dims: Mapping[str, int]) -> None:
         self.forms = Forms({var: dims[var.name] for var in func.dims if var.name in dims})
         self.statements: list[Statement] = []
-        self.loops: list[Loop] = []
+        self.loops: list[NestLoop] = []
         self.regions: dict[Buffer, Region] = {}
-        self.accesses: dict[Region, list[Access]] = {}  # not in the regions, that they know by themselves
-        self.root = Loop(-1, 1.0, 0, LoopKind.SERIAL)
-        self.path: tuple[Loop, ...] = ()
+        self.accesses: dict[Region, list[MemoryAccess]] = {}  # not in the regions, that they know by themselves
+        self.root = NestLoop(-1, 1.0, 0, LoopKind.SERIAL)
+        self.path: tuple[NestLoop, ...] = ()
         self.share, self.domain = 1.0, math.inf
         self.guards: tuple[Guard, ...] = ()
         for buffer in func.buffers:
@@ -271,7 +271,7 @@ class _Builder:
     def _loop(self, var: Var, extent: float, kind: LoopKind, body: Stmt, source: For | None) -> None:
         number = self.forms.add_loop(var, max(extent, 1.0))
         path = self.path
-        loop = Loop(number, extent, len(path), kind, source)
+        loop = NestLoop(number, extent, len(path), kind, source)
         self.loops.append(loop)
         self.path = (*path, loop)
         self.visit(body)
@@ -350,19 +350,19 @@ class _Builder:
             if self.forms.of(index).irregular:
                 self._count(index, statement)
 
-    def _access(self, buffer: Buffer, indices: tuple[Expr, ...], statement: Statement, is_store: bool) -> Access:
+    def _access(self, buffer: Buffer, indices: tuple[Expr, ...], statement: Statement, is_store: bool) -> MemoryAccess:
         region = self._region(buffer)
         of = self.forms.of
         forms = [of(index) for index in indices]
         for dim, form in enumerate(forms):
             if form.irregular:
                 forms[dim] = self._spread(form, region.shape[dim])
-        access = Access(region, is_store, self.path, forms)
+        access = MemoryAccess(region, is_store, self.path, forms)
         self.accesses.setdefault(region, []).append(access)
         statement.accesses.append(access)
         return access
 
-    def _spread(self, form: Form, size: float) -> Form:
+    def _spread(self, form: IndexForm, size: float) -> IndexForm:
         """Places that memory decides, taken to be spread evenly over a dimension."""
         total = 1.0
         for loop in form.steps:
@@ -372,7 +372,7 @@ class _Builder:
         for loop in sorted(form.steps, reverse=True):
             steps[loop] = step
             step *= self.forms.extents[loop]
-        return Form(steps, 0.0, max(size - 1, 0.0), irregular=True)
+        return IndexForm(steps, 0.0, max(size - 1, 0.0), irregular=True)
 
     def _count(self, value: Expr, statement: Statement) -> None:
         """Operations and loads of a value. Parts that occur twice count once, and parts that do not change from one iteration to the
@@ -384,7 +384,7 @@ class _Builder:
         operations[1] -= fused
         operations[2] -= fused
 
-    def load(self, load: Load, statement: Statement) -> Access:
+    def load(self, load: Load, statement: Statement) -> MemoryAccess:
         """Note a load of the statement."""
         access = self._access(load.buffer, load.indices, statement, is_store=False)
         target = statement.target
@@ -490,7 +490,7 @@ def row_major(shape: Sequence[float]) -> list[float]:
     return strides
 
 
-def _compact(region: Region, accesses: Sequence[Access]) -> None:
+def _compact(region: Region, accesses: Sequence[MemoryAccess]) -> None:
     """Shrink a scratch buffer to what one iteration of the innermost loop around all its accesses touches."""
     if not accesses:
         return
@@ -508,7 +508,7 @@ def _compact(region: Region, accesses: Sequence[Access]) -> None:
     region.strides = row_major(shape)
 
 
-def _spans(access: Access, outer: int) -> list[float]:
+def _spans(access: MemoryAccess, outer: int) -> list[float]:
     """How far apart the indices of each dimension get while the loops from `outer` on run."""
     spans = [0.0] * len(access.ranges)
     for loop in access.loops[outer:]:
@@ -517,7 +517,7 @@ def _spans(access: Access, outer: int) -> list[float]:
     return [min(span, most) for span, most in zip(spans, access.ranges, strict=True)]
 
 
-def measure(access: Access, line_bytes: int) -> None:
+def measure(access: MemoryAccess, line_bytes: int) -> None:
     """Fill in what the access touches at each level, and how far its address moves.
 
     An index is a sum of steps, added here from the innermost loop out. The values so far, and their copies one step further, lie on

@@ -17,7 +17,7 @@ import onnx
 from tc.compiler import compile_model
 from tc.errors import InputError, TcError
 from tc.fuzz.builder import Input
-from tc.fuzz.evaluate import Failed, Feeds, Trace, disagreement, run_onnxruntime, trace
+from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, trace
 from tc.fuzz.generate import Case, live_names, without_dead_nodes
 
 # What both oracles run and `tc` does not, yet: the operator, and what the refusal says. Everything else that is refused is a defect.
@@ -96,7 +96,7 @@ def expect(model: onnx.ModelProto, feeds: Feeds) -> Expected:
     return Expected(names, [list(values) for values in zip(*found)], bounds, len(found))
 
 
-def _bound(steps: Trace, name: str, value: Any) -> float:
+def _bound(steps: ValueTrace, name: str, value: Any) -> float:
     if name in steps.errors:
         return 4 * steps.errors[name]
     if name in steps.values:  # an input or a constant that is an output too

@@ -236,7 +236,7 @@ def run_onnxruntime(model: onnx.ModelProto, feeds: Feeds) -> list[Value]:
 
 
 @dataclass(frozen=True)
-class Step:
+class EvaluationStep:
     """What a node gives: its values; for each, how far a correct implementation may be from it; who says so."""
 
     outputs: list[Value]
@@ -254,7 +254,7 @@ def step(
     ir_version: int,
     *,
     both: bool = False,
-) -> Step:
+) -> EvaluationStep:
     """Run one node. With `both`, ONNX Runtime runs it too, and Failed is raised when the oracles disagree."""
     attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type in UNSAID and UNSAID[node.op_type](attrs, [values[name] if name else None for name in node.input]):
@@ -280,11 +280,11 @@ def step(
             other = run_onnxruntime(model, feeds)
             by_onnxruntime = True
         except Failed as error:
-            return Step(outputs, bounds, True, False, str(error))
+            return EvaluationStep(outputs, bounds, True, False, str(error))
         for mine, theirs, bound in zip(outputs, other, bounds):
             if text := disagreement(mine, theirs, 4 * bound):
                 raise Failed(f"the oracles disagree on {node.op_type}: {text}")
-    return Step(outputs, bounds, by_reference, by_onnxruntime, missing)
+    return EvaluationStep(outputs, bounds, by_reference, by_onnxruntime, missing)
 
 
 def _bounds(
@@ -458,7 +458,7 @@ def _worst(found: np.ndarray, expected: np.ndarray, bound: float) -> str:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ValueTrace:
     """All values of a model by name, by running its nodes one after another, and the error allowed for each."""
 
     values: Feeds
@@ -467,7 +467,7 @@ class Trace:
     problem: str  # why the run ended early, or empty
 
 
-def trace(model: onnx.ModelProto, feeds: Feeds) -> Trace:
+def trace(model: onnx.ModelProto, feeds: Feeds) -> ValueTrace:
     """Run a model node by node. A node that is unstable leaves infinite errors from there on."""
     from onnx import numpy_helper
 
@@ -477,7 +477,7 @@ def trace(model: onnx.ModelProto, feeds: Feeds) -> Trace:
     by_reference = True
     for node in model.graph.node:
         if missing := node_reads(node) - set(values):
-            return Trace(
+            return ValueTrace(
                 values, errors, by_reference, f"{node.op_type} reads {', '.join(sorted(missing))}, which nothing makes"
             )
         known = {n: e for n, e in errors.items() if e != float("inf")}
@@ -491,10 +491,10 @@ def trace(model: onnx.ModelProto, feeds: Feeds) -> Trace:
             done = step(node, values, {}, model.opset_import, model.ir_version)
             results, bounds = done.outputs, [float("inf")] * len(done.outputs)
         except Failed as error:
-            return Trace(values, errors, by_reference, f"{node.op_type}: {error}")
+            return ValueTrace(values, errors, by_reference, f"{node.op_type}: {error}")
         for name, value, bound in zip([n for n in node.output if n], results, bounds):
             values[name], errors[name] = value, bound
-    return Trace(values, errors, by_reference, "")
+    return ValueTrace(values, errors, by_reference, "")
 
 
 def output_names(model: onnx.ModelProto) -> list[str]:

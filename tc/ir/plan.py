@@ -16,7 +16,7 @@ from tc.ir.node import Located, Node
 from tc.ir.types import DimFact, TensorType
 
 
-class Place(Enum):
+class SlotPlace(Enum):
     """Who owns the memory of a slot. DYNAMIC memory is allocated by an `Allocate` step and freed when the entry returns,
     unless it is an output: its size depends on data."""
 
@@ -31,18 +31,18 @@ class Place(Enum):
 class Slot(Node):
     """A tensor's memory: `offset` bytes into input/output/constant/dynamic block number `index`, or into the arena (index 0)."""
 
-    place: Place
+    place: SlotPlace
     index: int
     type: TensorType
     offset: Expr = const(0)
 
 
-class Step(Located):
+class PlanStep(Located):
     """One thing the entry point does. `span` names the model's node."""
 
 
 @dataclass(frozen=True, eq=False)
-class Launch(Step):
+class Launch(PlanStep):
     """Run kernel `kernel` (a PrimFunc of the module) on the slots' memory with the scalars `dims`.
 
     With `checks`, the last slot holds three i64 for each: whether an index was out of range, that index, and the size. Then the call
@@ -56,7 +56,7 @@ class Launch(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class CallOut(Step):
+class CallOut(PlanStep):
     """Call "c:symbol" (PrimFunc calling convention) or "py:name" / "op:name" / "import:module:function" (Python, through a callback that
     receives arrays).
 
@@ -74,7 +74,7 @@ class CallOut(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class BindDims(Step):
+class BindDims(PlanStep):
     """Set `dims` to the elements of the integer tensor in `slot`; an element below 0 is an error."""
 
     slot: Slot
@@ -82,7 +82,7 @@ class BindDims(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Check(Step):
+class Check(PlanStep):
     """Stop with `message` unless `condition` holds. `assumed`: the model does not need it; where it fails another program runs."""
 
     condition: Expr
@@ -91,7 +91,7 @@ class Check(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Allocate(Step):
+class Allocate(PlanStep):
     """Allocate dynamic block number `index` of `size_bytes`, freeing what it held."""
 
     index: int
@@ -99,7 +99,7 @@ class Allocate(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Copy(Step):
+class Copy(PlanStep):
     """Copy `size_bytes` from `source` to `target`; they do not overlap."""
 
     source: Slot
@@ -108,27 +108,27 @@ class Copy(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Branch(Step):
+class Branch(PlanStep):
     """`then_steps` if the bool scalar in `condition` is true, else `else_steps`."""
 
     condition: Slot
-    then_steps: tuple[Step, ...]
-    else_steps: tuple[Step, ...]
+    then_steps: tuple[PlanStep, ...]
+    else_steps: tuple[PlanStep, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat(Step):
+class Repeat(PlanStep):
     """Run `body` with `index` = 0, 1, ... while the bool scalar in `condition` (None: always) is true and `index` < `trip_count`
     (None: no bound). `condition` is read before each iteration."""
 
     index: Var
     trip_count: Expr | None
     condition: Slot | None
-    body: tuple[Step, ...]
+    body: tuple[PlanStep, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class StoreIndex(Step):
+class StoreIndex(PlanStep):
     """Write the value of a dim expression as an i64 scalar into `slot` (a loop's iteration number, as a tensor)."""
 
     slot: Slot
@@ -150,5 +150,5 @@ class ExecutionPlan(Located):
     facts: tuple[DimFact, ...]
     arena_bytes: Expr
     num_dynamic: int
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     output_slots: tuple[Slot, ...]

@@ -24,10 +24,10 @@ from tc.ir.plan import (
     Copy,
     ExecutionPlan,
     Launch,
-    Place,
+    PlanStep,
     Repeat,
     Slot,
-    Step,
+    SlotPlace,
     StoreIndex,
 )
 from tc.ir.types import DimFact
@@ -52,14 +52,14 @@ def _fact(fact: DimFact) -> str:
     return f"{fact.lo} <= {fact.var}{upper}" + (f", {fact.var} % {fact.multiple_of} == 0" if fact.multiple_of > 1 else "")
 
 
-def _steps(steps: Sequence[Step], depth: int) -> Iterator[str]:
+def _steps(steps: Sequence[PlanStep], depth: int) -> Iterator[str]:
     if not steps:
         yield f"{_INDENT * depth}nothing"
     for step in steps:
         yield from _step(step, depth)
 
 
-def _step(step: Step, depth: int) -> Iterator[str]:
+def _step(step: PlanStep, depth: int) -> Iterator[str]:
     pad = _INDENT * depth
     match step:
         case Launch(kernel=kernel, slots=slots, dims=dims, checks=checks):
@@ -100,7 +100,7 @@ def _found(dims: Sequence[Expr]) -> str:
 
 def _slot(slot: Slot) -> str:
     starts_at_zero = isinstance(slot.offset, Const) and slot.offset.value == 0
-    if slot.place is Place.ARENA:
+    if slot.place is SlotPlace.ARENA:
         where = str(slot.offset)
     else:
         where = str(slot.index) if starts_at_zero else f"{slot.index} + {slot.offset}"

@@ -16,7 +16,7 @@ from tc.codegen.kernels import Kernel
 from tc.errors import TcError
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.plan import Branch, ExecutionPlan, Launch, Repeat, Step
+from tc.ir.plan import Branch, ExecutionPlan, Launch, PlanStep, Repeat
 from tc.ir.types import TensorType
 from tc.measure.harness import Ratio, Timings
 from tc.measure.machine import Limit, fma_limit, stream_limit
@@ -100,7 +100,7 @@ def _launch_work(kernel: Kernel, launch: Launch, env: Mapping[Var, int]) -> Laun
     return LaunchWork(str(launch.span or ""), launch.kernel, kernel.rule, work)
 
 
-def _launches(steps: Sequence[Step]) -> Iterator[Launch]:
+def _launches(steps: Sequence[PlanStep]) -> Iterator[Launch]:
     for step in steps:
         match step:
             case Launch():

@@ -36,7 +36,7 @@ Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Step:
+class AttentionStep:
     """What one step does with a score and its operands: as an expression, and in numpy. All but `dtypes` are in the sum's dtype."""
 
     operands: int
@@ -44,14 +44,14 @@ class Step:
     array: Callable[..., np.ndarray]
 
 
-STEPS: dict[str, Step] = {
-    "mul": Step(1, lambda s, x: s * x, lambda s, x: s * x),
-    "div": Step(1, lambda s, x: s / x, lambda s, x: s / x),
-    "add": Step(1, lambda s, x: s + x, lambda s, x: s + x),
-    "sub": Step(1, lambda s, x: s - x, lambda s, x: s - x),
-    "keep": Step(2, lambda s, mask, other: select(mask, s, other), lambda s, mask, other: np.where(mask, s, other)),
-    "drop": Step(2, lambda s, mask, other: select(mask, other, s), lambda s, mask, other: np.where(mask, other, s)),
-    "tanh": Step(0, lambda s: call("tanh", s), lambda s: np.tanh(s)),
+STEPS: dict[str, AttentionStep] = {
+    "mul": AttentionStep(1, lambda s, x: s * x, lambda s, x: s * x),
+    "div": AttentionStep(1, lambda s, x: s / x, lambda s, x: s / x),
+    "add": AttentionStep(1, lambda s, x: s + x, lambda s, x: s + x),
+    "sub": AttentionStep(1, lambda s, x: s - x, lambda s, x: s - x),
+    "keep": AttentionStep(2, lambda s, mask, other: select(mask, s, other), lambda s, mask, other: np.where(mask, s, other)),
+    "drop": AttentionStep(2, lambda s, mask, other: select(mask, other, s), lambda s, mask, other: np.where(mask, other, s)),
+    "tanh": AttentionStep(0, lambda s: call("tanh", s), lambda s: np.tanh(s)),
 }
 """What may stand between the first product and the softmax. `keep` and `drop` take a mask and what masked scores become."""
 
@@ -115,7 +115,7 @@ def _check_terms(terms: Types, shape: Sequence[Expr], attrs: Attrs) -> None:
         require_broadcasts_to(term.shape, shape, f"attention: the operand {term} of a step")
 
 
-def _step(name: str) -> Step:
+def _step(name: str) -> AttentionStep:
     if name not in STEPS:
         raise ShapeError(f"attention: there is no step {name!r}; there are: {', '.join(STEPS)}")
     return STEPS[name]

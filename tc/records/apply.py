@@ -32,7 +32,7 @@ _UNFORESEEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErr
 
 
 class TunedSchedules:
-    """The best known schedules and choices for a target and a number of threads: a `tc.codegen.kernels.Tuned`.
+    """The best known schedules and choices for a target and a number of threads: a `tc.codegen.kernels.TunedDecisions`.
 
     `notes` says, one line each, which kernels have records that could not be used, and why. `applied` are the workloads that were
     scheduled by a record.

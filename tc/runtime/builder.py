@@ -2,7 +2,7 @@
 
     builder = ModuleBuilder(target)
     builder.want(kernel)                        # as soon as a kernel is scheduled
-    (linked,) = builder.link([Program.of(plan, kernels)])
+    (linked,) = builder.link([LinkUnit.of(plan, kernels)])
 
 What several programs of one builder have in common is compiled once. `want` may be called at any time before `link`: LLVM compiles what
 it is told of beside whatever its caller does until then.
@@ -44,14 +44,14 @@ ENTRY = "tc_entry"
 
 
 @dataclass(frozen=True)
-class Program:
+class LinkUnit:
     """An execution plan, and the linker symbols of the kernels that it launches, by their names."""
 
     plan: ExecutionPlan
     symbols: Mapping[str, str]
 
     @classmethod
-    def of(cls, plan: ExecutionPlan, kernels: Mapping[str, Kernel]) -> Program:
+    def of(cls, plan: ExecutionPlan, kernels: Mapping[str, Kernel]) -> LinkUnit:
         """The plan of a module with these kernels."""
         return cls(plan, {name: kernel.symbol for name, kernel in kernels.items()})
 
@@ -97,7 +97,7 @@ class ModuleBuilder:
             self._queue.put(self._backend.emit(kernel.final, symbol, self.target))
         self._wanted[symbol] = None
 
-    def link(self, programs: Sequence[Program], *, profile: bool = False) -> list[Linked]:
+    def link(self, programs: Sequence[LinkUnit], *, profile: bool = False) -> list[Linked]:
         """The programs, of kernels that were wanted. `profile`: with a clock around every launch."""
         wanted, self._wanted = self._wanted, {}
         queue, self._queue = self._queue, ObjectQueue(self.target)
@@ -118,7 +118,7 @@ class ModuleBuilder:
                 for program, entry, code in zip(programs, entries, objects[len(wanted) :], strict=True)
             ]
 
-    def _linked(self, program: Program, entry: EntrySource, code: bytes) -> Linked:
+    def _linked(self, program: LinkUnit, entry: EntrySource, code: bytes) -> Linked:
         objects = (*(self._code[symbol] for symbol in dict.fromkeys(program.symbols.values())), code)
         return Linked(entry, self._backend.load(objects), objects)
 
@@ -150,7 +150,7 @@ class Stages:
 
 def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
     """The module of a model, of whose kernels the builder was told; `notes` go into the report."""
-    program = Program.of(stages.plan, stages.kernels)
+    program = LinkUnit.of(stages.plan, stages.kernels)
     (linked,) = builder.link([program])
     constants = builder.constants(stages.plan)
     sources = nodes_by_result(stages.graph)
@@ -167,7 +167,7 @@ def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tu
     return CompiledModule(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
 
 
-def timed_entry(program: Program, builder: ModuleBuilder) -> tuple[EntrySource, Loaded]:
+def timed_entry(program: LinkUnit, builder: ModuleBuilder) -> tuple[EntrySource, Loaded]:
     """The entry point that times every launch, of a program whose kernels the builder was told of."""
     (timed,) = builder.link([program], profile=True)
     return timed.entry, timed.library

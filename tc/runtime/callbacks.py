@@ -17,7 +17,7 @@ from tc.ir.arith import Facts, evaluate
 from tc.ir.dtype import DType, parse_dtype
 from tc.ir.expr import Expr, Var
 from tc.ir.graph import Attrs, AttrValue
-from tc.ir.plan import CallOut, Place, Slot
+from tc.ir.plan import CallOut, Slot, SlotPlace
 from tc.ir.types import TensorType
 from tc.ops.registry import PYTHON_FUNCTIONS, get_op, inference, is_scoped
 from tc.runtime.saved import dim_text, parse_dim
@@ -122,7 +122,7 @@ def _slot_to_json(slot: Slot, names: Mapping[Var, str]) -> list[Any]:
 
 def _slot_from_json(item: list[Any], variables: Mapping[str, Var]) -> Slot:
     place, index, dtype, shape = item
-    return Slot(Place(place), index, TensorType(tuple(parse_dim(dim, variables) for dim in shape), parse_dtype(dtype)))
+    return Slot(SlotPlace(place), index, TensorType(tuple(parse_dim(dim, variables) for dim in shape), parse_dtype(dtype)))
 
 
 def _attr_to_json(value: AttrValue, names: Mapping[Var, str]) -> Any:

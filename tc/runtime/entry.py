@@ -26,10 +26,10 @@ from tc.ir.plan import (
     Copy,
     ExecutionPlan,
     Launch,
-    Place,
+    PlanStep,
     Repeat,
     Slot,
-    Step,
+    SlotPlace,
     StoreIndex,
 )
 from tc.ir.types import TensorType
@@ -77,7 +77,7 @@ def _all_dims(plan: ExecutionPlan) -> tuple[Var, ...]:
     """Every dim that the plan binds: from input shapes, from data, from callbacks' results."""
     found: dict[Var, None] = {}
 
-    def visit(steps: tuple[Step, ...]) -> None:
+    def visit(steps: tuple[PlanStep, ...]) -> None:
         for step in steps:
             match step:
                 case BindDims(dims=dims):
@@ -155,7 +155,7 @@ class _EntryEmitter:
     def _start(self) -> None:
         self.b = FunctionBuilder(self.module)
         self.dims = ScalarEmitter(self.b, self.facts)
-        self.bases: dict[tuple[Place, int], Value] = {}
+        self.bases: dict[tuple[SlotPlace, int], Value] = {}
         self.depth = 0
 
     # -- the frame
@@ -312,7 +312,7 @@ class _EntryEmitter:
 
     def _finish_output(self, index: int, slot: Slot) -> None:
         """Tell the caller where an output of data-dependent size is, and how large."""
-        if slot.place is not Place.DYNAMIC:
+        if slot.place is not SlotPlace.DYNAMIC:
             return
         word = self.layout.outputs[index]
         self._set_word(word, self.pointer(slot))
@@ -323,17 +323,17 @@ class _EntryEmitter:
         """The address of a slot."""
         b = self.b
         match slot.place:
-            case Place.INPUT:
+            case SlotPlace.INPUT:
                 base = self._cached(slot, lambda: self._word(self.layout.inputs[slot.index], "ptr"))
-            case Place.OUTPUT:
+            case SlotPlace.OUTPUT:
                 base = self._cached(slot, lambda: self._word(self.layout.outputs[slot.index], "ptr"))
-            case Place.ARENA:
+            case SlotPlace.ARENA:
                 base = self._cached(slot, lambda: self._word(ARENA, "ptr"))
-            case Place.CONSTANT:
+            case SlotPlace.CONSTANT:
                 table = self._cached_table()
                 place = b.emit(f"getelementptr ptr, {table}, i64 {slot.index}", "ptr")
                 base = b.emit(f"load ptr, {place}, align 8", "ptr")
-            case Place.DYNAMIC:
+            case SlotPlace.DYNAMIC:
                 base = self._word(self.layout.dynamic + 2 * slot.index, "ptr")
         offset = self.dims.value(simplify(slot.offset, self.facts))
         if offset.known == 0:
@@ -349,7 +349,7 @@ class _EntryEmitter:
         return self.bases[key] if key in self.bases else make()  # type: ignore[operator]
 
     def _cached_table(self) -> Value:
-        key = (Place.CONSTANT, -1)
+        key = (SlotPlace.CONSTANT, -1)
         if key in self.bases:
             return self.bases[key]
         table = self._word(CONSTANTS, "ptr")
@@ -357,11 +357,11 @@ class _EntryEmitter:
             self.bases[key] = table
         return table
 
-    def _steps(self, steps: tuple[Step, ...]) -> None:
+    def _steps(self, steps: tuple[PlanStep, ...]) -> None:
         for step in steps:
             self._step(step)
 
-    def _inner(self, steps: tuple[Step, ...]) -> None:
+    def _inner(self, steps: tuple[PlanStep, ...]) -> None:
         """Steps whose values do not dominate what follows."""
         known = dict(self.dims.values)
         self.depth += 1
@@ -369,7 +369,7 @@ class _EntryEmitter:
         self.depth -= 1
         self.dims.values = known
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: PlanStep) -> None:
         match step:
             case Launch():
                 self._launch(step)
@@ -438,7 +438,7 @@ class _EntryEmitter:
         total = self.b.binary("add", before, self.b.binary("sub", end, start))
         self.b.emit_void(f"store {total}, {place}, align 8")
 
-    def _bind_dims(self, step: Step, slot: Slot, dims: tuple[Var, ...]) -> None:
+    def _bind_dims(self, step: PlanStep, slot: Slot, dims: tuple[Var, ...]) -> None:
         b = self.b
         base = self.pointer(slot)
         bits = slot.type.dtype.bits
@@ -465,7 +465,7 @@ class _EntryEmitter:
         self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
         self._set_word(word + 1, size)
 
-    def _branch(self, condition: Slot, then_steps: tuple[Step, ...], else_steps: tuple[Step, ...]) -> None:
+    def _branch(self, condition: Slot, then_steps: tuple[PlanStep, ...], else_steps: tuple[PlanStep, ...]) -> None:
         b = self.b
         flag = b.emit(f"load i8, {self.pointer(condition)}, align 1", "i8")
         yes, no, done = b.label("then"), b.label("else"), b.label("endif")
@@ -542,7 +542,7 @@ class _EntryEmitter:
             self.dims.values[dim] = self._word(self.layout.dims + self.layout.dim_vars.index(dim))
 
 
-def _has_callbacks(steps: tuple[Step, ...]) -> bool:
+def _has_callbacks(steps: tuple[PlanStep, ...]) -> bool:
     for step in steps:
         match step:
             case CallOut(symbol=symbol) if not symbol.startswith("c:"):
@@ -554,7 +554,7 @@ def _has_callbacks(steps: tuple[Step, ...]) -> bool:
     return False
 
 
-def _located(step: Step, message: str) -> str:
+def _located(step: PlanStep, message: str) -> str:
     return f"{step.span}: {message}" if step.span is not None else message
 
 

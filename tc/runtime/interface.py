@@ -8,7 +8,7 @@ from tc.ir.dtype import parse_dtype
 from tc.ir.expr import Expr, Var
 from tc.ir.graph import TensorVar
 from tc.ir.node import walk
-from tc.ir.plan import Check, ExecutionPlan, Place, Slot
+from tc.ir.plan import Check, ExecutionPlan, Slot, SlotPlace
 from tc.ir.types import TensorType
 from tc.runtime.callbacks import call_from_json, call_to_json
 from tc.runtime.entry import EntrySource, FailedCheck, FrameLayout
@@ -67,7 +67,7 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
 
     inputs, outputs = tuple(map(tensor, header["inputs"])), tuple(map(tensor, header["outputs"]))
     slots = tuple(
-        Slot(Place(place), index, var.type)  # type: ignore[arg-type]
+        Slot(SlotPlace(place), index, var.type)  # type: ignore[arg-type]
         for (place, index), var in zip(header["places"], outputs, strict=True)
     )
     arena_bytes = parse_dim(header["arena_bytes"], variables)

@@ -27,7 +27,7 @@ from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
-from tc.ir.plan import Check, ExecutionPlan, Launch, Place
+from tc.ir.plan import Check, ExecutionPlan, Launch, SlotPlace
 from tc.ir.types import TensorType
 from tc.runtime.arrays import NO_OVERLAP, Port, dtype_name, fit, input_array, like, listed, output_array, overlapping
 from tc.runtime.available import check_fits
@@ -145,7 +145,7 @@ class CompiledModule:
         self._shares_bytes = any(v.type.dtype.per_byte > 1 for v in (*plan.inputs, *plan.outputs))  # type: ignore[union-attr]
         self._is_static = self._is_static and not self._shares_bytes
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
-        self._dynamic_out = [slot.place is Place.DYNAMIC for slot in plan.output_slots]
+        self._dynamic_out = [slot.place is SlotPlace.DYNAMIC for slot in plan.output_slots]
         self._known_out = [
             (shape, word, dtype, rank)
             for shape, word, (dtype, rank), dynamic in zip(
@@ -537,7 +537,7 @@ class CompiledModule:
             return self.general.peak_bytes(**dims)
         total = self._evaluate(self.plan.arena_bytes, env)
         for var, slot in zip(self.plan.outputs, self.plan.output_slots, strict=True):
-            if slot.place is not Place.DYNAMIC:
+            if slot.place is not SlotPlace.DYNAMIC:
                 assert isinstance(var.type, TensorType)
                 total += self._evaluate(var.type.size_bytes, env)
         return total

@@ -10,7 +10,7 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Const
 from tc.ir.graph import Binding, CallTir, TensorVar, all_bindings
 from tc.ir.module import IRModule
-from tc.ir.plan import Branch, CallOut, ExecutionPlan, Repeat, Step
+from tc.ir.plan import Branch, CallOut, ExecutionPlan, PlanStep, Repeat
 from tc.ir.types import TensorType
 
 
@@ -129,7 +129,7 @@ def _nodes_of(sources: Mapping[TensorVar, tuple[str, ...]], binding: Binding) ->
     return sources.get(binding.targets[0], (str(binding.span),))
 
 
-def _calls_out(steps: Iterable[Step]) -> Iterator[CallOut]:
+def _calls_out(steps: Iterable[PlanStep]) -> Iterator[CallOut]:
     for step in steps:
         match step:
             case CallOut():

@@ -25,7 +25,7 @@ from tc.autotune.events import (
 from tc.autotune.in_model.outcome import Standing
 from tc.autotune.report.facts import gather_facts
 from tc.autotune.report.page import (
-    Verdict,
+    GainVerdict,
     format_count,
     format_duration,
     format_ms,
@@ -459,12 +459,12 @@ def test_numbers_have_the_units_that_fit() -> None:
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        (Verdict(Ratio(0.8, 0.75, 0.85)), "The whole model: 1.25× [1.18×, 1.33×] as fast as untuned, measured in turns."),
-        (Verdict(Ratio(1.25, 1.2, 1.3), is_used=False), "The whole model: it gained nothing: 0.80×"),
-        (Verdict(None), "The whole model: it gained nothing: no kernel got another schedule"),
+        (GainVerdict(Ratio(0.8, 0.75, 0.85)), "The whole model: 1.25× [1.18×, 1.33×] as fast as untuned, measured in turns."),
+        (GainVerdict(Ratio(1.25, 1.2, 1.3), is_used=False), "The whole model: it gained nothing: 0.80×"),
+        (GainVerdict(None), "The whole model: it gained nothing: no kernel got another schedule"),
     ],
 )
-def test_the_page_says_what_the_whole_model_gained(verdict: Verdict, words: str) -> None:
+def test_the_page_says_what_the_whole_model_gained(verdict: GainVerdict, words: str) -> None:
     """The sum over kernels stood there alone, also where the whole model was no faster and nothing of it is used."""
     page = make_page(gather_facts("m.onnx", (), (), ()), verdict=verdict)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tc.autotune.cost_model.accuracy import Measured
-from tc.autotune.cost_model.learned import Shared
+from tc.autotune.cost_model.learned import SharedModel
 from tc.autotune.cost_model.models import RankCost
 from tc.autotune.cost_model.transfer import (
     LEARNED_ROWS,
@@ -119,7 +119,7 @@ def measured_records(name: str, count: int, folder: Path) -> tuple[str, list[Rec
 def test_the_shared_model_learns_from_records_of_other_workloads(tmp_path: Path) -> None:
     known = dict(measured_records(name, 12, tmp_path) for name in ("matmul", "gelu"))
     known["unknown"] = [make_record()]
-    shared = Shared(RankCost)
+    shared = SharedModel(RankCost)
 
     teach(shared, known, WorkloadStore(tmp_path / "db"), TARGET, {"contraction"}, lambda: False)
 
@@ -143,7 +143,7 @@ def main(x: f32[n, 48], w: f32[48, 40]):
     sized = [
         replace(record, trace=c.trace.to_json(), ratio=1.0 + k, dims=tuple(task.dims.items())) for k, c in enumerate(candidates)
     ]
-    shared, untold = Shared(RankCost), Shared(RankCost)
+    shared, untold = SharedModel(RankCost), SharedModel(RankCost)
 
     teach(shared, {task.key: sized}, store, TARGET, (), lambda: False)
     teach(untold, {task.key: [replace(each, dims=()) for each in sized]}, store, TARGET, (), lambda: False)
@@ -155,7 +155,7 @@ def main(x: f32[n, 48], w: f32[48, 40]):
 
 def test_no_time_means_no_lesson(tmp_path: Path) -> None:
     known = dict([measured_records("matmul", 4, tmp_path)])
-    shared = Shared(RankCost)
+    shared = SharedModel(RankCost)
 
     teach(shared, known, WorkloadStore(tmp_path / "db"), TARGET, (), lambda: True)
 
@@ -175,7 +175,7 @@ class Witness:
 
 
 def test_a_shared_model_has_not_seen_the_task_it_serves_but_most_others() -> None:
-    shared = Shared(Witness)  # type: ignore[arg-type]
+    shared = SharedModel(Witness)  # type: ignore[arg-type]
     keys = [f"task{k}" for k in range(30)]
     for key in keys:
         shared.add(key, np.ones((4, 2), np.float32), np.ones(4))
@@ -190,7 +190,7 @@ def test_a_shared_model_has_not_seen_the_task_it_serves_but_most_others() -> Non
 
 
 def test_lessons_are_for_all_tasks() -> None:
-    shared = Shared(Witness)  # type: ignore[arg-type]
+    shared = SharedModel(Witness)  # type: ignore[arg-type]
     rows, seconds = np.zeros((9, 2), np.float32), np.ones(9)
     keys = [f"task {k}" for k in range(6)]
     for key in keys:
@@ -202,7 +202,7 @@ def test_lessons_are_for_all_tasks() -> None:
 
 
 def test_a_shared_model_learns_again_when_there_is_a_third_more() -> None:
-    shared = Shared(Witness)  # type: ignore[arg-type]
+    shared = SharedModel(Witness)  # type: ignore[arg-type]
     for k in range(20):
         shared.add(f"task{k}", np.ones((4, 2), np.float32), np.ones(4))
     cost = shared.cost_for("new")

@@ -18,7 +18,7 @@ from rich.console import Console
 import tc
 from tc.cli import demo, doctor, main
 from tc.cli.main import report_error, to_json
-from tc.cli.options import ArraySpec, DimSpec, InputSpec, parse_array_spec, parse_dims, parse_input, random_array
+from tc.cli.options import DimSpec, InputSpec, ShapeSpec, parse_array_spec, parse_dims, parse_input, random_array
 from tc.cli.outcome import format_bytes, format_seconds, make_table, write_file
 from tc.cli.profile import by_kernel
 from tc.cli.reference import relative_error
@@ -76,7 +76,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
 def test_shapes_are_read_and_printed(text: str, shape: tuple[int, ...], element: dtype.DType) -> None:
     spec = parse_array_spec(text)
 
-    assert (spec, str(spec)) == (ArraySpec(shape, element), text)
+    assert (spec, str(spec)) == (ShapeSpec(shape, element), text)
 
 
 @pytest.mark.parametrize("text", ["", "1x3", "1x3xf33x", "-1xf32", "1 x 2xf32", "batchx3xf32"])
@@ -103,14 +103,14 @@ def test_bad_dims_are_refused(text: str) -> None:
 def test_inputs_are_read() -> None:
     assert parse_input("x=a/b.npy") == InputSpec("x", Path("a/b.npy"))
     assert parse_input("b.npy") == InputSpec(None, Path("b.npy"))
-    assert parse_input("x=2xi64") == InputSpec("x", ArraySpec((2,), dtype.i64))
+    assert parse_input("x=2xi64") == InputSpec("x", ShapeSpec((2,), dtype.i64))
     with pytest.raises(UserError, match="--inputs"):
         parse_input("x=all.npz")
 
 
 @pytest.mark.parametrize("element", dtype.ALL_DTYPES, ids=str)
 def test_random_arrays_have_the_asked_for_type(element: dtype.DType, rng: np.random.Generator) -> None:
-    array = random_array(ArraySpec((2, 3), element), rng)
+    array = random_array(ShapeSpec((2, 3), element), rng)
 
     assert (array.shape, array.dtype) == ((2, 3), element.numpy)
 

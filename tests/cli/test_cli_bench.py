@@ -180,7 +180,7 @@ def test_a_measuring_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) 
         raise BrokenProcessPool
 
     monkeypatch.setattr(bench, "run_apart", die)
-    request = bench.Request(Path("m.onnx"), ("openvino",), 2, {}, (), {}, PLAN, False)
+    request = bench.BenchRequest(Path("m.onnx"), ("openvino",), 2, {}, (), {}, PLAN, False)
 
     with pytest.raises(MeasureError, match="died with tc, openvino on 2 threads"):
         bench.measure_apart(request)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from tc.cost.nest import Access, Nest
+from tc.cost.nest import MemoryAccess, Nest
 from tc.ir.dtype import f32, i64
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
@@ -82,7 +82,7 @@ EXACT: dict[str, PrimFunc] = {
 }
 
 
-def pairs_of(func: PrimFunc, dims: Mapping[str, int]) -> list[tuple[Access, list[int], list[int]]]:
+def pairs_of(func: PrimFunc, dims: Mapping[str, int]) -> list[tuple[MemoryAccess, list[int], list[int]]]:
     """Every access to a parameter, with the elements and lines that running the loops finds."""
     nest, ran = Nest(func, dims, LINE_BYTES), list(Enumeration(func, dims).stores.values())
     statements = [statement for statement in nest.statements if statement.iterations]

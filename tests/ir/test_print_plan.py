@@ -16,9 +16,9 @@ from tc.ir.plan import (
     Copy,
     ExecutionPlan,
     Launch,
-    Place,
     Repeat,
     Slot,
+    SlotPlace,
     StoreIndex,
 )
 from tc.ir.print_plan import print_plan
@@ -26,11 +26,11 @@ from tc.ir.types import DimFact, tensor_type
 
 N, K, TRIP = Var("n"), Var("k"), Var("i")
 ROWS = tensor_type((N, 4), f32)
-X = Slot(Place.INPUT, 0, ROWS)
-Y = Slot(Place.OUTPUT, 0, ROWS)
-SCRATCH = Slot(Place.ARENA, 0, ROWS, N * 64)
-PART = Slot(Place.DYNAMIC, 1, tensor_type((K,), i64), const(128))
-FLAG = Slot(Place.ARENA, 0, tensor_type((), bool_))
+X = Slot(SlotPlace.INPUT, 0, ROWS)
+Y = Slot(SlotPlace.OUTPUT, 0, ROWS)
+SCRATCH = Slot(SlotPlace.ARENA, 0, ROWS, N * 64)
+PART = Slot(SlotPlace.DYNAMIC, 1, tensor_type((K,), i64), const(128))
+FLAG = Slot(SlotPlace.ARENA, 0, tensor_type((), bool_))
 
 PLAN = ExecutionPlan(
     "main", (TensorVar("x", ROWS),), (TensorVar("y", ROWS),), (), (DimFact(N, 1, 64, 8),), N * 128, 2,

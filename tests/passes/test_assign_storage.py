@@ -10,8 +10,8 @@ from tc.ir.arith import Facts, evaluate
 from tc.ir.expr import Expr, Var, const
 from tc.passes.graph.assign_storage import (
     ALIGNMENT,
-    Layout,
-    Region,
+    StorageLayout,
+    StorageRegion,
     assign_offsets,
     place_by_classes,
     place_by_slots,
@@ -24,16 +24,16 @@ UNITS = (const(1), N, N * H, N * H * W, N * HALF * W, N * HALF, H * H * N, (W + 
 FACTS = Facts().with_bounds(N, 1, 8).with_bounds(H, 0, None).with_bounds(W, 1, None)
 
 
-def random_regions(rng: random.Random) -> list[Region]:
+def random_regions(rng: random.Random) -> list[StorageRegion]:
     regions = []
     for _ in range(rng.randint(1, 40)):
         start = rng.randint(0, 30)
         count = ALIGNMENT * rng.choice([1, 2, 3, 8, 10, 64])
-        regions.append(Region(count, rng.choice(UNITS), start, start + rng.choice([0, 1, 1, 2, 3, 20])))
+        regions.append(StorageRegion(count, rng.choice(UNITS), start, start + rng.choice([0, 1, 1, 2, 3, 20])))
     return regions
 
 
-def assert_disjoint(layout: Layout, regions: list[Region], env: dict[Var, int]) -> None:
+def assert_disjoint(layout: StorageLayout, regions: list[StorageRegion], env: dict[Var, int]) -> None:
     total = evaluate(layout.total, env)
     places = [(evaluate(layout.offsets[r], env), evaluate(r.size_bytes, env), r) for r in regions]
     for k, (start, size, region) in enumerate(places):
@@ -56,37 +56,37 @@ def test_what_lives_together_never_overlaps(seed: int) -> None:
             assert_disjoint(layout, regions, env)
 
 
-def peak(regions: list[Region], facts: Facts, env: dict[Var, int]) -> int:
+def peak(regions: list[StorageRegion], facts: Facts, env: dict[Var, int]) -> int:
     return evaluate(assign_offsets(regions, facts), env)
 
 
 def test_sizes_that_do_not_compare_share_memory_as_a_maximum() -> None:
-    regions = [Region(64, N * H, 0, 1), Region(64, N * W, 2, 3)]
+    regions = [StorageRegion(64, N * H, 0, 1), StorageRegion(64, N * W, 2, 3)]
 
     for env in ({N: 2, H: 3, W: 100}, {N: 2, H: 100, W: 3}):
         assert peak(regions, FACTS, env) == 64 * 2 * 100
 
 
 def test_a_size_that_is_proven_to_fit_leaves_no_maximum() -> None:
-    whole, half = Region(64, N * H * W, 0, 1), Region(64, N * HALF * W, 2, 3)
+    whole, half = StorageRegion(64, N * H * W, 0, 1), StorageRegion(64, N * HALF * W, 2, 3)
     facts = FACTS.with_bounds(H, 1, None)
 
     total: Expr = assign_offsets([whole, half], facts)
 
-    assert str(total) == str(assign_offsets([Region(64, N * H * W, 0, 1)], facts))
+    assert str(total) == str(assign_offsets([StorageRegion(64, N * H * W, 0, 1)], facts))
 
 
 def test_two_that_live_in_the_place_of_one() -> None:
     """A pyramid: a large value, then two of half its size together, of a unit that is proven to be smaller."""
     facts = FACTS.with_bounds(H, 1, None)
-    regions = [Region(256, N * H * W, 0, 1), Region(128, N * HALF * W, 2, 4), Region(128, N * HALF * W, 3, 5)]
+    regions = [StorageRegion(256, N * H * W, 0, 1), StorageRegion(128, N * HALF * W, 2, 4), StorageRegion(128, N * HALF * W, 3, 5)]
 
     env = {N: 1, H: 9, W: 5}
     assert peak(regions, facts, env) == 256 * 45
-    assert_disjoint(Layout({r: r.offset for r in regions}, const(256) * N * H * W), regions, env)
+    assert_disjoint(StorageLayout({r: r.offset for r in regions}, const(256) * N * H * W), regions, env)
 
 
 def test_static_regions_are_packed_into_gaps() -> None:
-    regions = [Region(256, const(1), 0, 2), Region(128, const(1), 1, 3), Region(256, const(1), 3, 4)]
+    regions = [StorageRegion(256, const(1), 0, 2), StorageRegion(128, const(1), 1, 3), StorageRegion(256, const(1), 3, 4)]
 
     assert peak(regions, Facts(), {}) == 384

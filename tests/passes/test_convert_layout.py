@@ -225,7 +225,7 @@ def test_many_random_networks(seed: int) -> None:
 
 
 class AnyAnswers:
-    """A `tc.codegen.kernels.Tuned` with default schedules, and an answer drawn at random for every question of a graph pass."""
+    """A `tc.codegen.kernels.TunedDecisions` with default schedules, and an answer drawn at random for every question of a graph pass."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

@@ -15,14 +15,14 @@ from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
-from tc.passes.graph.rewrite import Rule, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
 
 RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *matmul_rules(4), *phase_rules(4))
 
 
-def example_of(rule: Rule) -> IRModule:
+def example_of(rule: GraphRule) -> IRModule:
     builder = GraphBuilder()
     result = rule.example(builder)
     return IRModule((builder.function("main", (result,)),))
@@ -39,7 +39,7 @@ def attrs_of(module: IRModule) -> list[dict]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_keeps_the_meaning_of_its_example(rule: Rule) -> None:
+def test_a_rule_keeps_the_meaning_of_its_example(rule: GraphRule) -> None:
     before = example_of(rule)
     rng = np.random.default_rng(5)
     inputs = [rng.uniform(0.5, 1.5, p.type.static_shape).astype(p.type.dtype.numpy) for p in before.main.params]
@@ -56,7 +56,7 @@ def test_a_rule_keeps_the_meaning_of_its_example(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_changes_the_operators_of_its_example(rule: Rule) -> None:
+def test_a_rule_changes_the_operators_of_its_example(rule: GraphRule) -> None:
     before = example_of(rule)
 
     after = remove_dead_code(rewrite_module(before, [rule]))

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from tc.codegen.kernels import Tuned
+from tc.codegen.kernels import TunedDecisions
 from tc.ir.dtype import f32
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
@@ -169,7 +169,7 @@ def test_a_program_with_other_names_gets_the_same_schedule(database: Database) -
     named_otherwise = create_prim_func("another", [left, right], [other])
     assert workload_key(named_otherwise) == workload_key(matmul())
     database.append([replace(record(default_of(matmul()).trace), workload=workload_key(matmul()))])
-    tuned: Tuned = TunedSchedules(database, TARGET, threads=2)
+    tuned: TunedDecisions = TunedSchedules(database, TARGET, threads=2)
 
     scheduled = tuned.schedule(named_otherwise)
 

@@ -10,7 +10,7 @@ from tc.codegen.kernels import Kernel
 from tc.compiler import Stages, run_stages
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.runtime import builder as builder_module
-from tc.runtime.builder import ENTRY, ModuleBuilder, Program
+from tc.runtime.builder import ENTRY, LinkUnit, ModuleBuilder
 from tc.runtime.module import CompiledModule
 from tc.runtime.object_queue import ObjectQueue
 from tc.target import native_target
@@ -33,10 +33,10 @@ def symbols(stages: Stages) -> set[str]:
 def test_a_second_builder_finds_the_code_of_the_first_on_disk() -> None:
     first, second = ModuleBuilder(native_target()), ModuleBuilder(native_target())
     stages = stages_with(first)
-    first.link([Program.of(stages.plan, stages.kernels)])
+    first.link([LinkUnit.of(stages.plan, stages.kernels)])
 
     again = stages_with(second)
-    second.link([Program.of(again.plan, again.kernels)])
+    second.link([LinkUnit.of(again.plan, again.kernels)])
 
     assert first.made == symbols(stages) == symbols(again) != set()
     assert second.made == set()
@@ -53,7 +53,7 @@ def test_programs_of_one_builder_share_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(builder_module, "ObjectQueue", Counting)
     builder = ModuleBuilder(native_target())
     stages = stages_with(builder)
-    program = Program.of(stages.plan, stages.kernels)
+    program = LinkUnit.of(stages.plan, stages.kernels)
 
     builder.link([program, program])
     (timed,) = builder.link([program], profile=True)
@@ -70,7 +70,7 @@ def test_a_kernel_may_be_wanted_long_before_it_is_linked_and_more_than_once() ->
     for kernel in (*told, *told):
         builder.want(kernel)
 
-    (linked,) = builder.link([Program.of(stages.plan, stages.kernels)])
+    (linked,) = builder.link([LinkUnit.of(stages.plan, stages.kernels)])
     module = CompiledModule(stages.plan, linked.entry, linked.library, ENTRY, builder.constants(stages.plan), 1)
 
     assert [kernel.name for kernel in told] == list(stages.kernels)

@@ -17,7 +17,7 @@ KEPT_FEATURES = 4096
 """Candidates whose features are remembered."""
 
 
-class Shared:
+class SharedModel:
     """What all tasks teach each other. Its models learn when they are asked to, from what was measured of any task.
 
     A task gets a model that has not learned from the task itself: on top of one that has, its own measurements would seem to
@@ -69,7 +69,7 @@ class Shared:
 class TaskModel:
     """Predicts candidates of a task: the shared model, and on top of it what the task's own measurements say. See `search.Model`."""
 
-    def __init__(self, key: str, target: Target, dims: Mapping[str, int], shared: Shared, seed: int) -> None:
+    def __init__(self, key: str, target: Target, dims: Mapping[str, int], shared: SharedModel, seed: int) -> None:
         self._key, self._target, self._dims, self._shared = key, target, dims, shared
         self._cost = TransferCost(key, shared.cost_for(key), seed)
         self._features: OrderedDict[str, np.ndarray] = OrderedDict()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tc.autotune.cost_model.learned import Shared
+from tc.autotune.cost_model.learned import SharedModel
 from tc.autotune.cost_model.models import Program
 from tc.autotune.search.diversity import Point
 from tc.errors import TcError
@@ -96,7 +96,7 @@ def precedents_of(known: Mapping[str, Sequence[Record]]) -> list[Precedent]:
 
 
 def teach(
-    shared: Shared,
+    shared: SharedModel,
     known: Mapping[str, Sequence[Record]],
     store: WorkloadStore,
     target: Target,

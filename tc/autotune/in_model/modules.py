@@ -11,19 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from tc.codegen.kernels import Kernel, Tuned, schedule_kernel, with_kernels
+from tc.codegen.kernels import Kernel, TunedDecisions, schedule_kernel, with_kernels
 from tc.ir.loop import PrimFunc
 from tc.ir.node import replace
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.pipeline import LoweredModel
 from tc.records.record import Record
-from tc.runtime.builder import ENTRY, ModuleBuilder, Program
+from tc.runtime.builder import ENTRY, LinkUnit, ModuleBuilder
 from tc.runtime.callbacks import callback_for
 from tc.runtime.module import CompiledModule
 from tc.target import Target
 
 
-class Schedules(Tuned, Protocol):
+class Schedules(TunedDecisions, Protocol):
     """What tuning has found, and under which record."""
 
     def record(self, workload: str) -> Record | None:
@@ -44,7 +44,7 @@ class Workshop:
         funcs = [(func, lowered.workloads[func.name]) for func in lowered.lowered.prim_funcs]
         staged = [{func.name: self._kernel(func, workload, each) for func, workload in funcs} for each in schedules]
         plans = [plan_memory(with_kernels(lowered.lowered, kernels), lowered.imported.requirements) for kernels in staged]
-        linked = self._builder.link([Program.of(*each) for each in zip(plans, staged, strict=True)], profile=True)
+        linked = self._builder.link([LinkUnit.of(*each) for each in zip(plans, staged, strict=True)], profile=True)
         if self._constants is None or self._constants[0] is not lowered:
             self._constants = lowered, self._builder.constants(plans[0])
         placed = self._constants[1]

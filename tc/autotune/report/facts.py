@@ -47,7 +47,7 @@ class Winner:
 
 
 @dataclass(frozen=True)
-class Step:
+class CurveStep:
     """The whole model at one time of the run: ms per run with the best schedules measured, and with those verified, by then."""
 
     seconds: float
@@ -127,7 +127,7 @@ class RunFacts:
     remaining_ms: float
     reason: str
     is_from_records: bool
-    steps: list[Step]
+    steps: list[CurveStep]
     accuracies: list[Accuracy]
     left_out: int
     forms: tuple[FormTried, ...] = ()
@@ -309,13 +309,13 @@ def _accuracies(events: Iterable[Event]) -> list[Accuracy]:
     return [Accuracy(batch.seconds, batch.model_accuracy) for batch in batches if math.isfinite(batch.model_accuracy)]
 
 
-def _steps(facts: RunFacts, events: Sequence[Event]) -> list[Step]:
+def _steps(facts: RunFacts, events: Sequence[Event]) -> list[CurveStep]:
     """The model's time after each event, what is not tuned included; empty when nothing was measured."""
     default_ms = {task.name: task.default_ms for task in facts.tasks}
     measured = dict(default_ms)
     verified = dict(default_ms)
     rest_ms = facts.default_ms - sum(default_ms.values())
-    steps = [Step(0.0, facts.default_ms, facts.default_ms)]
+    steps = [CurveStep(0.0, facts.default_ms, facts.default_ms)]
     for event in events:
         match event:
             case BatchMeasured():
@@ -325,12 +325,12 @@ def _steps(facts: RunFacts, events: Sequence[Event]) -> list[Step]:
                 verified[event.task] = default_ms[event.task] * event.ratio
             case TuningFinished() if math.isfinite(facts.tuned_ms):  # schedules of earlier runs count, too
                 last_ms = min(rest_ms + sum(measured.values()), facts.tuned_ms)
-                steps.append(Step(event.seconds, last_ms, facts.tuned_ms))
+                steps.append(CurveStep(event.seconds, last_ms, facts.tuned_ms))
                 continue
             case _:
                 continue
         best_ms, kept_ms = sum(measured.values()), sum(verified.values())
-        steps.append(Step(event.seconds, rest_ms + best_ms, rest_ms + kept_ms))
+        steps.append(CurveStep(event.seconds, rest_ms + best_ms, rest_ms + kept_ms))
     is_known = 0 < facts.default_ms < math.inf and steps[-1].seconds > 0
     return steps if is_known and any(isinstance(event, BatchMeasured) for event in events) else []
 

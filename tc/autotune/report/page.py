@@ -50,7 +50,7 @@ _LOOP_WORDS = re.compile(r"\b(parallel|vectorized|unrolled|bound)(?=\()")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GainVerdict:
     """What tuning did for the whole model: its seconds tuned over untuned, taken in turns (None: no kernel is another one, or nothing
     was measured), and whether it compiles with what was found."""
 
@@ -67,7 +67,7 @@ def write_report(
     records: Sequence[Record],
     importance: Sequence[tuple[str, float]] = (),
     standings: Sequence[Standing] = (),
-    verdict: Verdict | None = None,
+    verdict: GainVerdict | None = None,
 ) -> None:
     """Write the report of a tuning run to `path`, which changes only when the whole page is there.
 
@@ -92,7 +92,7 @@ def make_page(
     facts: RunFacts,
     importance: Sequence[tuple[str, float]] = (),
     standings: Sequence[Standing] = (),
-    verdict: Verdict | None = None,
+    verdict: GainVerdict | None = None,
 ) -> str:
     """The whole page."""
     sections = (
@@ -120,7 +120,7 @@ def make_page(
 # The sections.
 
 
-def _headline(facts: RunFacts, verdict: Verdict | None) -> str:
+def _headline(facts: RunFacts, verdict: GainVerdict | None) -> str:
     is_known = 0 < facts.default_ms < math.inf
     what = "A run of the model" if facts.is_whole_model else "A call of each task"
     times = f"{format_ms(facts.default_ms)} → {format_ms(facts.tuned_ms)}" if is_known else NOT_KNOWN
@@ -147,7 +147,7 @@ def _headline(facts: RunFacts, verdict: Verdict | None) -> str:
     )
 
 
-def say_verdict(verdict: Verdict) -> str:
+def say_verdict(verdict: GainVerdict) -> str:
     """What the whole model gained, in a sentence."""
     if verdict.ratio is None:
         return "it gained nothing: no kernel got another schedule, so it is what it was."

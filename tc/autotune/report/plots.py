@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from tc.autotune.report.facts import Accuracy, Step, TaskFacts
+from tc.autotune.report.facts import Accuracy, CurveStep, TaskFacts
 from tc.errors import UserError
 
 _PLACEHOLDERS = {
@@ -64,7 +64,7 @@ def plot_curve(task: TaskFacts, number: int) -> str:
     return _svg(figure, number, f"Gain over the default during {len(gains)} trials")
 
 
-def plot_model_time(steps: Sequence[Step], number: int) -> str:
+def plot_model_time(steps: Sequence[CurveStep], number: int) -> str:
     """What a run of the model takes while tuning goes on: ms over wall time."""
     figure, axes = _figure(5.2, 2.8)
     scale, unit = _time_scale(steps[-1].seconds)

@@ -22,7 +22,7 @@ Difference = tuple[str, Value | None, Value | None]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScheduleComparison:
     """A task's default schedule and its best one as text; `problem` says why one of them is None.
 
     `steps`: those of the best one, where they are readable.
@@ -35,24 +35,24 @@ class Comparison:
     problem: str = ""
 
 
-def compare(facts: TaskFacts) -> Comparison:
+def compare(facts: TaskFacts) -> ScheduleComparison:
     """What the tuner changed about a task that has a winner. Never raises: what cannot be shown is said in `problem`."""
     winner, task = facts.winner, facts.task
     assert winner is not None, "a task with a verified schedule"
     answers, steps = tuple((name, None, value) for name, value in winner.point), _steps_of(winner)
     if task is None:
-        return Comparison(None, None, answers, steps, "The program is not at hand, only its records are.")
+        return ScheduleComparison(None, None, answers, steps, "The program is not at hand, only its records are.")
     try:
         default = task.space().default()
         default_text = print_ir(default.func)
     except (TcError, *_UNFORESEEN) as error:
-        return Comparison(None, None, answers, steps, f"The default schedule cannot be made: {_said(error)}")
+        return ScheduleComparison(None, None, answers, steps, f"The default schedule cannot be made: {_said(error)}")
     knobs = _differences(dict(default.point), dict(winner.point))
     try:
         best = print_ir(_replayed(task, winner))
     except (TcError, *_UNFORESEEN) as error:
-        return Comparison(default_text, None, knobs, steps, f"The best schedule no longer replays: {_said(error)}")
-    return Comparison(default_text, best, knobs, steps)
+        return ScheduleComparison(default_text, None, knobs, steps, f"The best schedule no longer replays: {_said(error)}")
+    return ScheduleComparison(default_text, best, knobs, steps)
 
 
 def _replayed(task: Task, winner: Winner) -> PrimFunc:

@@ -59,7 +59,7 @@ class SearchSpace(Protocol[C]):
     def size(self) -> float: ...
 
 
-class Model(Protocol[C_contra]):
+class Predictor(Protocol[C_contra]):
     """What is believed about candidates that were not measured. Lower is faster, in any unit in which differences mean something."""
 
     def predict(self, candidates: Sequence[C_contra]) -> tuple[np.ndarray, np.ndarray]:
@@ -322,7 +322,7 @@ class ModelSearch(Generic[C]):
     def __init__(
         self,
         space: SearchSpace[C],
-        model: Model[C],
+        model: Predictor[C],
         rng: np.random.Generator,
         limits: Limits[C] | None = None,
         *,
@@ -428,7 +428,7 @@ class ModelSearch(Generic[C]):
 class _Views(Generic[C]):
     """What is thought of candidates as long as nothing new is learned; of each program the model is asked once."""
 
-    def __init__(self, model: Model[C], novelty: Novelty) -> None:
+    def __init__(self, model: Predictor[C], novelty: Novelty) -> None:
         self._model, self._novelty = model, novelty
         self._known: dict[str, tuple[float, float]] = {}
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
-from tc.codegen.llvm.packed import Place, is_packed, load_packed, store_packed
+from tc.codegen.llvm.packed import PackedPlace, is_packed, load_packed, store_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
 from tc.ir.bounds import VarFact
@@ -215,7 +215,7 @@ class MemoryEmitter:
         buffer = node.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
         if is_packed(buffer):
-            return load_packed(self, buffer, Place(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
+            return load_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
             stride = None if lane is None or varying is not None else lane.known
             if stride is not None and 1 < stride <= MOST_SHUFFLED_STRIDE:
@@ -458,7 +458,7 @@ class MemoryEmitter:
         buffer = stmt.buffer
         uniform, known, lane, varying = self._offset(self._address(buffer, stmt.indices))
         if is_packed(buffer):
-            store_packed(self, buffer, Place(uniform, known, lane, varying, self._is_whole(buffer, stmt.indices)), value)
+            store_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, stmt.indices)), value)
             self._stored(buffer, uniform, known, None)
             return
         element, align = memory_type(buffer.dtype), buffer.dtype.size_bytes
@@ -513,7 +513,7 @@ class MemoryEmitter:
         """Store a number that has been computed, outside vectorized loops."""
         uniform, known, lane, varying = self._offset(self._address(stmt.buffer, stmt.indices))
         if is_packed(stmt.buffer):
-            store_packed(self, stmt.buffer, Place(uniform, known, lane, varying, self._is_whole(stmt.buffer, stmt.indices)), value)
+            store_packed(self, stmt.buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(stmt.buffer, stmt.indices)), value)
             self._stored(stmt.buffer, uniform, known, None)
             return
         self.store_at(stmt.buffer, self.pointer_to(stmt.buffer, uniform, known), value)

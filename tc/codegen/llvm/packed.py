@@ -50,7 +50,7 @@ class ByteAccess(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class PackedPlace:
     """An offset in elements: what all lanes share, a constant, what follows from the number of the lane, what differs otherwise.
 
     `whole`: whether the part that is shared is known to be a whole number of bytes.
@@ -76,7 +76,7 @@ def is_packed(buffer: Buffer) -> bool:
     return buffer.dtype.per_byte > 1 and buffer.scope == "global"
 
 
-def load_packed(emitter: ByteAccess, buffer: Buffer, place: Place) -> Value:
+def load_packed(emitter: ByteAccess, buffer: Buffer, place: PackedPlace) -> Value:
     """What lies at a place: a number, or a vector where lanes differ."""
     b, dtype = emitter.b, buffer.dtype
     if place.is_scalar:
@@ -97,7 +97,7 @@ def load_packed(emitter: ByteAccess, buffer: Buffer, place: Place) -> Value:
     return extended(b, _interleaved(b, parts), dtype)
 
 
-def store_packed(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value) -> None:
+def store_packed(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, value: Value) -> None:
     """Store a number, or a vector where lanes differ, under the mask there is."""
     b = emitter.b
     lanes = emitter.num_lanes
@@ -119,11 +119,11 @@ def store_packed(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value
     _where(emitter, some_missing, lambda: _store_lanes(emitter, buffer, one_by_one, value, mask))
 
 
-def _total(b: FunctionBuilder, place: Place, ahead: int) -> Value:
+def _total(b: FunctionBuilder, place: PackedPlace, ahead: int) -> Value:
     return b.add(place.uniform, int_value(place.known + ahead))
 
 
-def _byte(emitter: ByteAccess, buffer: Buffer, place: Place, ahead: int) -> tuple[Value, Value]:
+def _byte(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, ahead: int) -> tuple[Value, Value]:
     """Where the byte is of the element `ahead` of a place, and how far up the element begins in it (i8)."""
     b, dtype = emitter.b, buffer.dtype
     if place.whole:
@@ -151,7 +151,7 @@ def _shifted(b: FunctionBuilder, op: str, value: Value, amount: Value) -> Value:
     return value if amount.known == 0 else b.binary(op, value, amount)
 
 
-def _gathered(emitter: ByteAccess, buffer: Buffer, place: Place) -> Value:
+def _gathered(emitter: ByteAccess, buffer: Buffer, place: PackedPlace) -> Value:
     b = emitter.b
     offsets = emitter.vector_offset(place.uniform, place.known, place.lane, place.varying)
     bytes_, shifts = _split(b, offsets, buffer.dtype)
@@ -186,7 +186,7 @@ def _together(b: FunctionBuilder, value: Value, dtype: DType) -> Value:
     return result
 
 
-def _store_neighbours(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value) -> None:
+def _store_neighbours(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, value: Value) -> None:
     """Store all lanes, which lie side by side: whole bytes as such, what is before and behind them one by one."""
     b, per_byte = emitter.b, buffer.dtype.per_byte
     if place.whole:
@@ -198,7 +198,7 @@ def _store_neighbours(emitter: ByteAccess, buffer: Buffer, place: Place, value: 
         _where(emitter, condition, lambda before=before: _store_from(emitter, buffer, place, value, before))  # type: ignore[misc]
 
 
-def _store_from(emitter: ByteAccess, buffer: Buffer, place: Place, value: Value, before: int) -> None:
+def _store_from(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, value: Value, before: int) -> None:
     """Store all lanes, of which the first `before` end a byte that others begin."""
     b, per_byte = emitter.b, buffer.dtype.per_byte
     inside = (value.lanes - before) // per_byte * per_byte

@@ -18,7 +18,7 @@ from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.shapes import make_elements
-from tc.frontend.onnx.values import AnyValue, Value, constant_value, elements_value
+from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, elements_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Const, Expr, Var, as_expr, const, equal, logical_not, maximum, select
@@ -69,7 +69,7 @@ class _Path:
     results: list[AnyValue]
 
 
-def _branch(n: NodeContext, condition: Value, test: Expr | None) -> NodeResult:
+def _branch(n: NodeContext, condition: ModelValue, test: Expr | None) -> NodeResult:
     """An If that is decided at run time. `test` is the condition as an expression over dims, when it is one."""
     paths, errors = _try_both(n, test, lambda graph, taken: graph.run_graph(n.attr(_name(taken)), []))
     if errors:
@@ -112,7 +112,7 @@ def _try_both(
     return paths, errors
 
 
-def _only_path(n: NodeContext, condition: Value, test: Expr | None, errors: dict[bool, ShapeError]) -> NodeResult:
+def _only_path(n: NodeContext, condition: ModelValue, test: Expr | None, errors: dict[bool, ShapeError]) -> NodeResult:
     """The branch that can work, imported in place; that it is the one to take is checked at run time."""
     taken = False in errors
     if test is None:
@@ -129,7 +129,7 @@ def _only_path(n: NodeContext, condition: Value, test: Expr | None, errors: dict
     return _inline(n, taken)
 
 
-def _condition_dim(n: NodeContext, condition: Value) -> Expr:
+def _condition_dim(n: NodeContext, condition: ModelValue) -> Expr:
     """The condition as a dim, 0 or 1."""
     number = n.call("cast", condition, dtype=i64)
     return n.graph.dims(number, f"{n.label}.condition", n.span)[0]
@@ -138,19 +138,19 @@ def _condition_dim(n: NodeContext, condition: Value) -> Expr:
 def _differ(a: _Path, b: _Path) -> bool:
     """Whether results are such that no operation can have one or the other."""
     for x, y in zip(a.results, b.results, strict=True):
-        if not isinstance(x, Value) or not isinstance(y, Value) or x.rank != y.rank:
+        if not isinstance(x, ModelValue) or not isinstance(y, ModelValue) or x.rank != y.rank:
             return True
     return False
 
 
 def _join(
-    n: NodeContext, condition: Value, test: Expr | None, paths: dict[bool, _Path], names: list[str]
+    n: NodeContext, condition: ModelValue, test: Expr | None, paths: dict[bool, _Path], names: list[str]
 ) -> list[AnyValue]:
     """The results of an If over imported branches: as elements where these are known, else by an If of the graph."""
-    joined: list[Value | None] = []
+    joined: list[ModelValue | None] = []
     types: list[TensorType] = []
     for x, y in zip(paths[True].results, paths[False].results, strict=True):
-        if not isinstance(x, Value) or not isinstance(y, Value) or x.rank != y.rank:
+        if not isinstance(x, ModelValue) or not isinstance(y, ModelValue) or x.rank != y.rank:
             kinds = f"{_kind(x)} and {_kind(y)}"
             raise UnsupportedError(f"If: the branches give results of different rank or kind: {kinds}")
         if x.dtype != y.dtype:
@@ -169,10 +169,10 @@ def _join(
 
 
 def _kind(value: AnyValue) -> str:
-    return str(value.type) if isinstance(value, Value) else "no tensor"
+    return str(value.type) if isinstance(value, ModelValue) else "no tensor"
 
 
-def _join_elements(n: NodeContext, test: Expr | None, x: Value, y: Value) -> Value | None:
+def _join_elements(n: NodeContext, test: Expr | None, x: ModelValue, y: ModelValue) -> ModelValue | None:
     """The result as elements, when the condition and both sides are known."""
     a, b = x.elements, y.elements
     if test is None or a is None or b is None or a.shape != b.shape or x.dtype.is_float:
@@ -182,7 +182,7 @@ def _join_elements(n: NodeContext, test: Expr | None, x: Value, y: Value) -> Val
 
 
 def _join_shapes(
-    n: NodeContext, condition: Value, test: Expr | None, x: Value, y: Value, paths: dict[bool, _Path]
+    n: NodeContext, condition: ModelValue, test: Expr | None, x: ModelValue, y: ModelValue, paths: dict[bool, _Path]
 ) -> tuple[Expr, ...]:
     """The dims of a result: those of both branches, a choice between them, or dims that are read from the data."""
     inner = {taken: dims_bound_in(path.graph.builder) for taken, path in paths.items()}
@@ -200,31 +200,31 @@ def _join_shapes(
     return tuple(dims)
 
 
-def _read_choice(n: NodeContext, condition: Value, a: Expr, b: Expr, axis: int) -> Expr:
+def _read_choice(n: NodeContext, condition: ModelValue, a: Expr, b: Expr, axis: int) -> Expr:
     """A dim that is `a` or `b` as the data of `condition` says."""
     sizes = [elements_value(make_elements([dim], ()), i64) for dim in (a, b)]
     chosen = n.call("where", _as_scalar(n, condition), *sizes)
     return n.graph.dims(chosen, f"{n.label}.{axis}", n.span)[0]
 
 
-def _as_scalar(n: NodeContext, condition: Value) -> Value:
+def _as_scalar(n: NodeContext, condition: ModelValue) -> ModelValue:
     return condition if condition.rank == 0 else n.call("reshape", condition, shape=())
 
 
-def _branch_function(path: _Path, taken: bool, joined: Sequence[Value | None], types: Sequence[TensorType]) -> Any:
+def _branch_function(path: _Path, taken: bool, joined: Sequence[ModelValue | None], types: Sequence[TensorType]) -> Any:
     """The function of a branch; results have the joined types."""
     wanted = iter(types)
     results = []
     for value, known in zip(path.results, joined, strict=True):
         if known is not None:
             continue
-        assert isinstance(value, Value)
+        assert isinstance(value, ModelValue)
         type_ = next(wanted)
         results.append(_with_type(path.graph, value, type_))
     return path.graph.builder.function(_name(taken), results)
 
 
-def _with_type(graph: GraphImporter, value: Value, type_: TensorType) -> Any:
+def _with_type(graph: GraphImporter, value: ModelValue, type_: TensorType) -> Any:
     """The atom of `value` in a type that is known to be the same at run time."""
     atom = graph.atom(value)
     if all(a is b for a, b in zip(value.shape, type_.shape, strict=True)):
@@ -263,20 +263,20 @@ class _ShapeChanges(UnsupportedError):
         self.ranks = ranks
 
 
-Body = Callable[[Calls, Value, "list[Value]"], "tuple[Value | None, list[Value], list[Value]]"]
+Body = Callable[[Calls, ModelValue, "list[ModelValue]"], "tuple[ModelValue | None, list[ModelValue], list[ModelValue]]"]
 
 
 def bind_loop(
-    c: Calls, trip_count: Expr | None, condition: Value | None, init: Sequence[Value], body: Body, path: str
-) -> list[Value]:
+    c: Calls, trip_count: Expr | None, condition: ModelValue | None, init: Sequence[ModelValue], body: Body, path: str
+) -> list[ModelValue]:
     """A Loop of the graph. `body(calls, i, carried)` gives (next condition or None, next carried, scanned).
 
     Carried values must keep their types: UnsupportedError otherwise. Returns the last carried values, then the
     scanned ones.
     """
     graph = c.graph.nested(path)
-    index = Value(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
-    params = [Value(v.type, graph.builder.param(f"carried{k}", v.type, c.span)) for k, v in enumerate(init)]
+    index = ModelValue(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
+    params = [ModelValue(v.type, graph.builder.param(f"carried{k}", v.type, c.span)) for k, v in enumerate(init)]
     after, carried, scanned = body(c.within(graph), index, params)
     for k, (old, new) in enumerate(zip(init, carried, strict=True)):
         same = old.rank == new.rank and all(
@@ -310,7 +310,7 @@ def bind_loop(
     return list(c.graph.bind(operation, types, [c.label] * len(types), c.span))
 
 
-def _iterations(c: Calls, trip_count: Expr, condition: Value) -> Expr:
+def _iterations(c: Calls, trip_count: Expr, condition: ModelValue) -> Expr:
     """The number of iterations of a loop that runs `trip_count` times, or, where `condition` fails, not at all."""
     whole = elements_value(make_elements([trip_count], ()), i64)
     number = c.call("mul", whole, c.call("cast", condition, dtype=i64))
@@ -341,8 +341,8 @@ def import_loop(n: NodeContext) -> NodeResult:
     return _unroll(n, fixed)
 
 
-def _tensor(value: AnyValue | None) -> Value:
-    if not isinstance(value, Value):
+def _tensor(value: AnyValue | None) -> ModelValue:
+    if not isinstance(value, ModelValue):
         raise UnsupportedError("a loop carries a sequence or an optional")
     return value
 
@@ -360,7 +360,7 @@ def _trip_count(n: NodeContext) -> Expr | None:
     return None if isinstance(number, Const) and int(number) >= _NO_LIMIT else number
 
 
-def _import_loop(n: NodeContext, trip_count: Expr | None, condition: Value | None, init: list[Value]) -> list[Value]:
+def _import_loop(n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, init: list[ModelValue]) -> list[ModelValue]:
     """As a Loop of the graph. One that stacks and stops by a condition is run twice, first to count."""
     condition = None if condition is None else _as_scalar(n, condition)
     body = n.attr("body")
@@ -379,10 +379,10 @@ def _import_loop(n: NodeContext, trip_count: Expr | None, condition: Value | Non
 def _onnx_body(n: NodeContext, body: Any, count: int, *, stop: bool) -> Body:
     """The body of an ONNX Loop; without `stop` its condition is known to hold."""
 
-    def run(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
+    def run(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
         true = constant_value(np.array(True))
         results = [_tensor(v) for v in c.graph.run_graph(body, [i, true, *carried])]
-        after: Value | None = results[0]
+        after: ModelValue | None = results[0]
         known = c.graph.array(results[0])
         if not stop or (known is not None and known.reshape(-1)[0]):
             after = None
@@ -394,12 +394,12 @@ def _onnx_body(n: NodeContext, body: Any, count: int, *, stop: bool) -> Body:
 
 
 def _count_then_stack(
-    n: NodeContext, trip_count: Expr | None, condition: Value | None, init: list[Value]
-) -> list[Value]:
+    n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, init: list[ModelValue]
+) -> list[ModelValue]:
     body = n.attr("body")
     inner = _onnx_body(n, body, len(init), stop=True)
 
-    def count(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
+    def count(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
         after, values, _ = inner(c, i, carried[1:])
         return after, [c.call("add", carried[0], c.const(1, i64)), *values], []
 
@@ -414,7 +414,7 @@ def _unroll(n: NodeContext, trip_count: int) -> NodeResult:
     """All iterations one after the other."""
     body, carried = n.attr("body"), list(n.inputs[2:])
     count = len(carried)
-    stacks: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - count)]
+    stacks: list[list[ModelValue]] = [[] for _ in range(len(body.output) - 1 - count)]
     for i in range(trip_count):
         graph = n.graph.nested(f"{n.place_here}/body", builder=n.graph.builder)
         given = [constant_value(np.array(i, np.int64)), constant_value(np.array(True)), *carried]
@@ -450,7 +450,7 @@ def import_scan(n: NodeContext) -> NodeResult:
             raise ShapeError(f"Scan: sequences of length {length} and {value.shape[axis]}")
     last = elements_value(make_elements([as_expr(length) - 1], ()), i64)
 
-    def step(c: Calls, i: Value, carried: list[Value]) -> tuple[Value | None, list[Value], list[Value]]:
+    def step(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
         items = [
             c.call("gather", value, c.call("sub", last, i) if backward else i, axis=axis, in_range=True)
             for value, axis, backward in zip(sequences, axes, reverse, strict=True)
@@ -468,7 +468,7 @@ def import_scan(n: NodeContext) -> NodeResult:
     return [*results[: len(init)], *stacked]
 
 
-def flip(c: Calls, value: Value, axis: int) -> Value:
+def flip(c: Calls, value: ModelValue, axis: int) -> ModelValue:
     """`value` with one axis in the opposite order."""
     size = value.shape[axis]
     steps = tuple(-1 if d == axis else 1 for d in range(value.rank))
@@ -476,7 +476,7 @@ def flip(c: Calls, value: Value, axis: int) -> Value:
     return c.call("slice", value, starts=starts, sizes=value.shape, steps=steps)
 
 
-def _place_axis(c: Calls, value: Value, axis: int) -> Value:
+def _place_axis(c: Calls, value: ModelValue, axis: int) -> ModelValue:
     """Move the first axis to place `axis`."""
     if axis == 0:
         return value

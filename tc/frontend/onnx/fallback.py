@@ -18,7 +18,7 @@ from tc.frontend.imported import FALLBACK
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
 from tc.frontend.onnx.tensors import CODES, dtype_of
-from tc.frontend.onnx.values import AnyValue, DeferredValue, SequenceValue, Value
+from tc.frontend.onnx.values import AnyValue, DeferredValue, ModelValue, SequenceValue
 from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, Var, const
 from tc.ir.graph import CallExtern
@@ -113,7 +113,7 @@ class _Sources:
 
     def __init__(self, n: NodeContext) -> None:
         self.n = n
-        self.tensors: dict[str, Value] = {}
+        self.tensors: dict[str, ModelValue] = {}
         self.nodes: dict[str, Any] = {}  # by the name of their first result, each after what it reads
 
     def add(self, name: str, value: AnyValue | None) -> None:
@@ -122,7 +122,7 @@ class _Sources:
         match value:
             case None:
                 return
-            case Value():
+            case ModelValue():
                 if name in self.nodes or self.tensors.setdefault(name, value) is not value:
                     raise UnsupportedError(f"two values that it needs are called {name!r}")
             case SequenceValue(items=items, dtype=dtype):
@@ -170,7 +170,7 @@ class _DimNames:
         return self.by_dim[dim]
 
 
-def _small_constant(n: NodeContext, value: Value) -> np.ndarray | None:
+def _small_constant(n: NodeContext, value: ModelValue) -> np.ndarray | None:
     array = n.graph.array(value)
     return array if array is not None and array.nbytes <= _EMBED_LIMIT_BYTES else None
 
@@ -180,7 +180,7 @@ def _model_of(
     nodes: Sequence[Any],
     wanted: Sequence[str],
     opsets: dict[str, int],
-    tensors: dict[str, Value],
+    tensors: dict[str, ModelValue],
     constants: dict[str, np.ndarray],
     dims: _DimNames,
 ) -> Any:

@@ -11,7 +11,7 @@ from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import needed_nodes, order_nodes
 from tc.frontend.onnx.tensors import CODES
-from tc.frontend.onnx.values import DeferredValue, Value
+from tc.frontend.onnx.values import DeferredValue, ModelValue
 from tc.ir.expr import Const
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _type_proto(value: Any) -> TypeProto:
     """The ONNX type of an input; an empty one when it is absent."""
     import onnx
 
-    if not isinstance(value, Value):
+    if not isinstance(value, ModelValue):
         return onnx.TypeProto()
     shape = [int(dim) if isinstance(dim, Const) else None for dim in value.shape]
     return onnx.helper.make_tensor_type_proto(CODES[value.dtype], shape)

@@ -25,14 +25,14 @@ from tc.frontend.onnx.node_context import (
     find_adapter,
 )
 from tc.frontend.onnx.reading import (
-    Model,
+    ModelFile,
     OrderedNode,
     check_node,
     order_nodes,
 )
 from tc.frontend.onnx.shapes import (
     Elements,
-    Ratio,
+    SizeRatio,
     array_of_elements,
     elements_of_array,
     is_constant,
@@ -40,8 +40,8 @@ from tc.frontend.onnx.shapes import (
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
+    ModelValue,
     UnknownValue,
-    Value,
     constant_value,
 )
 from tc.ir.arith import Facts, prove, simplify
@@ -57,7 +57,7 @@ MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
 
-Mark = tuple[tuple[int, int], dict[Value, Atom]]
+Mark = tuple[tuple[int, int], dict[ModelValue, Atom]]
 
 
 class ModelImporter:
@@ -73,7 +73,7 @@ class ModelImporter:
 
     def __init__(
         self,
-        model: Model,
+        model: ModelFile,
         mode: str,
         alternatives: Sequence[Alternative] = (),
         check: Callable[[NodeContext], None] = lambda n: None,
@@ -90,7 +90,7 @@ class ModelImporter:
         self.definitions: dict[TensorVar, tuple[Call, tuple[TensorVar, ...]]] = {}
         self._folded: dict[TensorVar, np.ndarray | None] = {}
         self._budget = FoldBudget.for_model(0)  # the values that shapes are made of are small
-        self._initializers: dict[int, Value] = {}
+        self._initializers: dict[int, ModelValue] = {}
         self._dim_counts: dict[str, int] = {}
 
     def report(self, place: str, report: NodeReport) -> None:
@@ -173,7 +173,7 @@ class GraphImporter:
         self.collected = collected  # reports on the nodes of a function body, instead of reports to the user
         self.depth = depth
         self.names: dict[str, AnyValue | None] = {}  # None: an optional input of a function that was not given
-        self._made: dict[Value, Atom] = {}
+        self._made: dict[ModelValue, Atom] = {}
         self._declared: dict[str, Any] = {}
         self._declared_ranks: dict[str, int] = {}
         if self.depth > _MAX_NESTING:
@@ -234,7 +234,7 @@ class GraphImporter:
 
     # -- values
 
-    def atom(self, value: Value) -> Atom:
+    def atom(self, value: ModelValue) -> Atom:
         """The data of a value; elements that were only known as expressions are bound now."""
         if value.atom is not None:
             return value.atom
@@ -252,7 +252,7 @@ class GraphImporter:
             return TensorConst(array_of_elements(elements, type_.dtype))
         flat = list(elements.reshape(-1))
         if type_.dtype.is_float:
-            pairs = [e if isinstance(e, Ratio) else Ratio(e) for e in flat]
+            pairs = [e if isinstance(e, SizeRatio) else SizeRatio(e) for e in flat]
             num = self._bind_integers([p.num for p in pairs], type_)
             if all(is_const(p.den, 1) for p in pairs):
                 return num
@@ -267,7 +267,7 @@ class GraphImporter:
             flat = self.builder.call("reshape", flat, shape=type_.shape)
         return flat
 
-    def array(self, value: Value) -> np.ndarray | None:
+    def array(self, value: ModelValue) -> np.ndarray | None:
         """The value of a small constant, computed if need be; None when it is not constant."""
         if value.atom is not None:
             return self.shared.fold(value.atom)
@@ -275,7 +275,7 @@ class GraphImporter:
             return array_of_elements(value.elements, value.dtype)
         return None
 
-    def elements(self, value: Value) -> Elements | None:
+    def elements(self, value: ModelValue) -> Elements | None:
         """The elements of a small tensor that depends on dims and constants only, else None."""
         if value.elements is not None:
             return value.elements
@@ -285,7 +285,7 @@ class GraphImporter:
         array = self.array(value)
         return None if array is None else elements_of_array(array)
 
-    def dims(self, value: Value, what: str, span: Span | None) -> tuple[Expr, ...]:
+    def dims(self, value: ModelValue, what: str, span: Span | None) -> tuple[Expr, ...]:
         """The elements of an integer tensor as dims; those that depend on data are read at run time, and are >= 0."""
         elements = self.elements(value)
         if elements is not None:
@@ -301,8 +301,8 @@ class GraphImporter:
         return self.builder.read_dims(atom, names, span)
 
     def call(
-        self, op: str, *args: Value | None, span: Span | None = None, names: Sequence[str] = (), **attrs: AttrValue
-    ) -> tuple[Value, ...]:
+        self, op: str, *args: ModelValue | None, span: Span | None = None, names: Sequence[str] = (), **attrs: AttrValue
+    ) -> tuple[ModelValue, ...]:
         """Bind operator `op`; its results, as values."""
         own = [None if arg is None else self.atom(arg) for arg in args]
         atoms = aligned_operands(self.builder, self.shared, op, own, attrs, span)
@@ -312,7 +312,7 @@ class GraphImporter:
         for result in results:
             self._check_type(_tensor_type(result), op, span)
             self.shared.definitions[result] = (made, results)
-        return tuple(Value(_tensor_type(result), result) for result in results)
+        return tuple(ModelValue(_tensor_type(result), result) for result in results)
 
     def state(self, rule: Callable[[], object], span: Span | None) -> None:
         """Run what states requirements (`registry.require`): they are checked when the model runs."""
@@ -333,12 +333,12 @@ class GraphImporter:
 
     def bind(
         self, operation: Operation, types: Sequence[TensorType], names: Sequence[str], span: Span | None
-    ) -> tuple[Value, ...]:
+    ) -> tuple[ModelValue, ...]:
         """Bind an operation that is not a call of an operator."""
         for type_ in types:
             check_size(type_, names[0] if names else "result", span)
         results = self.builder.bind(operation, types, names, span)
-        return tuple(Value(type_, result) for type_, result in zip(types, results, strict=True))
+        return tuple(ModelValue(type_, result) for type_, result in zip(types, results, strict=True))
 
     def mark(self) -> Mark:
         """Where the graph stands now, for `roll_back`."""
@@ -468,7 +468,7 @@ class GraphImporter:
 def check_declared_dtype(info: Any, value: AnyValue | None, what: str) -> None:
     """ModelError when a file declares another element type than the value has."""
     code = info.type.tensor_type.elem_type if info.type.HasField("tensor_type") else 0
-    if isinstance(value, Value) and code and CODES[value.dtype] != code:
+    if isinstance(value, ModelValue) and code and CODES[value.dtype] != code:
         raise ModelError(f"{what} is declared as {dtype_of(code, what)}, but is {value.type}")
 
 

@@ -14,9 +14,9 @@ from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
 from tc.frontend.onnx.operand_checks import check_operands
-from tc.frontend.onnx.reading import Model, ModelSource, needed_nodes, order_nodes, read_model
+from tc.frontend.onnx.reading import ModelFile, ModelSource, needed_nodes, order_nodes, read_model
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import DeferredValue, Value
+from tc.frontend.onnx.values import DeferredValue, ModelValue
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
 from tc.ir.graph import Atom, AttrValue
@@ -70,7 +70,7 @@ def _load(shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Col
     for name, value in zip(names, outputs, strict=True):
         if isinstance(value, DeferredValue):
             raise UnsupportedError(_no_result(name, value), Span(value.label))
-        if not isinstance(value, Value):
+        if not isinstance(value, ModelValue):
             raise UnsupportedError(f"the output {name!r} is a sequence or an optional; tc returns tensors only")
         results.append(importer.atom(value))
     # The function carries what is required of its dims: for passes, these are uses.
@@ -101,7 +101,7 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
             importer.shared.report(value.place, dataclasses.replace(old, status=REFUSED, reason=_no_result(info.name, value)))
     inputs = [_value_report(name, value) for name, value in signature.inputs.items()]
     results = [
-        _value_report(info.name, value) if isinstance(value, Value) else _declared_report(info)
+        _value_report(info.name, value) if isinstance(value, ModelValue) else _declared_report(info)
         for info, value in zip(read.proto.graph.output, outputs, strict=True)
     ]
     return Inspection(tuple(inputs), tuple(results), tuple(signature.dims), _reports(importer.shared))
@@ -112,7 +112,7 @@ def _reports(shared: ModelImporter) -> tuple[NodeReport, ...]:
     return tuple(report for _, report in sorted(shared.reports.items()))
 
 
-def _value_report(name: str, value: Value) -> ValueReport:
+def _value_report(name: str, value: ModelValue) -> ValueReport:
     shape = tuple(int(dim) if isinstance(dim, Const) else str(dim) for dim in value.shape)
     return ValueReport(name, shape, value.dtype)
 
@@ -130,7 +130,7 @@ def _declared_report(info: ValueInfoProto) -> ValueReport:
     return ValueReport(info.name, shape, dtype)
 
 
-def _shared(model: Model, mode: str, assume_equal: bool) -> ModelImporter:
+def _shared(model: ModelFile, mode: str, assume_equal: bool) -> ModelImporter:
     return ModelImporter(model, mode, (expand_model_function, expand_schema_function, call_reference), check_operands, assume_equal)
 
 
@@ -180,7 +180,7 @@ def _check_declared(info: ValueInfoProto, value: Any, kind: str) -> None:
     what = f"the {kind} {info.name!r}"
     check_declared_dtype(info, value, what)
     declared = info.type.tensor_type.shape.dim
-    if not isinstance(value, Value) or not declared:  # no dims: some writers leave out the shape in this way
+    if not isinstance(value, ModelValue) or not declared:  # no dims: some writers leave out the shape in this way
         return
     sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared]
     fits = len(sizes) == value.rank and all(
@@ -198,7 +198,7 @@ class _Signature:
         self.promises = checked_dims(promises)
         self.builder = builder
         self.dims: dict[str, Expr] = {}
-        self.inputs: dict[str, Value] = {}
+        self.inputs: dict[str, ModelValue] = {}
         self.defaults: tuple[str, ...] = ()  # names of inputs that need not be given
 
     def declare(self, inputs: Iterable[ValueInfoProto]) -> None:
@@ -228,7 +228,7 @@ class _Signature:
         self.builder.add_fact(DimFact(var, promise.lo, promise.hi, promise.multiple_of))
         return var
 
-    def add_input(self, info: ValueInfoProto) -> Value:
+    def add_input(self, info: ValueInfoProto) -> ModelValue:
         """A parameter of the function for an input of the model."""
         what = f"the input {info.name!r}"
         if not info.type.HasField("tensor_type"):
@@ -245,7 +245,7 @@ class _Signature:
         type_ = TensorType(tuple(shape), dtype)
         with located(Span(info.name)):
             check_size(type_, what, None)
-        self.inputs[info.name] = Value(type_, self.builder.param(info.name, type_))
+        self.inputs[info.name] = ModelValue(type_, self.builder.param(info.name, type_))
         return self.inputs[info.name]
 
 

@@ -24,7 +24,7 @@ from tc.frontend.onnx.reading import (
 from tc.frontend.onnx.shapes import (
     ALWAYS_KNOWN,
     RULES,
-    Operand,
+    ShapeOperand,
     evaluate,
     fits,
     rounds_down,
@@ -33,9 +33,9 @@ from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
     DeferredValue,
+    ModelValue,
     OptionalValue,
     UnknownValue,
-    Value,
     constant_value,
     elements_value,
 )
@@ -128,14 +128,14 @@ class Calls:
     def facts(self) -> Facts:
         return self.graph.facts
 
-    def call(self, op: str, *args: Value | None, **attrs: AttrValue) -> Value:
+    def call(self, op: str, *args: ModelValue | None, **attrs: AttrValue) -> ModelValue:
         """Bind the one result of an operator."""
         return self.graph.call(op, *args, span=self.span, names=self._names(1), **attrs)[0]
 
     def _names(self, count: int) -> list[str]:
         return [self.label] * count
 
-    def const(self, value: Any, dtype: DType) -> Value:
+    def const(self, value: Any, dtype: DType) -> ModelValue:
         """A constant tensor."""
         return constant_value(np.asarray(value, dtype.numpy))
 
@@ -205,25 +205,25 @@ class NodeContext(Calls):
         code = self.attr(name, default)
         return None if code is None else dtype_of(code, f"the attribute {name!r}")
 
-    def value(self, index: int) -> Value:
+    def value(self, index: int) -> ModelValue:
         """Input `index`, a tensor that must be there."""
         found = self.inputs[index] if index < len(self.inputs) else None
-        if isinstance(found, OptionalValue) and isinstance(found.content, Value):
+        if isinstance(found, OptionalValue) and isinstance(found.content, ModelValue):
             return found.content
         if isinstance(found, DeferredValue):
             raise UnsupportedError(f"input {index} comes from {found.reason}")
-        if not isinstance(found, Value):
+        if not isinstance(found, ModelValue):
             what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
             raise ModelError(f"{self.op_type}: input {index} {what}")
         return found
 
-    def optional(self, index: int) -> Value | None:
+    def optional(self, index: int) -> ModelValue | None:
         """Input `index`, or None when the node does not have it."""
         if index >= len(self.inputs) or self.inputs[index] is None:
             return None
         return self.value(index)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[ModelValue]:
         """All inputs, tensors that must be there."""
         return [self.value(k) for k in range(len(self.inputs))]
 
@@ -260,7 +260,7 @@ class NodeContext(Calls):
     def _names(self, count: int) -> list[str]:
         return [name or f"{self.label}.{k}" for k, name in enumerate(self.node.output[:count])]
 
-    def call_many(self, op: str, *args: Value | None, **attrs: AttrValue) -> tuple[Value, ...]:
+    def call_many(self, op: str, *args: ModelValue | None, **attrs: AttrValue) -> tuple[ModelValue, ...]:
         """Bind all results of an operator, one for each output of the node."""
         return self.graph.call(op, *args, span=self.span, names=self._names(self.num_outputs), **attrs)
 
@@ -286,7 +286,7 @@ class NodeContext(Calls):
             return None
         operands = []
         for value in self.inputs:
-            if value is not None and not isinstance(value, Value):
+            if value is not None and not isinstance(value, ModelValue):
                 return None
             operands.append(value)
         if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
@@ -298,7 +298,7 @@ class NodeContext(Calls):
             return None
         return [elements_value(elements, dtype) for elements, dtype in found]
 
-    def _assume_to_round_down(self, operands: Sequence[Value | None]) -> None:
+    def _assume_to_round_down(self, operands: Sequence[ModelValue | None]) -> None:
         """Let dims be so large that sizes that are divided are not negative: quotients are then what sizes of convolutions are, rounded
         down."""
         pairs = [None if v is None else self.graph.elements(v) for v in operands]
@@ -309,8 +309,8 @@ class NodeContext(Calls):
                 holds = partial(rounds_down, a, b)
                 assume_large_enough(self.graph.builder, self.graph.shared, a, holds, self.span)
 
-    def _operand(self, value: Value | None) -> Operand | None:
-        return None if value is None else Operand(value.shape, value.dtype, self.graph.elements(value))
+    def _operand(self, value: ModelValue | None) -> ShapeOperand | None:
+        return None if value is None else ShapeOperand(value.shape, value.dtype, self.graph.elements(value))
 
 
 def classify(n: NodeContext) -> tuple[str, str]:

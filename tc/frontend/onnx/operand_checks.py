@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tc.errors import InputError
 from tc.frontend.onnx.node_context import NodeContext
 from tc.frontend.onnx.operand_sizes import check_sizes
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import ModelValue
 from tc.ir.expr import Const, Expr
 
 
@@ -82,5 +82,5 @@ def check_operands(n: NodeContext) -> None:
     n.inputs[row.operand] = _checked(n, value, row.what, limit)
 
 
-def _checked(n: NodeContext, value: Value, what: str, limit: Expr) -> Value:
+def _checked(n: NodeContext, value: ModelValue, what: str, limit: Expr) -> ModelValue:
     return n.call("check_range", value, limit=limit, what=what)

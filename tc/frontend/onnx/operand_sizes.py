@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from tc.errors import ModelError, ShapeError
 from tc.frontend.onnx.node_context import NodeContext
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import ModelValue
 from tc.ir.expr import Expr, const, equal
 from tc.ops.common import require_broadcasts_to, require_equal
 from tc.ops.registry import require
 
 
-def _require_shape(value: Value | None, wanted: Sequence[Expr], what: str) -> None:
+def _require_shape(value: ModelValue | None, wanted: Sequence[Expr], what: str) -> None:
     """State that an operand has this shape; an absent one has any."""
     if value is None:
         return
@@ -26,7 +26,7 @@ def _require_shape(value: Value | None, wanted: Sequence[Expr], what: str) -> No
         require_equal(dim, want, f"dim {axis} of {what}")
 
 
-def _require_rank(value: Value, ranks: Sequence[int], what: str) -> None:
+def _require_rank(value: ModelValue, ranks: Sequence[int], what: str) -> None:
     if len(value.shape) not in ranks:
         raise ShapeError(f"{what} is {value.type}, but must have {' or '.join(map(str, ranks))} dims")
 

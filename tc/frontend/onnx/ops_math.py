@@ -8,7 +8,7 @@ from functools import partial
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove
 from tc.ir.dtype import FLOAT8, DType, bool_, f32, f64, largest_number, u8
 from tc.ir.expr import equal
@@ -73,7 +73,7 @@ _BINARY = {
 }
 
 
-def _operator(op: str, count: int) -> Callable[[NodeContext], Value]:
+def _operator(op: str, count: int) -> Callable[[NodeContext], ModelValue]:
     """An adapter that passes `count` operands on."""
     return lambda n: n.call(op, *(n.value(k) for k in range(count)))
 
@@ -97,14 +97,14 @@ _WITH_FLOATS: dict[str, tuple[str, dict[str, float]]] = {
 }
 
 
-def _in_floats(n: NodeContext, op: str, x: Value, **attrs: AttrValue) -> Value:
+def _in_floats(n: NodeContext, op: str, x: ModelValue, **attrs: AttrValue) -> ModelValue:
     """An operator of floats. Integers are computed as doubles, and the result is cut."""
     if x.dtype.is_float:
         return n.call(op, x, **attrs)
     return n.call("cast", n.call(op, n.call("cast", x, dtype=f64), **attrs), dtype=x.dtype)
 
 
-def _with_floats(op: str, defaults: dict[str, float]) -> Callable[[NodeContext], Value]:
+def _with_floats(op: str, defaults: dict[str, float]) -> Callable[[NodeContext], ModelValue]:
     return lambda n: _in_floats(n, op, n.value(0), **{name: float(n.attr(name, value)) for name, value in defaults.items()})
 
 
@@ -145,7 +145,7 @@ def import_bit_shift(n: NodeContext) -> NodeResult:
     return n.call("shift_left" if direction == "LEFT" else "shift_right", n.value(0), n.value(1))
 
 
-def _fold(op: str, n: NodeContext) -> Value:
+def _fold(op: str, n: NodeContext) -> ModelValue:
     values = n.values()
     result = values[0]
     for value in values[1:]:
@@ -201,7 +201,7 @@ def import_cast_like(n: NodeContext) -> NodeResult:
     return _cast(n, n.value(0), n.value(1).dtype, bool(n.attr("saturate", 1)))
 
 
-def _cast(n: NodeContext, x: Value, dtype: DType, saturate: bool = False) -> Value:
+def _cast(n: NodeContext, x: ModelValue, dtype: DType, saturate: bool = False) -> ModelValue:
     """`x` as another dtype; `saturate`: what is too large for an 8-bit float becomes its largest number."""
     if x.dtype == dtype:
         return x
@@ -271,7 +271,7 @@ def import_matmul_integer(n: NodeContext) -> NodeResult:
     return n.call("matmul_integer", n.value(0), n.value(1), a_zero, b_zero)
 
 
-def _scalar_zero_point(n: NodeContext, index: int) -> Value | None:
+def _scalar_zero_point(n: NodeContext, index: int) -> ModelValue | None:
     zero = n.optional(index)
     if zero is None:
         return None
@@ -302,7 +302,7 @@ _REDUCTIONS = {
 _ROOTS_AND_LOGARITHMS = ("l2", "log_sum", "log_sum_exp")
 
 
-def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> Value:
+def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> ModelValue:
     x = n.value(0)
     if not axes:
         if n.attr("noop_with_empty_axes", 0):
@@ -319,7 +319,7 @@ def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> Value:
     return n.call(op, x, axes=given, keepdims=keepdims)
 
 
-def _reduce_nothing(op: str, n: NodeContext, x: Value) -> Value:
+def _reduce_nothing(op: str, n: NodeContext, x: ModelValue) -> ModelValue:
     """A reduction over no axis: what it does to each element is done still."""
     match op:
         case "l1" | "l2":
@@ -331,11 +331,11 @@ def _reduce_nothing(op: str, n: NodeContext, x: Value) -> Value:
     return x
 
 
-def _reduce_by_attribute(op: str) -> Callable[[NodeContext], Value]:
+def _reduce_by_attribute(op: str) -> Callable[[NodeContext], ModelValue]:
     return lambda n: _reduce(op, n, n.axes())
 
 
-def _reduce_by_input(op: str) -> Callable[[NodeContext], Value]:
+def _reduce_by_input(op: str) -> Callable[[NodeContext], ModelValue]:
     return lambda n: _reduce(op, n, n.axes(1))
 
 
@@ -344,7 +344,7 @@ for _name, _op in _REDUCTIONS.items():
     onnx_op(_name, since=13 if _name == "ReduceSum" else 18)(_reduce_by_input(_op))
 
 
-def _arg_reduce(op: str) -> Callable[[NodeContext], Value]:
+def _arg_reduce(op: str) -> Callable[[NodeContext], ModelValue]:
     return lambda n: n.call(
         op,
         n.value(0),
@@ -358,8 +358,8 @@ onnx_op("ArgMax")(_arg_reduce("argmax"))
 onnx_op("ArgMin")(_arg_reduce("argmin"))
 
 
-def _softmax(op: str, *, flatten: bool) -> Callable[[NodeContext], Value]:
-    def adapter(n: NodeContext) -> Value:
+def _softmax(op: str, *, flatten: bool) -> Callable[[NodeContext], ModelValue]:
+    def adapter(n: NodeContext) -> ModelValue:
         x = n.value(0)
         axis = n.attr("axis", 1 if flatten else -1)
         if not -x.rank <= axis < max(x.rank, 1):
@@ -397,7 +397,7 @@ def import_topk_by_input(n: NodeContext) -> NodeResult:
     return _topk(n, k, largest=bool(n.attr("largest", 1)), sort=bool(n.attr("sorted", 1)))
 
 
-def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[Value]:
+def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[ModelValue]:
     return n.call_many("topk", n.value(0), k=k, axis=n.attr("axis", -1), largest=largest, sorted=sort)  # type: ignore[arg-type]
 
 
@@ -458,6 +458,6 @@ def import_qlinear_matmul(n: NodeContext) -> NodeResult:
     return n.call("quantize_linear", real, y_scale, y_zero, dtype=y_zero.dtype)
 
 
-def _as_scalar(n: NodeContext, value: Value) -> Value:
+def _as_scalar(n: NodeContext, value: ModelValue) -> ModelValue:
     return value if value.rank == 0 else n.call("reshape", value, shape=())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tc.errors import UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import ModelValue
 
 _DOMAIN = "com.microsoft"
 
@@ -44,7 +44,7 @@ def import_fused_matmul(n: NodeContext) -> NodeResult:
     return result if alpha == 1.0 else n.call("mul", result, n.const(alpha, result.dtype))
 
 
-def _transposed(n: NodeContext, x: Value, wanted: bool) -> Value:
+def _transposed(n: NodeContext, x: ModelValue, wanted: bool) -> ModelValue:
     if not wanted or x.rank < 2:
         return x
     order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
@@ -73,5 +73,5 @@ def import_skip_simplified_layer_norm(n: NodeContext) -> NodeResult:
     return [normal, None, None, total]
 
 
-def _add(n: NodeContext, x: Value, bias: Value | None) -> Value:
+def _add(n: NodeContext, x: ModelValue, bias: ModelValue | None) -> ModelValue:
     return x if bias is None else n.call("add", x, bias)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.values import Value
+from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import DType, f32, i32, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum
@@ -17,7 +17,7 @@ from tc.ops.registry import require
 _MAX_SPACE = 3
 
 
-def _space(n: NodeContext, x: Value) -> int:
+def _space(n: NodeContext, x: ModelValue) -> int:
     """The number of spatial axes of [n, c, *space]."""
     if x.rank < 3:
         raise ShapeError(f"{n.op_type}: the input must be [n, c, *space], found {x.type}")
@@ -42,7 +42,7 @@ def _kernel(n: NodeContext, rank: int) -> list[int]:
     return list(given)
 
 
-def _weights(n: NodeContext, w: Value, rank: int) -> tuple[Value, list[Expr]]:
+def _weights(n: NodeContext, w: ModelValue, rank: int) -> tuple[ModelValue, list[Expr]]:
     """Weights [_, _, *kernel] and the kernel: `kernel_shape` where it is given, and the weights must then have it."""
     if w.rank != rank + 2:
         raise ShapeError(f"{n.op_type}: weights {w.type} for {rank} spatial axes")
@@ -58,7 +58,7 @@ def _weights(n: NodeContext, w: Value, rank: int) -> tuple[Value, list[Expr]]:
 
 
 def _window_pads(
-    n: NodeContext, x: Value, kernel: Sequence[Expr | int], strides: Sequence[int], dilations: Sequence[int]
+    n: NodeContext, x: ModelValue, kernel: Sequence[Expr | int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[Expr]:
     """Padding at the begin of all axes, then at their ends; `auto_pad` resolved."""
     rank = len(kernel)
@@ -80,7 +80,7 @@ def _window_pads(
     return [*begin, *end]
 
 
-def _fixed(n: NodeContext, x: Value, pads: Sequence[Expr], fill: Value | None) -> tuple[Value, tuple[int, ...]]:
+def _fixed(n: NodeContext, x: ModelValue, pads: Sequence[Expr], fill: ModelValue | None) -> tuple[ModelValue, tuple[int, ...]]:
     """The input and padding in integers; padding that depends on dims is done before, with `fill`."""
     if all(isinstance(p, Const) for p in pads):
         return x, tuple(int(p) for p in pads)
@@ -98,7 +98,7 @@ def import_conv(n: NodeContext) -> NodeResult:
     return convolve(n, n.value(0), n.value(1), n.optional(2))
 
 
-def convolve(n: NodeContext, x: Value, w: Value, bias: Value | None) -> Value:
+def convolve(n: NodeContext, x: ModelValue, w: ModelValue, bias: ModelValue | None) -> ModelValue:
     """A convolution with the node's attributes."""
     rank = _space(n, x)
     w, kernel = _weights(n, w, rank)
@@ -133,7 +133,7 @@ def import_conv_transpose(n: NodeContext) -> NodeResult:
 
 def _transposed_pads(
     n: NodeContext,
-    x: Value,
+    x: ModelValue,
     kernel: Sequence[Expr],
     strides: Sequence[int],
     dilations: Sequence[int],
@@ -174,7 +174,7 @@ def import_conv_integer(n: NodeContext) -> NodeResult:
     return convolve(n, x, w, None)
 
 
-def _without_zero_point(n: NodeContext, x: Value, zero: Value | None) -> Value:
+def _without_zero_point(n: NodeContext, x: ModelValue, zero: ModelValue | None) -> ModelValue:
     """A quantized tensor as i32 differences to its zero point; that of weights may be per output channel."""
     wide = n.call("cast", x, dtype=i32)
     if zero is None:
@@ -197,11 +197,11 @@ def import_qlinear_conv(n: NodeContext) -> NodeResult:
     return n.call("quantize_linear", real, _scalar(n, y_scale), _scalar(n, y_zero), dtype=y_zero.dtype)
 
 
-def _scalar(n: NodeContext, value: Value) -> Value:
+def _scalar(n: NodeContext, value: ModelValue) -> ModelValue:
     return value if value.rank == 0 else n.call("reshape", value, shape=())
 
 
-def _per_channel(n: NodeContext, value: Value, rank: int) -> Value:
+def _per_channel(n: NodeContext, value: ModelValue, rank: int) -> ModelValue:
     """A value per channel, to broadcast along axis 1."""
     if is_const(product(value.shape), 1):
         return _scalar(n, value)
@@ -211,7 +211,7 @@ def _per_channel(n: NodeContext, value: Value, rank: int) -> Value:
 # -- pooling
 
 
-def _may_be_short(n: NodeContext, x: Value, window: Sequence[tuple[int, int, int]]) -> bool:
+def _may_be_short(n: NodeContext, x: ModelValue, window: Sequence[tuple[int, int, int]]) -> bool:
     """Whether a window, (reach, stride, padding) for each axis, may be longer than its padded input, by less than a stride.
 
     onnxruntime then computes one result, of what there is, where the formula of the specification gives none: it divides toward zero.
@@ -227,7 +227,7 @@ def _lowest(dtype: DType) -> int | float:
     return -math.inf if dtype.is_float else int_range(dtype)[0]
 
 
-def _pool(op: str, n: NodeContext, **attrs: bool | int) -> Value:
+def _pool(op: str, n: NodeContext, **attrs: bool | int) -> ModelValue:
     x = n.value(0)
     rank = _space(n, x)
     kernel = _kernel(n, rank)
@@ -314,8 +314,8 @@ def import_lp_pool(n: NodeContext) -> NodeResult:
     return _pool("lp_pool", n, p=n.attr("p", 2))
 
 
-def _global_pool(op: str) -> Callable[[NodeContext], Value]:
-    def adapter(n: NodeContext) -> Value:
+def _global_pool(op: str) -> Callable[[NodeContext], ModelValue]:
+    def adapter(n: NodeContext) -> ModelValue:
         x = n.value(0)
         if x.rank < 3:
             raise ShapeError(f"{n.op_type}: the input must be [n, c, *space], found {x.type}")
@@ -333,7 +333,7 @@ def import_global_lp_pool(n: NodeContext) -> NodeResult:
     return _norm_of(n, n.value(0), n.attr("p", 2), tuple(range(2, n.value(0).rank)))
 
 
-def _norm_of(n: NodeContext, x: Value, p: int, axes: tuple[int, ...]) -> Value:
+def _norm_of(n: NodeContext, x: ModelValue, p: int, axes: tuple[int, ...]) -> ModelValue:
     """The p-norm over some axes, which are kept as 1."""
     if p in (1, 2):
         return n.call("l1" if p == 1 else "l2", x, axes=axes, keepdims=True)
@@ -387,7 +387,7 @@ def import_group_norm_by_group(n: NodeContext) -> NodeResult:
     return n.call("group_norm", x, *parameters, groups=groups, epsilon=n.attr("epsilon", 1e-5))
 
 
-def _for_each_channel(n: NodeContext, value: Value, channels: Expr, groups: int) -> Value:
+def _for_each_channel(n: NodeContext, value: ModelValue, channels: Expr, groups: int) -> ModelValue:
     """[groups] to [channels]: each repeated for the channels of its group."""
     if value.rank != 1 or prove(equal(value.shape[0], groups), n.facts) is False:
         raise ShapeError(f"GroupNormalization of opset {n.opset}: scale and bias must be [{groups}], found {value.type}")

@@ -9,8 +9,8 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.shapes import Ratio, make_elements
-from tc.frontend.onnx.values import Value, elements_value
+from tc.frontend.onnx.shapes import SizeRatio, make_elements
+from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.arith import simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, const, equal, floordiv, is_const, maximum
@@ -38,7 +38,7 @@ def import_resize_10(n: NodeContext) -> NodeResult:
     return _upsample(n, scales.reshape(-1).tolist())
 
 
-def _upsample(n: NodeContext, scales: Sequence[float]) -> Value:
+def _upsample(n: NodeContext, scales: Sequence[float]) -> ModelValue:
     """The first form of resizing: output index over scale; the nearest element is before that place where an axis grows, and after it
     where it shrinks. ONNX leaves this open; onnxruntime does it so."""
     x = n.value(0)
@@ -58,7 +58,7 @@ def _upsample(n: NodeContext, scales: Sequence[float]) -> Value:
     return x
 
 
-def _resized(n: NodeContext, x: Value, sizes: tuple[Expr, ...], scales: tuple[float, ...], **attrs: AttrValue) -> Value:
+def _resized(n: NodeContext, x: ModelValue, sizes: tuple[Expr, ...], scales: tuple[float, ...], **attrs: AttrValue) -> ModelValue:
     return n.call("resize", x, sizes=sizes, scales=scales, coordinate_mode="asymmetric", **attrs)
 
 
@@ -95,7 +95,7 @@ def import_resize(n: NodeContext) -> NodeResult:
     )
 
 
-def _resize_targets(n: NodeContext, x: Value, axes: Sequence[int]) -> tuple[list[Expr], list[float | None]]:
+def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> tuple[list[Expr], list[float | None]]:
     """Sizes and scales of all axes. A scale None is the size of the result over that of the input."""
     sizes: list[Expr] = list(x.shape)
     scales: list[float | None] = [1.0] * x.rank
@@ -118,7 +118,7 @@ def _resize_targets(n: NodeContext, x: Value, axes: Sequence[int]) -> tuple[list
             sizes[axis] = _scaled(n, x.shape[axis], float(array.reshape(-1)[k]))
         elif elements is not None:
             ratio = elements.reshape(-1)[k]
-            assert isinstance(ratio, Ratio)
+            assert isinstance(ratio, SizeRatio)
             scales[axis] = None
             sizes[axis] = _ratio_of_dim(n, x.shape[axis], ratio)
         else:
@@ -126,7 +126,7 @@ def _resize_targets(n: NodeContext, x: Value, axes: Sequence[int]) -> tuple[list
     return sizes, scales
 
 
-def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: Ratio) -> Expr:
+def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: SizeRatio) -> Expr:
     """floor(dim * ratio), where a ratio over the dim itself cancels."""
     if ratio.den is dim:
         return ratio.num
@@ -134,7 +134,7 @@ def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: Ratio) -> Expr:
 
 
 def _keep_aspect(
-    n: NodeContext, x: Value, axes: Sequence[int], targets: Sequence[Expr]
+    n: NodeContext, x: ModelValue, axes: Sequence[int], targets: Sequence[Expr]
 ) -> tuple[list[Expr], list[float | None]]:
     """One scale for all axes: the smallest or the largest that the wanted sizes ask for."""
     if not all(is_const(t) for t in targets) or not all(is_const(x.shape[axis]) for axis in axes):
@@ -170,7 +170,7 @@ def import_affine_grid(n: NodeContext) -> NodeResult:
     return n.call("reshape", moved, shape=(theta.shape[0], *sizes[2:], const(space)))
 
 
-def _grid_line(n: NodeContext, size: Expr, axis: int, space: int, theta: Value) -> Value:
+def _grid_line(n: NodeContext, size: Expr, axis: int, space: int, theta: ModelValue) -> ModelValue:
     """The places along one axis, as a tensor that broadcasts over the grid; its last axis holds the one number."""
     dtype = theta.dtype
     align = bool(n.attr("align_corners", 0))

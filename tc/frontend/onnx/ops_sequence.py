@@ -8,7 +8,7 @@ from tc.errors import ModelError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_shape import equal_parts
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import DeferredValue, OptionalValue, SequenceValue, Value, constant_value
+from tc.frontend.onnx.values import DeferredValue, ModelValue, OptionalValue, SequenceValue, constant_value
 from tc.ir.arith import simplify
 from tc.ir.expr import Const, Expr, const
 
@@ -95,7 +95,7 @@ def import_split_to_sequence(n: NodeContext) -> NodeResult:
     return SequenceValue(parts)
 
 
-def _split_sizes(n: NodeContext, x: Value, axis: int) -> list[Expr]:
+def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:
     split = n.optional(1)
     dim = x.shape[axis]
     if split is not None and split.rank == 1:
@@ -115,7 +115,7 @@ def import_optional(n: NodeContext) -> NodeResult:
     content = n.inputs[0] if n.inputs else None
     if isinstance(content, DeferredValue):
         raise UnsupportedError(f"input 0 comes from {content.reason}")
-    return OptionalValue(content if isinstance(content, (Value, SequenceValue)) else None)
+    return OptionalValue(content if isinstance(content, (ModelValue, SequenceValue)) else None)
 
 
 @onnx_op("OptionalHasElement")

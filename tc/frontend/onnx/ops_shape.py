@@ -10,7 +10,7 @@ from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.shapes import make_elements
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import Value, constant_value, elements_value
+from tc.frontend.onnx.values import ModelValue, constant_value, elements_value
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
@@ -177,7 +177,7 @@ def _factors(dim: Expr) -> list[Expr]:
     return [dim]
 
 
-def _dims_from_data(n: NodeContext, x: Value, shape: Value, allow_zero: bool) -> tuple[Expr, ...]:
+def _dims_from_data(n: NodeContext, x: ModelValue, shape: ModelValue, allow_zero: bool) -> tuple[Expr, ...]:
     """The target of a Reshape that is only known when it runs."""
     target = shape if shape.dtype == i64 else n.call("cast", shape, dtype=i64)
     if not is_const(shape.shape[0]):
@@ -308,8 +308,8 @@ def import_slice(n: NodeContext) -> NodeResult:
 
 
 def slice_value(
-    c: Calls, x: Value, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[int], steps: Sequence[int]
-) -> Value:
+    c: Calls, x: ModelValue, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[int], steps: Sequence[int]
+) -> ModelValue:
     """x[starts:ends:steps] on some axes, with bounds clamped as ONNX says."""
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ShapeError(f"Slice: {len(starts)} starts, {len(ends)} ends, {len(axes)} axes and {len(steps)} steps")
@@ -371,8 +371,8 @@ def _clamp(c: Calls, place: Expr, dim: Expr, lo: int, hi: Expr) -> Expr:
 
 
 def _slice_by_data(
-    n: NodeContext, x: Value, starts: Value, ends: Value, axes: Sequence[int], steps: Sequence[int]
-) -> Value:
+    n: NodeContext, x: ModelValue, starts: ModelValue, ends: ModelValue, axes: Sequence[int], steps: Sequence[int]
+) -> ModelValue:
     """A slice whose bounds are only known when it runs: start and size are computed as tensors, then read as dims."""
     lengths = {len(axes), len(steps), *(int(value.shape[0].value) for value in (starts, ends))}  # type: ignore[attr-defined]
     if len(lengths) > 1:
@@ -384,7 +384,7 @@ def _slice_by_data(
     zero, step = n.const(0, i64), constant_value(np.array(steps, np.int64))
     lo = constant_value(np.array([0 if s > 0 else -1 for s in steps], np.int64))
 
-    def bound(place: Value, lowest: Value) -> Value:
+    def bound(place: ModelValue, lowest: ModelValue) -> ModelValue:
         place = place if place.dtype == i64 else n.call("cast", place, dtype=i64)
         wrapped = n.call("where", n.call("less", place, zero), n.call("add", place, dims), place)
         return n.call("maximum", n.call("minimum", wrapped, hi), lowest)
@@ -402,7 +402,7 @@ def _slice_by_data(
     return n.call("slice", x, starts=tuple(begin), sizes=tuple(sizes), steps=tuple(strides))
 
 
-def _vector(dims: Sequence[Expr]) -> Value:
+def _vector(dims: Sequence[Expr]) -> ModelValue:
     return elements_value(make_elements(list(dims), (len(dims),)), i64)
 
 
@@ -448,7 +448,7 @@ def import_center_crop_pad(n: NodeContext) -> NodeResult:
     return n.call("pad", x, None, pads=(*begin, *end))
 
 
-def _signed_dims(n: NodeContext, value: Value, what: str) -> list[Expr]:
+def _signed_dims(n: NodeContext, value: ModelValue, what: str) -> list[Expr]:
     """Integers of any sign that are only known when it runs: dims are not negative, so each is a difference of two."""
     zero = n.const(0, value.dtype)
     above = n.graph.dims(n.call("maximum", value, zero), f"{n.label}.{what}.above", n.span)
@@ -456,7 +456,7 @@ def _signed_dims(n: NodeContext, value: Value, what: str) -> list[Expr]:
     return [a - b for a, b in zip(above, below, strict=True)]
 
 
-def pad_value(c: Calls, x: Value, pads: Sequence[Expr], fill: Value | None, mode: str) -> Value:
+def pad_value(c: Calls, x: ModelValue, pads: Sequence[Expr], fill: ModelValue | None, mode: str) -> ModelValue:
     if len(pads) != 2 * x.rank:
         raise ShapeError(f"Pad: {len(pads)} pads for {x.type}; there must be two per axis")
     if mode not in ("constant", "edge", "reflect", "wrap"):

@@ -28,7 +28,7 @@ _DEPRECATED_WITH_MEANING = (("GroupNormalization", 18),)
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelFile:
     """A parsed model, the reader of its tensors, and its opset version per domain ("" is ONNX itself)."""
 
     proto: ModelProto
@@ -37,14 +37,14 @@ class Model:
     functions: Mapping[tuple[str, str, str], FunctionProto]
 
 
-def read_model(source: ModelSource) -> Model:
+def read_model(source: ModelSource) -> ModelFile:
     """Parse a model given as path, bytes or message. Raises ModelError for what is no ONNX model, naming the file."""
     is_file = isinstance(source, (str, os.PathLike))
     with located(Span(os.fspath(source)) if is_file else None):  # type: ignore[arg-type]
         return _read_model(source)
 
 
-def _read_model(source: ModelSource) -> Model:
+def _read_model(source: ModelSource) -> ModelFile:
     import onnx
 
     folder: Path | None = None
@@ -74,7 +74,7 @@ def _read_model(source: ModelSource) -> Model:
         raise ModelError("this is not an ONNX model: it holds no graph")
     opsets = _opsets(proto.opset_import, proto.ir_version)
     functions = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
-    return Model(proto, TensorReader(folder, own), opsets, functions)
+    return ModelFile(proto, TensorReader(folder, own), opsets, functions)
 
 
 def _parse(data: bytes) -> ModelProto:

@@ -13,7 +13,7 @@ from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.control_flow import bind_loop, flip
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.shapes import make_elements
-from tc.frontend.onnx.values import Value, elements_value
+from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, as_expr, const, is_const
 from tc.ops.common import require_equal
@@ -43,7 +43,7 @@ class Activation:
     beta: float
     clip: float | None
 
-    def apply(self, c: Calls, x: Value) -> Value:
+    def apply(self, c: Calls, x: ModelValue) -> ModelValue:
         if self.clip is not None:
             x = c.call("clip", x, c.const(-self.clip, x.dtype), c.const(self.clip, x.dtype))
         alpha, beta = c.const(self.alpha, x.dtype), c.const(self.beta, x.dtype)
@@ -70,10 +70,10 @@ class _Direction:
     projected: X W^T plus the biases that may be added before the loop, [t, b, g*h].
     """
 
-    projected: Value
-    recurrent: Value  # [h, g*h]
-    hidden_bias: Value | None  # [h], of a GRU with linear_before_reset
-    peepholes: tuple[Value, ...]
+    projected: ModelValue
+    recurrent: ModelValue  # [h, g*h]
+    hidden_bias: ModelValue | None  # [h], of a GRU with linear_before_reset
+    peepholes: tuple[ModelValue, ...]
     activations: tuple[Activation, ...]
     hidden: int
 
@@ -126,7 +126,7 @@ def _recurrent(n: NodeContext, gates: int, states: int, activations: Sequence[st
 
 
 def _require_sizes(
-    n: NodeContext, count: int, gates: int, hidden: int, batch: Expr, lengths: Value | None, layout: int
+    n: NodeContext, count: int, gates: int, hidden: int, batch: Expr, lengths: ModelValue | None, layout: int
 ) -> None:
     """State that every operand has the directions, the gates and the batch of the others."""
     wanted: dict[int, tuple[Expr | int, ...]] = {
@@ -162,9 +162,9 @@ def _with_known_sizes(n: NodeContext, count: int, gates: int, hidden: int) -> No
             n.inputs[k] = n.call("reshape", value, shape=tuple(map(as_expr, shape)))
 
 
-def _results(n: NodeContext, outputs: list[Value], finals: list[list[Value]], layout: int) -> list[Value | None]:
+def _results(n: NodeContext, outputs: list[ModelValue], finals: list[list[ModelValue]], layout: int) -> list[ModelValue | None]:
     """Y and the last states, the directions side by side: [t, d, b, h] and [d, b, h], or batch first."""
-    results: list[Value | None] = []
+    results: list[ModelValue | None] = []
     axis = 2 if layout else 1
     if n.has_output(0):
         parts = [n.call("transpose", y, perm=(1, 0, 2)) if layout else y for y in outputs]
@@ -180,11 +180,11 @@ def _results(n: NodeContext, outputs: list[Value], finals: list[list[Value]], la
     return results
 
 
-def _concat(c: Calls, values: list[Value], axis: int) -> Value:
+def _concat(c: Calls, values: list[ModelValue], axis: int) -> ModelValue:
     return values[0] if len(values) == 1 else c.call("concat", *values, axis=axis)
 
 
-def _sequence_lengths(n: NodeContext, length: Expr) -> Value | None:
+def _sequence_lengths(n: NodeContext, length: Expr) -> ModelValue | None:
     """The lengths of the batch's sequences, i64[b]; None when all are whole."""
     lengths = n.optional(4)
     if lengths is None:
@@ -217,14 +217,14 @@ def _activations(n: NodeContext, defaults: Sequence[str], count: int) -> list[tu
     return [tuple(made[d * size : (d + 1) * size]) for d in range(count)]
 
 
-def _row(c: Calls, value: Value, index: int) -> Value:
+def _row(c: Calls, value: ModelValue, index: int) -> ModelValue:
     """value[index]."""
     if is_const(value.shape[0], 1):
         return c.call("squeeze", value, axes=(0,))
     return c.call("gather", value, c.const(index, i64), axis=0, in_range=True)
 
 
-def _part(c: Calls, value: Value, start: int, size: int, axis: int = -1) -> Value:
+def _part(c: Calls, value: ModelValue, start: int, size: int, axis: int = -1) -> ModelValue:
     """`size` elements from `start` of one axis."""
     axis %= value.rank
     starts = tuple(const(start if d == axis else 0) for d in range(value.rank))
@@ -237,8 +237,8 @@ def _direction(
     d: int,
     gates: int,
     hidden: int,
-    x: Value,
-    lengths: Value | None,
+    x: ModelValue,
+    lengths: ModelValue | None,
     backward: bool,
     activations: tuple[Activation, ...],
 ) -> _Direction:
@@ -258,7 +258,7 @@ def _direction(
             zeros = n.call("mul", hidden_bias, n.const(0, hidden_bias.dtype))
             recurrent = n.call("concat", _part(n, recurrent, 0, 2 * hidden), zeros, axis=0)
         projected = n.call("add", projected, n.call("add", inputs, recurrent))
-    peepholes: tuple[Value, ...] = ()
+    peepholes: tuple[ModelValue, ...] = ()
     weights = n.optional(7) if n.op_type == "LSTM" else None
     if weights is not None:
         row = _row(n, weights, d)
@@ -266,7 +266,7 @@ def _direction(
     return _Direction(projected, r, hidden_bias, peepholes, activations, hidden)
 
 
-def _initial_state(n: NodeContext, index: int, d: int, batch: Expr, hidden: int, layout: int) -> Value:
+def _initial_state(n: NodeContext, index: int, d: int, batch: Expr, hidden: int, layout: int) -> ModelValue:
     state = n.optional(index)
     if state is None:
         zero = n.const(0, n.value(0).dtype)
@@ -279,12 +279,12 @@ def _initial_state(n: NodeContext, index: int, d: int, batch: Expr, hidden: int,
 
 
 def _run(
-    n: NodeContext, one: _Direction, length: Expr, lengths: Value | None, init: list[Value], backward: bool
-) -> tuple[Value, list[Value]]:
+    n: NodeContext, one: _Direction, length: Expr, lengths: ModelValue | None, init: list[ModelValue], backward: bool
+) -> tuple[ModelValue, list[ModelValue]]:
     """All outputs [t, b, h] in the order of the input, and the last states."""
     flipped = backward and lengths is None
 
-    def step(c: Calls, i: Value, states: list[Value]) -> tuple[None, list[Value], list[Value]]:
+    def step(c: Calls, i: ModelValue, states: list[ModelValue]) -> tuple[None, list[ModelValue], list[ModelValue]]:
         index = c.call("sub", last, i) if flipped else i
         new = _STEPS[n.op_type](c, n, one, c.call("gather", one.projected, index, axis=0, in_range=True), states)
         if lengths is None:
@@ -305,21 +305,21 @@ def _run(
     return outputs, states
 
 
-def _as_value(expr: Expr) -> Value:
+def _as_value(expr: Expr) -> ModelValue:
     """A dim as an i64 scalar."""
     return elements_value(make_elements([expr], ()), i64)
 
 
-def _gates(c: Calls, x: Value, count: int, hidden: int) -> list[Value]:
+def _gates(c: Calls, x: ModelValue, count: int, hidden: int) -> list[ModelValue]:
     return [_part(c, x, k * hidden, hidden) for k in range(count)]
 
 
-def _rnn_step(c: Calls, n: NodeContext, one: _Direction, x: Value, states: list[Value]) -> list[Value]:
+def _rnn_step(c: Calls, n: NodeContext, one: _Direction, x: ModelValue, states: list[ModelValue]) -> list[ModelValue]:
     """h = f(x + h R)"""
     return [one.activations[0].apply(c, c.call("add", x, c.call("matmul", states[0], one.recurrent)))]
 
 
-def _gru_step(c: Calls, n: NodeContext, one: _Direction, x: Value, states: list[Value]) -> list[Value]:
+def _gru_step(c: Calls, n: NodeContext, one: _Direction, x: ModelValue, states: list[ModelValue]) -> list[ModelValue]:
     """z, r = f(x + h R); n = g(x + r * (h R + b)), or g(x + (r * h) R); h = (1 - z) * n + z * h"""
     (h,), size = states, one.hidden
     f, g = one.activations
@@ -339,7 +339,7 @@ def _gru_step(c: Calls, n: NodeContext, one: _Direction, x: Value, states: list[
     return [c.call("add", c.call("mul", keep, new), c.call("mul", z, h))]
 
 
-def _lstm_step(c: Calls, n: NodeContext, one: _Direction, x: Value, states: list[Value]) -> list[Value]:
+def _lstm_step(c: Calls, n: NodeContext, one: _Direction, x: ModelValue, states: list[ModelValue]) -> list[ModelValue]:
     """i, o, f, c~ = gates; c = f * c + i * c~; h = o * h(c). Peepholes add p * c to i and f, p * (new c) to o."""
     h, cell = states
     f, g, last = one.activations

@@ -4,7 +4,7 @@ Exporters compute shapes with ordinary nodes (Shape, Gather, Mul, Concat ...). T
 arrays of expressions, so that a Reshape gets its target as dims and not as data. A rule answers None when it cannot
 say: the node then becomes an operator on data like any other.
 
-Elements: an integer is an i64 `Expr`, a bool a bool `Expr`, a float a `Ratio` of integers. Floats occur where
+Elements: an integer is an i64 `Expr`, a bool a bool `Expr`, a float a `SizeRatio` of integers. Floats occur where
 exporters scale sizes (`floor(cast(n) * 0.5)`); they are kept while the real number is one that float arithmetic would
 get right too: small constant factors and quotients of sizes.
 """
@@ -43,14 +43,14 @@ _MAX_NUMERATOR = 1 << 20
 
 
 @dataclass(frozen=True)
-class Ratio:
+class SizeRatio:
     """The real number num / den, den != 0."""
 
     num: Expr
     den: Expr = const(1)
 
 
-Element = Union[Expr, Ratio]
+Element = Union[Expr, SizeRatio]
 Elements = np.ndarray  # of objects, each an Element; its shape is the tensor's
 
 
@@ -64,7 +64,7 @@ class NodeAttributes(Protocol):
 
 
 @dataclass(frozen=True)
-class Operand:
+class ShapeOperand:
     """An input of a node, as a rule sees it: its shape always, its elements when they are known."""
 
     shape: tuple[Expr, ...]
@@ -72,7 +72,7 @@ class Operand:
     elements: Elements | None
 
 
-Rule = Callable[[NodeAttributes, Sequence["Operand | None"], Facts], "list[Elements] | None"]
+Rule = Callable[[NodeAttributes, Sequence["ShapeOperand | None"], Facts], "list[Elements] | None"]
 RULES: dict[str, Rule] = {}
 
 
@@ -99,13 +99,13 @@ def elements_of_array(array: np.ndarray) -> Elements | None:
     return None if None in ratios else make_elements(ratios, array.shape)  # type: ignore[arg-type]
 
 
-def _ratio_of_float(value: float) -> Ratio | None:
+def _ratio_of_float(value: float) -> SizeRatio | None:
     if value != value or value in (float("inf"), float("-inf")):
         return None
     exact = Fraction(value)
     if exact.denominator > _MAX_DENOMINATOR or abs(exact.numerator) > _MAX_NUMERATOR:
         return None
-    return Ratio(const(exact.numerator), const(exact.denominator))
+    return SizeRatio(const(exact.numerator), const(exact.denominator))
 
 
 def make_elements(values: Sequence[Element], shape: Sequence[int]) -> Elements:
@@ -118,7 +118,7 @@ def make_elements(values: Sequence[Element], shape: Sequence[int]) -> Elements:
 def is_constant(elements: Elements) -> bool:
     """Whether no element depends on a dim."""
     return all(
-        isinstance(e, Const) or (isinstance(e, Ratio) and isinstance(e.num, Const) and isinstance(e.den, Const))
+        isinstance(e, Const) or (isinstance(e, SizeRatio) and isinstance(e.num, Const) and isinstance(e.den, Const))
         for e in elements.reshape(-1)
     )
 
@@ -134,13 +134,13 @@ def fits(elements: Elements, dtype: DType) -> bool:
 def array_of_elements(elements: Elements, dtype: DType) -> np.ndarray:
     """The numpy array of constant elements."""
     values = [
-        int(e.num) / int(e.den) if isinstance(e, Ratio) else e.value for e in elements.reshape(-1)  # type: ignore[attr-defined]
+        int(e.num) / int(e.den) if isinstance(e, SizeRatio) else e.value for e in elements.reshape(-1)  # type: ignore[attr-defined]
     ]
     return np.array(values, dtype.numpy).reshape(elements.shape)
 
 
 def evaluate(
-    op_type: str, node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts
+    op_type: str, node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts
 ) -> list[tuple[Elements, DType]] | None:
     """The elements of a node's results, and their dtypes; None when they are not known."""
     results = RULES[op_type](node, operands, facts)
@@ -156,7 +156,7 @@ ALWAYS_KNOWN = ("Shape", "Size")
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not")
 
 
-def _result_dtype(op_type: str, node: NodeAttributes, operands: Sequence[Operand | None]) -> DType:
+def _result_dtype(op_type: str, node: NodeAttributes, operands: Sequence[ShapeOperand | None]) -> DType:
     if op_type in ALWAYS_KNOWN:
         return i64
     if op_type in _COMPARISONS:
@@ -173,13 +173,13 @@ def _result_dtype(op_type: str, node: NodeAttributes, operands: Sequence[Operand
 
 
 def _simplified(element: Element, facts: Facts) -> Element:
-    if not isinstance(element, Ratio):
+    if not isinstance(element, SizeRatio):
         return simplify(element, facts)
     num, den = simplify(element.num, facts), simplify(element.den, facts)
     if isinstance(num, Const) and isinstance(den, Const) and den.value:
         exact = Fraction(int(num), int(den))
-        return Ratio(const(exact.numerator), const(exact.denominator))
-    return Ratio(num, den)
+        return SizeRatio(const(exact.numerator), const(exact.denominator))
+    return SizeRatio(num, den)
 
 
 def _map(function: Callable[..., Any], *arrays: Elements) -> Elements:
@@ -193,7 +193,7 @@ class _Unknown(Exception):
     """An elementwise rule met an element that it cannot say."""
 
 
-def _known(operands: Sequence[Operand | None], count: int | None = None) -> list[Elements] | None:
+def _known(operands: Sequence[ShapeOperand | None], count: int | None = None) -> list[Elements] | None:
     """The elements of the first `count` operands, or None if one is absent or unknown."""
     wanted = list(operands)[:count]
     if any(o is None or o.elements is None for o in wanted):
@@ -201,7 +201,7 @@ def _known(operands: Sequence[Operand | None], count: int | None = None) -> list
     return [o.elements for o in wanted]  # type: ignore[union-attr,misc]
 
 
-def _ints(operand: Operand | None) -> list[int] | None:
+def _ints(operand: ShapeOperand | None) -> list[int] | None:
     """The integers of a constant operand."""
     if operand is None or operand.elements is None:
         return None
@@ -213,7 +213,7 @@ def _ints(operand: Operand | None) -> list[int] | None:
 def _elementwise(function: Callable[..., Element | None], count: int | None = None) -> Rule:
     """A rule that applies `function(*elements, facts)` elementwise; None from it means unknown."""
 
-    def apply(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+    def apply(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
         known = _known(operands, count)
         if known is None:
             return None
@@ -235,9 +235,9 @@ def _elementwise(function: Callable[..., Element | None], count: int | None = No
 # -- arithmetic of elements
 
 
-def _as_ratios(a: Element, b: Element) -> tuple[Ratio, Ratio] | None:
+def _as_ratios(a: Element, b: Element) -> tuple[SizeRatio, SizeRatio] | None:
     """Both as ratios if one is."""
-    if isinstance(a, Ratio) and isinstance(b, Ratio):
+    if isinstance(a, SizeRatio) and isinstance(b, SizeRatio):
         return a, b
     return None
 
@@ -248,12 +248,12 @@ def _add(a: Element, b: Element, facts: Facts) -> Element:
         return a + b  # type: ignore[operator]
     x, y = ratios
     if x.den is y.den:
-        return Ratio(x.num + y.num, x.den)
-    return Ratio(x.num * y.den + y.num * x.den, x.den * y.den)
+        return SizeRatio(x.num + y.num, x.den)
+    return SizeRatio(x.num * y.den + y.num * x.den, x.den * y.den)
 
 
 def _negative(a: Element, facts: Facts) -> Element:
-    return Ratio(0 - a.num, a.den) if isinstance(a, Ratio) else 0 - a
+    return SizeRatio(0 - a.num, a.den) if isinstance(a, SizeRatio) else 0 - a
 
 
 def _sub(a: Element, b: Element, facts: Facts) -> Element:
@@ -267,8 +267,8 @@ def _mul(a: Element, b: Element, facts: Facts) -> Element:
     x, y = ratios
     for one, other in ((x, y), (y, x)):
         if one.num is other.den:
-            return Ratio(other.num, one.den)
-    return Ratio(x.num * y.num, x.den * y.den)
+            return SizeRatio(other.num, one.den)
+    return SizeRatio(x.num * y.num, x.den * y.den)
 
 
 def _div(a: Element, b: Element, facts: Facts) -> Element | None:
@@ -277,7 +277,7 @@ def _div(a: Element, b: Element, facts: Facts) -> Element | None:
         x, y = ratios
         if prove(y.num > 0, facts) is not True:
             return None
-        return Ratio(x.num, y.num) if x.den is y.den else Ratio(x.num * y.den, x.den * y.num)
+        return SizeRatio(x.num, y.num) if x.den is y.den else SizeRatio(x.num * y.den, x.den * y.num)
     return divide_toward_zero(a, b, facts)  # type: ignore[arg-type]
 
 
@@ -305,30 +305,30 @@ def rounds_down(a: Expr, b: Expr, facts: Facts) -> bool:
 
 
 def _mod(a: Element, b: Element, facts: Facts) -> Element | None:
-    if isinstance(a, Ratio) or isinstance(b, Ratio) or prove(b > 0, facts) is not True:
+    if isinstance(a, SizeRatio) or isinstance(b, SizeRatio) or prove(b > 0, facts) is not True:
         return None
     return floormod(a, b)
 
 
 @rule("Mod")
-def _remainder(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _remainder(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     """That of a quotient rounded down; the one of C, rounded toward zero, is left to the operator."""
     return None if node.attr("fmod", 0) else _elementwise(_mod)(node, operands, facts)
 
 
 def _floor(a: Element, facts: Facts) -> Element | None:
-    if not isinstance(a, Ratio) or prove(a.den > 0, facts) is not True:
+    if not isinstance(a, SizeRatio) or prove(a.den > 0, facts) is not True:
         return None
-    return Ratio(floordiv(a.num, a.den))
+    return SizeRatio(floordiv(a.num, a.den))
 
 
 def _ceil(a: Element, facts: Facts) -> Element | None:
-    if not isinstance(a, Ratio) or prove(a.den > 0, facts) is not True:
+    if not isinstance(a, SizeRatio) or prove(a.den > 0, facts) is not True:
         return None
-    return Ratio(floordiv(a.num + (a.den - 1), a.den))
+    return SizeRatio(floordiv(a.num + (a.den - 1), a.den))
 
 
-def _truncate(a: Ratio, facts: Facts) -> Expr | None:
+def _truncate(a: SizeRatio, facts: Facts) -> Expr | None:
     if is_const(a.den, 1):
         return a.num
     if prove(a.den > 0, facts) is not True or prove(a.num >= 0, facts) is not True:
@@ -362,13 +362,13 @@ def _select(condition: Element, a: Element, b: Element, facts: Facts) -> Element
     assert isinstance(condition, Expr)
     if isinstance(condition, Const):
         return a if condition.value else b
-    if isinstance(a, Ratio) and isinstance(b, Ratio):
-        return Ratio(select(condition, a.num, b.num), select(condition, a.den, b.den))
+    if isinstance(a, SizeRatio) and isinstance(b, SizeRatio):
+        return SizeRatio(select(condition, a.num, b.num), select(condition, a.den, b.den))
     return select(condition, a, b)  # type: ignore[arg-type]
 
 
 def _ints_only(function: Callable[[Any, Any], Expr]) -> Callable[[Element, Element, Facts], Element | None]:
-    return lambda a, b, facts: None if isinstance(a, Ratio) or isinstance(b, Ratio) else function(a, b)
+    return lambda a, b, facts: None if isinstance(a, SizeRatio) or isinstance(b, SizeRatio) else function(a, b)
 
 
 _ELEMENTWISE: dict[str, Callable[..., Element | None]] = {
@@ -388,7 +388,7 @@ _ELEMENTWISE: dict[str, Callable[..., Element | None]] = {
     "Or": lambda a, b, facts: logical_or(a, b),
     "Not": lambda a, facts: logical_not(a),
     "Where": _select,
-    "Abs": lambda a, facts: None if isinstance(a, Ratio) else maximum(a, 0 - a),
+    "Abs": lambda a, facts: None if isinstance(a, SizeRatio) else maximum(a, 0 - a),
     "Identity": lambda a, facts: a,
 }
 for _name, _function in _ELEMENTWISE.items():
@@ -399,13 +399,13 @@ def _fold(function: Callable[[Element, Element, Facts], Element | None]) -> Rule
     """A rule for operators with any number of operands, such as Max."""
     pair = _elementwise(function)
 
-    def apply(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+    def apply(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
         known = _known(operands)
         if not known:
             return None
         result = known[0]
         for other in known[1:]:
-            step = pair(node, [Operand((), i64, result), Operand((), i64, other)], facts)
+            step = pair(node, [ShapeOperand((), i64, result), ShapeOperand((), i64, other)], facts)
             if step is None:
                 return None
             result = step[0]
@@ -420,7 +420,7 @@ RULES["Sum"] = _fold(_add)
 
 
 @rule("Cast")
-def _cast(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _cast(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands)
     target = node.attr("to_dtype")
     if known is None or not isinstance(target, DType):
@@ -428,12 +428,12 @@ def _cast(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts
 
     def element(e: Element) -> Element:
         if target.is_bool:
-            value = e.num if isinstance(e, Ratio) else e
+            value = e.num if isinstance(e, SizeRatio) else e
             return value if value.dtype is bool_ else decide(logical_not(equal(value, 0)), facts)
         whole = select(e, 1, 0) if isinstance(e, Expr) and e.dtype is bool_ else e
         if target.is_float:
-            return whole if isinstance(whole, Ratio) else Ratio(whole)
-        result = _truncate(whole, facts) if isinstance(whole, Ratio) else whole
+            return whole if isinstance(whole, SizeRatio) else SizeRatio(whole)
+        result = _truncate(whole, facts) if isinstance(whole, SizeRatio) else whole
         if result is None or target.bits < 32:
             raise _Unknown
         return result
@@ -450,14 +450,14 @@ def _cast(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts
 
 
 @rule("Shape")
-def _shape(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _shape(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     assert operands[0] is not None
     dims = operands[0].shape[slice(node.attr("start", 0), node.attr("end"))]
     return [make_elements(dims, (len(dims),))]
 
 
 @rule("Size")
-def _size(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _size(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     assert operands[0] is not None
     total: Expr = const(1)
     for dim in operands[0].shape:
@@ -466,7 +466,7 @@ def _size(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts
 
 
 @rule("ConstantOfShape")
-def _constant_of_shape(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _constant_of_shape(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     shape = _ints(operands[0])
     value = node.attr("value")
     fill = elements_of_array(np.zeros(1, np.float32) if value is None else value)
@@ -476,7 +476,7 @@ def _constant_of_shape(node: NodeAttributes, operands: Sequence[Operand | None],
 
 
 @rule("Range")
-def _range(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _range(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     bounds = [_ints(o) if o is not None and o.dtype.is_int else None for o in operands]
     if any(b is None for b in bounds):
         return None
@@ -491,7 +491,7 @@ def _range(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fact
 
 
 @rule("Gather")
-def _gather(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _gather(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands, 1)
     assert operands[1] is not None
     indices = _ints(operands[1])
@@ -504,7 +504,7 @@ def _gather(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fac
 
 
 @rule("Slice")
-def _slice(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _slice(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands, 1)
     if known is None:
         return None
@@ -534,13 +534,13 @@ def _python_slice(start: int, end: int, step: int, size: int) -> slice:
 
 
 @rule("Concat")
-def _concat(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _concat(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands)
     return None if known is None else [np.concatenate(known, node.attr("axis", 1))]
 
 
 @rule("Split")
-def _split(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _split(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands, 1)
     if known is None:
         return None
@@ -557,7 +557,7 @@ def _split(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fact
 
 
 @rule("Squeeze")
-def _squeeze(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _squeeze(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands, 1)
     axes = _axes(node, operands)
     if known is None or axes is _UNKNOWN_AXES:
@@ -566,7 +566,7 @@ def _squeeze(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fa
 
 
 @rule("Unsqueeze")
-def _unsqueeze(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _unsqueeze(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands, 1)
     axes = _axes(node, operands)
     if known is None or axes is _UNKNOWN_AXES or axes is None:
@@ -577,7 +577,7 @@ def _unsqueeze(node: NodeAttributes, operands: Sequence[Operand | None], facts: 
 _UNKNOWN_AXES: list[int] = []
 
 
-def _axes(node: NodeAttributes, operands: Sequence[Operand | None]) -> list[int] | None:
+def _axes(node: NodeAttributes, operands: Sequence[ShapeOperand | None]) -> list[int] | None:
     """The axes of a node, an attribute or the second input; None when absent, `_UNKNOWN_AXES` when not constant."""
     if len(operands) > 1 and operands[1] is not None:
         found = _ints(operands[1])
@@ -587,7 +587,7 @@ def _axes(node: NodeAttributes, operands: Sequence[Operand | None]) -> list[int]
 
 
 @rule("Reshape")
-def _reshape(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _reshape(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands, 1)
     shape = node.attr("shape") if node.opset < 5 else _ints(operands[1])
     if known is None or shape is None:
@@ -602,7 +602,7 @@ def _reshape(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fa
 
 
 @rule("Flatten")
-def _flatten(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _flatten(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands)
     if known is None:
         return None
@@ -612,13 +612,13 @@ def _flatten(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fa
 
 
 @rule("Transpose")
-def _transpose(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _transpose(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known(operands)
     return None if known is None else [np.transpose(known[0], node.attr("perm"))]
 
 
 @rule("Expand")
-def _expand(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _expand(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known, shape = _known(operands, 1), _ints(operands[1])
     if known is None or shape is None or np.prod(shape, dtype=object) > MAX_ELEMENTS:
         return None
@@ -629,7 +629,7 @@ def _expand(node: NodeAttributes, operands: Sequence[Operand | None], facts: Fac
 
 
 @rule("Tile")
-def _tile(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _tile(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known, repeats = _known(operands, 1), _ints(operands[1])
     if known is None or repeats is None or len(repeats) != known[0].ndim:
         return None
@@ -640,7 +640,7 @@ def _tile(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts
 
 
 @rule("ScatterND")
-def _scatter_nd(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+def _scatter_nd(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known = _known((operands[0], operands[2]))
     assert operands[1] is not None
     places = _ints(operands[1])
@@ -656,14 +656,14 @@ def _scatter_nd(node: NodeAttributes, operands: Sequence[Operand | None], facts:
 
 
 def _reduction(function: Callable[[Element, Element, Facts], Element | None], start: int) -> Rule:
-    def apply(node: NodeAttributes, operands: Sequence[Operand | None], facts: Facts) -> list[Elements] | None:
+    def apply(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
         known, axes = _known(operands, 1), _axes(node, operands)
         if known is None or axes is _UNKNOWN_AXES or known[0].ndim != 1:
             return None
         if not axes and node.attr("noop_with_empty_axes", 0):
             return None
         values = list(known[0])
-        if any(isinstance(v, Ratio) for v in values) or not values:
+        if any(isinstance(v, SizeRatio) for v in values) or not values:
             return None
         result: Element | None = values[0]
         for value in values[1:]:

@@ -16,7 +16,7 @@ from tc.ir.types import TensorType, tensor_type
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class ModelValue:
     """A tensor: an atom of the graph, or known elements that become an atom when somebody needs the data."""
 
     type: TensorType
@@ -40,7 +40,7 @@ class Value:
 class SequenceValue:
     """An ONNX sequence of known length; it exists at import only."""
 
-    items: tuple[Value, ...]
+    items: tuple[ModelValue, ...]
     dtype: DType | None = None
 
 
@@ -48,7 +48,7 @@ class SequenceValue:
 class OptionalValue:
     """An ONNX optional: something or nothing, known at import."""
 
-    content: Value | SequenceValue | None
+    content: ModelValue | SequenceValue | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class DeferredValue:
 
     nodes: tuple[Any, ...]
     name: str
-    tensors: Mapping[str, Value]
+    tensors: Mapping[str, ModelValue]
     reason: str
     place: str
     label: str
@@ -71,19 +71,19 @@ class UnknownValue:
     """The result of a node that was refused; only met while a model is inspected."""
 
 
-AnyValue = Union[Value, SequenceValue, OptionalValue, DeferredValue, UnknownValue]
+AnyValue = Union[ModelValue, SequenceValue, OptionalValue, DeferredValue, UnknownValue]
 
 
-def constant_value(array: np.ndarray, name: str = "") -> Value:
+def constant_value(array: np.ndarray, name: str = "") -> ModelValue:
     """A constant tensor. The array's memory is shared."""
     const = TensorConst(array, name)
     is_shape_like = array.size <= 64 and array.dtype.kind in "iub"
-    return Value(const.type, const, elements_of_array(array) if is_shape_like else None)
+    return ModelValue(const.type, const, elements_of_array(array) if is_shape_like else None)
 
 
-def elements_value(elements: Elements, dtype: DType) -> Value:
+def elements_value(elements: Elements, dtype: DType) -> ModelValue:
     """A tensor of known elements; a constant if they are."""
     type_ = tensor_type(elements.shape, dtype)
     if is_constant(elements):
-        return Value(type_, TensorConst(array_of_elements(elements, dtype)), elements)
-    return Value(type_, None, elements)
+        return ModelValue(type_, TensorConst(array_of_elements(elements, dtype)), elements)
+    return ModelValue(type_, None, elements)

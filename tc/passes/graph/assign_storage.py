@@ -29,7 +29,7 @@ TYPICAL_DIMS = (4, 32, 200)
 
 
 @dataclass(eq=False)
-class Region:
+class StorageRegion:
     """Memory needed from step `start` to step `end`, both included. The size is `count` * `unit` bytes, `unit` symbolic."""
 
     count: int
@@ -42,12 +42,12 @@ class Region:
     def size_bytes(self) -> Expr:
         return mul(self.unit, const(self.count))
 
-    def meets(self, other: Region) -> bool:
+    def meets(self, other: StorageRegion) -> bool:
         """Whether there is a step at which both are needed."""
         return self.start <= other.end and other.start <= self.end
 
 
-def region_of_type(type_: TensorType, start: int, end: int) -> Region:
+def region_of_type(type_: TensorType, start: int, end: int) -> StorageRegion:
     """A region for a tensor: the constant dims are the count, the symbolic ones the unit. Sizes are multiples of ALIGNMENT."""
     elements = 1
     symbolic = []
@@ -58,9 +58,9 @@ def region_of_type(type_: TensorType, start: int, end: int) -> Region:
             symbolic.append(dim)
     count = type_.dtype.bytes_of(elements)
     if not symbolic:
-        return Region(_aligned(count), const(1), start, end)
+        return StorageRegion(_aligned(count), const(1), start, end)
     unit = simplify(product(tuple(sorted(symbolic, key=str))))
-    return Region(_aligned(count), unit, start, end)
+    return StorageRegion(_aligned(count), unit, start, end)
 
 
 def _aligned(size: int) -> int:
@@ -68,14 +68,14 @@ def _aligned(size: int) -> int:
 
 
 @dataclass
-class Layout:
+class StorageLayout:
     """Where each region starts, and how much there is in all, in bytes."""
 
-    offsets: Mapping[Region, Expr]
+    offsets: Mapping[StorageRegion, Expr]
     total: Expr
 
 
-def assign_offsets(regions: Sequence[Region], facts: Facts) -> Expr:
+def assign_offsets(regions: Sequence[StorageRegion], facts: Facts) -> Expr:
     """Set every region's `offset` (bytes, a multiple of ALIGNMENT); returns the size of the arena in bytes."""
     layout = place_by_classes(regions, facts)
     if any(not isinstance(region.unit, Const) for region in regions):
@@ -109,22 +109,22 @@ def _score(size: Expr, samples: Sequence[Mapping[Var, int]]) -> float:
 # -- by classes
 
 
-def place_by_classes(regions: Sequence[Region], facts: Facts) -> Layout:
+def place_by_classes(regions: Sequence[StorageRegion], facts: Facts) -> StorageLayout:
     """One packing for each unit, one after the other."""
-    classes: dict[Expr, list[Region]] = {}
+    classes: dict[Expr, list[StorageRegion]] = {}
     for region in regions:
         classes.setdefault(region.unit, []).append(region)
-    offsets: dict[Region, Expr] = {}
+    offsets: dict[StorageRegion, Expr] = {}
     base: Expr = const(0)
     for unit, members in classes.items():
         places, total = _pack(members)
         for region, start in places.items():
             offsets[region] = simplify(base + mul(unit, const(start)), facts)
         base = base + mul(unit, const(total))
-    return Layout(offsets, simplify(base, facts))
+    return StorageLayout(offsets, simplify(base, facts))
 
 
-_ORDERS: tuple[Callable[[Region], tuple[int, ...]], ...] = (
+_ORDERS: tuple[Callable[[StorageRegion], tuple[int, ...]], ...] = (
     lambda r: (-r.count, r.start),
     lambda r: (-r.count, -r.end),
     lambda r: (r.start - r.end, -r.count),
@@ -134,14 +134,14 @@ _ORDERS: tuple[Callable[[Region], tuple[int, ...]], ...] = (
 """In which order to place regions. Largest first is the best of them for most models, and near it for all."""
 
 
-def _pack(regions: Sequence[Region]) -> tuple[dict[Region, int], int]:
+def _pack(regions: Sequence[StorageRegion]) -> tuple[dict[StorageRegion, int], int]:
     """The tightest of the packings by `_ORDERS`."""
     return min((_pack_in_order(sorted(regions, key=order)) for order in _ORDERS), key=lambda packed: packed[1])
 
 
-def _pack_in_order(regions: Iterable[Region]) -> tuple[dict[Region, int], int]:
+def _pack_in_order(regions: Iterable[StorageRegion]) -> tuple[dict[StorageRegion, int], int]:
     """Greedy: each region at the lowest gap between the placed regions that live at the same time."""
-    places: dict[Region, int] = {}
+    places: dict[StorageRegion, int] = {}
     total = 0
     for region in regions:
         neighbours = [(start, start + other.count) for other, start in places.items() if other.meets(region)]
@@ -166,13 +166,13 @@ def _lowest_gap(taken: Iterable[tuple[int, int]], count: int) -> int:
 class _Slot:
     """Regions by their offset in the slot, as a count of their unit. `size` is typical bytes, one number a sample."""
 
-    tenants: dict[Region, int] = field(default_factory=dict)
+    tenants: dict[StorageRegion, int] = field(default_factory=dict)
     size: list[int] = field(default_factory=list)
 
-    def is_free_for(self, region: Region) -> bool:
+    def is_free_for(self, region: StorageRegion) -> bool:
         return not any(region.meets(other) for other in self.tenants)
 
-    def room_for(self, region: Region, fits: Callable[[Expr, Expr], bool]) -> int | None:
+    def room_for(self, region: StorageRegion, fits: Callable[[Expr, Expr], bool]) -> int | None:
         """An offset beside tenants of its own unit, inside the space that a tenant takes at another time; None if there is none.
 
         Every tenant alive with the region must be of its unit, since others do not compare.
@@ -187,7 +187,7 @@ class _Slot:
         return start if next(known, None) is not None else None
 
 
-def place_by_slots(regions: Sequence[Region], facts: Facts, samples: Sequence[Mapping[Var, int]]) -> Layout:
+def place_by_slots(regions: Sequence[StorageRegion], facts: Facts, samples: Sequence[Mapping[Var, int]]) -> StorageLayout:
     """Largest first, each region goes where the slots grow least; a new slot where none is free."""
     typical = {region: [evaluate(region.size_bytes, env) for env in samples] for region in regions}
     fits = _comparison(facts)
@@ -197,13 +197,13 @@ def place_by_slots(regions: Sequence[Region], facts: Facts, samples: Sequence[Ma
         slot.tenants[region] = offset
         if offset == 0:
             slot.size = [max(a, b) for a, b in zip(slot.size or typical[region], typical[region], strict=True)]
-    offsets: dict[Region, Expr] = {}
+    offsets: dict[StorageRegion, Expr] = {}
     base: Expr = const(0)
     for slot in slots:
         for region, start in slot.tenants.items():
             offsets[region] = base if start == 0 else simplify(base + mul(region.unit, const(start)), facts)
         base = simplify(base + _slot_bytes(slot, facts, fits), facts)
-    return Layout(offsets, base)
+    return StorageLayout(offsets, base)
 
 
 def _logarithm(sizes: Sequence[int]) -> float:
@@ -211,7 +211,7 @@ def _logarithm(sizes: Sequence[int]) -> float:
 
 
 def _choose_slot(
-    slots: list[_Slot], region: Region, size: Sequence[int], fits: Callable[[Expr, Expr], bool]
+    slots: list[_Slot], region: StorageRegion, size: Sequence[int], fits: Callable[[Expr, Expr], bool]
 ) -> tuple[_Slot, int]:
     """The slot, and the offset in it, that wastes least."""
     for slot in slots:

@@ -19,7 +19,7 @@ from tc.ir.graph import Atom, Attrs, Call, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
-from tc.passes.graph.rewrite import Match, Rule, any_, op, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, Match, any_, op, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES
 from tc.passes.manager import graph_pass
 
@@ -316,33 +316,33 @@ def _example_transposed(b: GraphBuilder) -> Atom:
 
 
 ATTENTION_RULES = (
-    Rule(
+    GraphRule(
         "a softmax between two products",
         op("matmul", any_("chances"), any_("v"), name="second"),
         _attention,
         example=_example_plain,
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "attention of what is transposed",
         op("attention", *_OPERANDS, rest=True),
         _draw_in_transposes,
         example=_example_transposed,
     ),
-    Rule(
+    GraphRule(
         "attention, transposed",
         op("transpose", op("attention", *_OPERANDS, rest=True, single_use=True), name="outer"),
         _draw_in_result,
         example=lambda b: b.call("transpose", _example_operator(b), perm=(0, 2, 1, 3)),
     ),
-    Rule(
+    GraphRule(
         "attention of q or k times a number",
         op("attention", *_OPERANDS, rest=True),
         _draw_in_scales,
         example=lambda b: _example_operator(b, q=lambda b, q: b.call("mul", q, _scalar(b, 0.3))),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "attention of repeated heads",
         op("attention", *_OPERANDS, rest=True),
         _draw_in_repeats,

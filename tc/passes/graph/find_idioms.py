@@ -16,7 +16,7 @@ from tc.ir.graph import Atom, Call, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
-from tc.passes.graph.rewrite import Match, OpPattern, Rule, any_, const_, op, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, Match, OpPattern, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
 
@@ -213,7 +213,7 @@ def _row_of(b: GraphBuilder) -> TensorConst:
 
 
 IDIOM_RULES = (
-    Rule(
+    GraphRule(
         "a third or fourth power, as a product",
         op("pow", any_("x"), const_("c"), name="pow"),
         _integer_power,
@@ -221,7 +221,7 @@ IDIOM_RULES = (
         example=lambda b: b.call("pow", _x(b), _number(b, 3.0)),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "erf of a quotient, as erf of a product",
         op("erf", op("div", any_("x"), const_("c"), name="div")),
         _erf_of_product,
@@ -230,7 +230,7 @@ IDIOM_RULES = (
         inexact=True,
     ),
     *(
-        Rule(
+        GraphRule(
             f"gelu, {name}",
             pattern,
             _gelu,
@@ -241,7 +241,7 @@ IDIOM_RULES = (
         for name, pattern in _GELUS.items()
     ),
     *(
-        Rule(
+        GraphRule(
             f"half of x (1 + tanh), {name}",
             pattern,
             _times_sigmoid,
@@ -251,7 +251,7 @@ IDIOM_RULES = (
         )
         for name, pattern in _TANH_GELUS.items()
     ),
-    Rule(
+    GraphRule(
         "RMS normalisation, as a quotient",
         op("div", _X, _SPREAD),
         _rms_norm,
@@ -260,7 +260,7 @@ IDIOM_RULES = (
         inexact=True,
     ),
     *(
-        Rule(
+        GraphRule(
             f"RMS normalisation, times {name}",
             op("mul", _X, inverse, commutes=True, name="outer"),
             _rms_norm,
@@ -270,21 +270,21 @@ IDIOM_RULES = (
         )
         for name, inverse in _INVERSES.items()
     ),
-    Rule(
+    GraphRule(
         "layer normalisation, as an RMS normalisation",
         op("rms_norm", op("sub", _X, op("mean", _X, name="mean")), rest=True),
         _layer_norm,
         example=_example_centred,
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "the scale of a normalisation",
         op("mul", _any_norm("rms_norm|layer_norm"), any_("factor"), commutes=True, name="outer"),
         _scaled,
         example=lambda b: b.call("mul", _row_of(b), b.call("rms_norm", _x(b))),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "the bias of a normalisation",
         op("add", _any_norm("layer_norm"), any_("term"), commutes=True, name="outer"),
         _shifted,

@@ -23,7 +23,7 @@ LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinPart:
     """Where a value is made: `offset` bytes into the variable `whole`."""
 
     whole: TensorVar
@@ -62,16 +62,16 @@ def pays(binding: Binding, made: Mapping[TensorVar, Binding]) -> bool:
     return bool(sum(sizes[operand] for operand in placed) >= LEAST_SHARE * max(1, sum(sizes.values())))
 
 
-def parts_of(func: Function) -> Mapping[TensorVar, Part]:
+def parts_of(func: Function) -> Mapping[TensorVar, JoinPart]:
     """The values that are made as parts of others, by the joins among a function's bindings; later joins first."""
     made = made_here(func)
-    found: dict[TensorVar, Part] = {}
+    found: dict[TensorVar, JoinPart] = {}
     for binding in reversed(func.bindings):
         if is_join(binding.value):
             for operand, offset in operands_of(binding):
                 root = _root(operand, made)
                 if root is not None and root not in found and _is_aligned(offset):
-                    found[root] = Part(binding.targets[0], offset)
+                    found[root] = JoinPart(binding.targets[0], offset)
     return found
 
 

@@ -44,8 +44,11 @@ def _read_by(binding: Binding) -> Iterator[Atom]:
 
 def widens_operand(binding: Binding, uses: Uses) -> bool:
     """Whether a binding makes a large literal wider, element by element, for contractions that can do so themselves."""
-    call, (target, *others) = binding.value, binding.targets
-    if others or not isinstance(call, Call) or not call.args or not isinstance(target.type, TensorType):
+    call = binding.value
+    if len(binding.targets) != 1 or not isinstance(call, Call) or not call.args:
+        return False  # reading dims out of data has no targets
+    (target,) = binding.targets
+    if not isinstance(target.type, TensorType):
         return False
     literal = call.args[0]
     sizes: list[int] = [int(dim.value) for dim in target.type.shape if isinstance(dim, Const)]

@@ -17,7 +17,7 @@ from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
 from tc.passes.graph.knobs import knob_of_call
-from tc.passes.graph.rewrite import Match, Rule, any_, const_, op, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.tiling import NEAR_VECTORS, is_clashing_pitch
@@ -41,7 +41,7 @@ def pack_matmul(module: IRModule, *, lanes: int = 16, decide: Decide = take_defa
     return rewrite_module(module, matmul_rules(lanes, decide))
 
 
-def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[Rule, ...]:
+def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[GraphRule, ...]:
     """The rewrite rules for vectors of `lanes` columns."""
 
     def width(m: Match, columns: int) -> int:
@@ -60,7 +60,7 @@ def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[Rule, ...]:
         return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
 
     return (
-        Rule(
+        GraphRule(
             "a product with a literal, packed",
             op("matmul", any_("x"), const_("w"), name="matmul"),
             pack_literal,
@@ -68,7 +68,7 @@ def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[Rule, ...]:
             example=lambda b: b.call("matmul", _x(b, 3, 20), b.const(_w(20, 10))),
             inexact=True,
         ),
-        Rule(
+        GraphRule(
             "a product with a transposed literal, packed",
             op("matmul", any_("x"), op("transpose", const_("w"), name="transpose"), name="matmul"),
             pack_transposed,

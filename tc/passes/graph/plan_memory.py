@@ -42,15 +42,15 @@ from tc.ir.plan import (
     Copy,
     ExecutionPlan,
     Launch,
-    Place,
+    PlanStep,
     Repeat,
     Slot,
-    Step,
+    SlotPlace,
     StoreIndex,
 )
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
-from tc.passes.graph.assign_storage import Region, assign_offsets, region_of_type
+from tc.passes.graph.assign_storage import StorageRegion, assign_offsets, region_of_type
 from tc.passes.graph.joins import is_join, made_here, operands_of, part_offset, parts_of, view_root
 
 NOT_YET = 1 << 60
@@ -61,12 +61,12 @@ NOT_YET = 1 << 60
 class _Storage:
     """A piece of memory. `region` is set for those in the arena; `index` numbers the others within their place."""
 
-    place: Place
+    place: SlotPlace
     index: int = 0
     type: TensorType | None = None
     start: int = 0
     end: int = 0
-    region: Region | None = None
+    region: StorageRegion | None = None
     taken: _Storage | None = None
 
     @property
@@ -160,7 +160,7 @@ class _Planner:
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
         self._owned: dict[int, _Storage] = {}
         for index, param in enumerate(func.params):
-            self.views[param] = _View(_Storage(Place.INPUT, index, param.type))  # type: ignore[arg-type]
+            self.views[param] = _View(_Storage(SlotPlace.INPUT, index, param.type))  # type: ignore[arg-type]
         self._want_outputs(func)
 
     # -- storages
@@ -172,7 +172,7 @@ class _Planner:
             if isinstance(result, TensorVar) and result in made and self._is_input_sized(result.type):
                 root = view_root(result, made)
                 if root is not None and root not in self.wanted and self._fits(root, result):
-                    self.wanted[root] = _View(_Storage(Place.OUTPUT, index, root.type))  # type: ignore[arg-type]
+                    self.wanted[root] = _View(_Storage(SlotPlace.OUTPUT, index, root.type))  # type: ignore[arg-type]
 
     def _is_input_sized(self, type_: object) -> bool:
         return all(v in self.bound_dims for v in walk(type_) if isinstance(v, Var))  # type: ignore[arg-type]
@@ -195,18 +195,18 @@ class _Planner:
     def _new_storage(self, type_: TensorType, start: int | None = None) -> _Storage:
         start = self.time if start is None else start
         if self._is_input_sized(type_):
-            storage = _Storage(Place.ARENA, 0, type_, start)
+            storage = _Storage(SlotPlace.ARENA, 0, type_, start)
         else:
-            storage = _Storage(Place.DYNAMIC, self.num_dynamic, type_, start)
+            storage = _Storage(SlotPlace.DYNAMIC, self.num_dynamic, type_, start)
             self.num_dynamic += 1
         self.storages.append(storage)
         return storage
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[StorageRegion]:
         """The arena regions, from the lifetimes that `measure` found."""
         found = []
         for storage in self.storages:
-            if storage.place is Place.ARENA and storage.taken is None:
+            if storage.place is SlotPlace.ARENA and storage.taken is None:
                 assert storage.type is not None
                 storage.region = region_of_type(storage.type, storage.start, storage.end)
                 found.append(storage.region)
@@ -224,7 +224,7 @@ class _Planner:
     def _use(self, atom: Atom) -> _View:
         if isinstance(atom, TensorConst):
             index = self.constants.setdefault(atom, len(self.constants))
-            return _View(_Storage(Place.CONSTANT, index, atom.type))
+            return _View(_Storage(SlotPlace.CONSTANT, index, atom.type))
         view = self.views[atom]
         self._touch(view)
         return view
@@ -238,7 +238,7 @@ class _Planner:
         storage = view.storage
         offset = view.offset
         region = storage.root.region
-        if storage.place is Place.ARENA and region is not None:
+        if storage.place is SlotPlace.ARENA and region is not None:
             offset = region.offset + offset
         return Slot(storage.place, storage.index, _tensor_type(atom), offset)
 
@@ -260,33 +260,33 @@ class _Planner:
         for handover in self.handovers:
             result = handover.result.storage
             roots = [view.storage.root for view in handover.operands]
-            if result.place is not Place.ARENA or result.start != handover.time or not _is_whole(handover.result):
+            if result.place is not SlotPlace.ARENA or result.start != handover.time or not _is_whole(handover.result):
                 continue
             for k in handover.allowed:
                 operand = roots[k]
-                dies = operand.place is Place.ARENA and operand.end == handover.time and roots.count(operand) == 1
+                dies = operand.place is SlotPlace.ARENA and operand.end == handover.time and roots.count(operand) == 1
                 if dies and _is_whole(handover.operands[k]) and _have_same_size(operand, result):
                     result.taken = operand
                     operand.end = max(operand.end, result.end)
                     break
 
-    def emit(self, func: Function) -> tuple[Step, ...]:
+    def emit(self, func: Function) -> tuple[PlanStep, ...]:
         """The steps, all offsets being known."""
         self.measuring, self.time = False, 0
         return tuple(self._walk_function(func))
 
-    def _walk_function(self, func: Function) -> list[Step]:
+    def _walk_function(self, func: Function) -> list[PlanStep]:
         self.known_dims, self.pending = set(self.bound_dims), list(self.checks)
         steps = self._walk_bindings(func)
         self.time += 1
         self.output_slots = []
         for index, result in enumerate(func.results):
             slot = self._used_slot(result)
-            if slot.place is Place.DYNAMIC or (slot.place is Place.OUTPUT and slot.index == index):
+            if slot.place is SlotPlace.DYNAMIC or (slot.place is SlotPlace.OUTPUT and slot.index == index):
                 self.output_slots.append(slot)
                 continue
             if self._is_input_sized(slot.type):
-                target = Slot(Place.OUTPUT, index, slot.type)
+                target = Slot(SlotPlace.OUTPUT, index, slot.type)
             else:  # a view, of a shape from data, of memory that is not ours to give: the caller cannot make its buffer beforehand
                 target = self._owned_slot(index, slot.type)
                 steps.append(Allocate(target.index, slot.type.size_bytes))
@@ -301,7 +301,7 @@ class _Planner:
             storage = self._owned[index] = self._new_storage(type_)
         return Slot(storage.place, storage.index, type_)
 
-    def _walk_bindings(self, func: Function) -> list[Step]:
+    def _walk_bindings(self, func: Function) -> list[PlanStep]:
         """The steps of a function's bindings, each check as soon as its dims are known."""
         if self.measuring:
             self._want_parts(func)
@@ -314,7 +314,7 @@ class _Planner:
                 steps.extend(self._ready_checks())
         return steps
 
-    def _walk_nested(self, func: Function) -> list[Step]:
+    def _walk_nested(self, func: Function) -> list[PlanStep]:
         """As `_walk_bindings`, with the checks that the function itself carries."""
         outer = list(self.pending)
         self.pending.extend(_carried_checks(func))
@@ -322,7 +322,7 @@ class _Planner:
         self.pending = [check for check in self.pending if check in outer]
         return steps
 
-    def _ready_checks(self) -> list[Step]:
+    def _ready_checks(self) -> list[PlanStep]:
         ready = [c for c in self.pending if all(v in self.known_dims for v in walk(c.condition) if isinstance(v, Var))]
         self.pending = [check for check in self.pending if check not in ready]
         return list(ready)
@@ -332,12 +332,12 @@ class _Planner:
         checks = access_checks(self.module[callee])  # type: ignore[arg-type]
         return tuple(f"{origins[min(check.origin, len(origins) - 1)] or callee}: {check.message}" for check in checks)
 
-    def _walk_binding(self, binding: Binding) -> list[Step]:
+    def _walk_binding(self, binding: Binding) -> list[PlanStep]:
         self.time += 1
         with located(binding.span):
             return self._walk_value(binding)
 
-    def _walk_value(self, binding: Binding) -> list[Step]:
+    def _walk_value(self, binding: Binding) -> list[PlanStep]:
         value, targets, span = binding.value, binding.targets, binding.span
         match value:
             case TensorVar() | TensorConst():
@@ -383,7 +383,7 @@ class _Planner:
                 return self._walk_loop(value, targets)
         raise LoweringError(f"no execution step for {type(value).__name__}")
 
-    def _walk_join(self, binding: Binding) -> list[Step]:
+    def _walk_join(self, binding: Binding) -> list[PlanStep]:
         """Copies of the operands that were not made in their places."""
         (target,) = binding.targets
         place = self._define(target)
@@ -399,13 +399,13 @@ class _Planner:
             operands = tuple(map(self._use, args))
             self.handovers.append(_Handover(self.time, operands, allowed, self.views[targets[0]]))
 
-    def _allocations(self, targets: Iterable[TensorVar]) -> list[Step]:
+    def _allocations(self, targets: Iterable[TensorVar]) -> list[PlanStep]:
         """Allocations of dynamic blocks, each by the value it belongs to: one that is made in the place of another (a row of a stack,
         the result of an If) finds it allocated, and one whose size a call out finds is made by that call."""
         return [
             Allocate(self.views[target].storage.index, _tensor_type(target).size_bytes)
             for target in targets
-            if self.views[target].storage.place is Place.DYNAMIC and target not in self.wanted and not self._found_dims((target,))
+            if self.views[target].storage.place is SlotPlace.DYNAMIC and target not in self.wanted and not self._found_dims((target,))
         ]
 
     def _found_dims(self, targets: Iterable[TensorVar]) -> tuple[Var, ...]:
@@ -413,7 +413,7 @@ class _Planner:
         found = (v for target in targets for v in walk(target.type) if isinstance(v, Var))
         return tuple(v for v in dict.fromkeys(found) if v not in self.known_dims)
 
-    def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[Step]:
+    def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
         condition = self._used_slot(value.condition)
         for target in targets:
             self._define(target)
@@ -422,7 +422,7 @@ class _Planner:
             self._use(target)
         return [*self._allocations(targets), Branch(condition, tuple(branches[0]), tuple(branches[1]), span=value.span)]
 
-    def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...]) -> list[Step]:
+    def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
         """The steps of a branch, its results made in, or copied to, the places of the `If`'s targets."""
         made = made_here(branch)
         for result, target in zip(branch.results, targets, strict=True):
@@ -435,20 +435,20 @@ class _Planner:
             steps.extend(self._copy(result, target, self.views[target]))
         return steps
 
-    def _copy(self, source: Atom, target: Atom, place: _View) -> list[Step]:
+    def _copy(self, source: Atom, target: Atom, place: _View) -> list[PlanStep]:
         here = self._use(source)
         if here.storage is place.storage and here.offset is place.offset:
             return []
         return [Copy(self._slot(source, here), self._slot(target, place), _tensor_type(source).size_bytes)]
 
-    def _walk_loop(self, loop: Loop, targets: tuple[TensorVar, ...]) -> list[Step]:
+    def _walk_loop(self, loop: Loop, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
         """Carried values keep one place for the whole loop; each iteration's new values are copied there at its end."""
         body = loop.body
         index_param, *carried_params = body.params
         num_carried = len(carried_params)
         if len(targets) > num_carried and loop.trip_count is None:
             raise UnsupportedError("a loop that stacks results needs a known number of iterations")
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         for target in targets:
             self._define(target)
         steps.extend(self._allocations(targets))
@@ -457,7 +457,7 @@ class _Planner:
             steps.extend(self._copy(init, target, self.views[target]))
         condition = self._loop_condition(loop, steps)
         index = self._loop_index(loop)
-        body_steps: list[Step] = []
+        body_steps: list[PlanStep] = []
         self.views.setdefault(index_param, _View(self._new_storage(TensorType((), i64))))
         if self._is_used(index_param, body):
             body_steps.append(StoreIndex(self._slot(index_param, self.views[index_param]), index))
@@ -477,7 +477,7 @@ class _Planner:
         """The iteration number, the same variable in both walks."""
         return self._indices.setdefault(loop, Var("iteration", i64))
 
-    def _loop_condition(self, loop: Loop, steps: list[Step]) -> TensorVar | None:
+    def _loop_condition(self, loop: Loop, steps: list[PlanStep]) -> TensorVar | None:
         """The variable that holds the condition from iteration to iteration; None when it is always true."""
         if _is_true(loop.condition) and _is_true(loop.body.results[0]):
             return None
@@ -509,10 +509,10 @@ class _Planner:
         carried_params: list[TensorVar],
         condition: TensorVar | None,
         index: Var,
-    ) -> list[Step]:
+    ) -> list[PlanStep]:
         next_condition, *others = loop.body.results
         carried, scanned = others[: len(carried_params)], others[len(carried_params) :]
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         for result, target in zip(scanned, targets[len(carried) :], strict=True):
             steps.extend(self._copy(result, result, self._row(target, _tensor_type(result), index)))
         steps.extend(self._copy_in_parallel(carried, targets))
@@ -520,11 +520,11 @@ class _Planner:
             steps.extend(self._copy(next_condition, condition, self.views[condition]))
         return steps
 
-    def _copy_in_parallel(self, sources: list[Atom], targets: tuple[TensorVar, ...]) -> list[Step]:
+    def _copy_in_parallel(self, sources: list[Atom], targets: tuple[TensorVar, ...]) -> list[PlanStep]:
         """Copy all sources to the targets' places as if at once: a source that is another target's place goes first elsewhere."""
         places = [self.views[target] for target in targets[: len(sources)]]
-        before: list[Step] = []
-        after: list[Step] = []
+        before: list[PlanStep] = []
+        after: list[PlanStep] = []
         for k, (source, place) in enumerate(zip(sources, places, strict=True)):
             here = self._use(source)
             if any(here.storage is other.storage for j, other in enumerate(places) if j != k):

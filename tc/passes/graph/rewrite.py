@@ -1,6 +1,6 @@
 """The rewrite engine of the graph: rules are a pattern, a condition, a result, and an example that is checked numerically.
 
-    Rule("relu of relu", op("relu", op("relu", any_("x"))), lambda b, m: b.call("relu", m.x), example=...)
+    GraphRule("relu of relu", op("relu", op("relu", any_("x"))), lambda b, m: b.call("relu", m.x), example=...)
 
 A pattern describes the operation that defines a value, and those that define its operands. Matching never looks at names of
 variables. Tests run the example of every rule through the interpreter, before and after.
@@ -143,7 +143,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Rule:
+class GraphRule:
     """Replace what `pattern` matches by the value that `result` builds, if `when` holds. `result` may return None: no change.
 
     `example` builds a small function (through a GraphBuilder, returning its result) to which the rule applies; `inexact` says
@@ -158,9 +158,9 @@ class Rule:
     inexact: bool = False
 
 
-def rewrite_module(module: IRModule, rules: Sequence[Rule], *, max_rounds: int = 12) -> IRModule:
+def rewrite_module(module: IRModule, rules: Sequence[GraphRule], *, max_rounds: int = 12) -> IRModule:
     """Apply the rules to every graph function until none applies, at most `max_rounds` times over. Dead code stays behind."""
-    by_op: dict[str, list[Rule]] = {}
+    by_op: dict[str, list[GraphRule]] = {}
     for rule in rules:
         for name in rule.pattern.ops:
             by_op.setdefault(name, []).append(rule)
@@ -177,7 +177,7 @@ class _Rewriter:
     """Rebuilds one function, and the functions inside it, front to back."""
 
     facts: tuple[DimFact, ...]
-    by_op: Mapping[str, Sequence[Rule]]
+    by_op: Mapping[str, Sequence[GraphRule]]
     changed: bool = False
     renamed: dict[TensorVar, Atom] = field(default_factory=dict)
     definitions: dict[TensorVar, Binding] = field(default_factory=dict)

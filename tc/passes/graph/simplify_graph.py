@@ -10,7 +10,7 @@ from tc.ir.graph import Atom, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
-from tc.passes.graph.rewrite import Match, Rule, absent, any_, const_, op, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, Match, absent, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
 
@@ -136,14 +136,14 @@ _BN_LITERALS = (const_("scale"), const_("shift"), const_("mean"), const_("var"))
 
 
 GRAPH_RULES = (
-    Rule(
+    GraphRule(
         "a reshape to the same shape",
         op("reshape|squeeze|unsqueeze|flatten", any_("x"), name="view"),
         lambda b, m: m.x,
         when=lambda m: _keeps_type(m, "x", "view"),
         example=lambda b: b.call("reshape", _x(b, 2, 3), shape=(2, 3)),
     ),
-    Rule(
+    GraphRule(
         "a view of a view",
         op(
             "reshape|squeeze|unsqueeze|flatten",
@@ -153,7 +153,7 @@ GRAPH_RULES = (
         lambda b, m: b.call("reshape", m.x, shape=m.type_of("outer").shape),
         example=lambda b: b.call("unsqueeze", b.call("reshape", _x(b, 2, 3), shape=(6,)), axes=(0,)),
     ),
-    Rule(
+    GraphRule(
         "a transpose of a transpose",
         op("transpose", op("transpose", any_("x"), name="inner"), name="outer"),
         _merge_transposes,
@@ -162,67 +162,67 @@ GRAPH_RULES = (
             "transpose", b.call("transpose", _x(b, 2, 3, 4), perm=(1, 2, 0)), perm=(2, 1, 0)
         ),
     ),
-    Rule(
+    GraphRule(
         "a transpose that moves nothing",
         op("transpose", any_("x"), name="outer"),
         lambda b, m: m.x,
         when=lambda m: m.attrs("outer").perm == tuple(range(m.type_of("x").rank)),
         example=lambda b: b.call("transpose", _x(b, 2, 3), perm=(0, 1)),
     ),
-    Rule(
+    GraphRule(
         "a literal that is cast and transposed",
         op("transpose", op("cast", const_("w"), name="cast"), name="outer"),
         lambda b, m: b.call("cast", b.call("transpose", m.w, perm=m.attrs("outer").perm), dtype=m.attrs("cast").dtype),
         example=lambda b: b.call("transpose", b.call("cast", _c(b, 2, 3), dtype=f64), perm=(1, 0)),
     ),
-    Rule(
+    GraphRule(
         "a literal that is dequantized and transposed",
         op("transpose", op("dequantize_linear", const_("w"), name="wide", rest=True), name="outer"),
         _transpose_quantized,
         example=lambda b: b.call("transpose", b.call("dequantize_linear", _bytes(b, 2, 3), _c(b, 3), None, axis=1), perm=(1, 0)),
     ),
-    Rule(
+    GraphRule(
         "identity",
         op("identity", any_("x")),
         lambda b, m: m.x,
         example=lambda b: b.call("identity", _x(b, 2)),
     ),
-    Rule(
+    GraphRule(
         "a cast to the same dtype",
         op("cast", any_("x"), name="cast"),
         lambda b, m: m.x,
         when=lambda m: m.type_of("x").dtype == m.type_of("cast").dtype,
         example=lambda b: b.call("cast", _x(b, 2), dtype=f32),
     ),
-    Rule(
+    GraphRule(
         "an expand to the same shape",
         op("expand", any_("x"), name="expand"),
         lambda b, m: m.x,
         when=lambda m: _keeps_type(m, "x", "expand"),
         example=lambda b: b.call("expand", _x(b, 2, 3), shape=(1, 3)),
     ),
-    Rule(
+    GraphRule(
         "times one",
         op("mul", any_("x"), const_("c"), commutes=True, name="mul"),
         lambda b, m: m.x,
         when=lambda m: _is_value(m, "c", 1) and _keeps_type(m, "x", "mul"),
         example=lambda b: b.call("mul", _x(b, 2), b.const(np.float32(1.0))),
     ),
-    Rule(
+    GraphRule(
         "divided by one",
         op("div", any_("x"), const_("c"), name="div"),
         lambda b, m: m.x,
         when=lambda m: _is_value(m, "c", 1) and _keeps_type(m, "x", "div"),
         example=lambda b: b.call("div", _x(b, 2), b.const(np.float32(1.0))),
     ),
-    Rule(
+    GraphRule(
         "a square, as a product",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("mul", m.x, m.x),
         when=lambda m: _is_value(m, "c", 2) and m.value("c").size == 1 and m.type_of("x").dtype.is_float,
         example=lambda b: b.call("pow", _x(b, 2, 3), b.const(np.float32(2.0))),
     ),
-    Rule(
+    GraphRule(
         "a square root, as such",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("sqrt", m.x),
@@ -230,42 +230,42 @@ GRAPH_RULES = (
         example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(0.5))),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "a convolution, then a batch normalization",
         op("batch_norm", _CONV, *_BN_LITERALS),
         _fold_batch_norm,
         example=lambda b: _example_batch_norm(b, False),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "a convolution with bias, then a batch normalization",
         op("batch_norm", _CONV_BIAS, *_BN_LITERALS),
         _fold_batch_norm,
         example=lambda b: _example_batch_norm(b, True),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "a convolution, then a factor or term per channel",
         op("mul|add", _CONV, const_("c"), name="outer", commutes=True),
         _fold_channel_op,
         example=lambda b: b.call("mul", _example_conv(b, False), _c(b, 4, 1, 1)),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "a convolution with bias, then a factor or term per channel",
         op("mul|add", _CONV_BIAS, const_("c"), name="outer", commutes=True),
         _fold_channel_op,
         example=lambda b: b.call("add", _example_conv(b, True), _c(b, 4, 1, 1)),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "a convolution, then a subtraction per channel",
         op("sub", _CONV, const_("c"), name="outer"),
         _fold_channel_op,
         example=lambda b: b.call("sub", _example_conv(b, False), _c(b, 4, 1, 1)),
         inexact=True,
     ),
-    Rule(
+    GraphRule(
         "a batch normalization, as a factor and a term",
         op("batch_norm", any_("x"), *_BN_LITERALS),
         _batch_norm_alone,

@@ -21,7 +21,7 @@ from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder
 from tc.ops.window import Window, window_of
-from tc.passes.graph.rewrite import Match, Rule, absent, any_, const_, op, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, Match, absent, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
 
@@ -62,7 +62,7 @@ def _axis(window: Window, d: int, size: Expr, result: Expr) -> _Axis | None:
     return _Axis(taps, -low, int(pad_end.value))
 
 
-def phase_rules(block: int, strict: bool = False) -> tuple[Rule, ...]:
+def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
     """The rewrite rules for blocks of `block` channels."""
 
     def rewritten(b: GraphBuilder, m: Match) -> Atom | None:
@@ -73,7 +73,7 @@ def phase_rules(block: int, strict: bool = False) -> tuple[Rule, ...]:
         ("a transposed convolution with bias", (any_("x"), const_("w"), const_("bias")), True),
     )
     return tuple(
-        Rule(
+        GraphRule(
             name,
             op("conv_transpose", *operands, name="conv"),
             rewritten,

@@ -35,7 +35,7 @@ SHARES = 8
 
 
 @dataclass(frozen=True)
-class Chain:
+class AttentionChain:
     """The names of the blocks of an attention, in order."""
 
     scores: str
@@ -87,14 +87,14 @@ def _schedule_version(schedule: Schedule, names: list[str], tile: int, target: T
 # -- recognition
 
 
-def chain_of(infos: list[BlockInfo]) -> Chain:
+def chain_of(infos: list[BlockInfo]) -> AttentionChain:
     """The chain that is known to be there."""
     chain = find_chain(infos)
     assert chain is not None, "nothing has changed the chain"
     return chain
 
 
-def find_chain(infos: list[BlockInfo]) -> Chain | None:
+def find_chain(infos: list[BlockInfo]) -> AttentionChain | None:
     """The blocks of an attention by what they read and write, or None."""
     reductions = [info for info in infos if info.reduction_axes]
     if len(reductions) != 4 or any(info.is_opaque or len(info.writes) != 1 for info in infos):
@@ -117,7 +117,7 @@ def find_chain(infos: list[BlockInfo]) -> Chain | None:
     final = _only(consumers(infos, product.writes[0].buffer))
     if inverse is None or final is None or inverse.reduction_axes or final.reduction_axes:
         return None
-    return Chain(*(i.name for i in (scores, masked, top, powers, total, inverse, product, final)))
+    return AttentionChain(*(i.name for i in (scores, masked, top, powers, total, inverse, product, final)))
 
 
 def _only(found: object) -> BlockInfo | None:
@@ -129,14 +129,14 @@ def _is_product(info: BlockInfo) -> bool:
     return any(isinstance(node, Mul) for node in walk(info.writes[0].value))
 
 
-def _is_worth(schedule: Schedule, chain: Chain) -> bool:
+def _is_worth(schedule: Schedule, chain: AttentionChain) -> bool:
     """Whether there is more than one key, and keys and values have more than one element."""
     weighted, scores = block_info(schedule, chain.weighted), block_info(schedule, chain.scores)
     needed = [(weighted, weighted.spatial_axes[-1]), *((i, axis) for i in (weighted, scores) for axis in i.reduction_axes)]
     return all(_loop_of(info, axis) is not None for info, axis in needed)
 
 
-def _inline_around(schedule: Schedule, chain: Chain) -> bool:
+def _inline_around(schedule: Schedule, chain: AttentionChain) -> bool:
     """Inline what comes before the chain where it is read, and the chain's end into what follows. False: nothing was done.
 
     What follows must be element by element, up to the one output.
@@ -171,7 +171,7 @@ def _loop_of(info: BlockInfo, axis: Var) -> str | None:
     return value.name if isinstance(value, Var) else None
 
 
-def _output_loops(schedule: Schedule, chain: Chain) -> tuple[str | None, str, list[str]]:
+def _output_loops(schedule: Schedule, chain: AttentionChain) -> tuple[str | None, str, list[str]]:
     """The loops of the final block that choose the row, the column of the values, and the rest in order."""
     info = block_info(schedule, chain.final)
     (weighted,) = block_info(schedule, chain.weighted).written_buffers
@@ -205,7 +205,7 @@ def _vectors(extent: int | None, lanes: int) -> int:
 
 
 def _schedule_tiles(
-    schedule: Schedule, chain: Chain, output: tuple[str, str], lead: list[str], rows: int, target: Target
+    schedule: Schedule, chain: AttentionChain, output: tuple[str, str], lead: list[str], rows: int, target: Target
 ) -> None:
     row, column = output
     lanes = target.lanes(32)
@@ -242,7 +242,7 @@ def _cut_rows(schedule: Schedule, row: str, rows: int) -> tuple[str, str]:
         return outer, inner
 
 
-def _share(schedule: Schedule, chain: Chain, lead: list[str], tile_loop: str, rows: int) -> str:
+def _share(schedule: Schedule, chain: AttentionChain, lead: list[str], tile_loop: str, rows: int) -> str:
     """Run the leading axes in parallel, and parts of the row tiles too where those are few. Returns the loop over tiles."""
     heads = known_product(schedule, lead, SHARES)
     tiles = extent_value(schedule, tile_loop)
@@ -262,7 +262,7 @@ def _tiles_per_task(tiles: int, wanted: int) -> int:
     return -(-tiles // best)
 
 
-def _pack_keys(schedule: Schedule, chain: Chain, columns: int, target: Target) -> None:
+def _pack_keys(schedule: Schedule, chain: AttentionChain, columns: int, target: Target) -> None:
     """Copy the keys so that `columns` neighbouring keys are neighbours in memory, for each element of the depth.
 
     The last of them are padded, and scores of the padding computed: cheaper than not computing them.
@@ -299,7 +299,7 @@ def _exchange_axes(schedule: Schedule, row: str, column: str, lanes: int) -> Non
     schedule.annotate_loop(row, "transpose", 1)
 
 
-def _pad_keys(schedule: Schedule, chain: Chain, columns: int) -> list[str]:
+def _pad_keys(schedule: Schedule, chain: AttentionChain, columns: int) -> list[str]:
     """Round the number of keys up for the first product; returns the blocks that pad its operand and cut its result."""
     info = block_info(schedule, chain.scores)
     multiples = [columns if axis.var is info.spatial_axes[-1] else 1 for axis in info.block.axes]
@@ -317,7 +317,7 @@ def _key_load(info: BlockInfo) -> Load:
     return next(load for load in info.reads if axis in axes_in(load.indices) and load.buffer not in info.written_buffers)
 
 
-def _tile_scores(schedule: Schedule, chain: Chain, tile_loop: str, lanes: int) -> None:
+def _tile_scores(schedule: Schedule, chain: AttentionChain, tile_loop: str, lanes: int) -> None:
     """Register tiles of scores, brought to their final form before they are stored."""
     row, column = loops_inside(schedule, chain.masked, tile_loop)
     block, columns_inside = schedule.split(column, 2 * lanes)
@@ -386,7 +386,7 @@ def _in_vectors(schedule: Schedule, name: str, lanes: int) -> None:
 
 
 def _schedule_few_rows(
-    schedule: Schedule, chain: Chain, row: str | None, column: str, lead: list[str], target: Target
+    schedule: Schedule, chain: AttentionChain, row: str | None, column: str, lead: list[str], target: Target
 ) -> None:
     lanes = target.lanes(32)
     outer = [*lead, *([row] if row is not None else [])]

@@ -23,7 +23,7 @@ as these, tiles of 4 err no more than direct sums do, at the price of 3 % of the
 
 
 @dataclass(frozen=True)
-class Chain:
+class WinogradChain:
     """Names of the blocks: padding, transform of rows and of columns, products, transform back of rows; and all that follows."""
 
     pad: str
@@ -53,7 +53,7 @@ def schedule_winograd(schedule: Schedule, target: Target) -> str | None:
     return "winograd"
 
 
-def find_chain(infos: list[BlockInfo]) -> Chain | None:
+def find_chain(infos: list[BlockInfo]) -> WinogradChain | None:
     """The blocks of a Winograd convolution by what they read and write, or None."""
     sums = [info for info in infos if info.reduction_axes]
     if len(sums) != 1 or any(info.is_opaque or len(info.writes) != 1 for info in infos):
@@ -74,7 +74,7 @@ def find_chain(infos: list[BlockInfo]) -> Chain | None:
         return None
     if infos[:place] != [pad, rows, tiles, sums[0]] or not after or not all(i.is_spatial for i in infos if i is not sums[0]):
         return None
-    return Chain(pad.name, rows.name, tiles.name, sums[0].name, back.name, after)
+    return WinogradChain(pad.name, rows.name, tiles.name, sums[0].name, back.name, after)
 
 
 def _producer_of_many(infos: list[BlockInfo], reader: BlockInfo | None) -> BlockInfo | None:
@@ -89,7 +89,7 @@ def _only(found: list[BlockInfo]) -> BlockInfo | None:
     return found[0] if len(found) == 1 else None
 
 
-def _schedule_tiles(schedule: Schedule, chain: Chain, band: str | None) -> None:
+def _schedule_tiles(schedule: Schedule, chain: WinogradChain, band: str | None) -> None:
     """For each block of channels and row of tiles: pad and transform the rows, then the columns."""
     s = schedule
     *lead, down, across, channels, tile, lane = loops_inside(s, chain.tiles, band)
@@ -123,13 +123,13 @@ def _unroll_transform(schedule: Schedule, name: str, anchor: str, size: int | No
     schedule.vectorize(lane)
 
 
-def _tiles_across(schedule: Schedule, chain: Chain) -> int:
+def _tiles_across(schedule: Schedule, chain: WinogradChain) -> int:
     """How many tiles stand side by side: the padded rows are `tile * count + 2` wide."""
     width = extent_value(schedule, schedule.loops_of(chain.rows)[-2]) or 0
     return max(1, (width - 2) // _tile_size(schedule, chain))
 
 
-def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | None:
+def _schedule_result(schedule: Schedule, chain: WinogradChain, target: Target) -> str | None:
     """For each block of output channels and row of tiles: transform rows back, then columns, and store. Returns the loop over bands,
     if all stages are to be inside of one."""
     s = schedule
@@ -156,14 +156,14 @@ def _schedule_result(schedule: Schedule, chain: Chain, target: Target) -> str | 
     return None if row == outer[-1] else outer[-1]
 
 
-def _tile_size(schedule: Schedule, chain: Chain) -> int:
+def _tile_size(schedule: Schedule, chain: WinogradChain) -> int:
     """m of F(m): transformed tiles, [sample, m + 2, m + 2, ...], are of m + 2 by m + 2 numbers."""
     size = block_info(schedule, chain.tiles).writes[0].buffer.shape[1]
     assert isinstance(size, Const), "the size of tiles is a number"
     return int(size.value) - 2
 
 
-def _choose_height(schedule: Schedule, chain: Chain, target: Target) -> int | None:
+def _choose_height(schedule: Schedule, chain: WinogradChain, target: Target) -> int | None:
     """How many rows of tiles go through all stages at a time; None for all of a symbolic number. Symbolic samples count as one."""
     s = schedule
     names = (chain.tiles, chain.rows, f"{chain.products}_copy")
