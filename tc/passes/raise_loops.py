@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 
 from tc.ir.arith import Facts, equal_shapes
-from tc.ir.dtype import i64
-from tc.ir.expr import Add, Buffer, Checked, Const, Expr, Load, Max, Min, Mul, Var, is_const
+from tc.ir.dtype import DType, i64
+from tc.ir.expr import Add, BinaryExpr, Buffer, Checked, Const, Expr, Load, Max, Min, Mul, Var, is_const
 from tc.ir.hints import NO_HINTS
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, For, Let, LoopKind, PrimFunc, Seq, Stmt, Store
-from tc.ir.node import Node, substitute, transform, walk
+from tc.ir.loop import TRUE, Alloc, AxisKind, Block, For, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
+from tc.ir.node import Node, children, substitute, transform, walk
 from tc.ir.uses import buffers_read, reads_memory, variables
-from tc.te import MONOIDS, Read, Stage, Tensor, checked
+from tc.te import MONOIDS, Monoid, Read, Stage, Tensor, checked
 
 _COMBINES: dict[type[Expr], str] = {Add: "sum", Mul: "prod", Max: "max", Min: "min"}
+
+MOST_TERMS = 256
+"""How many ways to take the updates of a reduction apart are looked at."""
 
 
 class NotRaised(Exception):
@@ -28,7 +32,10 @@ class NotRaised(Exception):
 
 @dataclass(frozen=True)
 class _Nest:
-    """One loop nest: its loops by kind, what it starts each element with (nothing unless it reduces), what it computes."""
+    """One loop nest: its loops by kind, what it starts each element with (nothing unless it reduces), what it computes.
+
+    `values`: axes of the block that are literals. `monoid`: what the block says that it combines by.
+    """
 
     spatial: tuple[tuple[Var, Expr], ...]
     reduction: tuple[tuple[Var, Expr], ...]
@@ -36,6 +43,7 @@ class _Nest:
     body: Stmt
     values: Mapping[Node, Node]
     name: str
+    monoid: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def _nest_of_block(loops: list[tuple[Var, Expr]], block: Block) -> _Nest:
     spatial, reduction = map(tuple, parts.values())
     if (block.init is None) != (not reduction):
         raise NotRaised(f"the block {block.name} has no start, or no end")
-    return _Nest(spatial, reduction, block.init, block.body, values, block.name)
+    return _Nest(spatial, reduction, block.init, block.body, values, block.name, str(annotation(block, "monoid", "")))
 
 
 def _nest_of_loops(loops: list[tuple[Var, Expr]], core: Stmt, scalars: frozenset[Var]) -> _Nest:
@@ -165,8 +173,8 @@ def _stage_of(nest: _Nest, made: Mapping[Buffer, Tensor], scalars: Mapping[Node,
     values = tuple(_value(value, renamed, made, own if reduce_axes else {}, axes) for value in stored.values)
     init = _init(nest, stored)
     annotations: tuple[tuple[str, str], ...] = ()
-    if len(values) == 1 and init:
-        values, annotations = _by_monoid(values[0], init[0], Load(own[stored.buffers[0]], axes))
+    if init:
+        values, annotations = _by_monoid(values, init, tuple(Load(own[buffer], axes) for buffer in stored.buffers), nest.monoid)
     extents = tuple(substitute(extent, dict(scalars)) for _, extent in nest.reduction)
     stage = Stage(nest.name, tuple(own.values()), axes, reduce_axes, extents, init, values, annotations=annotations)
     return {buffer: Tensor(new, stage) for buffer, new in own.items()}
@@ -228,13 +236,47 @@ def _init(nest: _Nest, stored: _Stores) -> tuple[Expr, ...]:
     return tuple(by_buffer[buffer] for buffer in stored.buffers)
 
 
-def _by_monoid(value: Expr, init: Expr, state: Load) -> tuple[tuple[Expr, ...], tuple[tuple[str, str], ...]]:
-    """The update of a reduction, as the monoid says it that combines so and starts with `init`; as it stands if there is none."""
-    name = _COMBINES.get(type(value))
-    if isinstance(value, (Add, Mul, Max, Min)) and name is not None:
-        terms = [side for side in (value.lhs, value.rhs) if side is not state]
-        if len(terms) == 1 and not any(isinstance(node, Load) for node in walk(terms[0])):
-            monoid = MONOIDS[name]
-            if monoid.identity((state.dtype,))[0] is init:
-                return monoid.combine((state,), (terms[0],)), (("monoid", name),)
-    return (value,), ()
+def _by_monoid(
+    values: tuple[Expr, ...], init: tuple[Expr, ...], states: tuple[Load, ...], said: str
+) -> tuple[tuple[Expr, ...], tuple[tuple[str, str], ...]]:
+    """The updates of a reduction as the monoid has them that combines so and starts with `init`; as they stand where there is none.
+
+    said: what the block calls its monoid. It is believed where the monoid makes these very updates of some terms.
+    """
+    dtypes = tuple(state.dtype for state in states)
+    for name in dict.fromkeys((said, _COMBINES.get(type(values[0]), ""))):
+        if name not in MONOIDS or not _is_identity(MONOIDS[name], dtypes, init):
+            continue
+        for terms in islice(product(*_terms(values, states)), MOST_TERMS):
+            made = MONOIDS[name].combine(states, terms)
+            if all(a is b or _is_swapped(a, b) for a, b in zip(made, values, strict=True)):
+                return made, (("monoid", name),)
+    return values, ()
+
+
+def _is_identity(monoid: Monoid, dtypes: tuple[DType, ...], init: tuple[Expr, ...]) -> bool:
+    try:
+        start = monoid.identity(dtypes)
+    except IndexError:  # a monoid of more states
+        return False
+    return len(start) == len(init) and all(a is b for a, b in zip(start, init, strict=True))
+
+
+def _is_swapped(a: Expr, b: Expr) -> bool:
+    """Whether two sums, products, maxima or minima differ in the order of their operands only."""
+    if isinstance(a, BinaryExpr) and isinstance(b, BinaryExpr) and type(a) is type(b) and type(a) in _COMBINES:
+        return a.lhs is b.rhs and a.rhs is b.lhs
+    return False
+
+
+def _terms(values: tuple[Expr, ...], states: tuple[Load, ...]) -> list[list[Expr]]:
+    """For each state, what may be the term that the updates combine with it: the largest parts of its dtype that read no state."""
+    found: dict[Expr, None] = {}
+    stack: list[Node] = list(values)
+    while stack:
+        node = stack.pop()
+        if any(isinstance(inner, Load) for inner in walk(node)):
+            stack.extend(children(node))
+        elif isinstance(node, Expr) and not isinstance(node, Const):
+            found[node] = None
+    return [[term for term in found if term.dtype is state.dtype] for state in states]
