@@ -151,16 +151,16 @@ class Stages:
 def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
     """The module of a model, of whose kernels the builder was told; `notes` go into the report."""
     program = LinkUnit.of(stages.plan, stages.kernels)
-    (linked,) = builder.link([program])
-    constants = builder.constants(stages.plan)
+    constants = builder.constants(stages.plan)  # what LLVM has not finished goes on beside this
     sources = nodes_by_result(stages.graph)
+    explanations = explain_nodes(stages.lowered, stages.kernels, sources)
+    (linked,) = builder.link([program])
     report = dataclasses.replace(
         describe(stages.lowered, stages.kernels, stages.plan, sources, builder.made),
         seconds=tuple({**stages.seconds, **builder.watch.seconds}.items()),
         constant_bytes=sum(constant.nbytes for constant in constants),
         notes=notes,
     )
-    explanations = explain_nodes(stages.lowered, stages.kernels, sources)
     with seeing(stages.operators):
         callback = callback_for(linked.entry.calls)
     facts = (callback, report, explanations, linked.objects, str(builder.target), partial(timed_entry, program, builder))
