@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx.parser
 import pytest
 
 import tc
@@ -124,3 +125,19 @@ def test_prologues_of_any_number_of_rows(rows: int) -> None:
     result = np.asarray(module(x, places)).reshape(rows, 512)
 
     np.testing.assert_allclose(result, x[places] @ meaning, rtol=1e-4, atol=1e-2)
+
+
+def test_bindings_without_results_are_no_literals_to_keep() -> None:
+    """A loop whose body makes an unused scan of sizes had a binding without targets."""
+    model = onnx.parser.parse_model("""<ir_version: 11, opset_import: ["" : 23]>
+    g (float[n] x) => (bool[k] y) <int64 trips = {3}, bool go = {1}> {
+        a, b, y = Loop (trips, go, trips) <body: graph = body (int64 i, bool c, int64 s) => (bool v, int64 w, float[m] u, bool z) {
+            size = Constant <value: tensor = int64[1] k28 {2}> ()
+            u = CenterCropPad <axes: ints = [-1]> (x, size)
+            w = Constant <value: tensor = int64 k34 {1}> ()
+            v = Less (i, w)
+            z = Identity (v)
+        }>
+    }""")
+
+    np.testing.assert_array_equal(tc.compile(model)(np.zeros(2, np.float32)), [True, False])
