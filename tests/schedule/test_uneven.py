@@ -16,6 +16,7 @@ from tc.ir.loop import For, LoopKind
 from tc.ir.node import walk
 from tc.ir.parser import parse_prim_func
 from tc.ir.verify import verify
+from tc.passes.loop.lift_workspace import lift_workspace
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule
 from tc.target import Target, native_target
@@ -224,3 +225,24 @@ def test_a_check_stays_where_the_one_that_it_needs_stays() -> None:
     s.reorder("j_1", "c_1")
 
     verify(finish_loops(s.func))
+
+
+def test_scratch_of_a_parallel_loop_of_unknown_length_is_no_parameter_of_that_size() -> None:
+    """Its parameter had the extent of the loop, which meant nothing there."""
+    text = """
+@loops
+def scratch(X: f32[n, m], L: i64[n], Y: f32[n, m], n: i64, m: i64):
+    for i in parallel(n):
+        for j in parallel(L[i]):
+            with alloc(f32[m], scope='global') as A:
+                for k in range(m):
+                    A[k] = X[i, k] * 2.0
+                Y[i, j] = A[j]
+"""
+    x, lengths = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([4, 0, 2], np.int64)
+    func = lift_workspace(parse_prim_func(text))
+
+    verify(func)
+    (found, *_) = run_prim_func(func, [x, lengths], (3, 4), backward=True)
+    np.testing.assert_array_equal(found[0], x[0] * 2)
+    np.testing.assert_array_equal(found[2, :2], x[2, :2] * 2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Buffer, Const, Expr, Load, call, const
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, call, const
 from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, Store, seq
 from tc.ir.node import Node, children, replace, transform
 from tc.ir.types import product
+from tc.ir.uses import reads_memory, variables
 from tc.passes.manager import loop_pass
 
 MAX_STACK_BYTES = 16 << 10
@@ -17,11 +18,14 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
 
     A buffer fits when its size is constant and at most `max_stack_bytes`. Buffers inside a parallel loop belong to one iteration
     each; such a buffer that does not fit gets more dimensions: the extents of the parallel loops around it, or, with `threads`, one
-    for the threads that run them, of which there are at most so many.
+    for the threads that run them, of which there are at most so many. Without `threads`, a loop as long as data or another loop says
+    runs its iterations one after the other then: the caller cannot know how many there are.
     The lifted buffers follow the outputs and count as outputs.
     """
     lifted: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
     kept: list[Alloc] = []
+    serial: set[For] = set()
+    dims = set(func.dims)
 
     def visit(stmt: Node, parallel: tuple[For, ...]) -> None:
         if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
@@ -30,7 +34,9 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
             if _fits_stack(stmt.buffer, max_stack_bytes):
                 kept.append(stmt)
             else:
-                lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel, threads)
+                even = [loop for loop in parallel if variables(loop.extent) <= dims and not reads_memory(loop.extent)]
+                serial.update(() if threads else set(parallel) - set(even))
+                lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel if threads else tuple(even), threads)
         for child in children(stmt):
             if isinstance(child, Stmt):
                 visit(child, parallel)
@@ -57,10 +63,19 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
                 return replace(node, buffer=new, indices=(*prefix, *indices))
         return None
 
-    body = transform(func.body, rewrite)
+    body = transform(_one_by_one(func.body, {loop.var for loop in serial}), rewrite)
     buffers = [new for new, _ in lifted.values()]
     params = (*func.buffers, *buffers, *func.dims)
     return replace(func, params=params, body=body, num_outputs=func.num_outputs + len(buffers))
+
+
+def _one_by_one(stmt: Stmt, loops: set[Var]) -> Stmt:
+    """A statement whose loops over these variables run in order."""
+
+    def rewrite(node: Node) -> Node | None:
+        return replace(node, kind=LoopKind.SERIAL) if isinstance(node, For) and node.var in loops else None
+
+    return transform(stmt, rewrite) if loops else stmt
 
 
 def _fits_stack(buffer: Buffer, max_stack_bytes: int) -> bool:
