@@ -31,7 +31,7 @@ from tc.autotune.search.scheduler import Curve, first_gain, next_task, remaining
 from tc.autotune.search.space import VARIANT, Candidate
 from tc.autotune.state import TaskState
 from tc.autotune.task import Task
-from tc.autotune.verification import MOST_REJECTED, WORTH_CHECKING, Referee
+from tc.autotune.verification import MOST_REJECTED, WORTH_CHECKING, Verifier
 from tc.errors import MeasureError, ScheduleError, UserError
 from tc.records.database import Database
 from tc.records.record import Choice, Record, target_key
@@ -150,7 +150,7 @@ class Tuner:
         self._threshold, self._transfer, self._policy, self._from_default = threshold, transfer, policy, from_default
         self._shared = SharedModel(partial(COSTS[cost], seed))
         self._store = WorkloadStore(database.path)
-        self._referee = Referee(runner, database, self._emit, self._now)
+        self._verifier = Verifier(runner, database, self._emit, self._now)
         self._precedents: list[Precedent] = []  # of other models
         self._tasks = list(tasks)
         self._states: list[TaskState] = []
@@ -374,12 +374,12 @@ class Tuner:
             if math.isfinite(state.default_seconds) and state.since_check:
                 self._check(state)
         latest = math.inf if self._budget is None else self._now() + RUNNERS_UP_SHARE * self._budget
-        self._referee.check_runners_up(self._states, latest)
+        self._verifier.check_runners_up(self._states, latest)
 
     def _check(self, state: TaskState) -> None:
         if not state.is_begun:
             self._begin(state)
-        self._referee.check(state)
+        self._verifier.check(state)
 
     def _decide_variants(self) -> None:
         """Tell graph passes which way of lowering each node was fastest: what all tasks with the same knob take together."""

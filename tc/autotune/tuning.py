@@ -19,8 +19,8 @@ import platformdirs
 
 from tc.autotune.events import Event, FormTried
 from tc.autotune.in_model.graph_search import search_forms
-from tc.autotune.in_model.outcome import Standing
-from tc.autotune.in_model.selection import rehearse
+from tc.autotune.in_model.outcome import InModelResult
+from tc.autotune.in_model.selection import select_in_model
 from tc.autotune.measure import LocalRunner
 from tc.autotune.runner import Runner
 from tc.autotune.task import Task
@@ -42,7 +42,7 @@ from tc.target import Target, check_threads
 
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
-REHEARSAL_SHARE = 0.05
+IN_MODEL_SHARE = 0.05
 """Of the budget: how long the model runs with the best schedules of each kernel."""
 
 FORMS_SHARE = 0.05
@@ -58,7 +58,7 @@ class Tuned:
 
     `ratio`: the whole model's seconds tuned over untuned, taken in turns; None when nothing was found or it was not measured.
     `skipped`: kernels that were left alone, with the reason. `dropped`: decisions that the whole model's results spoke against.
-    `standings`: how the best schedules of each kernel did inside the model. `forms`: other forms of the graph that were tried.
+    `in_model`: how the best schedules of each kernel did inside the model. `forms`: other forms of the graph that were tried.
     `is_used`: whether the model compiles with what was found; not where it was no faster.
     """
 
@@ -68,7 +68,7 @@ class Tuned:
     ratio: Ratio | None
     skipped: tuple[tuple[str, str], ...] = ()
     dropped: tuple[str, ...] = ()
-    standings: tuple[Standing, ...] = ()
+    in_model: tuple[InModelResult, ...] = ()
     forms: tuple[FormTried, ...] = ()
     is_used: bool = True
 
@@ -167,12 +167,12 @@ def tune(
     finally:
         if own is not None:
             own.close()
-    standings = _rehearse(prepared, inputs, records, selected, REHEARSAL_SHARE * seconds)
+    in_model = _select_in_model(prepared, inputs, records, selected, IN_MODEL_SHARE * seconds)
     ratio, dropped = _compare_whole(model, chosen, dims, inputs, path, selected)
     is_used = ratio is None or ratio.median < 1.0
     if not is_used:
         _restore(Database(path), chosen, before, selected, forms)
-    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(standings), forms, is_used)
+    return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(in_model), forms, is_used)
 
 
 def checked_sizes(sizes: object) -> dict[str, int]:
@@ -235,17 +235,17 @@ def _try_forms(
     return tuple(trials)
 
 
-def _rehearse(
+def _select_in_model(
     model: PreparedModel,
     inputs: Mapping[str, np.ndarray],
     database: Database,
     tasks: Sequence[Task],
     seconds: float,
-) -> list[Standing]:
+) -> list[InModelResult]:
     """Let the best schedules of each task compete inside the model."""
     decide = TunedSchedules(database, model.target, model.target.cores).decide
     workloads = [variant.key for task in tasks for variant in task.variants.values()]
-    return rehearse(lower_model(lay_out(model, decide), decide), model.target, database, workloads, inputs, seconds)
+    return select_in_model(lower_model(lay_out(model, decide), decide), model.target, database, workloads, inputs, seconds)
 
 
 def _compare_whole(

@@ -36,7 +36,7 @@ NEARLY = 1.03
 """Times of the best one that they may take."""
 
 
-class Referee:
+class Verifier:
     """Decides which candidates are verified. `now`: seconds of the run; `emit` is told of every winner and of every failure."""
 
     def __init__(self, runner: Runner, database: Database, emit: Callable[[Event], None], now: Callable[[], float]) -> None:

@@ -116,7 +116,7 @@ def _write_report(args: argparse.Namespace, found: Tuned, events: list[Event]) -
             tasks=found.tasks,
             records=records,
             importance=found.result.importance,
-            standings=found.standings,
+            in_model=found.in_model,
             verdict=GainVerdict(found.ratio, found.is_used),
         ),
     )
@@ -293,7 +293,7 @@ def _as_data(args: argparse.Namespace, found: Tuned, events: list[Event]) -> dic
             for form in found.forms
         ],
         "in_model": [
-            {"kernel": each.kernel, "alone": each.alone, "chosen": each.chosen, "seconds": dict(each.seconds)} for each in found.standings
+            {"kernel": each.kernel, "alone": each.alone, "chosen": each.chosen, "seconds": dict(each.seconds)} for each in found.in_model
         ],
         "skipped": [{"kernel": name, "reason": why} for name, why in found.skipped],
         "tasks": [
@@ -335,7 +335,7 @@ def _show_end(console: Console, args: argparse.Namespace, found: Tuned, events: 
     if not found.is_used:
         say("the whole model gained nothing: it compiles as it did before; more time may still find something")
     say(f"as much time again is expected to save {result.remaining_ms:.3f} ms a run")
-    others = [each.kernel for each in found.standings if each.chosen != each.alone]
+    others = [each.kernel for each in found.in_model if each.chosen != each.alone]
     if others:
         names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         say(f"inside the model another schedule is best than alone: {names}")

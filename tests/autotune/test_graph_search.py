@@ -141,6 +141,6 @@ def test_the_search_ends_with_its_time(tmp_path: Path) -> None:
 
 def test_a_model_without_questions_is_not_even_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "@graph\ndef main(x: f32[4, 8]):\n    y: f32[4, 8] = relu(x)\n    return y\n"
-    monkeypatch.setattr(graph_search.Workshop, "build", lambda *args: pytest.fail("a module was built"))
+    monkeypatch.setattr(graph_search.TimedModules, "build", lambda *args: pytest.fail("a module was built"))
 
     assert not list(search_forms(prepare_model(import_model(parse_module(text)), TARGET), Database(tmp_path / "t.db"), {}, 100.0))

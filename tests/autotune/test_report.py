@@ -22,7 +22,7 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
-from tc.autotune.in_model.outcome import Standing
+from tc.autotune.in_model.outcome import InModelResult
 from tc.autotune.report.facts import gather_facts
 from tc.autotune.report.page import (
     GainVerdict,
@@ -152,10 +152,10 @@ def write(
     records: Sequence[Record] = (),
     importance: Sequence[tuple[str, float]] = (),
     model: str = "net.onnx",
-    standings: Sequence[Standing] = (),
+    in_model: Sequence[InModelResult] = (),
 ) -> tuple[str, Page]:
     file = folder / "report.html"
-    write_report(file, model=model, events=events, tasks=tasks, records=records, importance=importance, standings=standings)
+    write_report(file, model=model, events=events, tasks=tasks, records=records, importance=importance, in_model=in_model)
     assert [each.name for each in folder.iterdir()] == ["report.html"]
     html = file.read_text(encoding="utf-8")
     return html, Page(html)
@@ -292,13 +292,13 @@ def test_features_are_shown_with_their_parts(tmp_path: Path) -> None:
 
 def test_what_the_model_decided_is_shown(tmp_path: Path) -> None:
     seconds = (("default", 10e-6), ("a" * 16, 12e-6), ("b" * 16, 8e-6))
-    standings = [
-        Standing("w1", "conv_1", seconds, alone="a" * 16, chosen="default"),
-        Standing("w2", "conv_2", seconds, alone="a" * 16, chosen="b" * 16),
-        Standing("w3", "conv_3", seconds, alone="b" * 16, chosen="b" * 16),
+    in_model = [
+        InModelResult("w1", "conv_1", seconds, alone="a" * 16, chosen="default"),
+        InModelResult("w2", "conv_2", seconds, alone="a" * 16, chosen="b" * 16),
+        InModelResult("w3", "conv_3", seconds, alone="b" * 16, chosen="b" * 16),
     ]
 
-    _, page = write(tmp_path, standings=standings)
+    _, page = write(tmp_path, in_model=in_model)
 
     assert "1 kernel of 3 kept the schedule that is best alone" in page.text
     assert ["conv_2", "10.0 µs", "12.0 µs", "8.0 µs", "another one"] in page.rows

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tc
-from tc.autotune.in_model import selection as rehearsal
-from tc.autotune.in_model.outcome import Standing
-from tc.autotune.in_model.selection import rehearse
+from tc.autotune.in_model import selection
+from tc.autotune.in_model.outcome import InModelResult
+from tc.autotune.in_model.selection import select_in_model
 from tc.autotune.tasks import extract_tasks
 from tc.frontend.registry import import_model
 from tc.ir.parser import parse_module
@@ -61,9 +61,9 @@ def with_records(path: Path, count: int) -> tuple[Database, list[list[Record]]]:
     return database, found
 
 
-def run(database: Database, records: list[list[Record]]) -> list[Standing]:
+def run(database: Database, records: list[list[Record]]) -> list[InModelResult]:
     lowered = lower_model(prepare_model(import_model(parse_module(PRODUCTS)), TARGET))
-    return rehearse(lowered, TARGET, database, [each[0].workload for each in records], INPUTS, 0.1)
+    return select_in_model(lowered, TARGET, database, [each[0].workload for each in records], INPUTS, 0.1)
 
 
 def with_costs(monkeypatch: pytest.MonkeyPatch, costs: list[list[float]], *, is_faster: bool = True) -> None:
@@ -72,8 +72,8 @@ def with_costs(monkeypatch: pytest.MonkeyPatch, costs: list[list[float]], *, is_
     def made_up(self: Any, draws: Any, counts: Any, inputs: Any, seconds: float) -> dict[str, np.ndarray]:
         return {key: np.array(each) for key, each in zip(counts, costs, strict=True)}
 
-    monkeypatch.setattr(rehearsal._Rehearsal, "costs", made_up)
-    monkeypatch.setattr(rehearsal._Rehearsal, "is_faster", lambda *args, **kwargs: is_faster)
+    monkeypatch.setattr(selection._InModelRun, "costs", made_up)
+    monkeypatch.setattr(selection._InModelRun, "is_faster", lambda *args, **kwargs: is_faster)
 
 
 def decided(database: Database, workload: str) -> Choice | None:
@@ -85,34 +85,34 @@ def test_what_a_schedule_costs_itself_and_the_next_launch_is_read_off() -> None:
     own, before = rng.integers(3, size=60), rng.integers(2, size=60)
     seconds = 5.0 + np.array([0.0, 1.0, -2.0])[own] + np.array([0.0, 0.5])[before] + 0.01 * rng.standard_normal(60)
 
-    first, second = rehearsal._effects(seconds, [(np.eye(3)[own], 0.05), (np.eye(2)[before], 0.5)])
+    first, second = selection._effects(seconds, [(np.eye(3)[own], 0.05), (np.eye(2)[before], 0.5)])
 
     np.testing.assert_allclose(first - first[0], [0.0, 1.0, -2.0], atol=0.05)
     np.testing.assert_allclose(second - second[0], [0.0, 0.5], atol=0.05)
 
 
 def test_every_schedule_takes_part_about_equally_often() -> None:
-    draws = rehearsal._draw({"a": 4, "b": 2}, {"a": 1, "b": 0})
+    draws = selection._draw({"a": 4, "b": 2}, {"a": 1, "b": 0})
 
     assert draws[0] == {"a": 0, "b": 0} and draws[1] == {"a": 1, "b": 0}
-    assert len(draws) == 2 + rehearsal.DRAWN_EACH * 4
+    assert len(draws) == 2 + selection.DRAWN_EACH * 4
     assert np.bincount([draw["a"] for draw in draws[2:]]).tolist() == [3, 3, 3, 3]
     assert np.bincount([draw["b"] for draw in draws[2:]]).tolist() == [6, 6]
-    assert draws == rehearsal._draw({"a": 4, "b": 2}, {"a": 1, "b": 0})
+    assert draws == selection._draw({"a": 4, "b": 2}, {"a": 1, "b": 0})
 
 
 def test_a_slow_model_has_fewer_contenders() -> None:
-    assert rehearsal._most_contenders(1e-3, 30.0) == rehearsal.MOST_CONTENDERS
-    assert rehearsal._most_contenders(10.0, 30.0) == 2
-    some = rehearsal._most_contenders(0.2, 30.0)
-    assert 2 < some < rehearsal.MOST_CONTENDERS
-    assert (2 + rehearsal.DRAWN_EACH * some) * 2 * rehearsal.FEWEST_ROUNDS * 0.2 <= 30.0
+    assert selection._most_contenders(1e-3, 30.0) == selection.MOST_CONTENDERS
+    assert selection._most_contenders(10.0, 30.0) == 2
+    some = selection._most_contenders(0.2, 30.0)
+    assert 2 < some < selection.MOST_CONTENDERS
+    assert (2 + selection.DRAWN_EACH * some) * 2 * selection.FEWEST_ROUNDS * 0.2 <= 30.0
 
 
 def test_only_a_clear_gain_displaces_what_is_best_alone() -> None:
-    assert rehearsal._best(np.array([1.0, 0.8, 0.79]), alone=1) == 1
-    assert rehearsal._best(np.array([1.0, 0.8, 0.7]), alone=1) == 2
-    assert rehearsal._best(np.array([1.0, 1.2, 1.1]), alone=1) == 0
+    assert selection._best(np.array([1.0, 0.8, 0.79]), alone=1) == 1
+    assert selection._best(np.array([1.0, 0.8, 0.7]), alone=1) == 2
+    assert selection._best(np.array([1.0, 1.2, 1.1]), alone=1) == 0
 
 
 def test_the_model_has_the_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +148,9 @@ def test_decisions_that_do_not_pay_together_are_not_kept(tmp_path: Path, monkeyp
     database, records = with_records(tmp_path / "t.db", 2)
     with_costs(monkeypatch, [[1.0, 0.9, 0.6], [1.0, 1.3, 1.2]], is_faster=False)
 
-    standings = run(database, records)
+    in_model = run(database, records)
 
-    assert all(standing.chosen == standing.alone for standing in standings)
+    assert all(result.chosen == result.alone for result in in_model)
     assert not list(database.choices())
 
 
@@ -165,14 +165,14 @@ def test_a_schedule_that_is_known_no_more_leaves_the_best(tmp_path: Path) -> Non
 def test_a_model_is_run_with_all_of_them(tmp_path: Path) -> None:
     database, records = with_records(tmp_path / "t.db", 3)
 
-    standings = run(database, records)
+    in_model = run(database, records)
 
-    assert [standing.workload for standing in standings] == [each[0].workload for each in records]
-    for standing, each in zip(standings, records, strict=True):
-        assert [name for name, _ in standing.seconds] == [DEFAULT, *(record.schedule_key for record in each)]
-        assert all(0 < seconds < 1 for _, seconds in standing.seconds)
-        choice = decided(database, standing.workload)
-        assert standing.chosen == (standing.alone if choice is None else choice.value)
+    assert [result.workload for result in in_model] == [each[0].workload for each in records]
+    for result, each in zip(in_model, records, strict=True):
+        assert [name for name, _ in result.seconds] == [DEFAULT, *(record.schedule_key for record in each)]
+        assert all(0 < seconds < 1 for _, seconds in result.seconds)
+        choice = decided(database, result.workload)
+        assert result.chosen == (result.alone if choice is None else choice.value)
 
 
 def test_a_model_without_records_needs_no_run(tmp_path: Path) -> None:

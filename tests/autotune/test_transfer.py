@@ -153,7 +153,7 @@ def main(x: f32[n, 48], w: f32[48, 40]):
     assert not untold.groups
 
 
-def test_no_time_means_no_lesson(tmp_path: Path) -> None:
+def test_no_time_means_no_foreign_measurements(tmp_path: Path) -> None:
     known = dict([measured_records("matmul", 4, tmp_path)])
     shared = SharedModel(RankCost)
 
@@ -189,12 +189,12 @@ def test_a_shared_model_has_not_seen_the_task_it_serves_but_most_others() -> Non
         assert len(cost.seen) >= 10
 
 
-def test_lessons_are_for_all_tasks() -> None:
+def test_foreign_measurements_are_for_all_tasks() -> None:
     shared = SharedModel(Witness)  # type: ignore[arg-type]
     rows, seconds = np.zeros((9, 2), np.float32), np.ones(9)
     keys = [f"task {k}" for k in range(6)]
     for key in keys:
-        shared.add(key, rows, seconds, is_lesson=True)
+        shared.add(key, rows, seconds, is_foreign=True)
 
     shared.refit("new")
 

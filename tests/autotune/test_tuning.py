@@ -12,7 +12,7 @@ import pytest
 import tc
 from tc.autotune import tuning
 from tc.autotune.events import BatchMeasured, Event, TuningFinished
-from tc.autotune.in_model.outcome import Standing
+from tc.autotune.in_model.outcome import InModelResult
 from tc.autotune.search.space import Candidate
 from tc.autotune.tasks import extract_tasks
 from tc.autotune.tuning import is_budget, parse_budget, tune
@@ -36,7 +36,7 @@ TARGET = dataclasses.replace(native_target(), cores=1)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of trials ends a search, and no budget does; what the whole model gains is told and not measured."""
     monkeypatch.setattr(tuning, "FORMS_SHARE", 1e-4)
-    monkeypatch.setattr(tuning, "REHEARSAL_SHARE", 1e-4)
+    monkeypatch.setattr(tuning, "IN_MODEL_SHARE", 1e-4)
     monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(0.8, 0.7, 0.9))
 
 
@@ -100,7 +100,7 @@ def test_a_tuned_model_computes_the_same_and_uses_its_records(tmp_path: Path) ->
     inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in ((40, 64), (64, 96), (96, 32))]
     np.testing.assert_allclose(tuned(*inputs), untuned(*inputs), rtol=0, atol=1e-4 * np.abs(untuned(*inputs)).max())
     verified = {record.workload for record in Database(database).records() if record.verified}
-    verified -= {standing.workload for standing in found.standings if standing.chosen == DEFAULT}
+    verified -= {result.workload for result in found.in_model if result.chosen == DEFAULT}
     verified = verified if found.is_used else set()
     assert {kernel.tuned for kernel in tuned.report().kernels} == ({True, False} if 0 < len(verified) < 2 else {bool(verified)})
     assert not tuned.report().notes
@@ -135,12 +135,12 @@ def test_what_was_used_before_is_used_again_where_more_time_gained_nothing(tmp_p
     before, found = (verified(candidate, ratio) for candidate, ratio in zip(mutants.values(), (0.5, 0.25), strict=False))
     Database(database).append([before])
 
-    def find_another(model: object, inputs: object, records: Database, *args: object) -> list[Standing]:
+    def find_another(model: object, inputs: object, records: Database, *args: object) -> list[InModelResult]:
         place = {"pass_name": SCHEDULE, "key": task.key, "target": target_key(TARGET), "threads": 1}
         records.append([found, Choice(**place, value=found.schedule_key)])
         return []
 
-    monkeypatch.setattr(tuning, "_rehearse", find_another)
+    monkeypatch.setattr(tuning, "_select_in_model", find_another)
     monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(1.02, 1.0, 1.05))
 
     tuned = tune(model, "1h", threads=1, database=database, trials=4, tasks=[task.name])

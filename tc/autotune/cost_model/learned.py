@@ -21,29 +21,29 @@ class SharedModel:
     """What all tasks teach each other. Its models learn when they are asked to, from what was measured of any task.
 
     A task gets a model that has not learned from the task itself: on top of one that has, its own measurements would seem to
-    leave nothing to learn. Tasks are dealt to `FOLDS` hands, and for each hand there is a model of the others. Lessons, measurements
-    of tasks that are not being tuned, are for all hands.
+    leave nothing to learn. Tasks are dealt to `FOLDS` folds, and for each fold there is a model of the others. Foreign ones, measurements
+    of tasks that are not being tuned, are for all folds.
     """
 
     FOLDS = 3
 
     def __init__(self, make: Callable[[], Cost]) -> None:
         self.groups: dict[str, Measured] = {}
-        self._lessons: set[str] = set()
+        self._foreign: set[str] = set()
         self._costs = [make() for _ in range(self.FOLDS)]
         self._fitted_rows = [0] * self.FOLDS
 
     def cost_for(self, key: str) -> Cost:
         """The model for the task called `key`. It goes on learning."""
-        return self._costs[self._hand(key)]
+        return self._costs[self._fold(key)]
 
-    def _hand(self, key: str) -> int:
+    def _fold(self, key: str) -> int:
         return zlib.crc32(key.encode()) % self.FOLDS
 
-    def add(self, key: str, features: np.ndarray, seconds: np.ndarray, *, is_lesson: bool = False) -> None:
+    def add(self, key: str, features: np.ndarray, seconds: np.ndarray, *, is_foreign: bool = False) -> None:
         """More measurements of a task."""
-        if is_lesson:
-            self._lessons.add(key)
+        if is_foreign:
+            self._foreign.add(key)
         known = self.groups.get(key)
         if known is not None:
             features = np.concatenate([known.features, features])
@@ -52,12 +52,12 @@ class SharedModel:
 
     def refit(self, key: str, grown: float = 1.3) -> None:
         """Let the model for `key` learn anew, if there is so much more than last time."""
-        hand = self._hand(key)
-        others = [group for group in self.groups.values() if group.key in self._lessons or self._hand(group.key) != hand]
+        fold = self._fold(key)
+        others = [group for group in self.groups.values() if group.key in self._foreign or self._fold(group.key) != fold]
         rows = sum(len(group.seconds) for group in others)
-        if rows > max(grown * self._fitted_rows[hand], 8):
-            self._costs[hand].fit(others)
-            self._fitted_rows[hand] = rows
+        if rows > max(grown * self._fitted_rows[fold], 8):
+            self._costs[fold].fit(others)
+            self._fitted_rows[fold] = rows
 
     @property
     def importance(self) -> tuple[tuple[str, float], ...]:

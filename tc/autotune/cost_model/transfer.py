@@ -128,7 +128,7 @@ def teach(
             features.append(Program(scheduled, target, sizes).features)
             ratios.append(record.ratio)
         if len(features) > 1:
-            shared.add(key, np.stack(features), np.array(ratios), is_lesson=True)
+            shared.add(key, np.stack(features), np.array(ratios), is_foreign=True)
             rows += len(features)
 
 

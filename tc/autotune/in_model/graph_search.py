@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tc.autotune.events import FormTried
-from tc.autotune.in_model.modules import Workshop
+from tc.autotune.in_model.modules import TimedModules
 from tc.check.compare import differing_result
 from tc.ir.graph import Binding, Call, Function, all_bindings, tir_calls
 from tc.measure.harness import Plan, Timings, time_interleaved
@@ -97,7 +97,7 @@ class _Search:
     ) -> None:
         self._model, self._database, self._inputs, self._clock, self._compare = model, database, inputs, clock, compare
         self._known = TunedSchedules(database, model.target, model.target.cores)
-        self._workshop = Workshop(model.target)
+        self._timed = TimedModules(model.target)
         self._tried: set[tuple[tuple[str, str], Value]] = set()
         self._seen: dict[tuple[str, ...], float] = {}  # by layout and by kernels: seconds of a run
         self._built: set[str] = set()  # workloads
@@ -166,7 +166,7 @@ class _Search:
         return _Form(answers, lowered, (layouts, list(asked.values())[len(layouts) :]), layout, kernels)
 
     def _build(self, form: _Form) -> None:
-        (form.module,) = self._workshop.build(form.lowered, [self._known])
+        (form.module,) = self._timed.build(form.lowered, [self._known])
         self._built.update(form.kernels)
         arguments = [self._inputs[info.name] for info in form.module.inputs]
         form.module(*arguments)

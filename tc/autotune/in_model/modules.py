@@ -30,7 +30,7 @@ class Schedules(TunedDecisions, Protocol):
         """Where the schedule of a workload comes from; None for the default."""
 
 
-class Workshop:
+class TimedModules:
     """Builds modules that have a clock around every launch."""
 
     def __init__(self, target: Target) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Standing:
+class InModelResult:
     """How the schedules of a kernel did inside the model.
 
     `seconds`: for each schedule's key what the kernel's launches take in a run of the model, with what they add to the launches behind

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tc.autotune.in_model.modules import Workshop
-from tc.autotune.in_model.outcome import Standing
+from tc.autotune.in_model.modules import TimedModules
+from tc.autotune.in_model.outcome import InModelResult
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import LoweredModel
 from tc.records.apply import TunedSchedules
@@ -43,14 +43,14 @@ OWN_RIDGE, NEXT_RIDGE = 0.05, 0.5
 """Of the effects on a launch of its own schedule and of the one before it: how many observations say that there are none."""
 
 
-def rehearse(
+def select_in_model(
     lowered: LoweredModel,
     target: Target,
     database: Database,
     workloads: Sequence[str],
     inputs: Mapping[str, np.ndarray],
     seconds: float,
-) -> list[Standing]:
+) -> list[InModelResult]:
     """Decide for each of the workloads that the model has which verified schedule it gets, and write the decisions down.
 
     lowered: the model as it is lowered with the database's answers. seconds: about what may be spent on running; FEWEST_ROUNDS
@@ -62,24 +62,24 @@ def rehearse(
     contenders: dict[str, list[Record | None]] = {key: [None, *records] for key, records in found.items() if records}
     if not contenders:
         return []
-    rehearsal = _Rehearsal(lowered, target, [_Cast(known, contenders, dict.fromkeys(contenders, 0))])
-    most = _most_contenders(rehearsal.call_seconds(inputs), seconds)
+    run = _InModelRun(lowered, target, [_Assignment(known, contenders, dict.fromkeys(contenders, 0))])
+    most = _most_contenders(run.call_seconds(inputs), seconds)
     contenders = {key: records[:most] for key, records in contenders.items()}
     counts = {key: len(records) for key, records in contenders.items()}
     names = {key: [DEFAULT if r is None else r.schedule_key for r in records] for key, records in contenders.items()}
     alone = {key: int(len(records) > 1 and records[1].ratio < 1.0) for key, records in contenders.items()}  # type: ignore[union-attr]
     draws = _draw(counts, alone)
-    rehearsal.add([_Cast(known, contenders, draw) for draw in draws[1:]])
-    costs = rehearsal.costs(draws, counts, inputs, seconds)
+    run.add([_Assignment(known, contenders, draw) for draw in draws[1:]])
+    costs = run.costs(draws, counts, inputs, seconds)
     chosen = {key: _best(costs[key], alone[key]) for key in contenders}
-    if chosen != alone and not rehearsal.is_faster(_Cast(known, contenders, chosen), than=1, inputs=inputs):
+    if chosen != alone and not run.is_faster(_Assignment(known, contenders, chosen), than=1, inputs=inputs):
         chosen = alone
-    standings = [
-        Standing(key, present[key], tuple(zip(names[key], map(float, costs[key]))), names[key][alone[key]], names[key][chosen[key]])
+    in_model = [
+        InModelResult(key, present[key], tuple(zip(names[key], map(float, costs[key]))), names[key][alone[key]], names[key][chosen[key]])
         for key in contenders
     ]
-    _write(database, target, standings)
-    return standings
+    _write(database, target, in_model)
+    return in_model
 
 
 def _most_contenders(call_seconds: float, seconds: float) -> int:
@@ -101,7 +101,7 @@ def _best(costs: np.ndarray, alone: int) -> int:
     return best if costs[best] < costs[alone] - CLEARLY * costs[0] else alone
 
 
-class _Cast:
+class _Assignment:
     """`tc.autotune.in_model.modules.Schedules`: one of its contenders for each kernel; None is the default."""
 
     def __init__(self, known: TunedSchedules, contenders: Mapping[str, Sequence[Record | None]], draw: Mapping[str, int]) -> None:
@@ -115,23 +115,23 @@ class _Cast:
         return None if record is None else self._known.replay(func, record)
 
     def record(self, workload: str) -> Record | None:
-        """What the cast has for a workload that has contenders; None for the default, and for all others."""
+        """What the assignment has for a workload that has contenders; None for the default, and for all others."""
         return self._contenders[workload][self._draw[workload]] if workload in self._contenders else None
 
     def decide(self, knob: Knob) -> Value:
         return self._known.decide(knob)
 
 
-class _Rehearsal:
+class _InModelRun:
     """Modules of one model, with a clock around every launch, that differ in the schedules of their kernels."""
 
-    def __init__(self, lowered: LoweredModel, target: Target, casts: Sequence[_Cast]) -> None:
-        self._lowered, self._workshop = lowered, Workshop(target)
-        self._modules = self._workshop.build(lowered, casts)
+    def __init__(self, lowered: LoweredModel, target: Target, assignments: Sequence[_Assignment]) -> None:
+        self._lowered, self._timed = lowered, TimedModules(target)
+        self._modules = self._timed.build(lowered, assignments)
 
-    def add(self, casts: Sequence[_Cast]) -> None:
+    def add(self, assignments: Sequence[_Assignment]) -> None:
         """More modules."""
-        self._modules += self._workshop.build(self._lowered, casts)
+        self._modules += self._timed.build(self._lowered, assignments)
 
     def call_seconds(self, inputs: Mapping[str, np.ndarray]) -> float:
         """What the launches of the first module take."""
@@ -153,9 +153,9 @@ class _Rehearsal:
                 costs[key] += seconds_of_launch.mean()
         return costs
 
-    def is_faster(self, cast: _Cast, *, than: int, inputs: Mapping[str, np.ndarray]) -> bool:
-        """Whether a module with this cast takes less time than one of the others, all launches together."""
-        pair = [self._modules[than], *self._workshop.build(self._lowered, [cast])]
+    def is_faster(self, assignment: _Assignment, *, than: int, inputs: Mapping[str, np.ndarray]) -> bool:
+        """Whether a module with this assignment takes less time than one of the others, all launches together."""
+        pair = [self._modules[than], *self._timed.build(self._lowered, [assignment])]
         first, second = _run_in_turns(pair, inputs, 0.0, rounds=MOST_ROUNDS).sum(axis=0)
         return bool(second < first)
 
@@ -192,12 +192,12 @@ def _effects(seconds: np.ndarray, factors: Sequence[tuple[np.ndarray, float]]) -
     return list(np.split(effects, np.cumsum([levels.shape[1] for levels, _ in factors])[:-1]))
 
 
-def _write(database: Database, target: Target, standings: Sequence[Standing]) -> None:
+def _write(database: Database, target: Target, in_model: Sequence[InModelResult]) -> None:
     """A choice for every kernel that gets another schedule than the one that is best alone, or got one before."""
     key, choices = target_key(target), []
-    for standing in standings:
-        before = database.choice(SCHEDULE, standing.workload, key, target.cores)
-        if standing.chosen != (standing.alone if before is None else before.value):
-            facts = {"pass_name": SCHEDULE, "key": standing.workload, "target": key, "threads": target.cores}
-            choices.append(Choice(**facts, value=standing.chosen, seconds=standing.seconds))  # type: ignore[arg-type]
+    for result in in_model:
+        before = database.choice(SCHEDULE, result.workload, key, target.cores)
+        if result.chosen != (result.alone if before is None else before.value):
+            facts = {"pass_name": SCHEDULE, "key": result.workload, "target": key, "threads": target.cores}
+            choices.append(Choice(**facts, value=result.chosen, seconds=result.seconds))  # type: ignore[arg-type]
     database.append(choices)

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from tc.autotune.events import Event, FormTried
-from tc.autotune.in_model.outcome import Standing
+from tc.autotune.in_model.outcome import InModelResult
 from tc.autotune.report.facts import RunFacts, TaskFacts, gather_facts
 from tc.autotune.report.plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
 from tc.autotune.report.schedules import Difference, compare
@@ -66,17 +66,17 @@ def write_report(
     tasks: Sequence[Task],
     records: Sequence[Record],
     importance: Sequence[tuple[str, float]] = (),
-    standings: Sequence[Standing] = (),
+    in_model: Sequence[InModelResult] = (),
     verdict: GainVerdict | None = None,
 ) -> None:
     """Write the report of a tuning run to `path`, which changes only when the whole page is there.
 
     Any of `events`, `tasks` and `records` may be empty: the page says what it can. `importance`: features of the cost model with
-    their parts of its gain. `standings`: how schedules did inside the model. `verdict`: how the whole model did. UserError when matplotlib
+    their parts of its gain. `in_model`: how schedules did inside the model. `verdict`: how the whole model did. UserError when matplotlib
     is missing or the file cannot be written.
     """
     require_matplotlib()
-    page = make_page(gather_facts(model, events, tasks, records), importance, standings, verdict)
+    page = make_page(gather_facts(model, events, tasks, records), importance, in_model, verdict)
     file = Path(path)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
@@ -91,7 +91,7 @@ def write_report(
 def make_page(
     facts: RunFacts,
     importance: Sequence[tuple[str, float]] = (),
-    standings: Sequence[Standing] = (),
+    in_model: Sequence[InModelResult] = (),
     verdict: GainVerdict | None = None,
 ) -> str:
     """The whole page."""
@@ -101,7 +101,7 @@ def make_page(
         _over_time(facts),
         _curves(facts),
         _schedules(facts),
-        _in_model(standings),
+        _in_model(in_model),
         _forms(facts.forms),
         _importance(importance),
         _failures(facts),
@@ -332,29 +332,29 @@ def _nest(name: str, text: str) -> str:
     return element("div", element("h4", words(name)), listing, class_="nest")
 
 
-def _in_model(standings: Sequence[Standing]) -> str:
+def _in_model(in_model: Sequence[InModelResult]) -> str:
     """The kernels that get another schedule inside the model than the one that is best alone."""
-    if not standings:
+    if not in_model:
         return ""
-    others = sorted((each for each in standings if each.chosen != each.alone), key=lambda s: s.of(s.chosen) - s.of(s.alone))
+    others = sorted((each for each in in_model if each.chosen != each.alone), key=lambda s: s.of(s.chosen) - s.of(s.alone))
     note = (
         "The best schedules of every kernel ran inside the model too, where other kernels write the inputs and share the caches. "
-        f"{count(len(standings) - len(others), 'kernel')} of {len(standings)} kept the schedule that is best alone."
+        f"{count(len(in_model) - len(others), 'kernel')} of {len(in_model)} kept the schedule that is best alone."
     )
     parts = [element("p", words(note), class_="note")]
     if others:
         columns = (("kernel", ""), ("default", "n"), ("best alone", "n"), ("chosen", "n"), ("which is", ""))
-        parts.append(_table(columns, map(_standing_row, others), class_="failures"))
+        parts.append(_table(columns, map(_in_model_row, others), class_="failures"))
     return _section("Inside the model", *parts)
 
 
-def _standing_row(standing: Standing) -> str:
-    times = (standing.of(DEFAULT), standing.of(standing.alone), standing.of(standing.chosen))
+def _in_model_row(result: InModelResult) -> str:
+    times = (result.of(DEFAULT), result.of(result.alone), result.of(result.chosen))
     return element(
         "tr",
-        element("th", breakable(standing.kernel), scope="row"),
+        element("th", breakable(result.kernel), scope="row"),
         *(element("td", words(format_seconds(seconds)), class_="n") for seconds in times),
-        element("td", "the default" if standing.chosen == DEFAULT else "another one"),
+        element("td", "the default" if result.chosen == DEFAULT else "another one"),
     )
 
 

@@ -437,10 +437,10 @@ class _Views(Generic[C]):
         unknown = list({c.key: c for c in candidates if c.key not in self._known}.values())
         if unknown:
             mean, spread = self._model.predict(unknown)
-            doubt = spread * self._novelty.of([c.point for c in unknown])
-            self._known.update(zip((c.key for c in unknown), zip(mean.tolist(), doubt.tolist())))
-        means, doubts = np.array([self._known[c.key] for c in candidates], np.float64).reshape(-1, 2).T
-        return np.asarray(means - optimism * doubts)
+            deviation = spread * self._novelty.of([c.point for c in unknown])
+            self._known.update(zip((c.key for c in unknown), zip(mean.tolist(), deviation.tolist())))
+        means, deviations = np.array([self._known[c.key] for c in candidates], np.float64).reshape(-1, 2).T
+        return np.asarray(means - optimism * deviations)
 
     def ranked(self, candidates: Sequence[C], optimism: float) -> list[C]:
         """The best first, each program once."""

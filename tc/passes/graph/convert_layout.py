@@ -62,10 +62,10 @@ class Rates:
     copies: float = 1.2e10
 
 
-DOUBTED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
-"""Rates that a measurement may correct, each to DOUBTS per cent of the above."""
+CALIBRATED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
+"""Rates that a measurement may correct, each to CALIBRATION per cent of the above."""
 
-DOUBTS = (100, 50, 200, 25)
+CALIBRATION = (100, 50, 200, 25)
 
 BLOCK_VECTORS = (1, 2)
 """Vectors that a block may have."""
@@ -98,7 +98,7 @@ def _decide(func: Function, block: int, decide: Decide) -> tuple[int, Rates]:
     def ask(name: str, options: tuple[int, ...]) -> int:
         return decide_number(decide, knob_of_function(func, f"convert_layout/{name}", options, options[0]))
 
-    believed = {name: getattr(Rates(), name) * ask(f"rate of {name}, %", DOUBTS) / 100 for name in DOUBTED}
+    believed = {name: getattr(Rates(), name) * ask(f"rate of {name}, %", CALIBRATION) / 100 for name in CALIBRATED}
     vectors = ask("vectors of a block", BLOCK_VECTORS)
     return vectors * block, dataclasses.replace(Rates(), **believed)
 

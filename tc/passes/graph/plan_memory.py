@@ -79,7 +79,7 @@ class _Storage:
 
 
 @dataclass(frozen=True)
-class _Handover:
+class _Reuse:
     """At step `time` a kernel may make its first result, `result`, in the memory of any of the operands `operands[k]`, k in `allowed`."""
 
     time: int
@@ -152,7 +152,7 @@ class _Planner:
         self.bound_dims = {v for p in func.params for v in walk(p.type) if isinstance(v, Var)}
         self.wanted: dict[TensorVar, _View] = {}  # values that are to be made in a given place
         self.measuring = True
-        self.handovers: list[_Handover] = []
+        self.reuses: list[_Reuse] = []
         # Made in the first walk, found again in the second:
         self._indices: dict[Loop, Var] = {}
         self._conditions: dict[Loop, TensorVar] = {}
@@ -257,15 +257,15 @@ class _Planner:
 
     def take_over(self) -> None:
         """Let results take the memory of operands that are not needed any more, where the kernel allows it."""
-        for handover in self.handovers:
-            result = handover.result.storage
-            roots = [view.storage.root for view in handover.operands]
-            if result.place is not SlotPlace.ARENA or result.start != handover.time or not _is_whole(handover.result):
+        for reuse in self.reuses:
+            result = reuse.result.storage
+            roots = [view.storage.root for view in reuse.operands]
+            if result.place is not SlotPlace.ARENA or result.start != reuse.time or not _is_whole(reuse.result):
                 continue
-            for k in handover.allowed:
+            for k in reuse.allowed:
                 operand = roots[k]
-                dies = operand.place is SlotPlace.ARENA and operand.end == handover.time and roots.count(operand) == 1
-                if dies and _is_whole(handover.operands[k]) and _have_same_size(operand, result):
+                dies = operand.place is SlotPlace.ARENA and operand.end == reuse.time and roots.count(operand) == 1
+                if dies and _is_whole(reuse.operands[k]) and _have_same_size(operand, result):
                     result.taken = operand
                     operand.end = max(operand.end, result.end)
                     break
@@ -347,7 +347,7 @@ class _Planner:
                 used = tuple(map(self._used_slot, args))
                 made = tuple(map(self._defined_slot, targets))
                 if self.measuring:
-                    self._note_handover(callee, args, targets)
+                    self._note_reuse(callee, args, targets)
                 checks = self._messages(callee, origins or (span,))
                 return [*self._allocations(targets), Launch(callee, (*used, *made), dims, checks, span=span)]
             case Call(op=op, args=args) if get_op(op).view:
@@ -392,12 +392,12 @@ class _Planner:
             steps.extend(self._copy(operand, operand, _View(place.storage, place.offset + offset)))
         return steps
 
-    def _note_handover(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:
+    def _note_reuse(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:
         kernel = self.module[callee]
         allowed = in_place_inputs(kernel) if isinstance(kernel, PrimFunc) else ()
         if allowed:
             operands = tuple(map(self._use, args))
-            self.handovers.append(_Handover(self.time, operands, allowed, self.views[targets[0]]))
+            self.reuses.append(_Reuse(self.time, operands, allowed, self.views[targets[0]]))
 
     def _allocations(self, targets: Iterable[TensorVar]) -> list[PlanStep]:
         """Allocations of dynamic blocks, each by the value it belongs to: one that is made in the place of another (a row of a stack,
