@@ -24,7 +24,7 @@ from tc.errors import InputError, ShapeError, TcError, UserError
 from tc.interp import run_prim_func
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType, from_numpy, i64
-from tc.ir.expr import Const, Expr, Select, cast, equal, logical_and, logical_not
+from tc.ir.expr import Const, Expr, FloorDiv, Select, Var, cast, equal, logical_and, logical_not
 from tc.ir.graph import Attrs, AttrValue
 from tc.ir.node import Node, map_children, replace
 from tc.ir.types import TensorType, tensor_type
@@ -212,12 +212,20 @@ class _Definition:
         stated = None if self.infer is None else self._stated(types, attrs)
         if self.compute is None:
             assert stated is not None, "an operator without loops has a type rule"
-            return stated
+            return self._with_sizes(stated)
         operands = [None if t is None else placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types)]
         found = tuple(TensorType(tensor.shape, tensor.dtype) for tensor in self.tensors(operands, attrs, ()))
         if stated is not None:
             self._require_same(stated, found)
-        return found if stated is None else stated
+        return self._with_sizes(found if stated is None else stated)
+
+    def _with_sizes(self, types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        """The types of results, each dim of which is required to be no less than 0."""
+        for type_ in types:
+            for axis, dim in enumerate(type_.shape):
+                if not isinstance(dim, Var):
+                    require(dim >= 0, f"{self.name}: dim {axis} of the result is {dim}, which must not be negative")
+        return types
 
     def _stated(self, types: Sequence[TensorType | None], attrs: Attrs) -> tuple[TensorType, ...]:
         made = self._call("type rule", self.infer, types, attrs)
@@ -310,6 +318,14 @@ def _retargeted(tensor: Tensor, changed: dict[Stage, Stage]) -> Tensor:
     return tensor if stage is None else Tensor(tensor.buffer, stage)
 
 
+def _is_below(place: Expr, dim: Expr) -> Expr:
+    """place < dim, for a quotient without a division."""
+    match place:
+        case FloorDiv(lhs=value, rhs=Const(value=times)) if times > 0:
+            return value < dim * int(times)
+    return place < dim
+
+
 class _Checker:
     """One walk over the values of a stage; `changed` are the stages before it that have been made anew."""
 
@@ -345,10 +361,12 @@ class _Checker:
         same = source is tensor and all(a is b for a, b in zip(places, indices, strict=True))
         value: Expr = read if same else Read(source, places)
         for axis, (place, dim) in enumerate(zip(places, tensor.shape, strict=True)):
-            if prove(logical_and(place >= 0, place < dim), facts) is not True:
+            if prove(logical_and(place >= 0, _is_below(place, dim)), facts) is not True:
                 value = checked(value, place, dim, f"{self.name}: index {{index}} is out of range for axis {axis} of size {{size}}")
         return value
 
     def _index(self, index: Expr, facts: Facts) -> Expr:
         made: Expr = self.checked(index, facts)
+        if not made.dtype.is_int:
+            raise ShapeError(f"{self.name}: the index {made!r} is of {made.dtype}, must be an integer")
         return made if made.dtype is i64 else cast(made, i64)

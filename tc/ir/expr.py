@@ -641,6 +641,8 @@ def format_expr(expr: Expr, strength: int = 0, name_of: Any = None) -> str:
             left = own + 1 if own == 4 else own  # comparisons do not chain
             text = f"{fmt(a, left)} {symbol} {fmt(b, own + 1)}"
             return f"({text})" if strength > own else text
+    if type(expr).__repr__ is not Expr.__repr__:  # an expression that is not of the IR, and says itself
+        return repr(expr)
     raise AssertionError(f"no text for {type(expr).__name__}")
 
 

@@ -242,6 +242,24 @@ def test_a_read_that_a_condition_keeps_inside_needs_no_check() -> None:
     assert "checked" not in tc.lower(module, "loops").as_text()
 
 
+def test_a_quotient_of_a_place_is_proved_to_be_inside() -> None:
+    tc.op("test.dom::Repeat", lambda x, *, times: te.compute((x.shape[0] * times,), lambda i: x[i // times], "repeat"))
+    module = graph(("x", TensorType((Var("n"),), f32)), make=lambda b, p: b.call("test.dom::Repeat", p, times=3))
+
+    assert np.asarray(tc.compile(module, threads=1)(np.arange(2, dtype=F32))).tolist() == [0, 0, 0, 1, 1, 1]
+    assert "checked" not in tc.lower(module, "loops").as_text()
+
+
+def test_a_result_of_less_than_nothing_is_refused() -> None:
+    tc.op("test.dom::Cut", lambda x: te.compute((x.shape[0] - 4,), lambda i: x[i + 4], "cut"))
+    module = compiled(("x", TensorType((Var("n"),), f32)), make=lambda b, p: b.call("test.dom::Cut", p))
+
+    assert np.asarray(module(np.arange(6, dtype=F32))).tolist() == [4, 5]
+    assert np.asarray(module(np.arange(4, dtype=F32))).tolist() == []
+    with pytest.raises(InputError, match=r"test\.dom::Cut: dim 0 of the result is n - 4, which must not be negative"):
+        module(np.arange(3, dtype=F32))
+
+
 def test_rows_that_data_choose_are_checked() -> None:
     def rows(table: te.Tensor, places: te.Tensor) -> te.Tensor:
         return te.compute((places.shape[0], table.shape[1]), lambda i, j: table[cast(places[i], i64), j], "rows")
@@ -275,6 +293,8 @@ def _wrong_rank(x: te.Tensor) -> te.Tensor:
         ({"compute": lambda x: x[0]}, r"must give a tensor of tc\.te"),
         ({"compute": _wrong_rank}, r"the tensor expression failed on .*IndexError"),
         ({"compute": lambda x, y: x}, "the operand y is required"),
+        ({"compute": lambda x: x[0] + 1.0}, r"must give a tensor of tc\.te"),
+        ({"compute": lambda x: te.compute(x.shape, lambda i: x[x[i]], "w")}, r"the index x0\[i\] is of f32, must be an integer"),
         ({"compute": lambda: None}, "takes 0 operands, found 1"),
         ({"infer": lambda x: x.shape[3], "reference": lambda x: x}, r"the type rule failed on .*IndexError"),
     ],
