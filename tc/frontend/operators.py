@@ -24,12 +24,23 @@ from tc.errors import InputError, ShapeError, TcError, UserError
 from tc.interp import run_prim_func
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType, from_numpy, i64
-from tc.ir.expr import Const, Expr, FloorDiv, Select, Var, cast, equal, logical_and, logical_not
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Select, Var, cast, ceildiv, const, equal, logical_and, logical_not
 from tc.ir.graph import Attrs, AttrValue
-from tc.ir.node import Node, map_children, replace
+from tc.ir.node import Node, map_children, replace, substitute
 from tc.ir.types import TensorType, tensor_type
-from tc.ops.registry import REQUIRED, OpDef, current_facts, inference, register_scoped, require, unregister_scoped
-from tc.te import Read, Stage, Tensor, checked, create_prim_func, placeholder, stages_of
+from tc.ir.uses import variables
+from tc.ops.registry import (
+    REQUIRED,
+    BlockedForm,
+    Form,
+    OpDef,
+    current_facts,
+    inference,
+    register_scoped,
+    require,
+    unregister_scoped,
+)
+from tc.te import Read, Stage, Tensor, checked, create_prim_func, placeholder, reads, stages_of
 
 Function = Callable[..., Any]
 _RESERVED = frozenset(("name", "names", "op", "self", "span"))  # of the calls that build graphs
@@ -65,6 +76,7 @@ def op(name: str, compute: Function | None = None, *, infer: Function | None = N
             made.run,
             None if compute is None else made.tensors,
             dict(signature.attributes),
+            blocked=None if compute is None else made.blocked,
             is_interpreted=reference is None,
             imported_as=None if compute is not None else importable_name(definition),
             samples=lambda rng: iter(()),
@@ -254,6 +266,41 @@ class _Definition:
             raise ShapeError(f"{self.name}: te.raw is not for operators: nothing could check what it reads and writes")
         return with_checked_reads(self.name, results, current_facts())
 
+    def blocked(self, types: Sequence[TensorType | None], attrs: Attrs, block: int) -> BlockedForm | None:
+        """The layout rule: the operator itself, if it is one function of scalars at every place, with the channels in blocks as without."""
+        given = [type_ for type_ in types if type_ is not None]
+        if not given or len(given) < len(types) or any(not _same_dims(type_.shape, given[0].shape) for type_ in given):
+            return None
+        shape = given[0].shape
+        if len(shape) < 3:
+            return None
+        in_blocks = (shape[0], ceildiv(shape[1], block), *shape[2:], const(block))
+        markers = [Var(f"x{k}", type_.dtype) for k, type_ in enumerate(given)]
+        plain, cut = (self._scalar_function(markers, dims, attrs) for dims in (shape, in_blocks))
+        return BlockedForm(self.name, tuple(attrs.items()), (Form.CHANNELS,) * len(types)) if plain is not None and plain is cut else None
+
+    def _scalar_function(self, operands: Sequence[Var], shape: tuple[Expr, ...], attrs: Attrs) -> Expr | None:
+        """The one result at any place, in terms of the operands there, all of `shape`; None if it depends on the place or on others."""
+        given = [placeholder(shape, operand.dtype, operand.name) for operand in operands]
+        try:
+            (type_, *more) = self.infer_types([TensorType(shape, operand.dtype) for operand in operands], attrs)
+            (result, *_) = self.tensors(given, attrs, ())
+        except TcError:  # tensors of such a rank are not for it
+            return None
+        if more or not _same_dims(type_.shape, shape):
+            return None
+        values: dict[Buffer, Expr] = {tensor.buffer: operand for tensor, operand in zip(given, operands, strict=True)}
+        for stage in stages_of((result,)):
+            if stage.reduce_axes or len(stage.buffers) > 1 or not _same_dims(stage.buffers[0].shape, shape):
+                return None
+            found = reads(stage)
+            if any(read.indices != stage.axes for read in found):
+                return None
+            values[stage.buffers[0]] = substitute(stage.values[0], {read: values[read.tensor.buffer] for read in found})
+            if variables(values[stage.buffers[0]]) & set(stage.axes):
+                return None
+        return values[result.buffer]
+
     def run(self, arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
         """The results on arrays: the user's function, or the tensor expressions interpreted."""
         given = self.signature.arguments(arrays)
@@ -282,6 +329,10 @@ class _Definition:
         except Exception as wrong:
             given = ", ".join(map(_said, operands))
             raise error(f"{self.name}: the {what} failed on ({given}): {type(wrong).__name__}: {wrong}") from wrong
+
+
+def _same_dims(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _is_of(array: np.ndarray, type_: TensorType) -> bool:

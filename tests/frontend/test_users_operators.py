@@ -20,14 +20,14 @@ from tc.errors import InputError, ModelError, ShapeError, TcError, UnsupportedEr
 from tc.interp import run_function
 from tc.ir.dtype import f32, from_numpy, i64
 from tc.ir.expr import Expr, Var, cast, const, select
-from tc.ir.graph import Atom
+from tc.ir.graph import Atom, Attrs
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
 from tc.ir.printer import print_ir
 from tc.ir.structural import first_difference
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder
-from tc.ops.registry import scoped_ops
+from tc.ops.registry import get_op, scoped_ops
 from tc.passes.pipeline import PassOptions
 from tests.frontend.models import make_model, node
 
@@ -211,6 +211,39 @@ def test_an_ir_that_calls_it_prints_and_parses_back() -> None:
 
     assert "call_op('test.dom::Swish', x, beta=2.0)" in print_ir(module)
     assert first_difference(again, module) is None
+
+
+@pytest.mark.parametrize("channels", [16, 24, 5])
+def test_an_elementwise_operator_joins_a_convolution(channels: int) -> None:
+    tc.op("test.dom::Swish", swish, reference=swish_in_numpy)
+    rng = np.random.default_rng(channels)
+    first, second = (rng.standard_normal(shape).astype(F32) / 8 for shape in ((channels, 8, 3, 3), (16, channels, 3, 3)))
+
+    def make(b: GraphBuilder, x: Atom, op: str) -> Atom:
+        pads = {"pads": (1, 1, 1, 1)}
+        return b.call("conv", b.call(op, b.call("conv", x, b.const(first), **pads)), b.const(second), **pads)
+
+    types = [("x", TensorType((Var("n"), const(8), const(28), const(28)), f32))]
+    mine, built_in = (compiled(*types, make=lambda b, x, op=op: make(b, x, op)) for op in ("test.dom::Swish", "silu"))
+    x = rng.standard_normal((2, 8, 28, 28)).astype(F32)
+
+    np.testing.assert_allclose(mine(x), built_in(x), rtol=1e-4, atol=1e-5)
+    assert len(rules(mine)) == len(rules(built_in))
+
+
+def test_an_operator_that_depends_on_the_channel_has_no_layout_of_its_own() -> None:
+    def ramp(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *i: x[i] + cast(i[1], f32), "ramp")
+
+    def scaled(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *i: x[i] * cast(x.shape[-1], f32), "scaled")
+
+    types, attrs = [tensor_type((2, 32, 7, 7), f32)], Attrs(())
+    for name, function in (("test.dom::Ramp", ramp), ("test.dom::Scaled", scaled), ("test.dom::Shifted", shifted)):
+        tc.op(name, function)
+        assert get_op(name).blocked(types, attrs, 16) is None
+    tc.op("test.dom::Swish", swish)
+    assert get_op("test.dom::Swish").blocked(types, Attrs((("beta", 1.0),)), 16) is not None
 
 
 # -- memory
