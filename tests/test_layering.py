@@ -19,7 +19,7 @@ ROOMS = (
     *("records", "check", "measure", "compiler", "stages", "fuzz", "autotune", "demo"),
     *("", "cli", "__main__"),  # "" is tc/__init__.py, the public names
 )
-LOOSE = {"version", "errors", "target", "te", "compiler", "stages", "", "__main__"}
+LOOSE = {"version", "errors", "te", "compiler", "stages", "", "__main__"}
 
 # These take long to import, or may be absent: they may be imported inside functions.
 LATE = {"cuda", "dask", "distributed", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}
