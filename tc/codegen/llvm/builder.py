@@ -17,7 +17,7 @@ LLVM_TYPES = {
     "f64": "double",
     "f32": "float",
     "f16": "half",
-    "bf16": "bfloat",
+    "bf16": "i16",
     "i64": "i64",
     "u64": "i64",
     "i32": "i32",
@@ -32,8 +32,8 @@ LLVM_TYPES = {
 
 
 def llvm_type(dtype: DType) -> str:
-    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory. 8-bit floats are their bits, narrower integers
-    extended to a byte."""
+    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory. 8-bit floats and bf16 are their bits,
+    integers narrower than a byte extended to one."""
     return LLVM_TYPES[dtype.name]
 
 
@@ -61,10 +61,6 @@ def float_text(value: float, element: str) -> str:
     """A float literal, exact: LLVM writes float as the double of the same value."""
     if element == "half":
         return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
-    if element == "bfloat":
-        bits = struct.unpack("<I", struct.pack("<f", value))[0]
-        rounded = bits if value != value else bits + 0x7FFF + ((bits >> 16) & 1)
-        return f"0xR{(rounded >> 16) & 0xFFFF:04X}"
     if element == "float" and value == value and abs(value) != float("inf"):
         try:
             value = struct.unpack("<f", struct.pack("<f", value))[0]
@@ -331,7 +327,6 @@ _MANGLED = {
     "double": "f64",
     "float": "f32",
     "half": "f16",
-    "bfloat": "bf16",
     "i64": "i64",
     "i32": "i32",
     "i16": "i16",

@@ -21,7 +21,7 @@ from tc.codegen.llvm.scalars import emit_float_operation
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
-from tc.ir.dtype import bf16, i64
+from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const, Expr, Load, Var
 from tc.ir.loop import (
     Alloc,
@@ -156,9 +156,7 @@ class _Emitter(ExpressionEmitter):
             self._unrolled(loop, int(count))
         elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is None and count > 1:
             if _can_vectorize(loop, self.report):
-                whole = int(count) - _odd_lanes(loop, int(count))
-                self._vectorized(loop, whole)
-                self._one_by_one(loop, range(whole, int(count)))
+                self._vectorized(loop, int(count))
             else:
                 self._serial(loop)
         elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is not None and count <= 16:
@@ -509,16 +507,6 @@ def _parallel_nest(loop: For) -> tuple[For, ...]:
             break
         nest.append(inner)
     return tuple(nest)
-
-
-def _odd_lanes(loop: For, count: int) -> int:
-    """How many of the last lanes of a vectorized loop to run by themselves.
-
-    LLVM 22 ends the process at vectors of 8 n + 1 bfloats: it has no way to "soft promote" the last one.
-    """
-    if count < 9 or count % 8 != 1:
-        return 0
-    return int(any(isinstance(node, (Expr, Buffer)) and node.dtype == bf16 for node in walk(loop.body)))
 
 
 def _can_vectorize(loop: For, report: Buffer | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.memory import MemoryEmitter, State
 from tc.codegen.llvm.scalars import (
@@ -26,6 +27,7 @@ from tc.codegen.llvm.scalars import (
 from tc.codegen.llvm.vecmath import emit_math
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, polynomial
+from tc.ir.dtype import bf16
 from tc.ir.expr import (
     Add,
     And,
@@ -242,6 +244,10 @@ class ExpressionEmitter(MemoryEmitter):
         args = self.b.unify(*(self.value(arg) for arg in expr.args))
         name = expr.name
         dtype = expr.args[0].dtype
+        if dtype == bf16:
+            numbers = [emit_from_bf16(self.b, arg) for arg in args]
+            wide = self.b.fma(*numbers) if name == "fma" else emit_math(self.b, name, *numbers)
+            return wide if wide.element == "i1" else emit_to_bf16(self.b, wide)
         if name == "fma" and dtype.is_float:
             return self.b.fma(*args)
         if name in BIT_OPS:

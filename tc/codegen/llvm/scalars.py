@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from tc.codegen.llvm.bfloat import BF16, emit_cut_to_bf16, emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Value, float_text, int_value, llvm_type, mangled
 from tc.codegen.llvm.float8 import emit_from_float8, emit_rounded_to_odd, emit_to_float8
 from tc.errors import CodegenError
 from tc.interp.scalars import number
 from tc.ir.arith import Facts, bounds
-from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, f32, f64, i8, int_range, u8
+from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bf16, f16, f32, f64, i8, int_range, u8
 from tc.ir.expr import (
     Add,
     BinaryExpr,
@@ -55,8 +54,8 @@ def boolean(value: bool) -> Value:
 
 def literal(expr: Const) -> Value:
     kind = llvm_type(expr.dtype)
-    if expr.dtype in FLOAT8:
-        return int_value(int(number(expr.value, expr.dtype).view(np.uint8)), kind)._replace(known=None)
+    if expr.dtype in _AS_BITS:
+        return Value(str(int(number(expr.value, expr.dtype).view(f"u{expr.dtype.size_bytes}"))), kind)
     if expr.dtype.is_float:
         return Value(float_text(float(expr.value), kind), kind)
     if expr.dtype.is_bool:
@@ -97,6 +96,8 @@ def emit_compare(builder: FunctionBuilder, operation: type[CompareExpr], a: Valu
     """A comparison of two values of `dtype`; known when both are."""
     if a.known is not None and b.known is not None:
         return boolean(PYTHON_COMPARE[operation](a.known, b.known))
+    if dtype == bf16:
+        return emit_compare(builder, operation, emit_from_bf16(builder, a), emit_from_bf16(builder, b), f32)
     if dtype.is_float:
         return builder.compare(f"fcmp {_FLOAT_COMPARE[operation]}", a, b)
     table = _UNSIGNED_COMPARE if dtype.kind in ("uint", "bool") else _SIGNED_COMPARE
@@ -111,12 +112,12 @@ def emit_division(builder: FunctionBuilder, expr: BinaryExpr, a: Value, b: Value
     if plain:
         nonzero = divisor is not None and divisor > 0
         safe = b if nonzero else _nonzero(builder, b)
-        result = builder.binary("urem" if isinstance(expr, FloorMod) else "udiv", a, safe)
+        result = _divided(builder, "urem" if isinstance(expr, FloorMod) else "udiv", a, safe)
         return result if nonzero else _zero_if_zero(builder, b, result)
     safe = _nonzero(builder, b)
     minus_one = builder.compare("icmp eq", safe, builder.int(-1, safe))
     safe = builder.select(minus_one, builder.int(1, safe), safe)  # INT_MIN / -1 traps; x / -1 is -x
-    quotient = builder.binary("sdiv", a, safe)
+    quotient = _divided(builder, "sdiv", a, safe)
     negated = builder.binary("sub", builder.int(0, quotient), builder.unify(a, safe)[0])
     quotient = builder.select(minus_one, negated, quotient)
     if isinstance(expr, Div):
@@ -130,6 +131,22 @@ def emit_division(builder: FunctionBuilder, expr: BinaryExpr, a: Value, b: Value
         return _zero_if_zero(builder, b, builder.select(adjust, lowered, quotient))
     raised = builder.binary("add", remainder, b)
     return _zero_if_zero(builder, b, builder.select(adjust, raised, remainder))
+
+
+def _divided(builder: FunctionBuilder, op: str, a: Value, b: Value) -> Value:
+    """sdiv, udiv or urem by what is not zero, and does not overflow.
+
+    CPUs have no division of integers in vectors. Floats of twice the digits and more have quotients that are cut to the right integer:
+    the quotient is at least 1 / b below the next integer, and by less than that it is rounded.
+    """
+    a, b = builder.unify(a, b)
+    bits = int(a.element[1:])
+    if not a.lanes or bits > 32 or b.text[0] != "%":
+        return builder.binary(op, a, b)
+    convert, back = ("sitofp", "fptosi") if op == "sdiv" else ("uitofp", "fptoui")
+    wide = [builder.convert(convert, each, "double" if bits == 32 else "float") for each in (a, b)]
+    quotient = builder.convert(back, builder.binary("fdiv", *wide), a.element)
+    return builder.binary("sub", a, builder.binary("mul", quotient, b)) if op == "urem" else quotient
 
 
 def _nonzero(builder: FunctionBuilder, value: Value) -> Value:
@@ -153,6 +170,9 @@ def emit_float_operation(builder: FunctionBuilder, operation: type[Expr], a: Val
 
     The extremes are NaN if either is NaN. An unordered comparison takes care of a; a literal b needs no test.
     """
+    if a.element == BF16:
+        result = emit_float_operation(builder, operation, emit_from_bf16(builder, a), emit_from_bf16(builder, b), second)
+        return emit_to_bf16(builder, result) if operation in _FLOAT_OPS else emit_cut_to_bf16(builder, result)
     if operation in _FLOAT_OPS:
         return builder.binary(_FLOAT_OPS[operation], a, b)
     if operation is Select:
@@ -256,14 +276,39 @@ def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DTy
     """`value` as another dtype: floats to integers saturate, integers to narrower ones wrap."""
     if source == target:
         return value
-    if source in FLOAT8:
-        return emit_cast(builder, emit_from_float8(builder, value, source), f32, target)
-    if target in FLOAT8:
-        near = emit_rounded_to_odd(builder, value) if source == f64 else emit_cast(builder, value, source, f32)
-        return emit_to_float8(builder, near, target)
+    if source in _AS_BITS:
+        wide = emit_from_bf16(builder, value) if source == bf16 else emit_from_float8(builder, value, source)
+        return emit_cast(builder, wide, f32, target)
+    if target in _AS_BITS:
+        if value.known is not None:
+            return literal(Const(value.known, target))
+        near = _near_f32(builder, value, source)
+        return emit_to_bf16(builder, near) if target == bf16 else emit_to_float8(builder, near, target)
     if target in SUB_BYTE and value.known is None:
         return _narrowed(builder, value, source, target)
     return _emit_plain_cast(builder, value, source, target)
+
+
+_AS_BITS = (bf16, *FLOAT8)
+"""Floats that are held as their bits."""
+
+_EXACT = 1 << 52
+"""Up to here f64 has all integers."""
+
+
+def _near_f32(builder: FunctionBuilder, value: Value, source: DType) -> Value:
+    """An f32 that rounds on to narrower floats as `value` does."""
+    b = builder
+    if source.is_int and source.bits == 64:  # what is beyond f64 shows in a bit that it has
+        rest = b.binary("and", value, b.int(0xFFF, value))
+        sticky = b.select(b.compare("icmp eq", rest, b.int(0, value)), b.int(0, value), b.int(0x800, value))
+        cut = b.binary("or", b.binary("and", value, b.int(-0x1000, value)), sticky)
+        moved = value if source.kind == "uint" else b.binary("add", value, b.int(_EXACT, value))
+        limit = b.int(_EXACT if source.kind == "uint" else 2 * _EXACT, value)
+        value = b.select(b.compare("icmp ult", moved, limit), value, cut)
+    if source == f64 or (source.is_int and source.bits >= 32):
+        return emit_rounded_to_odd(b, emit_cast(b, value, source, f64))
+    return emit_cast(b, value, source, f32)
 
 
 def _narrowed(builder: FunctionBuilder, value: Value, source: DType, target: DType) -> Value:
@@ -297,8 +342,8 @@ def _emit_plain_cast(builder: FunctionBuilder, value: Value, source: DType, targ
             return b.compare("fcmp une", value, b.float(0.0, value))
         return b.compare("icmp ne", value, b.int(0, value))
     if source.is_float and target.is_float:
-        if "bfloat" in (value.element, kind) and "half" in (value.element, kind):
-            value = b.convert("fpext", value, "float")
+        if source == f64 and target == f16 and not b.module.has("avx512fp16"):  # LLVM would call a function for each lane
+            value = emit_rounded_to_odd(b, value)
             return b.convert("fptrunc", value, kind)
         return b.convert("fpext" if target.bits > source.bits else "fptrunc", value, kind)
     if source.is_float and value.lanes:

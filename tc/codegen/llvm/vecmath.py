@@ -1,7 +1,7 @@
 """Vector math: elementary functions as branch-free polynomials, for any number of lanes.
 
 LLVM turns `llvm.exp.v16f32` and its like into one libm call per lane, so the functions that kernels spend time in are written
-here for f32. All other functions, and all of f64, call libm lane by lane; f16 and bf16 are computed in f32. Every lane
+here for f32. All other functions, and all of f64, call libm lane by lane; f16 is computed in f32. Every lane
 gives the same bits as a scalar call. The error bounds in MATH_ULPS are checked by tests against float64.
 
 The polynomials are least-maximum fits made by scripts/fit_polynomials.py. Range reductions: Cody and Waite (1980).
@@ -39,7 +39,7 @@ _ROUNDING = {"floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "t
 def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
     """Emit `name(*args)` for floats. All arguments have one element type; CodegenError for an unknown function."""
     first = args[0]
-    if first.element in ("half", "bfloat"):
+    if first.element == "half":
         wide = emit_math(b, name, *(b.convert("fpext", arg, "float") for arg in args))
         return wide if wide.element == "i1" else b.convert("fptrunc", wide, first.element)
     if name in _ROUNDING:
