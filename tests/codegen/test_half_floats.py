@@ -94,9 +94,9 @@ def _cast(x: np.ndarray, source: DType, to: DType, target: str) -> tuple[np.ndar
 @pytest.mark.parametrize("source", [f32, f64], ids=str)
 def test_casts_round_once_to_the_nearest(source: DType, to: DType, target: str) -> None:
     """Numbers below 2^-126 became zero in bf16 where the CPU has an instruction for the conversion."""
-    narrow = np.arange(0, 1 << 16, 7, dtype=np.uint16).view(to.numpy).astype(np.float64)
-    narrow = narrow[np.isfinite(narrow)]
     with np.errstate(all="ignore"):
+        narrow = np.arange(0, 1 << 16, 7, dtype=np.uint16).view(to.numpy).astype(np.float64)
+        narrow = narrow[np.isfinite(narrow)]
         middles = (narrow + np.nextafter(narrow.astype(to.numpy), to.numpy.type(np.inf)).astype(np.float64)) / 2
         numbers = np.concatenate([narrow, middles, [np.inf, -np.inf, 1e300, 1e-300]]).astype(source.numpy)
         infinity = source.numpy.type(np.inf)
