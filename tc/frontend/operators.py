@@ -183,7 +183,7 @@ def plain_attribute(name: str, key: str, value: object) -> AttrValue:
         case list() | tuple():
             return tuple(plain_attribute(name, key, item) for item in value)
         case np.bool_() | np.integer() | np.floating():
-            return value.item()  # type: ignore[no-any-return]
+            return value.item()
         case None | bool() | int() | float() | str() | DType() | Expr():
             return value
     raise UserError(f"{name}: attribute {key!r} is a {type(value).__name__}, must be a number, a string, a dtype or a list of them")

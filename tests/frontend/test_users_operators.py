@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +33,7 @@ from tc.ops.build import GraphBuilder
 from tc.ops.registry import get_op, scoped_ops
 from tc.passes.pipeline import PassOptions
 from tests.frontend.models import make_model, node
+from tests.frontend.users_functions import running_total
 
 F32 = np.float32
 ALONE = PassOptions(text="fuse_ops(enable=False)")
@@ -486,6 +490,43 @@ def test_another_definition_of_the_same_name_is_another_module(tmp_path: Path) -
     assert np.asarray(second(x)).tolist() == [[-3] * 5]
 
 
+PROCESS = """
+import sys
+import numpy as np
+import tc
+from tc import te
+
+tc.op("test.dom::Swish", lambda x: te.compute(x.shape, lambda *i: x[i] * float(sys.argv[2]), "times"))
+print(np.asarray(tc.compile(sys.argv[1], threads=1)(np.ones((1, 5), np.float32)))[0, 0])
+"""
+
+
+def test_processes_that_define_a_name_differently_share_no_module(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(onnx_model().SerializeToString())
+    environment = {**os.environ, "TC_CACHE_DIR": str(tmp_path / "cache")}
+
+    for factor in ("2.0", "3.0", "2.0"):
+        command = [sys.executable, "-c", PROCESS, str(tmp_path / "m.onnx"), factor]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert float(done.stdout) == -float(factor)
+
+
+def test_another_process_imports_the_function_that_a_file_names(tmp_path: Path) -> None:
+    tc.op("test.dom::Total", infer=same_type, reference=running_total)
+    module = compiled(("x", tensor_type((1, 3), f32)), make=lambda b, p: b.call("test.dom::Total", p, start=2.0))
+    module.save(tmp_path / "m.tcm")
+    script = "import sys, numpy, tc; print(tc.load(sys.argv[1])(numpy.ones((1, 3), numpy.float32)).tolist())"
+    command = [sys.executable, "-c", script, str(tmp_path / "m.tcm")]
+
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    (tmp_path / "tc").symlink_to(Path(tc.__file__).parent)  # a process that finds tc, and not these tests
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.stdout.strip() == "[[3.0, 4.0, 5.0]]"
+    assert "UnsupportedError: the module calls the Python function tests.frontend.users_functions:running_total" in alone.stderr
+
+
 def test_modules_of_other_domains_are_cached_as_before(tmp_path: Path) -> None:
     tc.op("another.dom::Swish", swish)
     model = make_model([node("Neg", "x", "y")], {"x": (F32, [3])}, ["y"])
@@ -499,10 +540,6 @@ def test_modules_of_other_domains_are_cached_as_before(tmp_path: Path) -> None:
 
 
 # -- in Python
-
-
-def running_total(x: np.ndarray, *, start: float = 0.0) -> np.ndarray:
-    return (np.cumsum(x, axis=-1) + start).astype(x.dtype)
 
 
 def same_type(x: TensorType, **_: Any) -> TensorType:

@@ -8,9 +8,16 @@ import pytest
 import tc
 from tc.errors import InputError
 from tc.interp import run_function
+from tc.ir.dtype import from_numpy
+from tc.ir.graph import CallTir
 from tc.ir.module import IRModule
+from tc.ir.node import replace
 from tc.ir.parser import parse_module
+from tc.ir.types import TensorType, tensor_type
+from tc.ops.build import GraphBuilder
+from tc.ops.registry import OPS
 from tc.passes.pipeline import PassOptions
+from tests.ops.kernels import make_prim_func
 
 F32 = np.float32
 ALONE = PassOptions(text="fuse_ops(enable=False)")
@@ -217,6 +224,40 @@ def test_loops_of_another_form_run_as_written(body: str) -> None:
     module = between(f"\n@loops\ndef f(A: f32[8], B: f32[8]):\n    {body}\n", "f32[8]", "f32[8]")
 
     check(module, 3, np.random.default_rng(0).standard_normal(8).astype(F32))
+
+
+FIXED_OPERANDS = {"conv_winograd", "winograd_weights"}
+"""They take matrices that are what they are, and not their absolute values."""
+
+NAMES = sorted(name for name, op in OPS.items() if op.compute is not None and name not in FIXED_OPERANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_loops_of_any_operator_between_two_others(name: str) -> None:
+    op = OPS[name]
+    arrays, attrs = next(op.samples(np.random.default_rng(3)))
+    func = replace(make_prim_func(op, arrays, attrs), name="f")
+    given = [array for array in arrays if array is not None]
+    builder = GraphBuilder()
+    params = [builder.param(f"x{k}", tensor_type(a.shape, from_numpy(a.dtype))) for k, a in enumerate(given)]
+    args = [builder.call("abs", p) if a.dtype == F32 else p for p, a in zip(params, given, strict=True)]
+    expected = op.run_reference([np.abs(a) if a is not None and a.dtype == F32 else a for a in arrays], op.attrs(attrs))
+    types = [TensorType(buffer.shape, buffer.dtype) for buffer in func.outputs]  # with the workspaces that some have
+    results = builder.bind(CallTir("f", tuple(args), (), tuple(types)), types, ["r"])[: len(expected)]
+    ends = [builder.call("neg", r, name=f"y{k}") if e.dtype == F32 else r for k, (r, e) in enumerate(zip(results, expected, strict=True))]
+    module = tc.compile(IRModule((func, builder.function("main", ends))), threads=1)
+
+    found = module.run({f"x{k}": array for k, array in enumerate(given)}).values()
+
+    for result, want in zip(found, expected, strict=True):
+        wanted = -want if want.dtype == F32 else want
+        if want.dtype.kind in "fV":
+            tolerance = 1e-4 if want.dtype.itemsize > 2 else 2e-2
+            np.testing.assert_allclose(result.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(result, wanted)
 
 
 def test_strict_rounding_is_not_lost_in_another_kernel() -> None:
