@@ -10,7 +10,7 @@ from tc.codegen.kernels import finish_loops
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.interp.loops import run_prim_func
-from tc.ir.dtype import DType, bool_, i16, i32, i64, u8
+from tc.ir.dtype import DType, bf16, bool_, f8e4m3fn, f8e5m2fnuz, f16, f32, i16, i32, i64, u8
 from tc.ir.expr import cast
 from tc.ir.loop import Alloc, PrimFunc
 from tc.ir.node import walk
@@ -88,7 +88,10 @@ def test_lanes_that_are_read_later_keep_what_they_hold(guards: dict[str, str]) -
     assert_runs(func)
 
 
-NARROWER = [(wide, narrow) for wide in (i64, i32, i16) for narrow in (i32, i16, u8, bool_) if narrow.bits < wide.bits]
+NARROWER = [
+    *((wide, narrow) for wide in (i64, i32, i16) for narrow in (i32, i16, u8, bool_) if narrow.bits < wide.bits),
+    *((f32, narrow) for narrow in (f16, bf16, f8e4m3fn, f8e5m2fnuz)),  # most are held as integers
+]
 
 
 @pytest.mark.parametrize(("wide", "narrow"), NARROWER, ids=str)

@@ -482,7 +482,7 @@ class MemoryEmitter:
             name = f"llvm.masked.store.v{lanes}{_short(element)}.p0"
             self.module.declare(name, "void", [value.type, "ptr", f"<{lanes} x i1>"])
             mask = self.b.splat(self.mask, lanes)
-            if not buffer.dtype.is_float and buffer.dtype.bits < 64:
+            if element[0] == "i" and element != "i64":
                 mask = self._hidden(mask)
             self.b.emit_void(f"call void @{name}({value}, ptr align {align} {pointer.text}, {mask})")
             return
