@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,17 @@ from tc.ir.dtype import FLOAT8, SUB_BYTE, f32, i8, int_range, largest_number, u8
 from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, floordiv, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, broadcast_index, normalize_axis, operand, require_broadcasts_to
-from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.common import (
+    Arrays,
+    Tensors,
+    Types,
+    blocked_elementwise,
+    broadcast_index,
+    normalize_axis,
+    operand,
+    require_broadcasts_to,
+)
+from tc.ops.registry import REQUIRED, BlockedForm, OpDef, register, require
 from tc.te import Tensor
 
 
@@ -140,6 +149,17 @@ def _infer_quantize(types: Types, attrs: Attrs) -> TensorType:
 def _infer_dequantize(types: Types, attrs: Attrs) -> TensorType:
     _require_parameters(types, attrs, "dequantize")
     return TensorType(operand(types, 0, "dequantize").shape, operand(types, 1, "dequantize").dtype)
+
+
+def _blocked(name: str) -> Callable[[Types, Attrs, int], BlockedForm | None]:
+    """On blocks of channels where scale and zero point are one number each."""
+    elementwise = blocked_elementwise(name)
+
+    def rule(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+        is_one = all(type_ is None or type_.rank == 0 for type_ in types[1:])
+        return elementwise(types, attrs, block) if is_one else None
+
+    return rule
 
 
 def _samples(rng: np.random.Generator) -> Any:

@@ -136,7 +136,7 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
         return None
     rule = get_op(call.op).blocked
     result = binding.targets[0].type
-    if rule is None or not isinstance(result, TensorType) or result.rank < 3 or result.dtype.bits not in (16, 32):
+    if rule is None or not isinstance(result, TensorType) or result.rank < 3 or result.dtype.bits > 32:
         return None
     types = operand_types(call)
     if any(isinstance(type_, TensorType) and type_.dtype.bits > 32 for type_ in types):

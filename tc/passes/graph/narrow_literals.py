@@ -65,13 +65,15 @@ def _is_operand(target: Atom, uses: Uses) -> bool:
 
 def _takes_in(binding: Binding, place: int, uses: Uses) -> bool:
     """Whether a binding is a contraction that can make this operand itself, or transposes it for one (`simplify_graph` has the literal
-    transposed instead)."""
+    transposed instead). Operators that run on blocks of channels want their literals in blocks, or transformed: those are folded."""
     call = binding.value
     op = get_op(call.op) if isinstance(call, Call) else None
     if op is None or op.compute is None or not isinstance(call, Call):
         return False
     if call.op == "transpose":
         return all(_is_operand(target, uses) for target in binding.targets)
+    if op.blocked is not None:
+        return False
     results = [target.type for target in binding.targets]
     shape = infer_loop_shape(op, operand_types(call), full_attrs(call), results)  # type: ignore[arg-type]
     return place < len(shape.reuses) and shape.reuses[place] is not None
