@@ -16,6 +16,7 @@ from rich.console import Console
 from tc.cli import bench, db, demo, doctor, fuzz, inspect, profile, run, tune
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
+from tc.cli.operators import import_operators
 from tc.errors import TcError, UserError
 from tc.version import __version__
 
@@ -32,6 +33,9 @@ COMMANDS = {
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),
 }
+
+WITH_OPERATORS = {"run", "inspect", "compile", "profile", "tune"}
+"""The commands that compile a model of the user in this process."""
 
 EPILOG = """\
 examples:
@@ -81,6 +85,9 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(subparser)
+        if name in WITH_OPERATORS:
+            said = "Python that registers operators of yours (tc.op), before the model is read: a .py file or a module"
+            subparser.add_argument("--operators", action="append", default=[], metavar="FILE", help=said)
         subparser.add_argument("--json", action="store_true", help="print the result as JSON")
         subparser.add_argument("--debug", action="store_true", help="show where in tc an error comes from")
         subparser.set_defaults(execute=module.execute)
@@ -102,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         raise SystemExit(report_error(error, as_json="--json" in given)) from None
     try:
+        for name in args.operators if args.command in WITH_OPERATORS else ():
+            import_operators(name)
         outcome = args.execute(args)
         if args.json:
             print(to_json(outcome.data))
