@@ -7,7 +7,11 @@ import pytest
 
 import tc
 from tc.errors import InputError, ShapeError
+from tc.ir.dtype import f32
+from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder
 
 SCALE = """
 @loops
@@ -34,6 +38,17 @@ def test_a_call_that_states_another_size_than_it_has_is_refused(text: str) -> No
 
     with pytest.raises(ShapeError, match=r"stated to be|does not broadcast|is 9, but"):
         tc.compile(module, threads=1)
+
+
+def test_results_of_one_name_are_all_returned() -> None:
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((2,), f32))
+    results = (b.call("neg", x), b.call("neg", b.call("exp", x)), b.call("abs", x, name="neg_1"))
+    module = tc.compile(IRModule((b.function("main", results),)), threads=1)
+
+    found = module.run({"x": np.zeros(2, np.float32)})
+
+    assert {name: value.tolist() for name, value in found.items()} == {"neg": [0, 0], "neg_2": [-1, -1], "neg_1": [0, 0]}
 
 
 def test_sizes_that_may_fit_are_checked_when_the_module_runs() -> None:

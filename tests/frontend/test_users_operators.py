@@ -151,6 +151,22 @@ def test_a_contraction_gets_the_rule_of_contractions() -> None:
     assert rules(compiled(*types, make=lambda g, a, b: g.call("test.dom::Product", a, b))) == ["contraction"]
 
 
+def test_literals_that_it_widens_stay_narrow() -> None:
+    tc.op("test.dom::Product", scaled_product)
+    rng = np.random.default_rng(0)
+    weights, x = rng.integers(-128, 128, (256, 512)).astype(np.int8), rng.standard_normal((20, 256)).astype(F32)
+
+    def make(g: GraphBuilder, x: Atom) -> Atom:
+        wide = g.call("dequantize_linear", g.const(weights), g.const(F32(0.5)), g.const(np.int8(3)))
+        return g.call("relu", g.call("test.dom::Product", x, wide, scale=2.0))
+
+    module = compiled(("x", tensor_type((20, 256), f32)), make=make)
+
+    np.testing.assert_allclose(module(x), np.maximum(x @ (weights.astype(F32) - 3), 0), rtol=1e-4, atol=0.05)
+    assert rules(module) == ["contraction"]
+    assert module.report().constant_bytes < 2 * weights.nbytes
+
+
 def test_symbolic_shapes() -> None:
     tc.op("test.dom::Product", scaled_product)
     m, k = Var("m"), Var("k")

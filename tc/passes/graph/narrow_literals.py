@@ -12,7 +12,7 @@ from tc.ir.expr import Const
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, atoms_of, bodies_of, free_vars
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs, operand_types
-from tc.ops.registry import get_op
+from tc.ops.registry import get_op, is_scoped
 from tc.passes.graph.fusion_kind import infer_loop_shape
 
 LEAST_KEPT_BYTES = 64 << 10
@@ -72,7 +72,7 @@ def _takes_in(binding: Binding, place: int, uses: Uses) -> bool:
         return False
     if call.op == "transpose":
         return all(_is_operand(target, uses) for target in binding.targets)
-    if op.blocked is not None:
+    if op.blocked is not None and not is_scoped(op.name):  # those of users only do where they are elementwise
         return False
     results = [target.type for target in binding.targets]
     shape = infer_loop_shape(op, operand_types(call), full_attrs(call), results)  # type: ignore[arg-type]

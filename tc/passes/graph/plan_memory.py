@@ -110,9 +110,8 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
     steps = planner.emit(func)
     facts = tuple(fact for fact in func.facts if fact.var in planner.bound_dims)
-    outputs = tuple(
-        TensorVar(_output_name(func, k), result.type, span=func.span) for k, result in enumerate(func.results)
-    )
+    names = _output_names(func)
+    outputs = tuple(TensorVar(name, result.type, span=func.span) for name, result in zip(names, func.results, strict=True))
     return ExecutionPlan(
         func.name,
         func.params,
@@ -127,12 +126,20 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
     )
 
 
-def _output_name(func: Function, index: int) -> str:
+def _output_names(func: Function) -> list[str]:
+    """What the results are called; those that the function does not name like their variables, each with a name of its own."""
     names = dict(func.attrs).get("output_names")
     if isinstance(names, tuple):
-        return str(names[index])
-    result = func.results[index]
-    return result.name if isinstance(result, TensorVar) else f"output{index}"
+        return list(map(str, names))
+    wanted = [result.name if isinstance(result, TensorVar) else f"output{k}" for k, result in enumerate(func.results)]
+    found: list[str] = []
+    for base in wanted:
+        name, count = base, 0
+        while name in found or (count and name in wanted):
+            count += 1
+            name = f"{base}_{count}"
+        found.append(name)
+    return found
 
 
 class _Planner:
