@@ -59,6 +59,10 @@ def test_random_schedules_keep_the_meaning(name: str) -> None:
         check_seed(name, seed)
 
 
+def test_a_cut_loop_of_a_row_behind_the_last_reads_no_length() -> None:
+    check_seed("csr", 71)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_many_random_schedules_keep_the_meaning(name: str) -> None:

@@ -147,19 +147,29 @@ def _iterations(loop: For, facts: Facts, *, safe: bool) -> Expr | None:
         # own * i + rest >= 0  <=>  i <= rest / -own  <=>  i < rest // -own + 1
         bound = rest // const(-own.value) + 1
         limit = bound if limit is None else minimum(limit, bound) if safe else maximum(limit, bound)
-    if limit is None or not _loads(limit) <= _loads(loop.extent):  # read under conditions that do not hold around the loop
+    if limit is None or not _reads_no_more(limit, loop.extent):  # it is evaluated where the extent is, not under the guards
         return None
     return simplify(limit, facts)
 
 
-def _loads(expr: Expr) -> set[Load]:
-    """What is read from memory whenever an expression is evaluated: not what a condition guards."""
+Conditions = frozenset[tuple[Expr, bool]]
+
+
+def _reads_no_more(expr: Expr, other: Expr) -> bool:
+    """Whether every read from memory is one of `other` as well, under no conditions that are not around it in `expr`."""
+    known = _reads(other)
+    return all(any(load is read and held <= under for read, held in known) for load, under in _reads(expr))
+
+
+def _reads(expr: Expr, under: Conditions = frozenset()) -> set[tuple[Load, Conditions]]:
+    """What an expression reads from memory, each with the conditions that guard it and whether they hold there."""
     match expr:
         case Load():
-            return {expr}.union(*map(_loads, expr.indices))
-        case Select(condition=condition):
-            return _loads(condition)
-    return set[Load]().union(*(_loads(part) for part in children(expr) if isinstance(part, Expr)))
+            return {(expr, under)}.union(*(_reads(index, under) for index in expr.indices))
+        case Select(condition=condition, true_value=true_value, false_value=false_value):
+            chosen = _reads(true_value, under | {(condition, True)}) | _reads(false_value, under | {(condition, False)})
+            return chosen | _reads(condition, under)
+    return set[tuple[Load, Conditions]]().union(*(_reads(part, under) for part in children(expr) if isinstance(part, Expr)))
 
 
 def _assume_guards(body: Stmt, var: Var) -> Stmt:
