@@ -46,6 +46,7 @@ from tc.passes.loop import (
     mark_in_place,
     mark_numerics,
     partition_loops,
+    round_once,
     simplify_loops,
 )
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
@@ -58,7 +59,7 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, pack_matmul, prove_indices),
     *(simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(mark_numerics, partition_loops, simplify_loops),
+    *(mark_numerics, partition_loops, round_once, simplify_loops),
 )
 
 SIMPLIFY = """
@@ -107,6 +108,7 @@ STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 FINISH = """
     lower_blocks,
     expand_intrinsics,
+    round_once,                     # schedules know sums and products by their text, with the casts that were there
     simplify_loops,
     compute_in_outputs,
     compact_buffers,                # before loops are cut in two: each part then gets a buffer of its own

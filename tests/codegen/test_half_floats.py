@@ -121,3 +121,19 @@ def test_integers_become_bf16_in_one_rounding(source: DType, target: str, rng: n
     found, expected = _cast(x, source, bf16, target)
 
     assert np.array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_chains_are_rounded_where_they_are_stored(dtype: str, rng: np.random.Generator) -> None:
+    """Each operation was rounded: in bf16, of three products the first two digits were left."""
+    nodes = [("Mul", "x c", "a"), ("Mul", "a x", "b"), ("Sub", "b c", "y")]
+    model = _model(CODES[dtype], [helper.make_node(op, inputs.split(), [output]) for op, inputs, output in nodes], 33)
+    x = rng.standard_normal((64, 33)).astype(helper.tensor_dtype_to_np_dtype(CODES[dtype]))
+    c = np.linspace(0.5, 1.5, 33).astype(x.dtype).astype(np.float64)
+    exact = x.astype(np.float64) ** 2 * c - c
+
+    for target in LEVELS:
+        found = tc.compile(model, target)(x)
+        assert (found == exact.astype(np.float32).astype(x.dtype)).mean() > 0.999
+        strict = tc.compile(model, target, numerics="strict")(x)
+        assert np.array_equal(strict, (x * c.astype(x.dtype)) * x - c.astype(x.dtype))
