@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from tc.cost.nest import KINDS, Guard, MemoryAccess, Nest, NestLoop, Region, Statement
 from tc.ir.loop import LoopKind
 from tc.target import Target
+from tc.target.machine import GENERIC
 
 PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 6.0, 0.5, 0.75, 8.0, 9.0, 0.5), strict=True))
 """Cycles of one vector operation of each kind, on two ports. A function is a polynomial of some twenty operations."""
 
 _PORT_CYCLES = tuple(PORT_CYCLES.values())
-LOADS_PER_CYCLE = 2.0
 OPERATIONS_PER_CYCLE = 5.0
 LATENCY = 4.0
 """Cycles from one addition to the next that needs its result."""
@@ -472,7 +472,7 @@ def _run_tile(cost: StatementCost, runs: float, kept: dict[int, float], target: 
             else:
                 loads, gathers = (loads, gathers + count) if kind == "gather" else (loads + count, gathers)
     arithmetic = cost.arithmetic * part
-    loading = (loads + cost.unaligned * part) / LOADS_PER_CYCLE + gathers * GATHER_CYCLES
+    loading = (loads + cost.unaligned * part) / GENERIC.loads_per_cycle + gathers * GATHER_CYCLES
     storing = stores + 1.5 * scatters
     issued = cost.operations * part + loads + stores + cost.moves * part
     issuing = issued / OPERATIONS_PER_CYCLE

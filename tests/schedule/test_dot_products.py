@@ -202,3 +202,40 @@ def test_products_of_batches_are_exact(shapes: tuple[tuple[int, ...], tuple[int,
     result, *_ = run(finish_loops(apply_rules(func, native_target()).func, threads=2), arrays, target=native_target())
 
     np.testing.assert_array_equal(result, np.matmul(*(array.astype(np.int64) for array in arrays)))
+
+
+@pytest.mark.parametrize("sizes", [(64, 128, 96), (33, 70, 67), (65, 130, 9), (17, 16, 1)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e15])
+def test_products_of_bf16_by_instructions_that_sum_two(sizes: tuple[int, int, int], scale: float) -> None:
+    target = dataclasses.replace(native_target(), cpu="znver4", cores=1)
+    if not target.has("avx512bf16"):
+        pytest.skip("this CPU lacks avx512bf16")
+    m, n, k = sizes
+    rng = np.random.default_rng(m)
+    a, b = placeholder((m, k), bf16, "A"), placeholder((k, n), bf16, "B")
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), "mm")
+    scheduled = apply_rules(create_prim_func("half", [a, b], [total]), target)
+    arrays = [(rng.standard_normal(shape) * scale).astype(bf16.numpy) for shape in ((m, k), (k, n))]
+    arrays[0][0, 0], arrays[1][0, 0] = np.inf, np.nan
+
+    result, *_ = run(finish_loops(scheduled.func, threads=1), arrays, target=target)
+
+    wide = [array.astype(np.float64) for array in arrays]
+    with np.errstate(all="ignore"):
+        expected = np.matmul(*wide).astype(np.float32)
+        largest = float(np.nanmax(np.where(np.isfinite(wide[0]), np.abs(wide[0]), 0))) * float(np.nanmax(np.abs(wide[1])))
+    assert "dot2.bf16" in str(scheduled.trace)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=k * 2.0**-22 * largest, equal_nan=True)
+
+
+def test_machines_that_gain_nothing_by_it_and_strict_numerics_widen_bf16() -> None:
+    a, b = placeholder((64, 64), bf16, "A"), placeholder((64, 64), bf16, "B")
+    total = reduce("sum", (64, 64), (64,), lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), "mm")
+    func = create_prim_func("half", [a, b], [total])
+    bf16_features = tuple(sorted({*LEVELS[1].features, "avx512bf16"}))
+    zen, xeon = (dataclasses.replace(LEVELS[1], cpu=cpu, features=bf16_features) for cpu in ("znver4", "sapphirerapids"))
+    strict = dataclasses.replace(func, attrs=(("numerics", "strict"),))
+
+    traces = [str(apply_rules(each, target).trace) for each, target in ((func, zen), (func, xeon), (strict, zen))]
+
+    assert ["dot2.bf16" in trace for trace in traces] == [True, False, False]

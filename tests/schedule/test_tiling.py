@@ -8,6 +8,7 @@ import pytest
 
 from tc.schedule.rules import tiling
 from tc.schedule.rules.tiling import Tile, TileSpace, cycles_per_step
+from tc.target.machine import GENERIC
 
 REGISTERS = (16, 32)
 ROWS = (*range(1, 31), 49, 56, 100, 112, 128, 196, 197, 512, 1000, 3136)
@@ -61,7 +62,7 @@ def test_large_products_keep_the_multipliers_busy(registers: int, least: float) 
     for rows in (196, 512, 1000, 3136, None):
         tile = TileSpace(rows, 1, 32, 16, registers).best()
 
-        busy = tile.all_rows * tile.vectors / tiling.FMA_PER_CYCLE / cycles_per_step(tile.all_rows, tile.vectors)
+        busy = tile.all_rows * tile.vectors / GENERIC.fma_per_cycle / cycles_per_step(tile.all_rows, tile.vectors)
         assert busy >= least and (rows is None or tile.all_rows * tile.vectors >= registers // 2)
 
 
@@ -78,10 +79,10 @@ def test_a_second_height_saves_cycles_where_rows_are_symbolic() -> None:
     second = space.second_height(tile)
 
     assert 1 < second < tile.rows
-    both = tiling._mean_cycles(24, (tile.rows, second), tile.vectors)
-    assert both < (1 - tiling.LEAST_GAIN_OF_SECOND) * tiling._mean_cycles(24, (tile.rows,), tile.vectors)
+    both = tiling._mean_cycles(24, (tile.rows, second), tile.vectors, GENERIC)
+    assert both < (1 - tiling.LEAST_GAIN_OF_SECOND) * tiling._mean_cycles(24, (tile.rows,), tile.vectors, GENERIC)
     assert space.cycles(tile) == both
-    assert both <= min(tiling._mean_cycles(24, (tile.rows, rows), tile.vectors) for rows in range(2, tile.rows))
+    assert both <= min(tiling._mean_cycles(24, (tile.rows, rows), tile.vectors, GENERIC) for rows in range(2, tile.rows))
 
 
 def test_rows_of_a_matrix_are_read_by_wide_tiles() -> None:

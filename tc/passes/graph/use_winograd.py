@@ -17,7 +17,8 @@ from tc.passes.graph.assign_storage import typical_dims
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
-from tc.schedule.rules.winograd_cost import FLOPS_PER_SECOND_PER_LANE, WEIGHT_BYTES_PER_SECOND, WinogradShape
+from tc.schedule.rules.winograd_cost import WinogradShape
+from tc.target.machine import GENERIC
 
 REGISTERS = {16: 32}
 """Vector registers by the lanes of a vector; 16 where nothing else is said."""
@@ -121,7 +122,7 @@ def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int]) -> int:
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
         for tile in tiles:
-            seconds[tile] += 4 * ((tile + 2) ** 2 + 9) * channels_of_blocks / WEIGHT_BYTES_PER_SECOND
+            seconds[tile] += 4 * ((tile + 2) ** 2 + 9) * channels_of_blocks / GENERIC.weight_bytes_per_second
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < seconds[0] / LEAST_GAIN else 0
 
@@ -142,4 +143,4 @@ def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:
         return shape.seconds(shape.best_height(L2_BYTES, registers, 1), L2_BYTES, registers)
     channels = inputs * outputs * block * block
     flops = 2.0 * 9 * channels * n * height * width
-    return flops / (FLOPS_PER_SECOND_PER_LANE * block) + 36 * channels / WEIGHT_BYTES_PER_SECOND
+    return flops / (GENERIC.flops_per_second_per_lane * block) + 36 * channels / GENERIC.weight_bytes_per_second

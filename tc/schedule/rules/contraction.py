@@ -24,6 +24,7 @@ from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
+from tc.target.machine import machine_of
 
 
 def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
@@ -222,7 +223,8 @@ def _tile_space(
     is_even = roles.blocks is not None and blocks is not None and blocks % (NEAR_VECTORS * target.cores) == 0
     near = is_even and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
     clash = rows_clash(contraction)
-    return TileSpace(row_count, outer_rows, blocks, lanes, registers, roles.vectors_divide, panel, divided, is_row_major, near, clash)
+    machine, divide = machine_of(target), roles.vectors_divide
+    return TileSpace(row_count, outer_rows, blocks, lanes, registers, divide, panel, divided, is_row_major, near, clash, machine)
 
 
 def _choose(schedule: Schedule, block: str, space: TileSpace) -> Tile:

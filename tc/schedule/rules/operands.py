@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tc.ir.dtype import DType, i8, i16, i32, u8
+from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u8
 from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.intrinsic import INTRINSICS
+from tc.ir.loop import annotation
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import dot_name, interleave_name
 from tc.schedule.analysis import Contraction, as_contraction, block_infos
@@ -19,6 +20,10 @@ from tc.schedule.rules.common import lanes_for
 from tc.schedule.rules.epilogue import block_info
 from tc.schedule.step import Schedule
 from tc.target import Target
+from tc.target.machine import machine_of
+
+LONGEST_CHAIN = 8192
+"""How many terms may be summed one after the other. Longer sums are made of parts: the error is that of two chains of their square root."""
 
 LEAST_STAGED_ROWS = 16
 """Rows that must share an operand's columns for a copy of what is computed of them to pay."""
@@ -47,24 +52,33 @@ class Dot:
         return 32 // self.lhs.bits
 
 
-def choose_dot(contraction: Contraction, target: Target) -> Dot | None:
-    """The instruction for a sum of products of small integers, each exact in its types; None where none fits the loops.
+def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
+    """The instruction for a sum of products of small integers, or of bf16, each exact in its types; None where none fits the loops.
 
-    Terms of one operand must follow each other along the one reduction axis.
+    Terms of one operand must follow each other along the one reduction axis. `strict`: floats are to be rounded one by one.
     """
     store = contraction.info.writes[0]
     columns, depth = contraction.columns, contraction.depth
     shape_fits = len(depth) == 1 and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
-    if store.buffer.dtype != i32 or not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
+    if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
-    for lhs, rhs in ((u8, i8), (i16, i16)):
+    for lhs, rhs in _DOTS.get(store.buffer.dtype, ()):
         name = dot_name(target.vector_bits, lhs, rhs)
         known = INTRINSICS.get(name)
-        if known is None or not known.is_there(target.features):
+        if known is None or not known.is_there(target.features) or (lhs is bf16 and (strict or not _pays_for_bf16(contraction, target))):
             continue
         if narrowed(contraction.lhs_value, lhs.name) is not None and narrowed(contraction.rhs_value, rhs.name) is not None:
             return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
     return None
+
+
+_DOTS = {i32: ((u8, i8), (i16, i16)), f32: ((bf16, bf16),)}
+"""The types of operands whose products instructions sum, by the type of the sum, the fastest first."""
+
+
+def _pays_for_bf16(contraction: Contraction, target: Target) -> bool:
+    """Whether the machine sums products of bf16 faster than those of f32, and the sum is not so long that it must be made in parts."""
+    return machine_of(target).bf16_dots_per_fma > 1.0 and _count(contraction, contraction.depth, LONGEST_CHAIN + 1) <= LONGEST_CHAIN
 
 
 def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
@@ -73,7 +87,8 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     Returns the instruction. Axes whose last tile it would not fill are padded.
     """
     contraction = _contraction(schedule, name)
-    dot = choose_dot(contraction, target) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
+    strict = annotation(schedule.func, "numerics") == "strict"
+    dot = choose_dot(contraction, target, strict) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
         _stage_for_dot(schedule, contraction, dot, target)
         return dot

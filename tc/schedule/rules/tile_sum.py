@@ -11,7 +11,7 @@ from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
 from tc.schedule.rules.epilogue import block_info, driving_loops
-from tc.schedule.rules.operands import Dot
+from tc.schedule.rules.operands import LONGEST_CHAIN, Dot
 from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -30,10 +30,6 @@ MOST_ORDERED = 4
 
 PARTS_OF_SUM = (64, 128, 256, 512)
 """How many terms may be summed at once, where tuning may decide."""
-
-
-LONGEST_CHAIN = 8192
-"""How many terms may be summed one after the other. Longer sums are made of parts: the error is that of two chains of their square root."""
 
 
 @dataclass

@@ -7,12 +7,7 @@ from functools import lru_cache
 
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr
-
-FMA_PER_CYCLE = 2.0
-LOADS_PER_CYCLE = 2.0
-FMA_LATENCY = 4.0
-L2_CYCLES_PER_VECTOR = 3.0
-"""What one vector of the rhs costs when it comes from the second-level cache."""
+from tc.target.machine import GENERIC, CoreRates
 
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
@@ -68,15 +63,15 @@ class Tile:
         return self.outer_rows * self.rows
 
 
-def cycles_per_step(rows: int, vectors: int, near_rhs: bool = False) -> float:
+def cycles_per_step(rows: int, vectors: int, near_rhs: bool = False, machine: CoreRates = GENERIC) -> float:
     """Cycles for one step of the sum: rows x vectors fused multiply-adds, their loads, and the rhs from the L2 cache, or the first."""
     if rows == 0 or vectors == 0:
         return 0.0
     return max(
-        rows * vectors / FMA_PER_CYCLE,
-        (rows + vectors) / LOADS_PER_CYCLE,
-        FMA_LATENCY,
-        0.0 if near_rhs else vectors * L2_CYCLES_PER_VECTOR,
+        rows * vectors / machine.fma_per_cycle,
+        (rows + vectors) / machine.loads_per_cycle,
+        machine.fma_latency,
+        0.0 if near_rhs else vectors * machine.l2_cycles_per_vector,
     )
 
 
@@ -104,6 +99,7 @@ class TileSpace:
     is_row_major: bool = False
     near_rhs: bool = False
     clashing_rows: bool = False
+    machine: CoreRates = GENERIC
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -134,7 +130,7 @@ class TileSpace:
 
     def tile_cost(self, rows: int, vectors: int) -> int:
         """What a tile of so many rows costs, in a hundredth of a cycle for each step of the sum."""
-        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors))
+        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors, self.machine))
 
     def second_height(self, tile: Tile) -> int:
         """Rows of a lower tile that leaves fewer rows over where `tile` leaves many, their number being symbolic; 0: none pays."""
@@ -147,8 +143,8 @@ class TileSpace:
         blocks = self.blocks or 16
         heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
         pairs = {rows: (tile.rows, rows) for rows in heights}
-        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors)} | {
-            rows: _mean_cycles(blocks, pair, tile.vectors) for rows, pair in pairs.items()
+        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors, self.machine)} | {
+            rows: _mean_cycles(blocks, pair, tile.vectors, self.machine) for rows, pair in pairs.items()
         }
 
     def cycles(self, tile: Tile) -> float:
@@ -156,7 +152,7 @@ class TileSpace:
         blocks = self.blocks or 16
         if self.rows is None:
             return min(self._cycles_by_second(tile).values())
-        return _total_cycles(self.rows, self.outer_rows, blocks, tile, self.near_rhs)
+        return _total_cycles(self.rows, self.outer_rows, blocks, tile, self.near_rhs, self.machine)
 
 
 @lru_cache(maxsize=8192)
@@ -184,10 +180,11 @@ def _distance(space: TileSpace, tile: Tile) -> int:
     return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows else PREFERRED_VECTORS))
 
 
-def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs: bool) -> float:
+def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs: bool, machine: CoreRates) -> float:
     def over_blocks(tile_rows: int) -> float:
         full, rest = divmod(blocks, tile.vectors)
-        return full * cycles_per_step(tile_rows, tile.vectors, near_rhs) + cycles_per_step(tile_rows, rest, near_rhs)
+        left = cycles_per_step(tile_rows, rest, near_rhs, machine)
+        return full * cycles_per_step(tile_rows, tile.vectors, near_rhs, machine) + left
 
     if tile.rows == rows:
         full, rest = divmod(outer_rows, tile.outer_rows)
@@ -197,17 +194,18 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs:
 
 
 @lru_cache(maxsize=8192)
-def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int) -> float:
+def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: CoreRates) -> float:
     """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
 
     def cycles(rows: int) -> float:
         whole = [height for height in heights if height <= rows] or [min(FEW_ROWS, *heights)]
-        return min(-(-rows // height) * _tile_cycles(blocks, height, vectors) for height in whole) / rows
+        return min(-(-rows // height) * _tile_cycles(blocks, height, vectors, machine) for height in whole) / rows
 
     return sum(map(cycles, VARIOUS_ROWS)) / len(VARIOUS_ROWS)
 
 
-def _tile_cycles(blocks: int, height: int, vectors: int) -> float:
+def _tile_cycles(blocks: int, height: int, vectors: int, machine: CoreRates) -> float:
     """Cycles of one step of the sum for a tile of rows over all columns, with what it costs beside its multiply-adds."""
     full, rest = divmod(blocks, vectors)
-    return full * cycles_per_step(height, vectors) + cycles_per_step(height, rest) + TILE_CYCLES * -(-blocks // vectors)
+    steps = full * cycles_per_step(height, vectors, machine=machine) + cycles_per_step(height, rest, machine=machine)
+    return steps + TILE_CYCLES * -(-blocks // vectors)

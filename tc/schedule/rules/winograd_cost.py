@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.schedule.rules.common import divisors
-from tc.schedule.rules.tiling import FMA_PER_CYCLE, TileSpace
-
-FLOPS_PER_SECOND_PER_LANE = 1.25e10
-"""What full register tiles and direct convolutions reach on a core, for each lane of a vector."""
-
-WEIGHT_BYTES_PER_SECOND = 1.4e10
-"""Weights come from behind the second-level cache, from memory where a model has many; measured alone they come twice as fast."""
-
-L2_BYTES_PER_SECOND, NEAR_BYTES_PER_SECOND, FAR_BYTES_PER_SECOND = 4e10, 2e10, 9e9
-"""The rates at which transformed tiles are made, written and read back: in the second-level cache, near behind it, and far."""
+from tc.schedule.rules.tiling import TileSpace
+from tc.target.machine import GENERIC, CoreRates
 
 NEAR_BYTES = 16 << 20
 """What is near."""
@@ -34,6 +26,7 @@ class WinogradShape:
     rows: int
     across: int
     block: int
+    machine: CoreRates = GENERIC
 
     @property
     def places(self) -> int:
@@ -54,20 +47,20 @@ class WinogradShape:
 
     def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
         """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
-        space = TileSpace(height * self.across, 1, self.outputs, self.block, registers)
-        full = height * self.across * self.outputs / FMA_PER_CYCLE  # cycles, were all register tiles full
+        space = TileSpace(height * self.across, 1, self.outputs, self.block, registers, machine=self.machine)
+        full = height * self.across * self.outputs / self.machine.fma_per_cycle  # cycles, were all register tiles full
         flops = 2.0 * self.weight_bytes / 4 * self.samples * self.rows * self.across
-        products = flops * space.cycles(space.best()) / full / (FLOPS_PER_SECOND_PER_LANE * self.block)
+        products = flops * space.cycles(space.best()) / full / (self.machine.flops_per_second_per_lane * self.block)
         bands = self.samples * (self.rows // height)
         whole = height == self.rows
         held = height * self.row_bytes * (self.samples if whole else 1)
-        rate = FAR_BYTES_PER_SECOND
+        rate = self.machine.far_bytes_per_second
         if held <= NEAR_BYTES:
-            rate = NEAR_BYTES_PER_SECOND
+            rate = self.machine.near_bytes_per_second
         if held <= TILES_OF_L2 * l2_bytes:
-            rate = L2_BYTES_PER_SECOND
+            rate = self.machine.l2_bytes_per_second
         moved = self.samples * self.rows * self.row_bytes / rate
         stay = whole or self.weight_bytes <= WEIGHTS_OF_L2 * l2_bytes
-        weights = self.weight_bytes * (1 if stay else bands) / WEIGHT_BYTES_PER_SECOND
+        weights = self.weight_bytes * (1 if stay else bands) / self.machine.weight_bytes_per_second
         shares = cores if whole else bands / -(-bands // cores)  # cores at work
         return (products + moved) * cores / shares + weights
