@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tc.errors import VerifyError
+from tc.ir.coverage import first_uncovered
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import (
     MATH_CALLS,
@@ -158,6 +159,10 @@ class _LoopVerifier:
         if not isinstance(shared, tuple) or not all(type(k) is int and 0 <= k < len(self.func.inputs) for k in shared):
             raise self.fail(f"in_place is {shared!r}, must be numbers of inputs")
         self.statement(self.func.body, scope, ())
+        found = first_uncovered(self.func)
+        if found is not None:
+            self.at, message = found
+            raise self.fail(message)
 
     def _buffer(self, buffer: Buffer, scope: set[Node]) -> None:
         for dim in buffer.shape:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from tc.errors import ScheduleError
+from tc.ir.coverage import check_covered
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.ir.uses import unbound
@@ -239,12 +240,13 @@ class Schedule:
         s.vectorize(inner)
         s.func, s.trace
 
-    A step that raises ScheduleError changes nothing and is not recorded. Names of new loops are made from the old ones, so equal
-    functions get equal traces. `decide` answers what rules leave open, for at most
-    `cores` threads.
+    VerifyError for a program whose loops leave points of a block out. A step that raises ScheduleError changes nothing and is not
+    recorded. Names of new loops are made from the old ones, so equal functions get equal traces. `decide` answers what rules leave
+    open, for at most `cores` threads.
     """
 
     def __init__(self, func: PrimFunc, decide: Decide = take_default, cores: int = 1) -> None:
+        check_covered(func)
         self.func = rename_loops(func)
         self._steps: list[Step] = []
         self.cores = cores

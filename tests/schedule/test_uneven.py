@@ -109,7 +109,7 @@ def lengths_first(X: f32[n, m], L: i64[n], Y: f32[n], n: i64, m: i64):
                 K[vi] = max(L[vi] - 1, 0)
         for i in range(n):
             for j in range(K[i]):
-                with block('s', vi=spatial(n, i), vj=reduction(m, j)):
+                with block('s', vi=spatial(n, i), vj=reduction(K[i], j)):
                     annotate(monoid='sum')
                     with init():
                         Y[vi] = 0.0
@@ -134,7 +134,7 @@ def shrinking(N: i64[1], Y: i64[8], C: i64[1]):
         with block('c', va=spatial(1, 0)):
             C[va] = 3
         for i in range(C[0]):
-            with block('y', vi=spatial(8, i)):
+            with block('y', vi=spatial(C[0], i)):
                 Y[vi] = 1
                 C[0] = 0
 """
