@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
+from tc.ir.expr import CompareExpr, Const, Expr, Load, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import FALSE, Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
-from tc.ir.node import Node, replace, substitute
+from tc.ir.node import Node, replace, substitute, walk
 from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.tree import (
     Place,
@@ -283,6 +283,32 @@ def _check_independent(place: Place, what: str) -> None:
                 f"{what}: loop {place.loop.var.name} drives {'an' if kind is AxisKind.ORDERED else 'a'} {kind.value} axis "
                 f"of block {inner.block.name}{advice}"
             )
+    _check_no_neighbours(place, what)
+
+
+def _check_no_neighbours(place: Place, what: str) -> None:
+    """No iteration reads what another one makes, as far as indices tell: all stores are at a constant distance from the element."""
+    blocks = [inner.block for inner in statements_from(place) if isinstance(inner.stmt, Block)]
+    shared = buffers_read(place.loop) & buffers_written(place.loop)
+    if not shared:
+        return
+    var, loads, stores = place.loop.var, list[Load](), list[Store]()
+    for block in blocks:
+        values: dict[Node, Node] = {axis.var: axis.value for axis in block.axes}
+        touched = [node for node in walk(block.body) if isinstance(node, (Load, Store)) and node.buffer in shared]
+        for node in dict.fromkeys(substitute(node, values) for node in touched):
+            (loads if isinstance(node, Load) else stores).append(node)  # type: ignore[arg-type]
+    for load in loads:
+        made = [store for store in stores if store.buffer is load.buffer]
+        if made and all(_is_at_a_distance(load, store, var) for store in made):
+            raise ScheduleError(f"{what}: an iteration of loop {var.name} reads {load.buffer.name} where another one writes it")
+
+
+def _is_at_a_distance(load: Load, store: Store, var: Var) -> bool:
+    """Whether an index that the loop drives is another one in both, whatever the loops around are."""
+    pairs = [(a, b) for a, b in zip(load.indices, store.indices, strict=True) if var in variables(a) | variables(b)]
+    distances = [simplify(a - b) for a, b in pairs if a is not b]
+    return any(isinstance(distance, Const) and distance.value != 0 for distance in distances)
 
 
 _VERBS = {
