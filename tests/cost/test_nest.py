@@ -139,8 +139,12 @@ def enumerated(func: PrimFunc, dims: Mapping[str, int]) -> list[Ran]:
     return list(Enumeration(func, dims).stores.values())
 
 
+FROM_DATA = {"argmax", "gather", "gathered_rows", "gathered_depth", "ragged", "csr", "paged"}
+"""Classes whose indices or extents are data, which an enumeration of the loops does not know."""
+
+
 def test_nearly_all_accesses_of_random_schedules_are_counted_exactly() -> None:
-    off = [wrong for name in sorted(set(CLASSES) - {"argmax", "gather"}) for seed in range(3) for wrong in iterations_off(name, seed)]
+    off = [wrong for name in sorted(set(CLASSES) - FROM_DATA) for seed in range(3) for wrong in iterations_off(name, seed)]
 
     assert len(off) > 60
     assert np.mean(off) <= 0.05
