@@ -11,7 +11,7 @@ from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import compile_object
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
-from tc.ir.dtype import DType, bf16, f32, i8, i32, i64, int_range, u8
+from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, i64, int_range, u8
 from tc.ir.expr import Expr, Load, Var, cast, const
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import IntrinsicCall, PrimFunc
@@ -97,6 +97,24 @@ def test_the_instruction_is_the_one_whose_types_hold_all_values(lhs: DType, rhs:
     names = {node.name for node in walk(select_intrinsics(final, WITH_VNNI.features)) if isinstance(node, IntrinsicCall)}
 
     assert instruction in names
+
+
+# Two casts, of which the first loses bits, were taken for an operand in place; the schedule then failed, and a slow rule took over.
+@pytest.mark.parametrize(("source", "middle"), [(i16, i8), (u8, i8), (u8, i16), (i16, u8)], ids=str)
+def test_operands_that_are_cast_twice_are_products_too(source: DType, middle: DType) -> None:
+    a, b = placeholder((40, 48), source, "A"), placeholder((48, 64), source, "B")
+    total = reduce(
+        "sum", (40, 64), (48,), lambda i, j, r: cast(cast(a[i, r], middle), i32) * cast(cast(b[r, j], middle), i32), "mm"
+    )
+    rng = np.random.default_rng(0)
+    arrays = [numbers(rng, (40, 48), source), numbers(rng, (48, 64), source)]
+
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total]), LEVELS[0])
+    result, *_ = run(finish_loops(scheduled.func, threads=1), arrays, target=LEVELS[0])
+
+    assert "dot2.i16.i16" in str(scheduled.trace)
+    lhs, rhs = (array.astype(middle.numpy).astype(np.int64) for array in arrays)
+    np.testing.assert_array_equal(result, lhs @ rhs)
 
 
 def test_numbers_that_do_not_fit_16_bits_are_multiplied_one_by_one() -> None:

@@ -48,12 +48,7 @@ from tc.passes.graph.joins import is_join, made_here, part_offset, pays
 from tc.passes.graph.knobs import knob_of_group
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, take_default
-
-LEAST_SHARING_ROWS = 16
-"""Rows that must share a gathered right operand for it to be copied where it is used."""
-
-LEAST_SHARING_COLUMNS = 64
-"""Columns that must share a left operand for it to be."""
+from tc.schedule.rules.operands import LEAST_STAGED_COLUMNS, LEAST_STAGED_ROWS
 
 
 @graph_pass
@@ -314,8 +309,8 @@ class _Grouping:
             return False
         is_wider = _size_bytes(operand) > sum(map(_size_bytes, self._inputs_of(members, made)))
         if reuse.is_rhs:
-            return is_wider or (reuse.times >= LEAST_SHARING_ROWS and any(member.shape.gathers for member in members))
-        return reuse.times >= LEAST_SHARING_COLUMNS and (is_wider or any(member.shape.gathers for member in members))
+            return is_wider or (reuse.times >= LEAST_STAGED_ROWS and any(member.shape.gathers for member in members))
+        return reuse.times >= LEAST_STAGED_COLUMNS and (is_wider or any(member.shape.gathers for member in members))
 
     def _inputs_of(self, members: list[_Node], made: list[TensorVar]) -> list[Atom]:
         """What a group reads from outside."""

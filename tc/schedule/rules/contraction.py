@@ -17,7 +17,7 @@ from tc.ir.expr import Const, Expr, FloorDiv, Var
 from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
-from tc.schedule.rules.epilogue import block_info, driven_spatial, final_block, inline_chain, is_single
+from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
 from tc.schedule.rules.operands import Dot, columns_block, making_blocks, stage_operands
 from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
 from tc.schedule.rules.spatial import schedule_block
@@ -51,7 +51,7 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     if apart and inline_chain(schedule, [info.name for info in after]) is None:
         return None
     dot = stage_operands(schedule, name, target)
-    contraction = _contraction(schedule, name)
+    contraction = contraction_of(schedule, name)
     infos = block_infos(schedule.func)
     after = infos[[info.name for info in infos].index(name) + 1 :]
     final = final_block(schedule, name, after[:-1] if apart else after)
@@ -118,7 +118,7 @@ def schedule_product(
     See `ProductPlan` for `longest_sum`. Inside a loop sizes are numbers and no loops are parallel. Where the number of rows is
     symbolic, the last tile is cut short: other versions, as below, would be of all blocks.
     """
-    contraction = _contraction(schedule, name)
+    contraction = contraction_of(schedule, name)
     lanes = lanes_for(block_info(schedule, final), target)
     roles = _roles(schedule, contraction, final, lanes, around)
     tile = _choose(schedule, name, _tile_space(schedule, contraction, final, roles, lanes, target))
@@ -158,7 +158,7 @@ def _schedule_versions(
     few = _split_off(schedule, blocks, partial(schedule.specialize, row, least))
     if few and least > FEW_ROWS:
         versions.append((few, replace(tile, rows=FEW_ROWS)))
-        few_row = _roles(schedule, _contraction(schedule, few[name]), few[final], lanes).rows[-1]
+        few_row = _roles(schedule, contraction_of(schedule, few[name]), few[final], lanes).rows[-1]
         fewer = _split_off(schedule, list(few.values()), partial(schedule.specialize, few_row, FEW_ROWS))
         few = {block: fewer[copy] for block, copy in few.items()} if fewer else {}
     if few:
@@ -173,19 +173,12 @@ def _schedule_versions(
         is_low = each.rows <= FEW_ROWS
         if is_low:  # a copy of the rhs would be read about as often as it is made
             inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
-        copy = _contraction(schedule, names[name])
+        copy = contraction_of(schedule, names[name])
         roles = _roles(schedule, copy, names[final], lanes)
         plan = ProductPlan(
             schedule, copy, names[name], names[final], roles, each, target, dot=None if is_low else dot, with_operands=True
         )
         plan.run()
-
-
-def _contraction(schedule: Schedule, name: str) -> Contraction:
-    """What the block called `name` computes, known to be a contraction."""
-    contraction = as_contraction(block_info(schedule, name))
-    assert contraction is not None, f"{name} is a contraction"
-    return contraction
 
 
 def _split_off(schedule: Schedule, names: list[str], specialize: Callable[[], None]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Var, is_const
 from tc.ir.node import walk
-from tc.schedule.analysis import BlockInfo, block_infos
+from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
 from tc.schedule.rules.common import extent_value
 from tc.schedule.step import Schedule
 
@@ -76,6 +76,13 @@ def is_single(info: BlockInfo, axis: Var) -> bool:
 
 def block_info(schedule: Schedule, name: str) -> BlockInfo:
     return next(info for info in block_infos(schedule.func) if info.name == name)
+
+
+def contraction_of(schedule: Schedule, name: str) -> Contraction:
+    """What the block called `name` computes, known to be a contraction."""
+    found = as_contraction(block_info(schedule, name))
+    assert found is not None, f"{name} is a contraction"
+    return found
 
 
 def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:

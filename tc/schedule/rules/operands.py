@@ -14,10 +14,10 @@ from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import annotation
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import dot_name, interleave_name
-from tc.schedule.analysis import Contraction, as_contraction, block_infos
+from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import lanes_for
-from tc.schedule.rules.epilogue import block_info
+from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -86,7 +86,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
 
     Returns the instruction. Axes whose last tile it would not fill are padded.
     """
-    contraction = _contraction(schedule, name)
+    contraction = contraction_of(schedule, name)
     strict = annotation(schedule.func, "numerics") == "strict"
     dot = choose_dot(contraction, target, strict) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
@@ -130,12 +130,6 @@ def moves_apart(contraction: Contraction, load: Load) -> bool:
     return len(set(whole)) == len(whole) and digits.isdisjoint(whole)
 
 
-def _contraction(schedule: Schedule, name: str) -> Contraction:
-    found = as_contraction(block_info(schedule, name))
-    assert found is not None, f"{name} is a contraction"
-    return found
-
-
 def _count(contraction: Contraction, axes: tuple[Var, ...], unknown: int = LEAST_STAGED_COLUMNS) -> int:
     """How many elements some axes go over, symbolic ones counted as `unknown`."""
     total = 1
@@ -159,7 +153,7 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
     for copy in copies:
         if not read & set(block_info(schedule, copy).written_buffers):  # a padded copy of it is read
             schedule.compute_inline(copy)
-    rhs = _contraction(schedule, name).rhs
+    rhs = contraction_of(schedule, name).rhs
     names = [f"a{d}" for d in range(len(rhs.indices))]
     *batch, row, last = names
     layout = f"{', '.join(names)} -> {', '.join([*batch, f'{row} // {dot.depth}', last, f'{row} % {dot.depth}'])}"
@@ -174,16 +168,17 @@ def columns_block(contraction: Contraction, target: Target) -> int:
 
 
 def _is_in_place(value: Expr, dtype: DType, axis: Var) -> bool:
-    """Whether an operand is a load of the type whose elements along an axis follow each other."""
-    while isinstance(value, Cast):
-        value = value.operand
-    return isinstance(value, Load) and value.dtype == dtype and value.indices[-1] is axis
+    """Whether an operand is a load of the type, cast once, whose elements along an axis follow each other."""
+    match value:
+        case Cast(operand=Load() as load):
+            return load.dtype == dtype and load.indices[-1] is axis
+    return False
 
 
 def making_blocks(schedule: Schedule, name: str, side: str) -> list[str]:
     """The blocks that make an operand of a contraction, in program order."""
     infos = block_infos(schedule.func)
-    contraction = _contraction(schedule, name)
+    contraction = contraction_of(schedule, name)
     wanted = set(buffers_read(contraction.lhs_value if side == "lhs" else contraction.rhs_value))
     found = []
     for info in reversed(infos):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, Var
-from tc.schedule.analysis import Contraction, as_contraction
+from tc.schedule.analysis import Contraction
 from tc.schedule.rules.common import (
     TYPICAL_SYMBOLIC,
     buffer_bytes,
@@ -20,7 +20,14 @@ from tc.schedule.rules.common import (
     loops_inside,
     set_parallel,
 )
-from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single, vectorize_loop
+from tc.schedule.rules.epilogue import (
+    block_info,
+    contraction_of,
+    driven_spatial,
+    driving_loops,
+    is_single,
+    vectorize_loop,
+)
 from tc.schedule.rules.operands import Dot, making_blocks, moves_apart
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile_sum import TileSum
@@ -245,7 +252,7 @@ class ProductPlan:
     def _lay_tiles_apart(self) -> None:
         """Let each tile of columns of the rhs's copy lie by itself."""
         s = self.s
-        rhs = as_contraction(block_info(s, self.name)).rhs  # type: ignore[union-attr]
+        rhs = contraction_of(s, self.name).rhs
         names = [f"a{d}" for d in range(len(rhs.indices))]
         rest = [] if self.dot is None else [names.pop()]
         *outer, column = names

@@ -8,9 +8,9 @@ from math import isqrt
 
 from tc.ir.expr import Const, Var
 from tc.ir.node import walk
-from tc.schedule.analysis import BlockInfo, Contraction, as_contraction
+from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
-from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
 from tc.schedule.rules.operands import LONGEST_CHAIN, Dot
 from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
@@ -114,9 +114,7 @@ class TileSum:
         s.decompose_reduction(total, parts)
         s.compute_at(self.name, parts)
         self.anchor = parts
-        contraction = as_contraction(block_info(s, self.name))
-        assert contraction is not None, f"{self.name} is a part of a contraction"
-        self.contraction = contraction
+        self.contraction = contraction_of(s, self.name)
 
     def _part_of_sum(self, depth: int | None) -> int:
         """How many terms of the outermost depth loop to sum at once; 0: all. Where rounding sets a limit, tuning has no say."""
