@@ -8,7 +8,7 @@ by exact identities only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tc.errors import TcError
 from tc.ir.bounds import EMPTY, UNBOUNDED, Bounds, Facts, VarFact, bounds
@@ -23,18 +23,10 @@ from tc.ir.expr import (
     Div,
     Eq,
     Expr,
-    FloorDiv,
-    FloorMod,
-    Le,
     Load,
-    Lt,
     MathCall,
-    Max,
-    Min,
     Mul,
-    Ne,
     Not,
-    Or,
     Select,
     Sub,
     Var,
@@ -44,7 +36,7 @@ from tc.ir.expr import (
 from tc.ir.matching import make, multiply, recombine
 from tc.ir.node import map_children
 from tc.ir.polynomial import Polynomial, atoms_of_polynomial, linear_coefficients, polynomial
-from tc.ir.samples import fails_somewhere
+from tc.ir.samples import OPERATIONS, fails_somewhere
 from tc.ir.uses import reads_memory
 
 __all__ = [
@@ -161,12 +153,6 @@ def evaluate(expr: Expr, env: Mapping[Var, int]) -> int:
             if expr not in env:
                 raise TcError(f"no value for {expr.name}")
             return env[expr]
-        case FloorDiv(lhs=a, rhs=b):
-            x, y = evaluate(a, env), evaluate(b, env)
-            return x // y if y else 0
-        case FloorMod(lhs=a, rhs=b):
-            x, y = evaluate(a, env), evaluate(b, env)
-            return x % y if y else 0
         case Div(lhs=a, rhs=b):
             x, y = evaluate(a, env), evaluate(b, env)
             return 0 if y == 0 else abs(x) // abs(y) * (1 if (x >= 0) == (y > 0) else -1)
@@ -177,20 +163,5 @@ def evaluate(expr: Expr, env: Mapping[Var, int]) -> int:
         case Cast(operand=a):
             return int(evaluate(a, env))
         case BinaryExpr(lhs=a, rhs=b) | CompareExpr(lhs=a, rhs=b):
-            return _EVALUATE[type(expr)](evaluate(a, env), evaluate(b, env))
+            return OPERATIONS[type(expr)](evaluate(a, env), evaluate(b, env))
     raise TcError(f"cannot evaluate {expr}")
-
-
-_EVALUATE: dict[type, Callable[[int, int], int]] = {
-    Add: lambda a, b: a + b,
-    Sub: lambda a, b: a - b,
-    Mul: lambda a, b: a * b,
-    Min: min,
-    Max: max,
-    Eq: lambda a, b: a == b,
-    Ne: lambda a, b: a != b,
-    Lt: lambda a, b: a < b,
-    Le: lambda a, b: a <= b,
-    And: lambda a, b: a and b,
-    Or: lambda a, b: a or b,
-}

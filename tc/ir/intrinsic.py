@@ -55,7 +55,7 @@ class Intrinsic:
         fresh: dict[Node, Node] = {loop.var: Var(loop.var.name, loop.var.dtype) for loop in loops}
         for loop in reversed(loops):
             body = replace(loop, body=body)
-        return transform(_renamed(body, fresh), redirect)
+        return transform(substitute(body, fresh), redirect)
 
     @property
     def nest(self) -> tuple[list[For], Block]:
@@ -110,10 +110,6 @@ def perfect_nest(stmt: Stmt) -> tuple[list[For], Stmt]:
 def _plain(block: Block) -> Stmt:
     """The body of a block in terms of the loops around it."""
     return substitute(block.body, {axis.var: axis.value for axis in block.axes})
-
-
-def _renamed(body: Stmt, fresh: dict[Node, Node]) -> Stmt:
-    return substitute(body, fresh)
 
 
 def _sizes(extents: Sequence[Expr]) -> str:

@@ -129,7 +129,7 @@ def _value(expr: Expr, sample: Sample) -> int | None:
         if isinstance(expr, Select):
             condition = _value(expr.condition, sample)
             return None if condition is None else _value(expr.true_value if condition else expr.false_value, sample)
-        compute = _OPERATIONS.get(type(expr))
+        compute = OPERATIONS.get(type(expr))
         if compute is None:
             return None
         a, b = _value(expr.lhs, sample), _value(expr.rhs, sample)  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def _value(expr: Expr, sample: Sample) -> int | None:
     return found
 
 
-_OPERATIONS: dict[type[Expr], Callable[[int, int], int]] = {
+OPERATIONS: dict[type[Expr], Callable[[int, int], int]] = {
     Add: lambda a, b: a + b,
     Sub: lambda a, b: a - b,
     Mul: lambda a, b: a * b,
@@ -154,3 +154,4 @@ _OPERATIONS: dict[type[Expr], Callable[[int, int], int]] = {
     And: lambda a, b: a and b,
     Or: lambda a, b: a or b,
 }
+"""Operations on integers of any size; a division by zero gives zero."""

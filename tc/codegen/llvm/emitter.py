@@ -466,20 +466,9 @@ class _Emitter(ExpressionEmitter):
 
     def _store(self, stmt: Store) -> None:
         if stmt.buffer is self.report and self.mask is not None:
-            self._seldom(self.any_lane(self.mask), lambda: self._store_now(stmt))
+            self.where(self.any_lane(self.mask), lambda: self._store_now(stmt), ("seldom", "usual"))
         else:
             self._store_now(stmt)
-
-    def _seldom(self, condition: Value, emit: Callable[[], None]) -> None:
-        """What happens in hardly any run, out of the way."""
-        b = self.b
-        yes, done = b.label("seldom"), b.label("usual")
-        b.branch_if(condition, yes, done)
-        b.start_block(yes)
-        with self.region():
-            emit()
-        b.branch(done)
-        b.start_block(done)
 
     def _store_now(self, stmt: Store) -> None:
         is_tree = self.tree is not None and stmt is self.tree.store

@@ -7,7 +7,7 @@ lanes happen. Sums that accesses share are computed once, so that only constants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -83,6 +83,17 @@ class MemoryEmitter:
     def value(self, expr: Expr) -> Value:
         """The value of an expression at this point."""
         raise NotImplementedError
+
+    def where(self, condition: Value, emit: Callable[[], None], labels: tuple[str, str] = ("some", "rest")) -> None:
+        """What happens only if a condition, a number, holds."""
+        b = self.b
+        yes, done = map(b.label, labels)
+        b.branch_if(condition, yes, done)
+        b.start_block(yes)
+        with self.region():
+            emit()
+        b.branch(done)
+        b.start_block(done)
 
     @contextmanager
     def region(self) -> Iterator[None]:

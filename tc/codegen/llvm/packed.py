@@ -8,8 +8,8 @@ element after the other: at once, as other threads see it, inside of parallel lo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value
@@ -30,7 +30,7 @@ class ByteAccess(Protocol):
     @property
     def num_lanes(self) -> int: ...
 
-    def region(self) -> AbstractContextManager[None]: ...
+    def where(self, condition: Value, emit: Callable[[], None]) -> None: ...
 
     def any_lane(self, mask: Value) -> Value: ...
 
@@ -114,9 +114,9 @@ def store_packed(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, value:
         _store_neighbours(emitter, buffer, place, value)
         return
     some_missing = emitter.any_lane(b.binary("xor", mask, b.int(-1, mask)))
-    _where(emitter, b.binary("xor", some_missing, int_value(1, "i1")), lambda: _store_neighbours(emitter, buffer, place, value))
+    emitter.where(b.binary("xor", some_missing, int_value(1, "i1")), lambda: _store_neighbours(emitter, buffer, place, value))
     one_by_one = [_total(b, place, lane) for lane in range(lanes)]
-    _where(emitter, some_missing, lambda: _store_lanes(emitter, buffer, one_by_one, value, mask))
+    emitter.where(some_missing, lambda: _store_lanes(emitter, buffer, one_by_one, value, mask))
 
 
 def _total(b: FunctionBuilder, place: PackedPlace, ahead: int) -> Value:
@@ -195,7 +195,7 @@ def _store_neighbours(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, v
     missing = b.binary("and", b.binary("sub", int_value(0), _total(b, place, 0)), int_value(per_byte - 1))
     for before in range(per_byte):
         condition = b.compare("icmp eq", missing, int_value(before))
-        _where(emitter, condition, lambda before=before: _store_from(emitter, buffer, place, value, before))  # type: ignore[misc]
+        emitter.where(condition, partial(_store_from, emitter, buffer, place, value, before))
 
 
 def _store_from(emitter: ByteAccess, buffer: Buffer, place: PackedPlace, value: Value, before: int) -> None:
@@ -222,7 +222,7 @@ def _store_lanes(emitter: ByteAccess, buffer: Buffer, offsets: Sequence[Value], 
         if mask is None:
             store()
         else:
-            _where(emitter, b.extract(mask, lane), store)
+            emitter.where(b.extract(mask, lane), store)
 
 
 def _store_element(emitter: ByteAccess, buffer: Buffer, offset: Value, value: Value) -> None:
@@ -239,15 +239,3 @@ def _store_element(emitter: ByteAccess, buffer: Buffer, offset: Value, value: Va
         return
     old = b.emit(f"load i8, {pointer}, align 1", "i8")
     emitter.store_at(buffer, pointer, b.binary("or", b.binary("and", old, others), bits))
-
-
-def _where(emitter: ByteAccess, condition: Value, emit: Callable[[], None]) -> None:
-    """What happens if a condition holds."""
-    b = emitter.b
-    yes, done = b.label("some"), b.label("rest")
-    b.branch_if(condition, yes, done)
-    b.start_block(yes)
-    with emitter.region():
-        emit()
-    b.branch(done)
-    b.start_block(done)
