@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tc.errors import ShapeError, UnsupportedError
+from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx import load_model
 from tests.frontend.models import check_against_onnxruntime, make_model, node, operators, run
 
@@ -228,3 +228,22 @@ def test_typed_fields_hold_values_of_every_dtype(dtype: str) -> None:
 def test_pool_geometry_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(ShapeError, match="strides has 1 entries for 2"):
         load_model(make_model([node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[1])], IMAGE, ["y"]))
+
+
+@pytest.mark.parametrize("opset", [10, 11, 12, 13])
+def test_scales_of_an_axis_are_read_in_files_of_opsets_before_it(opset: int, rng: np.random.Generator) -> None:
+    """Tools that quantize older files write the axis of opset 13 into them."""
+    x, scales = rng.standard_normal((3, 4)).astype(F32), f32(0.01, 0.02, 0.03)
+    nodes = [node("QuantizeLinear", "x s z", "q", axis=0), node("DequantizeLinear", "q s z", "y", axis=-2)]
+    model = make_model(nodes, {"x": (F32, [3, 4])}, ["q", "y"], {"s": scales, "z": np.zeros(3, np.int8)}, opset)
+
+    quantized, back = run(load_model(model), {"x": x})
+
+    np.testing.assert_array_equal(quantized, np.clip(np.round(x / scales[:, None]), -128, 127))
+    np.testing.assert_array_equal(back, quantized * scales[:, None])
+
+
+def test_other_attributes_of_later_opsets_are_refused() -> None:
+    nodes = [node("DequantizeLinear", "q s", "y", axis=0, block_size=2)]
+    with pytest.raises(ModelError, match="DequantizeLinear of opset 11 has no attribute 'block_size'"):
+        load_model(make_model(nodes, {"q": (np.int8, [4])}, ["y"], {"s": f32(1, 2)}, opset=11))

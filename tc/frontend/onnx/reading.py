@@ -26,6 +26,10 @@ _SPLIT_FROM_BYTES = 1 << 16
 # Deprecated operators are gone in that opset, but for this one: opset 21 changed what it means, and files of 18 to 20 have it.
 _DEPRECATED_WITH_MEANING = (("GroupNormalization", 18),)
 
+_INT = 2
+_WRITTEN_EARLY = {(op, 10): {"axis": (_INT, False)} for op in ("QuantizeLinear", "DequantizeLinear")}
+"""Attributes, as in `Schema`, that tools write into files of opsets before the one that introduced them, by operator and version."""
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -281,7 +285,7 @@ def check_node(node: NodeProto, schema: Schema, opset: int) -> None:
         raise ModelError(f"{what} has {_range(schema.min_outputs, schema.max_outputs)} outputs, not {len(node.output)}")
     given = {attribute.name: attribute for attribute in node.attribute}
     for name, attribute in given.items():
-        known = schema.attributes.get(name)
+        known = schema.attributes.get(name) or _WRITTEN_EARLY.get((node.op_type, schema.since), {}).get(name)
         if known is None and not name.startswith("__"):  # the names that ONNX leaves to tools
             raise ModelError(f"{what} has no attribute {name!r}; it has {', '.join(schema.attributes) or 'none'}")
         if known is not None and attribute.type and known[0] != attribute.type and not attribute.ref_attr_name:
