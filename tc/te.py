@@ -20,11 +20,13 @@ from tc.ir.arith import bounds
 from tc.ir.dtype import DType, i64, int_range
 from tc.ir.expr import (
     Buffer,
+    Cast,
     Checked,
     Const,
     Expr,
     ExprLike,
     Load,
+    Narrow,
     Var,
     add,
     as_expr,
@@ -148,6 +150,17 @@ def compute(shape: Sequence[ExprLike], body: Callable[..., Expr], name: str) -> 
     value = body(*axes)
     buffer = Buffer(name, dims, value.dtype)
     return Tensor(buffer, Stage(name, (buffer,), axes, values=(value,)))
+
+
+def narrowed_result(tensor: Tensor) -> Tensor:
+    """The tensor, whose elements need not be rounded where they are computed with further: see `Narrow`."""
+    stage = tensor.stage
+    if stage is None or len(stage.values) != 1 or type(stage.values[0]) is not Cast:
+        return tensor
+    (value,) = stage.values
+    if not (value.dtype.is_float and value.operand.dtype.is_float and value.dtype.bits < value.operand.dtype.bits):
+        return tensor
+    return Tensor(tensor.buffer, replace(stage, values=(Narrow(value.operand, value.dtype),)))
 
 
 def compute_many(shape: Sequence[ExprLike], body: Callable[..., tuple[Expr, ...]], names: Sequence[str]) -> tuple[Tensor, ...]:

@@ -28,6 +28,7 @@ from tc.ir.expr import (
     Max,
     Min,
     Mul,
+    Narrow,
     Ne,
     Not,
     Or,
@@ -247,6 +248,7 @@ _RULES: dict[type, Callable[[Forms, Any], IndexForm]] = {
     Max: Forms._max,
     Select: Forms._select,
     Cast: Forms._cast,
+    Narrow: Forms._cast,
     Checked: Forms._checked,
     Load: Forms._opaque,
 }

@@ -31,6 +31,7 @@ from tc.ir.expr import (
     Max,
     Min,
     Mul,
+    Narrow,
     Not,
     Select,
     Sub,
@@ -58,7 +59,8 @@ from tc.ir.node import children
 KINDS = ("multiply-add", "multiply", "add", "extremum", "divide", "compare", "convert", "root", "function", "integer")
 """Kinds of operations on values. A multiply-add is one operation."""
 
-_KIND_OF: dict[type, int] = {Mul: 1, Add: 2, Sub: 2, Min: 3, Max: 3, Div: 4, Cast: 6, Select: 5, Not: 5, FloorDiv: 4, FloorMod: 4}
+_KIND_OF: dict[type, int] = {Mul: 1, Add: 2, Sub: 2, Min: 3, Max: 3, Div: 4, FloorDiv: 4, FloorMod: 4, Select: 5, Not: 5}
+_KIND_OF |= {Cast: 6, Narrow: 6}
 _CHEAP_CALLS = frozenset("fma floor ceil round trunc abs sign isnan isinf bit_not bit_and bit_or bit_xor shift_left shift_right".split())
 
 

@@ -30,8 +30,8 @@ from tc.ir.expr import (
     Select,
     Sub,
     Var,
-    cast,
     logical_not,
+    recast,
 )
 from tc.ir.matching import make, multiply, recombine
 from tc.ir.node import map_children
@@ -96,8 +96,8 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
             return make(Select, (condition, yes, no), facts)
         case BinaryExpr(lhs=a, rhs=b) | CompareExpr(lhs=a, rhs=b):
             return make(type(expr), (simplify(a, facts), simplify(b, facts)), facts)
-        case Cast(operand=a, dtype=dtype):
-            return cast(simplify(a, facts), dtype)
+        case Cast(operand=a):
+            return recast(expr, simplify(a, facts))
         case Load(buffer=buffer, indices=indices):
             return Load(buffer, tuple(simplify(index, facts) for index in indices))
         case MathCall(name=name, args=args, dtype=dtype):

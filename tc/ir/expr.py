@@ -351,6 +351,12 @@ class Cast(Expr):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Narrow(Cast):
+    """A `Cast` of a float to a narrower one because the result of an operator is stored so: where it is not stored, but computed with
+    further, it need not be rounded."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class MathCall(Expr):
     """A pure intrinsic such as `exp`, `fma` or `bit_and`; see MATH_CALLS for the names and their arity."""
 
@@ -575,6 +581,12 @@ def cast(operand: Expr, dtype: DType) -> Expr:
     return Cast(operand, dtype)
 
 
+def recast(expr: Cast, operand: Expr) -> Expr:
+    """The same cast of another operand."""
+    made = cast(operand, expr.dtype)
+    return Narrow(operand, expr.dtype) if isinstance(expr, Narrow) and isinstance(made, Cast) else made
+
+
 def call(name: str, *args: Expr, dtype: DType | None = None) -> MathCall:
     """`name(*args)`; the result has the dtype of the first argument unless said otherwise (isnan, isinf: bool)."""
     assert MATH_CALLS.get(name) == len(args), f"no intrinsic {name} with {len(args)} arguments"
@@ -632,7 +644,7 @@ def format_expr(expr: Expr, strength: int = 0, name_of: Any = None) -> str:
         case Checked(value=value, index=index, extent=extent, given=given, message=message, origin=origin):
             return f"checked({', '.join(map(fmt, (value, index, extent, given)))}, {message!r}, {origin})"
         case Cast(operand=a, dtype=dtype):
-            return f"cast({fmt(a)}, {dtype})"
+            return f"{'narrow' if isinstance(expr, Narrow) else 'cast'}({fmt(a)}, {dtype})"
         case MathCall(name=fn, args=args, dtype=dtype):
             suffix = "" if dtype == call(fn, *args).dtype else f", dtype={dtype}"
             return f"{fn}({', '.join(map(fmt, args))}{suffix})"

@@ -33,6 +33,7 @@ from tc.ir.expr import (
     Max,
     Min,
     Mul,
+    Narrow,
     Ne,
     Not,
     Or,
@@ -207,9 +208,9 @@ class _ExprParser:
             *parts, message, origin = self.arguments(node, 6)
             value, index, size, given = map(self.expr, parts)
             return Checked(value, index, size, given, self.text(message), self.number(origin))
-        if name == "cast":
+        if name in ("cast", "narrow"):
             operand, dtype = self.arguments(node, 2)
-            return Cast(self.expr(operand), self.dtype(dtype))
+            return (Cast if name == "cast" else Narrow)(self.expr(operand), self.dtype(dtype))
         if name in _DTYPES:
             return self._typed_literal(node, _DTYPES[name])
         if name in MATH_CALLS:

@@ -78,6 +78,7 @@ register(
         lambda tensors, attrs, types: map_elements(lambda x: cast(x, attrs.dtype), tensors, types, "cast"),
         {"dtype": REQUIRED},
         blocked=blocked_elementwise("cast"),
+        rounds=True,
         samples=lambda rng: _cast_samples(rng),
     )
 )

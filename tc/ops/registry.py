@@ -22,7 +22,7 @@ from tc.ir.arith import Facts, prove
 from tc.ir.expr import Expr
 from tc.ir.graph import Attrs, AttrValue
 from tc.ir.types import TensorType
-from tc.te import Tensor
+from tc.te import Tensor, narrowed_result
 
 Infer = Callable[[Sequence["TensorType | None"], Attrs], "TensorType | tuple[TensorType, ...]"]
 Reference = Callable[[Sequence["np.ndarray | None"], Attrs], Any]
@@ -74,6 +74,7 @@ class OpDef:
         blocks of `block`, [n, ceil(c / block), *space, block]; None when it cannot. Lanes past c are unspecified.
     aligned(types, attrs): for operators that broadcast: for each operand the key of every axis; axes of one key broadcast with each
         other, None stands for an axis that does not.
+    rounds: whether rounding to the result's dtype is what the operator is for, rather than how its result is stored.
     is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
     imported_as: "module:function", where `reference` is a function of a user that another process can import.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners; one at least.
@@ -91,6 +92,7 @@ class OpDef:
     joins: Callable[[Sequence[TensorType | None], Attrs], bool] | None = None
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
     aligned: Callable[[Sequence[TensorType | None], Attrs], AxisKeys] | None = None
+    rounds: bool = False
     is_interpreted: bool = False
     imported_as: str | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] = field(kw_only=True)
@@ -124,7 +126,9 @@ class OpDef:
         if self.compute is None:
             raise UnsupportedError(f"{self.name} has no loop definition")
         result = self.compute(tensors, attrs, types)
-        return result if isinstance(result, tuple) else (result,)
+        if isinstance(result, tuple):
+            return result
+        return (result if self.rounds else narrowed_result(result),)
 
 
 REQUIRED: Any = object()

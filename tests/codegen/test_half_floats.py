@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import ml_dtypes
@@ -121,6 +122,29 @@ def test_integers_become_bf16_in_one_rounding(source: DType, target: str, rng: n
     found, expected = _cast(x, source, bf16, target)
 
     assert np.array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
+_ALONG = {
+    "x * gelu(x) + x": (["Gelu x a", "Mul a x b", "Add b x y"], lambda x: x * x * np.vectorize(math.erfc)(-x * math.sqrt(0.5)) / 2 + x),
+    "sigmoid(x) * x - x": (["Sigmoid x a", "Mul a x b", "Sub b x y"], lambda x: x / (1 + np.exp(-x)) - x),
+}
+
+
+@pytest.mark.parametrize("chain", _ALONG)
+def test_results_of_functions_along_a_chain_are_not_rounded(chain: str) -> None:
+    """All numbers of f16. The result of an operator that computes in f32 was rounded even where the next one took it at once."""
+    steps, formula = _ALONG[chain]
+    nodes = [helper.make_node(op, inputs, [output]) for op, *inputs, output in map(str.split, steps)]
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(64, 1024)
+    x = np.where(np.isfinite(x), x, np.float16(0))
+    with np.errstate(all="ignore"):
+        exact = formula(x.astype(np.float64)).astype(np.float16)
+
+    found = [tc.compile(_model(TensorProto.FLOAT16, nodes, 1024), target)(x) for target in LEVELS]
+
+    assert (found[0] == exact).mean() > 0.999
+    for other in found[1:]:
+        assert np.array_equal(other.view(np.uint16), found[0].view(np.uint16))
 
 
 @pytest.mark.parametrize("dtype", CODES)

@@ -80,8 +80,8 @@ def test_results_are_within_the_stated_ulps(name: str, native: bool) -> None:
     assert error.max() <= MATH_ULPS.get(name, 1.0), f"worst at {values[finite][error.argmax()]!r}"
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid"])
-@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "normal_cdf"])
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 def test_lanes_give_the_bits_of_scalars(name: str, lanes: int) -> None:
     values = inputs(name)[:320]
 

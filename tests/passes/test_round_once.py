@@ -25,6 +25,8 @@ X, C = "cast(x[i], f32)", "cast(c[i], f32)"
         ("x[i] * c[i] + x[i]", "f16", f"cast({X} * {C} + {X}, f16)"),
         ("cast(max(x[i] - c[i], f16(0.0)), f32) * 2.0", "f32", f"max({X} - {C}, 0.0) * 2.0"),
         ("cast(cast(x[i], f32) + 1.0, f16) * c[i] * c[i]", "f16", f"cast(cast(cast({X} + 1.0, f16), f32) * {C} * {C}, f16)"),
+        (f"narrow(exp({X}), f16) * c[i]", "f16", f"cast(exp({X}) * {C}, f16)"),
+        (f"cast(narrow(exp({X}), f16), f32) + 1.0", "f32", f"exp({X}) + 1.0"),
         ("select(x[i] < c[i], x[i] * c[i], c[i]) - x[i]", "f16", f"cast(select(x[i] < c[i], {X} * {C}, {C}) - {X}, f16)"),
     ],
 )
@@ -33,7 +35,14 @@ def test_what_is_rounded_twice_or_more_is_rounded_once(value: str, result: str, 
 
 
 @pytest.mark.parametrize(
-    "value", ["x[i] * c[i]", "max(min(x[i], c[i]), f16(0.0))", "cast(cast(x[i], f32) + 1.0, f16)", "max(y[i], x[i] * c[i] * c[i])"]
+    "value",
+    [
+        "x[i] * c[i]",
+        "max(min(x[i], c[i]), f16(0.0))",
+        "cast(cast(x[i], f32) + 1.0, f16)",
+        "narrow(cast(x[i] * c[i], f32) + 1.0, f16)",
+        "max(y[i], x[i] * c[i] * c[i])",
+    ],
 )
 def test_single_steps_casts_and_what_reads_its_own_result_stay(value: str) -> None:
     func = _func(value)

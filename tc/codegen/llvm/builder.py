@@ -301,6 +301,20 @@ class FunctionBuilder:
     def insert(self, vector: Value, scalar: Value, lane: int) -> Value:
         return self.emit(f"insertelement {vector}, {scalar}, i64 {lane}", vector.element, vector.lanes)
 
+    def shuffled(self, a: Value, b: Value, lanes: Iterable[int]) -> Value:
+        """The lanes of these numbers of two vectors, those of `b` numbered after those of `a`."""
+        order = [f"i32 {lane}" for lane in lanes]
+        return self.emit(f"shufflevector {a}, {b}, <{len(order)} x i32> <{', '.join(order)}>", a.element, len(order))
+
+    def halves(self, vector: Value) -> tuple[Value, Value]:
+        """The lower and the upper lanes of a vector."""
+        middle = vector.lanes // 2
+        return self.shuffled(vector, vector, range(middle)), self.shuffled(vector, vector, range(middle, vector.lanes))
+
+    def joined(self, low: Value, high: Value) -> Value:
+        """The lanes of two vectors, one after the other."""
+        return self.shuffled(low, high, range(low.lanes + high.lanes))
+
     def per_lane(self, fn: Callable[..., Value], *args: Value) -> Value:
         """Apply the scalar function `fn` of values to every lane."""
         args = self.unify(*args)

@@ -120,15 +120,14 @@ def _exp(b: FunctionBuilder, x: Value) -> Value:
     r = b.fma(n, b.float(-_LN2_LOW, x), r)
     p = _polynomial(b, r, _EXP)
     if masked:
-        mask = b.emit(f"bitcast {stays} to i16", "i16")
-        return _scalef(b, p, n, zero, mask)
+        return _scalef(b, p, n, zero, stays)
     return b.select(stays, _scaled(b, p, n, shifted), zero)
 
 
 def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
     """p * 2^n, rounded once. `shifted` is n + _MAGIC."""
     if _has_scalef(b, p):
-        return _scalef(b, p, n, p, "i16 -1")
+        return _scalef(b, p, n)
     bits = b.bitcast(shifted, "i32")
     whole = b.binary("sub", bits, b.int(0x4B400000, bits))  # the bits of _MAGIC
     half = b.binary("ashr", whole, b.int(1, whole))  # in two steps: each power is a normal number
@@ -137,14 +136,18 @@ def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
 
 
 def _has_scalef(b: FunctionBuilder, x: Value) -> bool:
-    return b.module.has("avx512f") and x.lanes == 16
+    return b.module.has("avx512f") and x.lanes in (16, 32)
 
 
-def _scalef(b: FunctionBuilder, p: Value, n: Value, other: Value, mask: Value | str) -> Value:
-    """p * 2^n where the 16 bits of `mask` are set, `other` elsewhere; what is not set costs nothing and raises nothing."""
+def _scalef(b: FunctionBuilder, p: Value, n: Value, zero: Value | None = None, where: Value | None = None) -> Value:
+    """p * 2^n; with `where` only in the lanes that it has, and zero in others, which costs nothing and raises nothing."""
+    if p.lanes > 16:
+        halves = ([None, None] if value is None else b.halves(value) for value in (p, n, zero, where))
+        return b.joined(*(_scalef(b, *parts) for parts in zip(*halves, strict=True)))  # type: ignore[arg-type]
     name = "llvm.x86.avx512.mask.scalef.ps.512"
+    mask = "i16 -1" if where is None else b.emit(f"bitcast {where} to i16", "i16")
     b.module.declare(name, p.type, [p.type, p.type, p.type, "i16", "i32"])
-    return b.emit(f"call {p.type} @{name}({p}, {n}, {other}, {mask}, i32 4)", p.element, p.lanes)
+    return b.emit(f"call {p.type} @{name}({p}, {n}, {zero or p}, {mask}, i32 4)", p.element, p.lanes)
 
 
 def _power_of_two(b: FunctionBuilder, n: Value) -> Value:

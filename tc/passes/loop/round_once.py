@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tc.interp.scalars import number
 from tc.ir.dtype import DType, bf16, f16, f32
-from tc.ir.expr import Add, BinaryExpr, Cast, Const, Div, Expr, Load, MathCall, Max, Min, Mul, Select, Sub
+from tc.ir.expr import Add, BinaryExpr, Cast, Const, Div, Expr, Load, MathCall, Max, Min, Mul, Narrow, Select, Sub
 from tc.ir.loop import PrimFunc, Store, annotation
 from tc.ir.node import Node, children, map_children, replace, transform, walk
 from tc.passes.manager import loop_pass
@@ -21,8 +21,8 @@ def round_once(func: PrimFunc) -> PrimFunc:
 
         y[i] = x[i] * c[i] + d[i]      =>      y[i] = cast(cast(x[i], f32) * cast(c[i], f32) + cast(d[i], f32), f16)
 
-    A cast that rounds an f32 stays: whoever wrote it wants it. So do sums and extremes, which read what they store, and all where
-    numerics are strict.
+    A `cast` that rounds an f32 stays: whoever wrote it wants it; a `narrow` goes. Sums and extremes, which read what they store, stay,
+    and all where numerics are strict.
     """
     if annotation(func, "numerics") == "strict" or not any(
         isinstance(node, Load) and node.buffer.dtype in _HALVES for node in walk(func.body)
@@ -41,8 +41,14 @@ def round_once(func: PrimFunc) -> PrimFunc:
 def _is_chained(expr: Expr) -> bool:
     """Whether an expression is an operation whose result would be rounded to a half."""
     return expr.dtype in _HALVES and (
-        isinstance(expr, (Add, Sub, Mul, Div)) or (isinstance(expr, MathCall) and all(a.dtype is expr.dtype for a in expr.args))
+        isinstance(expr, (Add, Sub, Mul, Div))
+        or _is_narrowed(expr)
+        or (isinstance(expr, MathCall) and all(a.dtype is expr.dtype for a in expr.args))
     )
+
+
+def _is_narrowed(expr: Expr) -> bool:
+    return isinstance(expr, Narrow) and expr.operand.dtype is f32
 
 
 def _is_inner(expr: Expr, dtype: DType) -> bool:
@@ -51,6 +57,8 @@ def _is_inner(expr: Expr, dtype: DType) -> bool:
 
 
 def _operands(expr: Expr) -> tuple[Expr, ...]:
+    if _is_narrowed(expr):
+        return ()
     values = (expr.true_value, expr.false_value) if isinstance(expr, Select) else children(expr)
     return tuple(value for value in values if isinstance(value, Expr))
 
@@ -82,6 +90,8 @@ def _wide(expr: Expr) -> Expr:
     if not _is_inner(expr, expr.dtype):
         return Cast(_widened(expr), f32)
     match expr:
+        case Narrow(operand=a):
+            return _widened(a)
         case Select(condition=condition, true_value=a, false_value=b):
             return Select(_widened(condition), _wide(a), _wide(b))
         case MathCall(name=name, args=args):
