@@ -19,6 +19,7 @@ from tc.errors import InputError, VerifyError
 from tc.interp import scalars
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType, bool_, i64
+from tc.ir.empty_reductions import start_empty_reductions
 from tc.ir.expr import (
     Add,
     And,
@@ -103,7 +104,7 @@ def compile_to_python(func: PrimFunc, backward: bool = False) -> Callable[..., N
     writer.depth += 1
     for buffer in func.buffers:
         writer.declare_shape(buffer)
-    writer.statement(func.body)
+    writer.statement(start_empty_reductions(func).body)
     writer.emit("return None")
     names: dict[str, Any] = {**writer.globals, "_out": _out_of_range, "_refuse": _refuse}
     exec(compile("\n".join(writer.lines), f"<{func.name}>", "exec"), names)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from math import prod
 
 from tc.errors import VerifyError
-from tc.ir.arith import Facts, prove
+from tc.ir.arith import prove
 from tc.ir.expr import Const, Expr, const
-from tc.ir.loop import AxisKind, Block, BlockAxis, For, If, PrimFunc, Stmt
+from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt
 from tc.ir.node import Node, children
+from tc.ir.paths import facts_along
 from tc.ir.uses import buffers_written, reads_memory, variables
 
 Path = tuple[Stmt, ...]
@@ -83,12 +84,5 @@ def _is_no_less(func: PrimFunc, block: Block, path: Path, extent: Expr, other: E
     """Whether it is proven where the block runs, or cannot be decided as both are read from memory."""
     if reads_memory(extent) and reads_memory(other):
         return True
-    facts = Facts.of(func.facts)
-    for stmt, inner in zip(path, (*path, block)[1:], strict=True):
-        match stmt:
-            case For(var=var, extent=count):
-                facts = facts.with_range(var, count)
-            case If(condition=condition, then_body=then_body) if inner is then_body:
-                facts = facts.assume(condition)
-    facts = facts.assume(block.where)
+    facts = facts_along(func, path, block).assume(block.where)
     return prove(extent >= other, facts) is True

@@ -82,7 +82,8 @@ class Block(Stmt):
     """One unit of computation: `body` for one point of the axes' space, if `where` holds (over the surrounding loops).
 
     For a reduction, `init` (over the spatial axes) runs before the first update of each point: at the first iteration of every
-    reduction axis (all of them 0). Every point of the axes' space is visited exactly once, except that points may be repeated
+    reduction axis (all of them 0). It also runs for a point of which no iteration runs: a reduction over no terms is the identity (see
+    `start_empty_reductions`). Every point of the axes' space is visited exactly once, except that points may be repeated
     when a block without reduction axes is recomputed. `name` is unique in the PrimFunc.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, const, logical_and
+from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, const, equal, logical_and
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -23,6 +23,7 @@ from tc.ir.loop import (
     seq,
 )
 from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.paths import facts_along
 from tc.ir.uses import variables
 from tc.schedule.tree import (
     Place,
@@ -65,7 +66,8 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     position = place.loops.index(target.loop)
     _check_visited_once(func, place, target)
     for outer in place.loops[:position]:
-        if _reduces(kinds, outer.var) and prove(outer.extent <= 1, facts_at(func, place)) is not True:
+        once = equal(outer.extent, 1)  # of no iteration, nothing inside would be initialised
+        if _reduces(kinds, outer.var) and prove(once, facts_along(func, place.path[: place.path.index(outer)], outer)) is not True:
             raise ScheduleError(
                 f"decompose_reduction: loop {outer.var.name} outside loop {loop} drives a reduction of block {block}"
             )

@@ -38,8 +38,8 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
             block C (vi = io * 8 + ii): S  =>         for ii in 8: block C (vi = vio * 8 + ii): S
 
     The initialisation of a reduction becomes one of the outer block. Raises ScheduleError unless the loops are a perfect nest
-    of constant extents around a block whose condition is the same for the whole tile, each axis a multiple of its tile plus the loops
-    inside.
+    of constant extents, none 0, around a block whose condition is the same for the whole tile, each axis a multiple of its tile plus
+    the loops inside.
     Source: `blockize` of TVM.
     """
     target = find_loop(func, loop)
@@ -48,6 +48,8 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
     except ScheduleError as error:
         raise ScheduleError(f"blockize: loop {loop}: {error}") from None
     facts = facts_at(func, Place(block, (*target.path, *loops)))
+    if any(prove(each.extent >= 1, facts_at(func, target)) is not True for each in loops):
+        raise ScheduleError(f"blockize: a loop of the tile of block {block.name} may make no iteration")
     if variables(block.where) & {each.var for each in loops}:
         raise ScheduleError(f"blockize: the condition {block.where} of block {block.name} differs inside the tile")
     outer_axes: list[BlockAxis] = []

@@ -10,9 +10,10 @@ from itertools import chain
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, Var, logical_not, select
+from tc.ir.expr import Buffer, Expr, Var, select
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
 from tc.ir.node import Node, cached_by_identity, cached_on_node, children, replace, substitute
+from tc.ir.paths import facts_along
 from tc.ir.uses import buffers_read, buffers_written, own_reads, reads_memory, variables
 
 
@@ -312,14 +313,7 @@ def _taken_names(stmt: Stmt) -> frozenset[tuple[type[Stmt], str]]:
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:
     """What is known at a place: the dims' promises, the ranges of the loops around it, and the conditions it stands under."""
-    facts = Facts.of(func.facts)
-    for stmt, inner in zip(place.path, (*place.path, place.stmt)[1:], strict=True):
-        match stmt:
-            case For(var=var, extent=extent):
-                facts = facts.with_range(var, extent)
-            case If(condition=condition, else_body=else_body):
-                facts = facts.assume(condition if inner is not else_body else logical_not(condition))
-    return facts
+    return facts_along(func, place.path, place.stmt)
 
 
 def facts_inside(func: PrimFunc, place: Place) -> Facts:

@@ -276,10 +276,10 @@ TEXTS = {
 Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]
 
 
-def uneven_problem(name: str, rng: np.random.Generator, most: int = 12, least: int = 0) -> Problem:
-    """One of the programs with small whole numbers: up to `most` rows, which have `least` to about `most` terms each."""
+def uneven_problem(name: str, rng: np.random.Generator, most: int = 12) -> Problem:
+    """One of the programs with small whole numbers: up to `most` rows, which have none to about `most` terms each."""
     n, m, d, p = (int(v) for v in rng.integers(1, most + 1, 4))
-    lengths = rng.integers(min(least, m), m + 1, n)
+    lengths = rng.integers(0, m + 1, n)
     q = -(-max(int(lengths.max()), 1) // 8)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     z = int(starts[-1])

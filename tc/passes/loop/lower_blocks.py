@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tc.ir.empty_reductions import start_empty_reductions
 from tc.ir.expr import equal, logical_and
 from tc.ir.loop import AxisKind, Block, If, PrimFunc, Stmt, is_statement, seq
 from tc.ir.node import Node, replace, substitute, transform
@@ -15,12 +16,15 @@ def lower_blocks(func: PrimFunc) -> PrimFunc:
     with block (vi = i * 8 + j, vk = k) where c:        if c:
         init: C[vi] = 0                           =>        if k == 0: C[i * 8 + j] = 0
         C[vi] = C[vi] + A[vi, vk]                           C[i * 8 + j] = C[i * 8 + j] + A[i * 8 + j, k]
+
+    Reductions that may be over no terms are initialised all the same (see `start_empty_reductions`).
     """
 
     def lower(node: Node) -> Node | None:
         return _lower(node) if isinstance(node, Block) else None
 
-    return replace(func, body=transform(func.body, lower, is_statement))
+    started = start_empty_reductions(func)
+    return replace(started, body=transform(started.body, lower, is_statement))
 
 
 def _lower(block: Block) -> Stmt:
