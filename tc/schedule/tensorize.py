@@ -6,7 +6,7 @@ from tc.errors import ScheduleError
 from tc.ir import x86_intrinsics as _  # noqa: F401  fills the table
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, Var, equal, floordiv
+from tc.ir.expr import Const, Expr, Lt, Var, equal, floordiv
 from tc.ir.intrinsic import INTRINSICS, perfect_nest
 from tc.ir.loop import (
     TRUE,
@@ -18,7 +18,7 @@ from tc.ir.loop import (
     PrimFunc,
     Stmt,
 )
-from tc.ir.node import Node, replace, substitute
+from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.uses import variables
 from tc.schedule.tree import Place, block_names, facts_at, find_block, find_loop, fresh_block_name, replace_stmt
 
@@ -50,7 +50,8 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
     facts = facts_at(func, Place(block, (*target.path, *loops)))
     if any(prove(each.extent >= 1, facts_at(func, target)) is not True for each in loops):
         raise ScheduleError(f"blockize: a loop of the tile of block {block.name} may make no iteration")
-    if variables(block.where) & {each.var for each in loops}:
+    where = _of_tiles(block.where, loops, facts)
+    if variables(where) & {each.var for each in loops}:
         raise ScheduleError(f"blockize: the condition {block.where} of block {block.name} differs inside the tile")
     outer_axes: list[BlockAxis] = []
     inner_axes: list[BlockAxis] = []
@@ -66,7 +67,7 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
         tuple(outer_axes),
         inside,
         init=None if block.init is None else _tile_init(func, block, loops, inner_axes),
-        where=block.where,
+        where=where,
         annotations=block.annotations,
         span=block.span,
     )
@@ -75,20 +76,10 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
 
 def _split_axis(axis: BlockAxis, loops: list[For], facts: Facts, block: str) -> tuple[BlockAxis, BlockAxis]:
     """The axis of the outer block, which counts tiles, and that of the inner one in terms of it."""
-    form = linear_coefficients(simplify(axis.value, facts), [each.var for each in loops])
-    extent = 1
-    if form is not None:
-        coefficients, rest = form
-        for each in loops:
-            factor = coefficients.get(each.var)
-            if factor is None:
-                continue
-            if not isinstance(factor, Const) or not isinstance(each.extent, Const) or factor.value < 0:
-                form = None
-                break
-            extent += int(factor.value) * (int(each.extent.value) - 1)
+    form = _tile_form(axis.value, loops, facts)
     if form is None:
         raise ScheduleError(f"blockize: axis {axis.var.name} of block {block} is {axis.value}, not a tile of its loops")
+    coefficients, rest, extent = form
     if prove(equal(rest % extent, 0), facts) is not True or prove(equal(axis.extent % extent, 0), facts) is not True:
         raise ScheduleError(f"blockize: axis {axis.var.name} of block {block} does not consist of tiles of {extent}")
     var = Var(f"{axis.var.name}o", i64)
@@ -98,6 +89,38 @@ def _split_axis(axis: BlockAxis, loops: list[For], facts: Facts, block: str) -> 
         if each.var in coefficients:
             value = value + each.var * coefficients[each.var]
     return outer, replace(axis, value=value)
+
+
+def _tile_form(value: Expr, loops: list[For], facts: Facts) -> tuple[dict[Var, Expr], Expr, int] | None:
+    """The steps of a value along loops, the value where they begin, and one more than they add to it at most; None if it may fall."""
+    form = linear_coefficients(simplify(value, facts), [each.var for each in loops])
+    if form is None:
+        return None
+    coefficients, rest = form
+    extent = 1
+    for each in loops:
+        factor = coefficients.get(each.var)
+        if factor is None:
+            continue
+        if not isinstance(factor, Const) or not isinstance(each.extent, Const) or factor.value < 0:
+            return None
+        extent += int(factor.value) * (int(each.extent.value) - 1)
+    return coefficients, rest, extent
+
+
+def _of_tiles(condition: Expr, loops: list[For], facts: Facts) -> Expr:
+    """A condition in terms of where a tile begins, as far as bounds fall between tiles: i * 8 + ii < 24 is i * 8 < 24 for ii of 8."""
+    inside = {each.var for each in loops}
+
+    def at_start(node: Node) -> Node | None:
+        if not isinstance(node, Lt) or not variables(node.lhs) & inside or variables(node.rhs) & inside:
+            return None
+        form = _tile_form(node.lhs, loops, facts)
+        if form is None or any(prove(equal(end % form[2], 0), facts) is not True for end in (form[1], node.rhs)):
+            return None
+        return Lt(form[1], node.rhs)
+
+    return transform(condition, at_start)
 
 
 def _tile_init(func: PrimFunc, block: Block, loops: list[For], axes: list[BlockAxis]) -> Stmt:

@@ -9,10 +9,11 @@ import pytest
 
 from tc.codegen.kernels import finish_loops
 from tc.interp import run_prim_func
-from tc.ir.dtype import DType, bf16, f16, f32, i8, i64
+from tc.ir.dtype import DType, bf16, f16, f32, i8, i32, i64
 from tc.ir.expr import Expr, Var, cast
 from tc.ir.loop import Alloc, PrimFunc
 from tc.ir.node import substitute, walk
+from tc.schedule.analysis import block_infos
 from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tc.te import Read, Tensor, compute, create_prim_func, placeholder, reduce
@@ -140,6 +141,40 @@ def test_no_copy_is_as_large_as_the_operand(kind: str) -> None:
     copies = [*final.outputs[1:], *(node.buffer for node in walk(final) if isinstance(node, Alloc))]
     sizes = [int(np.prod([int(dim.value) for dim in copy.shape])) for copy in copies]  # type: ignore[attr-defined]
     assert max(sizes) <= k * n // 2
+
+
+def times_run(func: PrimFunc, wanted: str) -> int:
+    """How often the blocks whose names contain `wanted` run, with what guards skip."""
+    found = [info for info in block_infos(func) if wanted in info.name and not info.reduction_axes]
+    assert found
+    return sum(int(np.prod([int(loop.extent.value) for loop in info.loops])) for info in found)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("columns", [16 * 13, 816, 1157, 1420])
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_copied_of_the_lhs_serves_all_columns(columns: int, name: str) -> None:
+    a, terms = placeholder((762, 305), f32, "A"), placeholder((300,), i64, "I")
+    b = placeholder((-(-columns // 16), 300, 16), f32, "B")  # packed
+    total = reduce("sum", (762, columns), (300,), lambda i, j, r: a[i, terms[r]] * b[j // 16, r, j % 16], "mm")
+
+    scheduled = apply_rules(create_prim_func("product", [a, terms, b], [total]), TARGETS[name])
+
+    assert scheduled.rule == "contraction"
+    assert times_run(scheduled.func, "lhs") <= 1.5 * 762 * 300
+
+
+@pytest.mark.parametrize("columns", [32 * 13, 816, 1157, 1420])
+@pytest.mark.parametrize("dtype", [bf16, i8], ids=str)
+def test_what_is_copied_of_the_lhs_serves_several_tiles_where_the_rhs_is_copied_too(columns: int, dtype: DType) -> None:
+    total_type = f32 if dtype is bf16 else i32
+    a, b = placeholder((762, 300), dtype, "A"), placeholder((300, columns), dtype, "B")
+    total = reduce("sum", (762, columns), (300,), lambda i, j, r: cast(a[i, r], total_type) * cast(b[r, j], total_type), "mm")
+
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total]), TARGETS["x86-64-v4"])
+
+    assert scheduled.rule == "contraction"
+    tiles = -(-columns // 32)
+    assert times_run(scheduled.func, "A_lhs") <= 1.25 * 762 * 300 * -(-tiles // 3)
 
 
 @pytest.mark.parametrize("kind", ["scaled bytes", "bf16", "gathered columns", "gathered terms of weights", "transposed bf16"])

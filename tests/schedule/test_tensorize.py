@@ -81,6 +81,29 @@ def test_the_start_of_a_sum_stays_outside_the_instruction() -> None:
     assert_same(func, s)
 
 
+def test_bounds_between_tiles_stay_outside_the_instruction() -> None:
+    func = matmul(6, 8, 4)
+    s = Schedule(func)
+    i_blocks, _, ii = s.split("i", (None, 2, 2))  # of three tiles of rows, two a block
+    jo, ji = s.split("j", 4)
+    s.reorder(i_blocks, jo, ii, ji)
+
+    name = s.tensorize(ii, "mma_2x4x4")
+
+    assert str(s.block(name).where) == "i_0 * 4 + i_1 * 2 < 6"
+    assert_same(func, s)
+
+
+def test_bounds_inside_tiles_are_in_the_way() -> None:
+    s = Schedule(matmul(5, 8, 4))
+    io, ii = s.split("i", 2)
+    jo, ji = s.split("j", 4)
+    s.reorder(io, jo, ii, ji)
+
+    with pytest.raises(ScheduleError, match="the condition io \\* 2 \\+ ii < 5 of block mm differs inside the tile"):
+        s.tensorize(ii, "mma_2x4x4")
+
+
 @pytest.mark.parametrize("sizes", [(4, 2, 4), (2, 4, 2)])
 def test_tiles_of_another_size_do_not_match(sizes: tuple[int, int, int]) -> None:
     _, s, loop = tiled(4, 8, 12, sizes)

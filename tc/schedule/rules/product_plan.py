@@ -196,7 +196,10 @@ class ProductPlan:
         tasks = self._num_tasks([*(loop for loop in others if loop in self.batch), self.column_tiles])
         self.rhs_is_apart = tasks < self.target.cores <= self._num_tasks([*others, *bands, *self.row_tiles])
         is_in_tiles = bool(self.rhs_before) and not self.rhs_is_apart
-        by_columns = is_in_tiles or self._columns_outermost(others, bands, bool(before))
+        are_several = len(tiles) == 1 and (extent_value(s, tiles[0]) or 1) > 1
+        copied = self._packed_bands() if self.lhs_is_copied and not is_in_tiles and not bands and are_several else []
+        bands, tiles, is_banded = [*bands, *copied], self.row_tiles, bool(before or copied)
+        by_columns = is_in_tiles or self._columns_outermost(others, bands, is_banded)
         again = by_columns and extent_value(s, self.column_tiles) != 1  # inside a band each tile of columns would pad anew
         if by_columns:
             shared = [loop for loop in others if loop in self.batch]
@@ -208,13 +211,13 @@ class ProductPlan:
             self.rhs_place = columns
         else:
             apart, columns = self._cut_columns("columns_apart", smallest=False)
-            rows, tiles = ([], tiles) if before else self._cut_row_tiles(apart)
+            rows, tiles = ([], tiles) if is_banded else self._cut_row_tiles(apart)
             inside = [*columns, *band_rows, *tiles]
             sides = ("rows", "columns")
-            if columns and tiles and not before and s.choose(self.name, "innermost", sides, "rows", ordered=False) == "columns":
+            if columns and tiles and not is_banded and s.choose(self.name, "innermost", sides, "rows", ordered=False) == "columns":
                 inside = [*band_rows, *tiles, *columns]
             around = [*bands, *rows]
-            if bands and rows and not before and s.choose(self.name, "outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
+            if bands and rows and s.choose(self.name, "outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
                 around = [*rows, *bands]
             outer = [*others, *around, *apart, *inside]
             parallel = [*others, *around, *apart]
@@ -222,7 +225,7 @@ class ProductPlan:
         self.anchor = outer[-1]
         self.padding_place = bands[-1] if bands else None
         if self.lhs_is_copied:
-            self.padding_place = next(iter([*reversed(tiles), *reversed(bands)]), None)
+            self.padding_place = next(iter([*copied, *reversed(tiles), *reversed(bands)]), None)
         elif self.padding_place is not None and before:
             place = s.choose(self.name, "padding", ("band", "alone"), "alone" if again else "band", ordered=False)
             self.padding_place = self.padding_place if place == "band" else None
@@ -238,10 +241,12 @@ class ProductPlan:
         sizes = [] if count is None or loop in self.guarded else divisors(count)
         if smallest:
             most = max(1, min(COPIED_TILES, (count or 1) // self.target.cores)) if self.lhs_is_copied else 1
+            if count is not None and most > 1 and not any(1 < size <= most for size in sizes):
+                sizes = _even_sizes(count - (loop in self.guarded))
             size = s.choose(self.name, knob, sizes, max((size for size in sizes if size <= most), default=1))
             if size == 1:
                 return loop, []
-            around, inside = s.split(loop, size)
+            around, inside = self._split_guarded(loop, size)
             return around, [inside]
         parts = s.choose(self.name, knob, sizes, 1)
         if parts == 1 or count is None:
@@ -302,15 +307,22 @@ class ProductPlan:
         count = max(1, count - guarded)  # whole tiles: the last one, if cut short, is peeled and becomes a band of its own
         tile_bytes = self.tile.rows * max(1, self._lhs_bytes() // max(1, count * self.tile.rows))
         most = max(1, min(int(self.target.l2_bytes * PACKED_BYTES_OF_L2) // tile_bytes, count // self.target.cores))
-        sizes = sorted({-(-count // bands) for bands in range(1, count + 1)})
+        sizes = _even_sizes(count)
         size = self.s.choose(self.name, "band_tiles", sizes, max(size for size in sizes if size <= most))
-        band, inside = self.s.split(loop, size)
-        if guarded or count % size:
-            self.guarded.append(band)
-            self._guard(inside)
-            self.s.annotate_loop(band, "partition", 1)
+        band, inside = self._split_guarded(loop, size)
         self.bands, self.row_tiles = [band], [inside]
         return [band]
+
+    def _split_guarded(self, loop: str, size: int) -> tuple[str, str]:
+        """Cut a loop over tiles, both parts to be peeled where the last part or the last tile is short."""
+        count = extent_value(self.s, loop)
+        is_whole = loop not in self.guarded and count is not None and count % size == 0
+        around, inside = self.s.split(loop, size)
+        if not is_whole:
+            self.guarded.append(around)
+            self._guard(inside)
+            self.s.annotate_loop(around, "partition", 1)
+        return around, inside
 
     def _banded(self) -> list[str]:
         """With padding: cut the rows of the image into bands whose padded input fits the cache; the band loop."""
@@ -354,6 +366,8 @@ class ProductPlan:
             return False
         if row_tasks < cores <= column_tasks:
             return True
+        if self.lhs_is_copied and is_padded:  # once, rather than for each tile of columns
+            return False
         is_wide = self.roles.blocks is not None and self.tile.vectors == NEAR_VECTORS and not is_padded
         stays = is_wide and rhs_stays_near(self.contraction, self.tile.columns, self.target)
         return stays or self._rhs_is_larger() or (not is_padded and self._reads_less_by_columns())
@@ -463,6 +477,11 @@ class ProductPlan:
                 vectorize_loop(s, last, lanes_for(block_info(s, name), self.target))
             else:
                 schedule_block(s, name, self.target)
+
+
+def _even_sizes(count: int) -> list[int]:
+    """How many of `count` tiles a part may have, the last part being as near to the others as can be; in order."""
+    return sorted({-(-count // parts) for parts in range(1, count + 1)})
 
 
 def rows_clash(contraction: Contraction) -> bool:
