@@ -10,7 +10,7 @@ import pytest
 from tc import te
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.ir.dtype import DType, bool_, f32, f64, i8, i64
-from tc.ir.expr import Expr, Select, const, logical_and
+from tc.ir.expr import Expr, Select, Var, const, logical_and
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import finish_loops
 from tc.schedule.step import Schedule
@@ -138,3 +138,20 @@ def test_rows_of_a_concatenation_read_nothing_outside_of_their_buffers() -> None
 
     np.testing.assert_array_equal(result, np.concatenate([a, b]))
     assert masked_loads(final) == (2, 2)
+
+
+def test_rows_that_start_at_a_minimum_are_found_once() -> None:
+    n = Var("n", i64)
+    x = te.placeholder((n, 64), f32, "x")
+    schedule = Schedule(te.create_prim_func("f", (x,), (te.compute((n, 64), lambda i, j: x[i, j] + 1.0, "y"),), (n,)))
+    schedule.specialize("i", 4)
+    _, row = schedule.split_overlapped("i", 4)
+    _, column = schedule.split("j", 16)
+    schedule.vectorize(column)
+    schedule.unroll(row)
+    schedule.unroll("jo")
+
+    text = emit_prim_func(finish_loops(schedule.func)).ir_text
+
+    assert text.count("load <16 x float>") == 16
+    assert text.count("= call i64 @llvm.smin") == 1

@@ -264,7 +264,8 @@ class FunctionBuilder:
         a, b = self.unify(a, b)
         if condition.lanes and not a.lanes:
             a, b = self.splat(a, condition.lanes), self.splat(b, condition.lanes)
-        return self.emit(f"select {condition}, {a}, {b}", a.element, a.lanes)
+        text = f"select {condition}, {a}, {b}"
+        return self._shared(text, a.element, a.lanes) if a.element[0] == "i" else self.emit(text, a.element, a.lanes)
 
     def convert(self, op: str, value: Value, element: str) -> Value:
         target = Value("", element, value.lanes).type
@@ -287,7 +288,8 @@ class FunctionBuilder:
         suffix = f"v{first.lanes}{_MANGLED[first.element]}" if first.lanes else _MANGLED[first.element]
         full = f"llvm.{name}.{suffix}"
         self.module.declare(full, first.type, [arg.type for arg in args])
-        return self.emit(f"call {first.type} @{full}({', '.join(map(str, args))})", first.element, first.lanes)
+        text = f"call {first.type} @{full}({', '.join(map(str, args))})"
+        return self._shared(text, first.element, first.lanes) if first.element[0] == "i" else self.emit(text, first.element, first.lanes)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.intrinsic("fma", a, b, c)
