@@ -20,6 +20,7 @@ from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops
 from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
 from tc.schedule.rules.operands import Dot, columns_block, making_blocks, stage_operands
 from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
+from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
 from tc.schedule.step import Schedule
@@ -45,6 +46,9 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     last = after[-1] if after else contraction.info
     if all(is_single(last, axis) for axis in driven_spatial(last)):
         return None
+    rule = schedule_row_sums(schedule, contraction, target)
+    if rule is not None:
+        return rule
     name = contraction.info.name
     is_static = all(isinstance(axis.extent, Const) for axis in last.block.axes)
     apart = bool(after) and is_static and schedule.choose(name, "epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, FloorMod, Load, Var
+from tc.ir.expr import Const, Expr, FloorMod, Load, Var, is_const
 from tc.ir.loop import LoopKind
 from tc.ir.node import children, walk
 from tc.ir.polynomial import linear_coefficients
@@ -76,6 +77,17 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     if copies:
         others = {info.name for info in block_infos(schedule.func)} - copies
         _Version(schedule, target, frozenset(others), is_short=True).run()
+    return rule
+
+
+def schedule_rows(schedule: Schedule, target: Target, apart: Sequence[str]) -> str:
+    """Schedule a reduction of which each term is read once for a result, and what follows it; the blocks `apart` on their own."""
+    for info in _writers_of_results(schedule):
+        if info.reduction_axes:
+            schedule.cache_write(info.name, "local")
+    rule = _Version(schedule, target, frozenset(apart)).run()
+    for name in apart:
+        schedule_block(schedule, name, target)
     return rule
 
 
@@ -376,7 +388,8 @@ def _is_heavy(info: BlockInfo) -> bool:
 def _keeps_last_axis(info: BlockInfo) -> bool:
     """Whether something that a reduction reads is contiguous along an axis that it does not reduce, nor decides how much is reduced."""
     deciding = frozenset[Var]().union(*(variables(axis.extent) for axis in info.block.axes if axis.var in info.reduction_axes))
-    axes = tuple(axis.var for axis in info.block.axes if axis.var in info.spatial_axes and not variables(axis.value) & deciding)
+    moving = (axis for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1))
+    axes = tuple(axis.var for axis in moving if not variables(axis.value) & deciding)
     return any(_is_contiguous_along(load.indices[-1], axes) for load in loads_of(info) if load.indices)
 
 

@@ -1,0 +1,131 @@
+"""Products of one column or a few, summed along vectors of their depth: what numpy computes, whatever the sizes, types and neighbours."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tc
+from benchmarks.products import model, node
+from tc.ir.dtype import f32
+from tc.ir.expr import Expr, Var
+from tc.ir.loop import PrimFunc
+from tc.ir.types import DimFact
+from tc.passes.pipeline import finish_loops
+from tc.schedule.knobs import Decide, Knob, Value, follow
+from tc.schedule.rules import apply_rules
+from tc.target import Target, native_target
+from tc.te import create_prim_func, placeholder, reduce
+from tests.ops.kernels import run
+
+WIDE = Target.parse("x86-64-v4")
+
+
+def product(batch: int, m: int | Var, k: int, n: int) -> PrimFunc:
+    """A[batch, m, k] @ B[batch, k, n]."""
+    a, b = placeholder((batch, m, k), f32, "A"), placeholder((batch, k, n), f32, "B")
+
+    def term(s: Expr, i: Expr, j: Expr, r: Expr) -> Expr:
+        return a[s, i, r] * b[s, r, j]
+
+    result = reduce("sum", (batch, m, n), (k,), term, "mm")
+    if not isinstance(m, Var):
+        return create_prim_func("mm", [a, b], [result])
+    return create_prim_func("mm", [a, b], [result], (m,), facts=(DimFact(m, 0),))
+
+
+def answer(lanes: str) -> Decide:
+    def decide(knob: Knob) -> Value:
+        return lanes if knob.name.endswith("/lanes") else knob.default
+
+    return decide
+
+
+@pytest.mark.parametrize("lanes", ["depth", "columns"])
+@pytest.mark.parametrize("seed", range(12))
+def test_products_of_few_columns_are_right_either_way(seed: int, lanes: str) -> None:
+    rng = np.random.default_rng(seed)
+    batch, rows, depth, columns = (int(rng.integers(1, most)) for most in (4, 40, 150, 17))
+    size: int | Var = rows if seed % 2 else Var("m")
+    a = rng.standard_normal((batch, rows, depth), dtype=np.float32)
+    b = rng.standard_normal((batch, depth, columns), dtype=np.float32)
+
+    func = finish_loops(apply_rules(product(batch, size, depth, columns), native_target(), answer(lanes)).func)
+
+    one, two = (run(func, [a, b], () if seed % 2 else (rows,), threads=threads)[0] for threads in (1, 2))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(one, a.astype(float) @ b, rtol=0, atol=1e-6 * (4 + depth))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rule"),
+    [
+        ((500, 300, 1), "row reduction"),
+        ((500, 300, 3), "row reduction"),
+        ((500, 3000, 1), "row reduction"),
+        ((500, 8, 1), "contraction"),  # less than a vector to sum
+        ((500, 300, 16), "contraction"),  # columns fill a vector
+        ((2, 300, 7), "contraction"),  # too few rows for turning the columns
+    ],
+)
+def test_vectors_lie_along_the_depth_where_columns_would_leave_lanes_empty(sizes: tuple[int, int, int], rule: str) -> None:
+    assert apply_rules(product(1, *sizes), WIDE).rule == rule
+
+
+def test_the_other_way_stays_in_the_space() -> None:
+    func = product(1, 500, 300, 3)
+
+    default = apply_rules(func, WIDE)
+    other = apply_rules(func, WIDE, follow({default.choices[0].knob.name: "columns"}))
+
+    assert (default.choices[0].value, other.rule) == ("depth", "contraction")
+
+
+def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    np.testing.assert_allclose(found.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def test_what_precedes_and_follows_a_product_with_a_vector_is_kept() -> None:
+    """Rows that are gathered, a function of the vector, a bias and a relu."""
+    rng = np.random.default_rng(0)
+    a, x, bias = (rng.standard_normal(shape, dtype=np.float32) for shape in ((60, 100), (100, 1), (45, 1)))
+    rows = rng.integers(-60, 60, 45)
+    nodes = [node("Gather", ["a", "i"], "g", axis=0), node("Tanh", ["x"], "t"), node("MatMul", ["g", "t"], "p")]
+    nodes += [node("Add", ["p", "c"], "q"), node("Relu", ["q"], "y")]
+
+    (found,) = tc.compile(model(nodes, {"a": a, "x": x, "i": rows}, {"c": bias})).run({"a": a, "x": x, "i": rows}).values()
+
+    close(found, np.maximum(a[rows].astype(float) @ np.tanh(x.astype(float)) + bias, 0), 1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])
+def test_products_of_few_columns_in_other_types(dtype: type, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    a, b = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((37, 75), (75, columns)))
+
+    (found,) = tc.compile(model([node("MatMul", ["a", "b"], "y")], {"a": a, "b": b}, {})).run({"a": a, "b": b}).values()
+
+    np.testing.assert_array_equal(found.astype(float), (a.astype(float) @ b.astype(float)).astype(dtype).astype(float))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_products_of_bytes_with_few_columns_are_exact(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    a, b = rng.integers(0, 256, (50, 91)).astype(np.uint8), rng.integers(-128, 128, (91, columns)).astype(np.int8)
+
+    (found,) = tc.compile(model([node("MatMulInteger", ["a", "b"], "y")], {"a": a}, {"b": b})).run({"a": a}).values()
+
+    np.testing.assert_array_equal(found, a.astype(np.int64) @ b)
+
+
+def test_not_a_number_and_infinity_of_a_row_stay_in_it() -> None:
+    a, b = np.ones((20, 50), np.float32), np.ones((50, 3), np.float32)
+    a[3, 7], a[5, 49] = np.nan, np.inf
+
+    (found,) = tc.compile(model([node("MatMul", ["a", "b"], "y")], {"a": a, "b": b}, {})).run({"a": a, "b": b}).values()
+
+    assert np.isnan(found[3]).all()
+    assert np.isposinf(found[5]).all()
+    assert (np.delete(found, (3, 5), axis=0) == 50).all()
