@@ -177,6 +177,17 @@ def test_what_is_copied_of_the_lhs_serves_several_tiles_where_the_rhs_is_copied_
     assert times_run(scheduled.func, "A_lhs") <= 1.25 * 762 * 300 * -(-tiles // 3)
 
 
+def test_tiles_that_stay_together_are_summed_in_parts_where_sums_are_long() -> None:
+    a, b = placeholder((40, 10240), bf16, "A"), placeholder((10240, 512), bf16, "B")
+    total = reduce("sum", (40, 512), (10240,), lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), "mm")
+
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total]), TARGETS["x86-64-v4"])
+
+    assert scheduled.rule == "contraction"
+    assert {info.name for info in block_infos(scheduled.func)} >= {"mm", "mm_rf", "A_lhs", "B_rhs"}
+    assert any(step.primitive == "transform_layout" for step in scheduled.trace.steps)
+
+
 @pytest.mark.parametrize("kind", ["scaled bytes", "bf16", "gathered columns", "gathered terms of weights", "transposed bf16"])
 @pytest.mark.parametrize("rows", [0, 1, 3, 5, 9, 16, 40])
 def test_products_of_any_number_of_rows(kind: str, rows: int) -> None:

@@ -9,7 +9,9 @@ Source: the row-block scheme of Dao et al. (2022), with whole rows of scores, wh
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove
@@ -21,6 +23,7 @@ from tc.schedule.rules.common import extent_value, known_product, loops_inside, 
 from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.partial_sums import reduce_along
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import cut_overlapped, loops_of_sum, peel, split_off, unroll_tile, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -61,13 +64,13 @@ def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     most = min(MOST_ROWS, (target.num_vector_registers - 3) // 2)
     tile = schedule.choose(chain.weighted, "rows", range(2, min(rows or most, most) + 1), choose_rows(rows, most))
     is_enough = None if dim is None else prove(const(tile) <= dim, Facts.of(schedule.func.facts))
+    names = [info.name for info in infos]
     if isinstance(dim, Var) and is_enough is None:
-        schedule.specialize(dim.name, tile)
-        few = [info.name for info in block_infos(schedule.func)[len(infos) :]]
-        _schedule_version(schedule, few, 1, target)
+        few = split_off(schedule, names, partial(schedule.specialize, dim.name, tile))
+        _schedule_version(schedule, list(few.values()), 1, target)
     elif is_enough is False:
         rows = FEW_ROWS  # so many at most, or little more: one by one
-    _schedule_version(schedule, [info.name for info in infos], tile if rows is None or rows > FEW_ROWS else 1, target)
+    _schedule_version(schedule, names, tile if rows is None or rows > FEW_ROWS else 1, target)
     return "attention" if rows is None or rows > FEW_ROWS else "attention, row by row"
 
 
@@ -148,22 +151,16 @@ def _inline_around(schedule: Schedule, chain: AttentionChain) -> bool:
     if any(not info.is_spatial for info in infos if info.name not in own) or len(after) > 1:
         return False
     final = infos[place]
-    load = next(load for load in final.reads if load.buffer in infos_named(infos, chain.weighted).written_buffers)
+    load = next(load for load in final.reads if load.buffer in block_info(schedule, chain.weighted).written_buffers)
     if not all(isinstance(index, Var) or not axes_in(index) for index in load.indices):
         return False
     for info in infos:
         if info.name not in own and info not in after:
-            try:
+            with suppress(ScheduleError):
                 schedule.compute_inline(info.name)
-            except ScheduleError:
-                continue
     if after:
         schedule.compute_inline(chain.final)
     return True
-
-
-def infos_named(infos: list[BlockInfo], name: str) -> BlockInfo:
-    return next(info for info in infos if info.name == name)
 
 
 def _loop_of(info: BlockInfo, axis: Var) -> str | None:
@@ -214,11 +211,13 @@ def _schedule_tiles(
     fitting = [count for count in (1, 2, 3, 4) if count <= most and count <= -(-(columns or 64) // lanes)]
     vectors = schedule.choose(chain.weighted, "vectors", fitting, _vectors(columns, lanes))
     _pack_keys(schedule, chain, 2 * lanes, target)
-    tile_loop, rows_inside = _cut_rows(schedule, row, rows)
+    tiles = cut_overlapped(schedule, row, rows)
+    if not tiles.is_whole:
+        peel(schedule, tiles.around)
     block, columns_inside = schedule.split(column, vectors * lanes)
-    schedule.reorder(*lead, tile_loop, block, rows_inside, columns_inside)
-    schedule.annotate_loop(block, "partition", 1)
-    tile_loop = _share(schedule, chain, lead, tile_loop, rows)
+    schedule.reorder(*lead, tiles.around, block, tiles.inside, columns_inside)
+    peel(schedule, block)
+    tile_loop = _share(schedule, chain, lead, tiles.around, rows)
     schedule.compute_at(chain.weighted, block)
     for name in (chain.inverse, chain.total, chain.powers, chain.top, chain.masked):
         schedule.compute_at(name, tile_loop)
@@ -230,16 +229,7 @@ def _schedule_tiles(
     _in_vectors(schedule, chain.powers, lanes)
     _split_keys(schedule, chain.weighted, lanes)
     _register_tile(schedule, chain.weighted, block, lanes)
-    _finish_block(schedule, [rows_inside, columns_inside], lanes)
-
-
-def _cut_rows(schedule: Schedule, row: str, rows: int) -> tuple[str, str]:
-    try:
-        return schedule.split_overlapped(row, rows)
-    except ScheduleError:
-        outer, inner = schedule.split(row, rows)
-        schedule.annotate_loop(outer, "partition", 1)
-        return outer, inner
+    unroll_tile(schedule, [tiles.inside, columns_inside], lanes)
 
 
 def _share(schedule: Schedule, chain: AttentionChain, lead: list[str], tile_loop: str, rows: int) -> str:
@@ -322,10 +312,10 @@ def _tile_scores(schedule: Schedule, chain: AttentionChain, tile_loop: str, lane
     row, column = loops_inside(schedule, chain.masked, tile_loop)
     block, columns_inside = schedule.split(column, 2 * lanes)
     schedule.reorder(block, row, columns_inside)
-    schedule.annotate_loop(block, "partition", 1)
+    peel(schedule, block)
     schedule.compute_at(chain.scores, block)
     _register_tile(schedule, chain.scores, block, lanes)
-    _finish_block(schedule, [row, columns_inside], lanes)
+    unroll_tile(schedule, [row, columns_inside], lanes)
 
 
 def _interleave_rows(schedule: Schedule, name: str, lanes: int) -> None:
@@ -339,47 +329,26 @@ def _interleave_rows(schedule: Schedule, name: str, lanes: int) -> None:
 
 def _register_tile(schedule: Schedule, name: str, anchor: str, lanes: int) -> None:
     """Rows by vectors of sums in registers, the reduction around them."""
-    info = block_info(schedule, name)
-    inside = loops_inside(schedule, name, anchor)
-    deep = {n.name for a in info.block.axes if a.var in info.reduction_axes for n in walk(a.value) if isinstance(n, Var)}
-    depth = [loop for loop in inside if loop in deep]
-    tiled = [loop for loop in inside if loop not in deep]
-    loops = list(schedule.loops_of(name))
-    unit = [loop for loop in loops[loops.index(anchor) + 1 :] if extent_value(schedule, loop) == 1]
-    schedule.reorder(*unit, *depth, *tiled)
-    _finish_block(schedule, tiled, lanes)
+    loops = loops_of_sum(schedule, name, anchor)
+    depth = [loop for loop in loops.depth if extent_value(schedule, loop) != 1]
+    schedule.reorder(*loops.single, *(loop for loop in loops.depth if loop not in depth), *depth, *loops.tiled)
+    unroll_tile(schedule, loops.tiled, lanes)
     if depth:
         schedule.decompose_reduction(name, depth[0])
-    schedule.set_scope(info.writes[0].buffer.name, "register")
+    schedule.set_scope(block_info(schedule, name).writes[0].buffer.name, "register")
 
 
 def _split_keys(schedule: Schedule, name: str, lanes: int) -> None:
     """The sum over keys in steps of a vector, in which scores lie together."""
     outer, _ = schedule.split(schedule.loops_of(name)[-1], lanes)
-    schedule.annotate_loop(outer, "partition", 1)
-
-
-def _finish_block(schedule: Schedule, tiled: list[str], lanes: int) -> None:
-    """Unroll rows, vectorize columns."""
-    if not tiled:
-        return
-    *rows, column = tiled
-    extent = extent_value(schedule, column)
-    assert extent is not None, "register tiles have known sizes"
-    if extent > lanes:
-        vectors, column = schedule.split(column, lanes)
-        schedule.unroll(vectors)
-    schedule.vectorize(column)
-    for loop in rows:
-        schedule.unroll(loop)
+    peel(schedule, outer)
 
 
 def _in_vectors(schedule: Schedule, name: str, lanes: int) -> None:
     """Vectorize the last loop of a block, its remainder under a mask."""
-    last = schedule.loops_of(name)[-1]
-    out, inner = schedule.split(last, lanes)
-    schedule.vectorize(inner)
-    schedule.annotate_loop(out, "partition", 1)
+    vectors, lane = schedule.split(schedule.loops_of(name)[-1], lanes)
+    schedule.vectorize(lane)
+    peel(schedule, vectors)
 
 
 # -- few rows
@@ -403,5 +372,5 @@ def _schedule_few_rows(
         reduce_along(schedule, name, anchor, target)
     _in_vectors(schedule, chain.powers, lanes)
     _register_tile(schedule, chain.weighted, block, lanes)
-    _finish_block(schedule, [column], lanes)
+    vectorize_tile(schedule, column, lanes)
 

@@ -8,7 +8,6 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Var, is_const
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
-from tc.schedule.rules.common import extent_value
 from tc.schedule.step import Schedule
 
 
@@ -83,21 +82,6 @@ def contraction_of(schedule: Schedule, name: str) -> Contraction:
     found = as_contraction(block_info(schedule, name))
     assert found is not None, f"{name} is a contraction"
     return found
-
-
-def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
-    """Run a loop in vectors, if that is worth it; the loop over them where all are whole."""
-    extent = extent_value(schedule, loop)
-    if extent is not None and extent <= lanes:
-        if extent >= 4:
-            schedule.vectorize(loop)
-        return None
-    out, inner = schedule.split(loop, lanes)
-    schedule.vectorize(inner)
-    if extent is None or extent % lanes:
-        schedule.annotate_loop(out, "partition", 1)
-        return None
-    return out
 
 
 def driving_loops(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:

@@ -17,7 +17,8 @@ from tc.ir.loop import annotation
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in
 from tc.schedule.rules.common import extent_value, lanes_for, loads_of, loops_inside
-from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
+from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.tile import peel, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -202,7 +203,7 @@ def _in_lanes(
     chain = loops[min(map(loops.index, (*steps, inner))) :]
     schedule.reorder(*[loop for loop in chain if loop not in (*steps, inner)], *steps, inner)
     if steps:
-        schedule.annotate_loop(steps[-1], "partition", 1)
+        peel(schedule, steps[-1])
         if is_unrolled:
             unroll_few(schedule, partial, steps[-1])
     schedule.decompose_reduction(partial, (steps or [inner])[0])
@@ -235,7 +236,7 @@ def _in_parts(
     part = schedule.rfactor(name, parts)
     loops = list(schedule.loops_of(part))
     _in_lanes(schedule, part, loops[loops.index(parts) + 1 :], [], lanes, accumulators, extent is not None and is_plain)
-    schedule.annotate_loop(schedule.loops_of(part)[-2], "partition", 1)
+    peel(schedule, schedule.loops_of(part)[-2])
     for buffer in block_info(schedule, part).written_buffers:
         put_last(schedule, buffer)
     own = list(schedule.loops_of(name))
@@ -335,16 +336,8 @@ def _vectors_of_part(schedule: Schedule, name: str, lanes: int, *, is_last: bool
     schedule.decompose_reduction(name, steps[0])
     if is_last:
         return ""
-    schedule.annotate_loop(own[-1], "partition", 1)
+    peel(schedule, own[-1])
     return own[-1]
-
-
-def vectorize_tile(schedule: Schedule, loop: str, lanes: int) -> None:
-    """Vectorize a loop of a few vectors, these one after the other."""
-    if (extent_value(schedule, loop) or 0) > lanes:
-        vectors, loop = schedule.split(loop, lanes)
-        schedule.unroll(vectors)
-    schedule.vectorize(loop)
 
 
 def reduce_parts(schedule: Schedule, name: str, terms: int, *, is_row: bool) -> None:

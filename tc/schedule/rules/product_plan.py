@@ -22,14 +22,13 @@ from tc.schedule.rules.common import (
 )
 from tc.schedule.rules.epilogue import (
     block_info,
-    contraction_of,
     driven_spatial,
     driving_loops,
     is_single,
-    vectorize_loop,
 )
 from tc.schedule.rules.operands import Dot, making_blocks, moves_apart
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import vectorize_loop
 from tc.schedule.rules.tile_sum import TileSum
 from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile, is_clashing_pitch
 from tc.schedule.step import Schedule
@@ -257,7 +256,7 @@ class ProductPlan:
     def _lay_tiles_apart(self) -> None:
         """Let each tile of columns of the rhs's copy lie by itself."""
         s = self.s
-        rhs = contraction_of(s, self.name).rhs
+        rhs = self.contraction.rhs
         names = [f"a{d}" for d in range(len(rhs.indices))]
         rest = [] if self.dot is None else [names.pop()]
         *outer, column = names

@@ -24,7 +24,7 @@ from tc.schedule.rules.common import (
     set_parallel,
     stream_lanes,
 )
-from tc.schedule.rules.epilogue import block_info, driving_loops, vectorize_loop
+from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.rules.partial_sums import (
     ACCUMULATORS,
     CHAIN,
@@ -36,9 +36,9 @@ from tc.schedule.rules.partial_sums import (
     reduce_parts,
     rounds,
     unroll_few,
-    vectorize_tile,
 )
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, split_off, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -115,19 +115,15 @@ def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> 
     if (not rounds(first) and len(infos) == 1) or all(extent_value(schedule, loop) is not None for loop in depth):
         return set()
     terms = MOST_SHORT_STEPS if _keeps_last_axis(first) else CHAIN * ACCUMULATORS * lanes_for(first, target)
-    before = {info.name for info in infos}
-    try:
-        schedule.specialize(schedule.fuse(*depth), terms + 1)
-    except ScheduleError:  # the extent is not decided by dims, or the question by what is known of them
-        return set()
-    return {info.name for info in block_infos(schedule.func)} - before
+    names = [info.name for info in infos]
+    return set(split_off(schedule, names, lambda: schedule.specialize(schedule.fuse(*depth), terms + 1)).values())
 
 
 def _writers_of_results(schedule: Schedule) -> list[BlockInfo]:
     return [info for info in block_infos(schedule.func) if set(info.written_buffers) & set(schedule.func.buffers)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Version:
     """The schedule of one version of a program while it is made. `others`: blocks of the other version; `is_short`: of few terms."""
 
@@ -256,16 +252,10 @@ class _Version:
         if not reader.reduction_axes or len(reader.loops) < 2 or reader.loops[-1].kind is not LoopKind.VECTORIZED:
             return None
         anchor = reader.loops[-2].var.name
-        try:
-            self.schedule.compute_at(name, anchor)
-        except ScheduleError:
-            return None
-        return anchor
+        return anchor if is_moved(self.schedule, name, anchor) else None
 
     def _compute_at(self, name: str, anchor: str) -> None:
-        try:
-            self.schedule.compute_at(name, anchor)
-        except ScheduleError:
+        if not is_moved(self.schedule, name, anchor):
             self.schedule_one(name)
 
     def _vectorize_inside(self, name: str, row: str, *, is_plain: bool = True) -> None:
@@ -295,21 +285,21 @@ class _Version:
         if not any(map(_keeps_last_axis, reductions)):  # then lanes belong to the reduction
             return None
         extent = extent_value(schedule, loops[-1])
-        columns = _split_columns(schedule, final, loops[-1], lanes)
-        if columns is None:
+        found = _split_columns(schedule, final, loops[-1], lanes)
+        if found is None:
             return None
-        guarded, width = columns.is_guarded, columns.width
+        columns, width = found
         lead = [loop for loop in loops[:-1] if loop not in others]
-        schedule.reorder(*lead, columns.tiles, *others, columns.tile)
-        outer = [*lead, *([] if guarded else [columns.tiles])]
+        schedule.reorder(*lead, columns.around, *others, columns.inside)
+        outer = [*lead, *([columns.around] if columns.is_whole else [])]
         terms = max(256 if self._is_uneven() else 16, self._most_terms())
-        fused = set_parallel(schedule, final, outer, width * terms * (1 if not guarded else max((extent or 64) // width, 1)))
-        anchor = columns.tiles if guarded else fused
+        fused = set_parallel(schedule, final, outer, width * terms * (1 if columns.is_whole else max((extent or 64) // width, 1)))
+        anchor = fused if columns.is_whole else columns.around
         if anchor is None:
             return None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
             self._compute_at(name, anchor)
-        vectorize_tile(schedule, columns.tile, lanes)
+        vectorize_tile(schedule, columns.inside, lanes)
         for each in self.infos():
             if each.name != final and anchor in schedule.loops_of(each.name):
                 reduce_in_columns(schedule, each.name, anchor, width, lanes, is_short=self.is_short)
@@ -342,13 +332,13 @@ class _Version:
             schedule_block(schedule, name, target)
             return
         lanes = lanes_for(info, target)
-        columns = _split_columns(schedule, name, spatial[-1], lanes) if spatial and _keeps_last_axis(info) else None
-        if columns is not None:
-            outer = spatial[:-1]
-            schedule.reorder(*outer, columns.tiles, *depth, columns.tile)
-            whole = [*outer, *([] if columns.is_guarded else [columns.tiles])]
-            set_parallel(schedule, name, whole, known_product(schedule, depth, 64) * columns.width)
-            reduce_in_columns(schedule, name, columns.tiles, columns.width, lanes, is_local=False, is_short=self.is_short)
+        found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and _keeps_last_axis(info) else None
+        if found is not None:
+            outer, (columns, width) = spatial[:-1], found
+            schedule.reorder(*outer, columns.around, *depth, columns.inside)
+            whole = [*outer, *([columns.around] if columns.is_whole else [])]
+            set_parallel(schedule, name, whole, known_product(schedule, depth, 64) * width)
+            reduce_in_columns(schedule, name, columns.around, width, lanes, is_local=False, is_short=self.is_short)
             return
         if spatial and loops[: len(spatial)] != spatial:
             schedule.reorder(*spatial, *depth)
@@ -356,29 +346,15 @@ class _Version:
         reduce_in_lanes(schedule, name, depth, target, is_short=self.is_short, is_plain=is_plain and not _is_heavy(info))
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """A loop over columns cut in `tiles` and a `tile` of `width` columns; `is_guarded`: the last one may not be full."""
-
-    tiles: str
-    tile: str
-    width: int
-    is_guarded: bool
-
-
-def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int) -> _Columns | None:
-    """Cut a loop into tiles of a few vectors; None where it is too short for one."""
+def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int) -> tuple[Cut, int] | None:
+    """Cut a loop into tiles of a few vectors, of so many columns; None where it is too short for one."""
     extent = extent_value(schedule, loop)
     if extent is not None and extent < 4:
         return None
     wide = extent is None or extent >= lanes
     width = lanes * choose_accumulators(schedule, block, extent, lanes, accumulators_for(extent, lanes, ACCUMULATORS)) if wide else extent
     assert width is not None, "a narrow row has a known extent"
-    tiles, tile = schedule.split(loop, width)
-    is_guarded = extent is None or extent % width != 0
-    if is_guarded:
-        schedule.annotate_loop(tiles, "partition", 1)
-    return _Columns(tiles, tile, width, is_guarded)
+    return cut_and_peel(schedule, loop, width), width
 
 
 def _is_heavy(info: BlockInfo) -> bool:

@@ -8,6 +8,8 @@ from tc.ir.node import Node, children
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel, stream_lanes
+from tc.schedule.rules.epilogue import block_info
+from tc.schedule.rules.tile import is_moved, peel, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -25,7 +27,7 @@ def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
 
 def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     """Vectorize and parallelize one elementwise block; one that is a single point stays."""
-    info = next(i for i in block_infos(schedule.func) if i.name == block)
+    info = block_info(schedule, block)
     loops = list(schedule.loops_of(block))
     if not loops:
         return
@@ -51,11 +53,20 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         out, inner = schedule.split(last, lanes)
     schedule.vectorize(inner)
     if extent is None or extent % (vectors * lanes):
-        schedule.annotate_loop(out, "partition", 1)
+        peel(schedule, out)
     if outer:
         set_parallel(schedule, block, outer, extent or 256)
     else:
         set_parallel(schedule, block, [out], vectors * lanes)
+
+
+def schedule_before(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
+    """Compute blocks, which follow each other, inside the loop `place` of their reader; on their own where that cannot be, or is None."""
+    for name in reversed(names):
+        if place is not None and is_moved(schedule, name, place):
+            vectorize_loop(schedule, schedule.loops_of(name)[-1], lanes_for(block_info(schedule, name), target))
+        else:
+            schedule_block(schedule, name, target)
 
 
 def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
@@ -89,8 +100,7 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lan
     schedule.vectorize(last)
     schedule.unroll(row)
     schedule.annotate_loop(row, "transpose", 1)
-    for loop in guarded:
-        schedule.annotate_loop(loop, "partition", 1)
+    peel(schedule, *guarded)
     inside = known_product(schedule, tiles, 8) * lanes * lanes
     if around:
         set_parallel(schedule, info.name, around, inside)

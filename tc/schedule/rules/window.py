@@ -20,9 +20,10 @@ from tc.schedule.rules.common import (
     lanes_for,
     set_parallel,
 )
-from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single, vectorize_loop
+from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single
 from tc.schedule.rules.partial_sums import is_long_sum
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
 

@@ -13,6 +13,7 @@ from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consume
 from tc.schedule.rules.common import divisors, extent_value, known_product, loops_inside, set_parallel
 from tc.schedule.rules.contraction import schedule_product
 from tc.schedule.rules.epilogue import block_info, driven_spatial, inline_chain
+from tc.schedule.rules.tile import peel, unroll
 from tc.schedule.rules.winograd_cost import WinogradShape
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -102,8 +103,7 @@ def _schedule_tiles(schedule: Schedule, chain: WinogradChain, band: str | None) 
     else:
         outer = [*lead, channels]
     s.reorder(*outer, tile, down, across, lane)
-    s.unroll(down)
-    s.unroll(across)
+    unroll(s, [down, across])
     s.vectorize(lane)
     anchor = outer[-1]
     if band is None:
@@ -138,17 +138,16 @@ def _schedule_result(schedule: Schedule, chain: WinogradChain, target: Target) -
     *lead, high, wide, lane = s.loops_of(final)
     row, p = s.split(high, size)
     column, q = s.split(wide, size)
-    s.annotate_loop(column, "partition", 1)
+    peel(s, column)
     height = _choose_height(s, chain, target)
     if height is None or height == extent_value(s, row):
-        s.annotate_loop(row, "partition", 1)
+        peel(s, row)
         outer, inside = [*lead, row], [column, p, q, lane]
     else:
         band, row = s.split(row, height)
         outer, inside = [*lead[:-1], band], [lead[-1], row, column, p, q, lane]
     s.reorder(*outer, *inside)
-    s.unroll(p)
-    s.unroll(q)
+    unroll(s, [p, q])
     s.vectorize(lane)
     set_parallel(s, final, outer, known_product(s, inside, 64) * 4)
     s.compute_at(chain.back, row)

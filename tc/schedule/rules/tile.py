@@ -1,0 +1,153 @@
+"""What schedules of tiles are made of: loops cut in two, parts that are peeled, vectors, sums in registers, versions of a program.
+
+Each function takes a schedule and names of its loops and blocks, does one thing, and returns the names of what it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tc.errors import ScheduleError
+from tc.schedule.analysis import block_infos
+from tc.schedule.rules.common import extent_value
+from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.step import Schedule
+
+# -- loops in two
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A loop in two: `around` counts parts, `inside` runs through one. `is_whole`: none is cut short."""
+
+    around: str
+    inside: str
+    is_whole: bool
+
+
+def cut(schedule: Schedule, loop: str, size: int) -> Cut:
+    """Cut a loop in parts of `size` iterations."""
+    extent = extent_value(schedule, loop)
+    around, inside = schedule.split(loop, size)
+    return Cut(around, inside, size == 1 or (extent is not None and extent % size == 0))
+
+
+def cut_overlapped(schedule: Schedule, loop: str, size: int) -> Cut:
+    """`cut`, the last part being shifted to end where the loop ends; just `cut` where the loop may have fewer iterations than a part."""
+    try:
+        return Cut(*schedule.split_overlapped(loop, size), True)
+    except ScheduleError:
+        return cut(schedule, loop, size)
+
+
+def cut_and_peel(schedule: Schedule, loop: str, size: int) -> Cut:
+    """`cut`, a part that is cut short being run by code of its own, so that the others need no guard."""
+    made = cut(schedule, loop, size)
+    if not made.is_whole:
+        peel(schedule, made.around)
+    return made
+
+
+def peel(schedule: Schedule, *loops: str) -> None:
+    """Let iterations of loops that have guards be run by code of their own."""
+    for loop in loops:
+        schedule.annotate_loop(loop, "partition", 1)
+
+
+def even_sizes(count: int) -> list[int]:
+    """How many of `count` tiles a part may have, the last part being as near to the others as can be; in order."""
+    return sorted({-(-count // parts) for parts in range(1, count + 1)})
+
+
+# -- vectors
+
+
+def cut_vectors(schedule: Schedule, loop: str, lanes: int) -> tuple[list[str], str]:
+    """The loop over vectors of a loop, if it has several, and the loop over the lanes of one."""
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent <= lanes:
+        return [], loop
+    vectors, lane = schedule.split(loop, lanes)
+    return [vectors], lane
+
+
+def unroll(schedule: Schedule, loops: Iterable[str]) -> None:
+    for loop in loops:
+        schedule.unroll(loop)
+
+
+def vectorize_tile(schedule: Schedule, loop: str, lanes: int) -> None:
+    """Vectorize a loop of a few vectors, these one after the other."""
+    vectors, lane = cut_vectors(schedule, loop, lanes)
+    unroll(schedule, vectors)
+    schedule.vectorize(lane)
+
+
+def unroll_tile(schedule: Schedule, loops: Sequence[str], lanes: int) -> None:
+    """Vectorize the last loop of a tile, rows by a few vectors of columns, and unroll the others."""
+    if loops:
+        vectorize_tile(schedule, loops[-1], lanes)
+        unroll(schedule, loops[:-1])
+
+
+def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
+    """Run a loop in vectors, if that is worth it; the loop over them where all are whole."""
+    extent = extent_value(schedule, loop)
+    if extent is not None and extent <= lanes:
+        if extent >= 4:
+            schedule.vectorize(loop)
+        return None
+    made = cut(schedule, loop, lanes)
+    schedule.vectorize(made.inside)
+    if not made.is_whole:
+        peel(schedule, made.around)
+        return None
+    return made.around
+
+
+# -- places
+
+
+def is_moved(schedule: Schedule, block: str, loop: str) -> bool:
+    """Compute a block inside a loop of its readers; False, and it stays, where that is not legal."""
+    try:
+        schedule.compute_at(block, loop)
+    except ScheduleError:
+        return False
+    return True
+
+
+# -- sums in tiles
+
+
+@dataclass(frozen=True)
+class SumLoops:
+    """The loops of a sum in a tile: over its terms, over the tile, and those of one iteration that choose elements of the tile."""
+
+    depth: list[str]
+    tiled: list[str]
+    single: list[str]
+
+
+def loops_of_sum(schedule: Schedule, name: str, anchor: str | None) -> SumLoops:
+    """The loops of the sum called `name` inside the loop `anchor`, or all of them."""
+    info, loops = block_info(schedule, name), list(schedule.loops_of(name))
+    inside = loops if anchor is None else loops[loops.index(anchor) + 1 :]
+    depth = driving_loops(info, inside, info.reduction_axes)
+    tiled = [loop for loop in inside if loop not in depth and extent_value(schedule, loop) != 1]
+    return SumLoops(depth, tiled, [loop for loop in inside if loop not in depth and loop not in tiled])
+
+
+# -- versions
+
+
+def split_off(schedule: Schedule, names: Sequence[str], specialize: Callable[[], None]) -> dict[str, str]:
+    """The blocks of a second version of those called `names`, by these; empty where there is no question which version runs."""
+    before = {info.name for info in block_infos(schedule.func)}
+    try:
+        specialize()
+    except ScheduleError:  # known to be so or so, or not decided by dims
+        return {}
+    copies = [info.name for info in block_infos(schedule.func) if info.name not in before]
+    return dict(zip(names, copies, strict=True))
