@@ -7,8 +7,8 @@ independent sums hide the latency of additions. Padding is materialized per band
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from tc.errors import ScheduleError
 from tc.ir.expr import Const, Var
 from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos, is_stencil
 from tc.schedule.rules.common import (
@@ -22,8 +22,8 @@ from tc.schedule.rules.common import (
 )
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single
 from tc.schedule.rules.partial_sums import is_long_sum
-from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tile import vectorize_loop
+from tc.schedule.rules.spatial import schedule_before
+from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, loops_of_sum, peel, split_off, unroll
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -70,32 +70,54 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
 
 def _schedule_versions(schedule: Schedule, info: BlockInfo, final: str, before: list[str], target: Target) -> None:
     """One schedule, or two where the number of rows is symbolic: tiles that overlap at the end, and single rows for too few."""
-    rows = _row_loops(schedule, info, final, bool(before))[1]
+    rows = _roles(schedule, info, final, before).rows
     height = MOST_ROWS if rows is not None and extent_value(schedule, rows) is None else None
     blocks = [each.name for each in block_infos(schedule.func)]
     copies: dict[str, str] = {}
-    if height is not None:
-        try:
-            schedule.specialize(rows, height)  # type: ignore[arg-type]
-            copies = dict(zip(blocks, [each.name for each in block_infos(schedule.func)][len(blocks) :], strict=True))
-        except ScheduleError:  # known to be enough, or not decided by dims
-            copies = {}
-    _Plan(schedule, info.name, final, *_row_loops(schedule, info, final, bool(before)), before, target, height).run()
+    if rows is not None and height is not None:
+        copies = split_off(schedule, blocks, partial(schedule.specialize, rows, height))
+    _schedule_version(schedule, info, final, before, target, height)
     if copies:
-        other = block_info(schedule, copies[info.name])
-        loops = _row_loops(schedule, other, copies[final], bool(before))
-        _Plan(schedule, other.name, copies[final], *loops, [copies[each] for each in before], target, 1).run()
+        copy = block_info(schedule, copies[info.name])
+        _schedule_version(schedule, copy, copies[final], [copies[each] for each in before], target, 1)
 
 
-def _row_loops(
-    schedule: Schedule, info: BlockInfo, final: str, is_padded: bool
-) -> tuple[list[str], str | None, str | None]:
-    """The loops of the block that stores the result, the one over rows of a tile, and the one to be cut into bands."""
+def _schedule_version(schedule: Schedule, info: BlockInfo, final: str, before: list[str], target: Target, height: int | None) -> None:
+    """Tiles of `height` rows, or as many as is good, of the reduction, in order: the result, the reduction, what precedes it."""
+    name = info.name
+    roles = _roles(schedule, info, final, before)
+    tile = _choose_tile(schedule, name, final, roles, target, height)
+    nest = _cut_result(schedule, name, roles, tile, before, target)
+    _set_parallel(schedule, name, nest, tile, bool(before))
+    anchor = nest.inside[-1] if nest.inside else nest.leading[-1] if nest.leading else None
+    if anchor is not None:
+        schedule.compute_at(name, anchor)
+    schedule.vectorize(nest.lane)
+    unroll(schedule, nest.unrolled)
+    _schedule_sum(schedule, name, anchor, tile)
+    place = nest.band
+    if place is not None and before and schedule.choose(name, "padding", ("band", "alone"), "band", ordered=False) == "alone":
+        place = None
+    schedule_before(schedule, before, place, target)
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """The loops of the block that stores the result: over rows of a tile, over what is cut into bands, over columns, and others."""
+
+    others: list[str]
+    bands: str | None
+    rows: str | None
+    lane: str
+
+
+def _roles(schedule: Schedule, info: BlockInfo, final: str, before: list[str]) -> _Roles:
     loops = [loop for loop in schedule.loops_of(final) if extent_value(schedule, loop) != 1]
     axes = [axis for axis in driven_spatial(info) if not is_single(info, axis)]
     rows = loops[-2] if len(loops) > 1 else None
     is_window = len(axes) == len(loops) and len(axes) > 1 and _shares_index(info, axes[-2])
-    return loops, rows, loops[-3] if is_window and is_padded and len(loops) > 2 else None
+    bands = loops[-3] if is_window and before and len(loops) > 2 else None
+    return _Roles([loop for loop in loops[:-1] if loop not in (rows, bands)], bands, rows, loops[-1])
 
 
 def _is_contiguous(info: BlockInfo) -> bool:
@@ -136,182 +158,129 @@ def choose_rows(rows: int | None) -> int:
     return min(range(MOST_ROWS // 2, MOST_ROWS + 1), key=lambda r: (-(-rows // r) * r, -r))
 
 
-class _Plan:
-    """The schedule of one reduction while it is made."""
+def _choose_tile(schedule: Schedule, name: str, final: str, roles: _Roles, target: Target, height: int | None) -> _Tile:
+    lanes = lanes_for(block_info(schedule, final), target)
+    extent = extent_value(schedule, roles.lane)
+    if height is None or roles.rows is None:
+        count = extent_value(schedule, roles.rows) if roles.rows is not None else 1
+        height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
+    if extent is not None and extent < lanes:
+        return _Tile(height, 1, extent)
+    blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
+    most = max(1, min(blocks, (target.num_vector_registers - 4) // height))
+    vectors = max(1, min(MOST_VECTORS // height, blocks))
+    return _Tile(height, schedule.choose(name, "vectors", range(1, min(most, 8) + 1), vectors), lanes)
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        name: str,
-        final: str,
-        loops: list[str],
-        rows: str | None,
-        bands: str | None,
-        before: list[str],
-        target: Target,
-        height: int | None = None,
-    ) -> None:
-        self.s, self.name, self.final, self.loops = schedule, name, final, loops
-        self.rows, self.bands, self.before, self.target = rows, bands, before, target
-        lanes = lanes_for(block_info(schedule, final), target)
-        extent = extent_value(schedule, loops[-1])
-        if height is None or rows is None:
-            count = extent_value(schedule, rows) if rows is not None else 1
-            height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
-        if extent is not None and extent < lanes:
-            self.tile = _Tile(height, 1, extent)
-        else:
-            blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
-            most = max(1, min(blocks, (target.num_vector_registers - 4) // height))
-            vectors = max(1, min(MOST_VECTORS // height, blocks))
-            self.tile = _Tile(height, schedule.choose(name, "vectors", range(1, min(most, 8) + 1), vectors), lanes)
 
-    def run(self) -> None:
-        s, tile = self.s, self.tile
-        lane = self.loops[-1]
-        others = [loop for loop in self.loops[:-1] if loop not in (self.rows, self.bands)]
-        lane_out: list[str] = []
-        inner: list[str] = []
-        guarded: list[str] = []
-        extent = extent_value(s, lane)
-        if extent is None or extent > tile.lanes:
-            out, vectors, lane = s.split(lane, (None, tile.vectors, tile.lanes))
-            lane_out, inner = [out], [vectors]
-            if extent is None or extent % (tile.vectors * tile.lanes):
-                guarded.append(out)
-        row_out: list[str] = []
-        if self.rows is not None:
-            row_count = extent_value(s, self.rows)
-            out, row_in, is_whole = self._split_rows(row_count)
-            row_out, inner = [out], [row_in, *inner]
-            if not is_whole:
-                guarded.append(out)
-        band, band_rows = self._bands()
-        outer = [*others, *band, *band_rows, *row_out, *lane_out]
-        s.reorder(*outer, *inner, lane)
-        for loop in guarded:
-            s.annotate_loop(loop, "partition", 1)
-        self._set_parallel([*others, *band], [*band_rows, *row_out, *lane_out], guarded)
-        anchor = outer[-1] if outer else None
-        if anchor is not None:
-            s.compute_at(self.name, anchor)
-        s.vectorize(lane)
-        for loop in inner:
-            s.unroll(loop)
-        self._finish_sum(anchor)
-        self._finish_padding(band[0] if band else None)
+@dataclass(frozen=True)
+class _Nest:
+    """The loops of the result: those that may be parallel, the last of them over bands if there are any, those inside, and of a tile.
 
-    def _split_rows(self, count: int | None) -> tuple[str, str, bool]:
-        """The loop over tiles, the loop inside a tile, and whether all tiles are full."""
-        assert self.rows is not None
-        if count is None and self.tile.rows > 1:
-            try:
-                return *self.s.split_overlapped(self.rows, self.tile.rows), True
-            except ScheduleError:  # there may be too few
-                pass
-        out, inside = self.s.split(self.rows, self.tile.rows)
-        return out, inside, self.tile.rows == 1 or (count is not None and count % self.tile.rows == 0)
+    `peeled`: those whose last tile is not full.
+    """
 
-    def _bands(self) -> tuple[list[str], list[str]]:
-        if self.bands is None:
-            return [], []
-        s = self.s
-        rows = extent_value(s, self.bands)
-        if rows is None:
-            height = s.choose(self.name, "band_rows", SYMBOLIC_BANDS, SYMBOLIC_BAND)
-            band, inside = s.split(self.bands, height)
-            return [band], [inside]
-        info = next(each for each in block_infos(s.func) if each.name == self.before[-1])
-        buffer = info.writes[0].buffer
-        row_bytes = self.tile.lanes * buffer.dtype.size_bytes * (extent_value(s, s.loops_of(info.name)[-2]) or 64)
-        most = max(LEAST_BAND, int(0.75 * self.target.l1_bytes) // row_bytes - 2)
-        heights = divisors(rows)
-        height = [each for each in heights if each <= most][-1]
-        if height < min(LEAST_BAND, rows):
-            height = rows
-        band, inside = s.split(self.bands, s.choose(self.name, "band_rows", heights, height))
-        return [band], [inside]
+    leading: list[str]
+    band: str | None
+    inside: list[str]
+    unrolled: list[str]
+    lane: str
+    peeled: list[str]
 
-    def _set_parallel(self, leading: list[str], inside: list[str], guarded: list[str]) -> None:
-        s = self.s
-        info = block_info(s, self.name)
-        depth = driving_loops(info, list(s.loops_of(self.name)), info.reduction_axes)
-        work = self.tile.rows * self.tile.vectors * self.tile.lanes * min(known_product(s, depth, 16), 256) // 2
-        free = list(leading)
-        rest = list(inside)
-        while rest and not self.before and rest[0] not in guarded:
-            free.append(rest.pop(0))
-        if not free and rest:
-            free.append(rest.pop(0))
-        if free:
-            set_parallel(s, self.name, free, work * known_product(s, rest, 8))
 
-    def _finish_sum(self, anchor: str | None) -> None:
-        s, tile = self.s, self.tile
-        info = block_info(s, self.name)
-        loops = list(s.loops_of(self.name))
-        inside = loops[loops.index(anchor) + 1 :] if anchor is not None else loops
-        depth = driving_loops(info, inside, info.reduction_axes)
-        spatial = [loop for loop in inside if loop not in depth]
-        unit = [loop for loop in spatial if extent_value(s, loop) == 1]
-        tiled = [loop for loop in spatial if loop not in unit]
-        if not tiled or known_product(s, tiled, 1 << 20) > 64 * tile.lanes:
-            if depth:
-                s.decompose_reduction(self.name, depth[0])
-            return
-        s.reorder(*unit, *depth, *tiled)
-        last = extent_value(s, tiled[-1])
-        if last is not None and last > tile.lanes:
-            blocks, lane = s.split(tiled[-1], tile.lanes)
-            s.vectorize(lane)
-            s.unroll(blocks)
-        else:
-            s.vectorize(tiled[-1])
-        for loop in tiled[:-1]:
-            s.unroll(loop)
+def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: _Tile, before: list[str], target: Target) -> _Nest:
+    s, lane = schedule, roles.lane
+    extent = extent_value(s, lane)
+    columns: list[str] = []
+    unrolled: list[str] = []
+    peeled: list[str] = []
+    if extent is None or extent > tile.lanes:
+        out, vectors, lane = s.split(lane, (None, tile.vectors, tile.lanes))
+        columns, unrolled = [out], [vectors]
+        if extent is None or extent % (tile.vectors * tile.lanes):
+            peeled.append(out)
+    rows: list[str] = []
+    if roles.rows is not None:
+        overlaps = extent_value(s, roles.rows) is None and tile.rows > 1
+        made = (cut_overlapped if overlaps else cut)(s, roles.rows, tile.rows)
+        rows, unrolled = [made.around], [made.inside, *unrolled]
+        peeled += [] if made.is_whole else rows
+    band = cut(s, roles.bands, _band_height(s, name, roles.bands, tile, before[-1], target)) if roles.bands is not None else None
+    leading = [*roles.others, *([band.around] if band else [])]
+    inside = [*([band.inside] if band else []), *rows, *columns]
+    s.reorder(*leading, *inside, *unrolled, lane)
+    peel(s, *peeled)
+    return _Nest(leading, band.around if band else None, inside, unrolled, lane, peeled)
+
+
+def _band_height(schedule: Schedule, name: str, loop: str, tile: _Tile, padded: str, target: Target) -> int:
+    """Rows of a band, such that what the block `padded` makes for it stays in the first cache."""
+    rows = extent_value(schedule, loop)
+    if rows is None:
+        return schedule.choose(name, "band_rows", SYMBOLIC_BANDS, SYMBOLIC_BAND)
+    buffer = block_info(schedule, padded).writes[0].buffer
+    row_bytes = tile.lanes * buffer.dtype.size_bytes * (extent_value(schedule, schedule.loops_of(padded)[-2]) or 64)
+    most = max(LEAST_BAND, int(0.75 * target.l1_bytes) // row_bytes - 2)
+    heights = divisors(rows)
+    height = [each for each in heights if each <= most][-1]
+    return schedule.choose(name, "band_rows", heights, rows if height < min(LEAST_BAND, rows) else height)
+
+
+def _set_parallel(schedule: Schedule, name: str, nest: _Nest, tile: _Tile, is_padded: bool) -> None:
+    info = block_info(schedule, name)
+    depth = driving_loops(info, list(schedule.loops_of(name)), info.reduction_axes)
+    work = tile.rows * tile.vectors * tile.lanes * min(known_product(schedule, depth, 16), 256) // 2
+    free, rest = list(nest.leading), list(nest.inside)
+    while rest and not is_padded and rest[0] not in nest.peeled:
+        free.append(rest.pop(0))
+    if not free and rest:
+        free.append(rest.pop(0))
+    if free:
+        set_parallel(schedule, name, free, work * known_product(schedule, rest, 8))
+
+
+def _schedule_sum(schedule: Schedule, name: str, anchor: str | None, tile: _Tile) -> None:
+    """The reduction inside a tile: its taps outermost, the tile in registers where it is of a known size."""
+    s, info = schedule, block_info(schedule, name)
+    loops = loops_of_sum(s, name, anchor)
+    depth, tiled = loops.depth, loops.tiled
+    if not tiled or known_product(s, tiled, 1 << 20) > 64 * tile.lanes:
         if depth:
-            self._unroll_taps(info, depth)
-            s.decompose_reduction(self.name, depth[0])
-        s.set_scope(info.writes[0].buffer.name, "register")
+            s.decompose_reduction(name, depth[0])
+        return
+    s.reorder(*loops.single, *depth, *tiled)
+    vectors, lane = cut_vectors(s, tiled[-1], tile.lanes)
+    s.vectorize(lane)
+    unroll(s, [*vectors, *tiled[:-1]])
+    if depth:
+        _unroll_taps(s, info, depth, tile)
+        s.decompose_reduction(name, depth[0])
+    s.set_scope(info.writes[0].buffer.name, "register")
 
-    def _unroll_taps(self, info: BlockInfo, depth: list[str]) -> None:
-        """Unroll the innermost reduction loops where they are short."""
-        s = self.s
-        if (extent_value(s, depth[-1]) or LONGEST_UNROLLED + 1) > LONGEST_UNROLLED:
-            return
-        short = self._short(depth)
-        count = s.choose(self.name, "unrolled_taps", range(len(short) + 1), len(short) if self._shifts(info) else int(self.tile.rows > 1))
-        for loop in depth[len(depth) - count :]:
-            s.unroll(loop)
 
-    def _shifts(self, info: BlockInfo) -> bool:
-        """Whether rows share what they load only when all taps are unrolled: vectors are shifted against each other within a row.
+def _unroll_taps(schedule: Schedule, info: BlockInfo, depth: list[str], tile: _Tile) -> None:
+    """Unroll the innermost reduction loops where they are short."""
+    if (extent_value(schedule, depth[-1]) or LONGEST_UNROLLED + 1) > LONGEST_UNROLLED:
+        return
+    short = _short(schedule, depth)
+    default = len(short) if _shifts(info) else int(tile.rows > 1)
+    count = schedule.choose(info.name, "unrolled_taps", range(len(short) + 1), default)
+    unroll(schedule, depth[len(depth) - count :])
 
-        Where the length of a row is symbolic, the places of so many loads take more registers than there are.
-        """
-        contraction = as_contraction(info)
-        return contraction is not None and is_stencil(contraction) and isinstance(contraction.rhs.buffer.shape[-1], Const)
 
-    def _short(self, depth: list[str]) -> list[str]:
-        """The innermost reduction loops whose product is small enough to unroll them all."""
-        short: list[str] = []
-        for loop in reversed(depth):
-            if known_product(self.s, [loop, *short], 1 << 20) > LONGEST_UNROLLED**2:
-                break
-            short.insert(0, loop)
-        return short
+def _shifts(info: BlockInfo) -> bool:
+    """Whether rows share what they load only when all taps are unrolled: vectors are shifted against each other within a row.
 
-    def _finish_padding(self, band: str | None) -> None:
-        s = self.s
-        if band is not None and self.before and s.choose(self.name, "padding", ("band", "alone"), "band", ordered=False) == "alone":
-            band = None
-        for name in reversed(self.before):
-            if band is None:
-                schedule_block(s, name, self.target)
-                continue
-            try:
-                s.compute_at(name, band)
-            except ScheduleError:
-                schedule_block(s, name, self.target)
-                continue
-            vectorize_loop(s, s.loops_of(name)[-1], lanes_for(block_info(s, name), self.target))
+    Where the length of a row is symbolic, the places of so many loads take more registers than there are.
+    """
+    contraction = as_contraction(info)
+    return contraction is not None and is_stencil(contraction) and isinstance(contraction.rhs.buffer.shape[-1], Const)
+
+
+def _short(schedule: Schedule, depth: list[str]) -> list[str]:
+    """The innermost reduction loops whose product is small enough to unroll them all."""
+    short: list[str] = []
+    for loop in reversed(depth):
+        if known_product(schedule, [loop, *short], 1 << 20) > LONGEST_UNROLLED**2:
+            break
+        short.insert(0, loop)
+    return short
