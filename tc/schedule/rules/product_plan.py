@@ -29,7 +29,7 @@ from tc.schedule.rules.epilogue import (
 from tc.schedule.rules.operands import Dot, making_blocks, moves_apart
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile import vectorize_loop
-from tc.schedule.rules.tile_sum import TileSum
+from tc.schedule.rules.tile_sum import TileSum, schedule_tile_sum
 from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, NEAR_VECTORS, Tile, is_clashing_pitch
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -426,10 +426,10 @@ class ProductPlan:
 
     def finish_sum(self) -> str | None:
         """Schedule the sum inside a tile; the loop of the nest that the instruction is, if there is one."""
-        return TileSum(
-            self.s,
+        total = TileSum(
             self.contraction,
             name=self.name,
+            knobs=self.name,
             anchor=self.anchor,
             lhs_name=self.lhs_name,
             tile=self.tile,
@@ -437,7 +437,8 @@ class ProductPlan:
             has_blocks=self.roles.blocks is not None,
             longest_sum=self.longest_sum,
             dot=self.dot,
-        ).run()
+        )
+        return schedule_tile_sum(self.s, total)
 
     def finish_rhs(self) -> None:
         """Make the rhs of each tile of columns where all rows read it: packed by an instruction, out of a few rows at a time.
