@@ -72,7 +72,9 @@ def _floats(matrix: Matrix) -> np.ndarray:
     return np.array([[float(v) for v in row] for row in matrix])
 
 
-_ROWS = 4096
+_ROWS = 512
+"""Windows that are transformed at a time: so few that what is made of them stays in a cache, and that no library of matrix products takes
+threads, which cost ten times as much as such a product, and more where other processes run."""
 
 
 def transform_weights(weights: np.ndarray, tile: int) -> np.ndarray:

@@ -84,7 +84,8 @@ def _conv_with(b: GraphBuilder, m: Match, scale: np.ndarray, shift: np.ndarray, 
     dtype = w.dtype
     bias = m.atoms.get("bias")
     old = bias.value.astype(np.float64) if isinstance(bias, TensorConst) else 0.0
-    weights = (w.astype(np.float64) * scale.reshape(-1, *(1,) * (w.ndim - 1))).astype(dtype)
+    weights = np.empty_like(w)
+    np.multiply(w, scale.reshape(-1, *(1,) * (w.ndim - 1)), out=weights, dtype=np.float64, casting="unsafe")  # a cache's worth at a time
     new_bias = (old * scale + shift).astype(dtype)
     call = m.call("conv")
     return b.call_with(call.op, (m.atoms[x], b.const(weights), b.const(new_bias)), call.attrs, call.span)
