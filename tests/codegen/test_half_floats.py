@@ -126,7 +126,7 @@ def test_integers_become_bf16_in_one_rounding(source: DType, target: str, rng: n
 
 _ALONG = {
     "x * gelu(x) + x": (["Gelu x a", "Mul a x b", "Add b x y"], lambda x: x * x * np.vectorize(math.erfc)(-x * math.sqrt(0.5)) / 2 + x),
-    "sigmoid(x) * x - x": (["Sigmoid x a", "Mul a x b", "Sub b x y"], lambda x: x / (1 + np.exp(-x)) - x),
+    "sigmoid(x) * x + x": (["Sigmoid x a", "Mul a x b", "Add b x y"], lambda x: x / (1 + np.exp(-x)) + x),
 }
 
 
