@@ -27,12 +27,13 @@ def _register() -> None:
         lanes = bits // 32
         for lhs, rhs, total, features in (
             (u8, i8, i32, _BYTES[bits]),  # vpdpbusd
+            (i8, u8, i32, _BYTES[bits]),  # the same, its operands exchanged
             (i16, i16, i32, (needed,)),  # vpdpwssd, or vpmaddwd and vpaddd
             (bf16, bf16, f32, _BF16[bits]),  # vdpbf16ps
         ):
             name = dot_name(bits, lhs, rhs)
             register_intrinsic(Intrinsic(name, dot_pattern(name, lanes, 32 // lhs.bits, lhs, rhs, total), features))
-        for dtype in (i8, i16, bf16):
+        for dtype in (i8, u8, i16, bf16):
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))

@@ -16,7 +16,7 @@ from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, operand, ravel, require_equal, same_dtype, sum_dtype, unravel, wide
-from tc.ops.registry import BlockedForm, Form, OpDef, register, require
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
 _MOST_COPIED = 1 << 26
@@ -269,6 +269,62 @@ def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
 
 register(
     OpDef("conv", _infer_conv, _run_conv, _compute_conv, _CONV_DEFAULTS, blocked=_blocked_conv, samples=_conv_samples)
+)
+
+
+# -- windows side by side
+
+
+def _infer_windows(types: Types, attrs: Attrs) -> TensorType:
+    """x [n, c, *space] -> [n, c, *kernel, *counts]: for each tap what it reads in each window."""
+    x = operand(types, 0, "windows")
+    rank = len(attrs.kernel)
+    if x.rank != rank + 2 or min(attrs.kernel) < 1:
+        raise ShapeError(f"windows: a kernel of {attrs.kernel} does not fit {x}, which must be [n, c, *space]")
+    window = window_of(attrs, attrs.kernel, rank, "windows")
+    counts = [output_dim(dim, window, d) for d, dim in enumerate(x.shape[2:])]
+    return TensorType((*x.shape[:2], *map(const, attrs.kernel), *counts), x.dtype)
+
+
+def _run_windows(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    rank = x.ndim - 2
+    window = int_window(attrs, attrs.kernel, rank, "windows")
+    counts = [max(_count(x.shape[2 + d], window, d), 0) for d in range(rank)]
+    if not all(x.shape) or not all(counts):
+        return np.zeros((*x.shape[:2], *window.kernel, *counts), x.dtype)
+    spatial, inside = range(2, 2 + rank), range(2 + rank, 2 + 2 * rank)
+    return np.ascontiguousarray(numpy_windows(x, window, counts).transpose(0, 1, *inside, *spatial))
+
+
+def _compute_windows(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, rank = tensors[0], len(attrs.kernel)
+    assert x is not None
+    window = window_of(attrs, attrs.kernel, rank, "windows")
+
+    def body(n: Expr, c: Expr, *axes: Expr) -> Expr:
+        return x[(n, c, *taps(window, axes[rank:], axes[:rank]))]
+
+    return te.compute(types[0].shape, body, "windows")
+
+
+def _windows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield [_normal(rng, 2, 3, 6, 5)], {"kernel": (3, 2)}
+    yield [rng.integers(0, 256, (1, 4, 9, 8)).astype(np.uint8)], {"kernel": (3, 3), "strides": (2, 1), "dilations": (1, 2)}
+    yield [_normal(rng, 1, 2, 7)], {"kernel": (7,)}
+    yield [_normal(rng, 0, 2, 4)], {"kernel": (2,)}
+
+
+register(
+    OpDef(
+        "windows",
+        _infer_windows,
+        _run_windows,
+        _compute_windows,
+        {"kernel": REQUIRED, "strides": None, "dilations": None, "pads": None},
+        samples=_windows_samples,
+    )
 )
 
 

@@ -28,6 +28,7 @@ from tc.passes.graph import (
     find_idioms,
     fold_constants,
     fuse_ops,
+    integer_products,
     pack_matmul,
     prove_indices,
     simplify_graph,
@@ -56,8 +57,8 @@ from tc.target import Target
 
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
-    *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, pack_matmul, prove_indices),
-    *(simplify_graph, simplify_splits, split_phases, use_winograd, lower),
+    *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
+    *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(mark_numerics, partition_loops, round_once, simplify_loops),
 )
@@ -70,6 +71,7 @@ SIMPLIFY = """
     fold_constants,
     share_common_subexpressions,
     prove_indices,
+    integer_products,
     find_idioms,
     find_attention,                 # when equal values are one: what else uses the scores shows
     remove_dead_code,
@@ -99,6 +101,7 @@ STRICT_SIMPLIFY = """
     fold_constants,
     share_common_subexpressions,
     prove_indices,
+    integer_products,
     remove_dead_code,               # what finds idioms and attention computes the same in another way
 """
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"

@@ -51,6 +51,10 @@ def _call(name: str, emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Valu
     return emitter.b.emit(f"call {total.type} @{full}({total}, {lhs}, {rhs})", total.element, total.lanes)
 
 
+def _sum_of_bytes_exchanged(emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) -> Value:
+    return _call("avx512.vpdpbusd", emitter, total, rhs, lhs)
+
+
 def _sum_of_bf16(emitter: MemoryEmitter, total: Value, lhs: Value, rhs: Value) -> Value:
     return _call("avx512bf16.dpbf16ps", emitter, total, emitter.b.bitcast(lhs, "bfloat"), emitter.b.bitcast(rhs, "bfloat"))
 
@@ -88,7 +92,8 @@ _EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None
 
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))
+    _EMITTERS[dot_name(_bits, i8, u8)] = partial(_dot, _sum_of_bytes_exchanged)
     _EMITTERS[dot_name(_bits, i16, i16)] = partial(_dot, _sum_of_words)
     _EMITTERS[dot_name(_bits, bf16, bf16)] = partial(_dot, _sum_of_bf16)
-    for _dtype in (i8, i16, bf16):
+    for _dtype in (i8, u8, i16, bf16):
         _EMITTERS[interleave_name(_bits, _dtype)] = _interleave

@@ -72,7 +72,7 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -
     return None
 
 
-_DOTS = {i32: ((u8, i8), (i16, i16)), f32: ((bf16, bf16),)}
+_DOTS = {i32: ((u8, i8), (i8, u8), (i16, i16)), f32: ((bf16, bf16),)}
 """The types of operands whose products instructions sum, by the type of the sum, the fastest first."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.loop import Store
-from tc.ir.node import Node, children
+from tc.ir.node import Node, children, walk
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel, stream_lanes
@@ -35,6 +35,9 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         loops = [schedule.fuse(*loops)]
     if _schedule_squares(schedule, info, loops, lanes_for(info, target)):
         return
+    row = _row_length(info, loops[-1], extent_value(schedule, loops[-1]), lanes_for(info, target))
+    if row and schedule.choose(block, "row_by_row", (False, True), True, ordered=False):
+        schedule.split(loops[-1], row)
     *outer, last = schedule.loops_of(block)
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
@@ -67,6 +70,22 @@ def schedule_before(schedule: Schedule, names: list[str], place: str | None, tar
             vectorize_loop(schedule, schedule.loops_of(name)[-1], lanes_for(block_info(schedule, name), target))
         else:
             schedule_block(schedule, name, target)
+
+
+def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> int:
+    """How long the rows are that the last loop runs through one after the other, where vectors would reach over their ends; else 0.
+
+    Inside a row what lies side by side is read as vectors; a vector across two is gathered.
+    """
+    axes = [axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == last]
+    lengths = {
+        int(node.rhs.value)
+        for load in loads_of(info)
+        for node in walk(load)
+        if isinstance(node, FloorMod) and node.lhs in axes and isinstance(node.rhs, Const)
+    }
+    rows = max(lengths, default=0)
+    return rows if extent is not None and rows % lanes and lanes <= rows < extent and extent % rows == 0 else 0
 
 
 def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:

@@ -1,0 +1,154 @@
+"""Convolutions of bytes as matrix products: of the windows of the input, side by side, and the weights.
+
+A product of bytes has instructions, which add the products of several values that follow each other in memory. All sums are in i32 and
+wrap, so results are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tc.ir.dtype import DType, i8, i32, u8
+from tc.ir.expr import const, is_const
+from tc.ir.graph import Atom, Attrs, TensorConst
+from tc.ir.module import IRModule
+from tc.ir.types import TensorType, product, tensor_type
+from tc.ops.build import GraphBuilder, full_attrs
+from tc.passes.graph.rewrite import GraphRule, Match, any_, op, rewrite_module
+from tc.passes.manager import graph_pass
+
+
+@graph_pass
+def integer_products(module: IRModule) -> IRModule:
+    """Make convolutions of bytes, widened to i32, products of bytes; see INTEGER_RULES."""
+    return rewrite_module(module, INTEGER_RULES)
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """i32 numbers that are those of a tensor of bytes less one number."""
+
+    value: Atom
+    zero: int = 0
+
+    @property
+    def dtype(self) -> DType:
+        assert isinstance(self.value.type, TensorType)
+        return self.value.type.dtype
+
+
+def _as_bytes(atom: Atom, m: Match) -> _Bytes | None:
+    """The bytes that i32 numbers come from: a literal's own, or those that were cast, with or without a zero point subtracted."""
+    if isinstance(atom, TensorConst):
+        return _literal_bytes(atom.value)
+    call, zero = m.call_of(atom), 0
+    if call is not None and call.op == "sub":
+        point = call.args[1]
+        if not isinstance(point, TensorConst) or point.value.size != 1 or point.type.rank:
+            return None
+        call, zero = m.call_of(call.args[0]), int(point.value)
+    if call is None or call.op != "cast" or call.args[0] is None:
+        return None
+    source = call.args[0]
+    assert isinstance(source.type, TensorType)
+    dtype = source.type.dtype
+    in_range = dtype in (i8, u8) and np.iinfo(dtype.numpy).min <= zero <= np.iinfo(dtype.numpy).max
+    return _Bytes(source, zero) if in_range else None
+
+
+def _literal_bytes(values: np.ndarray) -> _Bytes | None:
+    for dtype in (i8, u8):
+        narrow = values.astype(dtype.numpy)
+        if np.array_equal(narrow, values):
+            return _Bytes(TensorConst(narrow))
+    return None
+
+
+def _is_of_bytes(m: Match) -> bool:
+    x, w, attrs = m.type_of("x"), m.type_of("w"), m.attrs("conv")
+    plain = x.dtype is i32 and attrs.groups == 1 and w.static_shape is not None and prod(w.static_shape) > 0
+    return plain and _as_bytes(m.x, m) is not None and _as_bytes(m.w, m) is not None
+
+
+def _product(b: GraphBuilder, m: Match) -> Atom:
+    x, w = _as_bytes(m.x, m), _as_bytes(m.w, m)
+    assert x is not None and w is not None
+    call, (outputs, channels, *kernel) = m.call("conv"), m.type_of("w").static_shape  # type: ignore[misc]
+    rank, depth = len(kernel), channels * prod(kernel)
+    x = _unsigned(b, x)
+    windows = _windows(b, x, full_attrs(call), kernel)
+    assert isinstance(windows.type, TensorType)
+    samples, counts = windows.type.shape[:1], windows.type.shape[2 + rank :]
+    lead = () if is_const(samples[0], 1) else samples
+    columns = b.call("reshape", windows, shape=(*lead, const(depth), product(counts)))
+    rows = _rows(b, w.value, outputs, depth)
+    total: Atom = b.call("matmul_integer", rows, columns, *_zero_points(b, x, w), span=call.span)
+    shift = _shift(x, rows)
+    if shift is not None:
+        total = b.call("sub", total, b.const(shift))
+    total = b.call("reshape", total, shape=(*samples, const(outputs), *counts))
+    if len(call.args) > 2 and call.args[2] is not None:
+        bias = b.call("reshape", call.args[2], shape=(const(outputs), *[const(1)] * rank))
+        total = b.call("add", total, bias)
+    return total
+
+
+def _unsigned(b: GraphBuilder, x: _Bytes) -> _Bytes:
+    """The same numbers from unsigned bytes: of the two sides of a product one is signed, the other is not."""
+    if x.dtype is u8:
+        return x
+    raised = b.call("add", b.call("cast", x.value, dtype=u8), b.const(np.array(128, np.uint8)))
+    return _Bytes(raised, x.zero + 128)
+
+
+def _windows(b: GraphBuilder, x: _Bytes, attrs: Attrs, kernel: list[int]) -> Atom:
+    """[n, c, *kernel, *counts]: what the convolution reads for each result, zeros of the padding as they are among the bytes."""
+    rank = len(kernel)
+    pads = tuple(attrs.pads or (0,) * (2 * rank))
+    padded = x.value
+    if any(pads):
+        padded = b.call("pad", padded, b.const(np.array(x.zero, np.uint8)), pads=(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
+    return b.call("windows", padded, kernel=tuple(kernel), strides=attrs.strides, dilations=attrs.dilations)
+
+
+def _rows(b: GraphBuilder, w: Atom, outputs: int, depth: int) -> Atom:
+    """The weights [o, c, *kernel] as the left operand [o, depth]."""
+    if isinstance(w, TensorConst):
+        return b.const(w.value.reshape(outputs, depth))
+    return b.call("reshape", w, shape=(const(outputs), const(depth)))
+
+
+def _zero_points(b: GraphBuilder, x: _Bytes, w: _Bytes) -> tuple[Atom | None, ...]:
+    """Those that the product has to subtract: of weights that are not known now."""
+    if isinstance(w.value, TensorConst) or not (x.zero or w.zero):
+        return ()
+    return b.const(np.array(w.zero, w.dtype.numpy)), b.const(np.array(x.zero, np.uint8))
+
+
+def _shift(x: _Bytes, rows: Atom) -> np.ndarray | None:
+    """What the sums are too large by where the zero point of the input stayed in: as much for all sums of a row."""
+    if not x.zero or not isinstance(rows, TensorConst):
+        return None
+    return (rows.value.astype(np.int64).sum(1, keepdims=True) * x.zero).astype(np.int32)
+
+
+def _example(b: GraphBuilder) -> Atom:
+    rng = np.random.default_rng(0)
+    x = b.call("cast", b.param("x", tensor_type((2, 3, 6, 5), i8)), dtype=i32)
+    shifted = b.call("sub", x, b.const(np.array(-7, np.int32)))
+    w, bias = rng.integers(-128, 128, (4, 3, 3, 2)).astype(np.int32), rng.integers(-99, 99, 4).astype(np.int32)
+    return b.call("conv", shifted, b.const(w), b.const(bias), pads=(1, 0, 2, 1), strides=(2, 1))
+
+
+INTEGER_RULES = (
+    GraphRule(
+        "a convolution of bytes is a product of its windows",
+        op("conv", any_("x"), any_("w"), name="conv", rest=True),
+        _product,
+        when=_is_of_bytes,
+        example=_example,
+    ),
+)
