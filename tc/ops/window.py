@@ -276,7 +276,7 @@ register(
 
 
 def _infer_windows(types: Types, attrs: Attrs) -> TensorType:
-    """x [n, c, *space] -> [n, c, *kernel, *counts]: for each tap what it reads in each window."""
+    """x [n, c, *space] -> [n, c, *kernel, *counts]: for each tap what it reads in each window of x with `fill` around it."""
     x = operand(types, 0, "windows")
     rank = len(attrs.kernel)
     if x.rank != rank + 2 or min(attrs.kernel) < 1:
@@ -291,20 +291,23 @@ def _run_windows(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None
     rank = x.ndim - 2
     window = int_window(attrs, attrs.kernel, rank, "windows")
+    around = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
     counts = [max(_count(x.shape[2 + d], window, d), 0) for d in range(rank)]
-    if not all(x.shape) or not all(counts):
+    if not all(x.shape[:2]) or not all(counts):
         return np.zeros((*x.shape[:2], *window.kernel, *counts), x.dtype)
     spatial, inside = range(2, 2 + rank), range(2 + rank, 2 + 2 * rank)
-    return np.ascontiguousarray(numpy_windows(x, window, counts).transpose(0, 1, *inside, *spatial))
+    padded = np.pad(x, around, constant_values=attrs.fill)
+    return np.ascontiguousarray(numpy_windows(padded, window, counts).transpose(0, 1, *inside, *spatial))
 
 
 def _compute_windows(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x, rank = tensors[0], len(attrs.kernel)
     assert x is not None
     window = window_of(attrs, attrs.kernel, rank, "windows")
+    padded = pad_stage(x, window, (0,) * rank, const(attrs.fill, x.dtype), "windows_pad")
 
     def body(n: Expr, c: Expr, *axes: Expr) -> Expr:
-        return x[(n, c, *taps(window, axes[rank:], axes[:rank]))]
+        return padded[(n, c, *taps(window, axes[rank:], axes[:rank]))]
 
     return te.compute(types[0].shape, body, "windows")
 
@@ -312,6 +315,7 @@ def _compute_windows(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]
 def _windows_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 2, 3, 6, 5)], {"kernel": (3, 2)}
     yield [rng.integers(0, 256, (1, 4, 9, 8)).astype(np.uint8)], {"kernel": (3, 3), "strides": (2, 1), "dilations": (1, 2)}
+    yield [rng.integers(0, 256, (1, 4, 3, 8)).astype(np.uint8)], {"kernel": (3, 2), "pads": (1, 0, 2, 1), "fill": 7}
     yield [_normal(rng, 1, 2, 7)], {"kernel": (7,)}
     yield [_normal(rng, 0, 2, 4)], {"kernel": (2,)}
 
@@ -322,7 +326,7 @@ register(
         _infer_windows,
         _run_windows,
         _compute_windows,
-        {"kernel": REQUIRED, "strides": None, "dilations": None, "pads": None},
+        {"kernel": REQUIRED, "strides": None, "dilations": None, "pads": None, "fill": 0},
         samples=_windows_samples,
     )
 )

@@ -14,12 +14,13 @@ from tc.ops.build import GraphBuilder
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
+from tc.passes.graph.integer_products import INTEGER_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
 from tc.passes.graph.rewrite import GraphRule, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
 
-RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *matmul_rules(4), *phase_rules(4))
+RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *INTEGER_RULES, *matmul_rules(4), *phase_rules(4))
 
 
 def example_of(rule: GraphRule) -> IRModule:

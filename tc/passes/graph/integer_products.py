@@ -106,12 +106,8 @@ def _unsigned(b: GraphBuilder, x: _Bytes) -> _Bytes:
 
 def _windows(b: GraphBuilder, x: _Bytes, attrs: Attrs, kernel: list[int]) -> Atom:
     """[n, c, *kernel, *counts]: what the convolution reads for each result, zeros of the padding as they are among the bytes."""
-    rank = len(kernel)
-    pads = tuple(attrs.pads or (0,) * (2 * rank))
-    padded = x.value
-    if any(pads):
-        padded = b.call("pad", padded, b.const(np.array(x.zero, np.uint8)), pads=(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
-    return b.call("windows", padded, kernel=tuple(kernel), strides=attrs.strides, dilations=attrs.dilations)
+    geometry = {"strides": attrs.strides, "pads": attrs.pads, "dilations": attrs.dilations}
+    return b.call("windows", x.value, kernel=tuple(kernel), fill=x.zero, **geometry)
 
 
 def _rows(b: GraphBuilder, w: Atom, outputs: int, depth: int) -> Atom:

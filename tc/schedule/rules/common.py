@@ -61,9 +61,24 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
         r.reduction_axes and _is_rescanned(r, info) for r in readers
     ):
         return False
+    if _is_padding(info.writes[0].value) and any(_num_points(reader) > _num_points(info) for reader in readers):
+        return False
     if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
+
+
+def _is_padding(value: Expr) -> bool:
+    """Whether the place of an element decides what it is."""
+    return any(isinstance(node, Select) and not reads_memory(node.condition) for node in walk(value))
+
+
+def _num_points(info: BlockInfo) -> int:
+    """How often a block runs; 0 where that is not known."""
+    total = 1
+    for axis in info.block.axes:
+        total *= int(axis.extent.value) if isinstance(axis.extent, Const) else 0
+    return total
 
 
 def _is_transposition(info: BlockInfo) -> bool:

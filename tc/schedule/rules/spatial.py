@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
@@ -37,7 +38,8 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         return
     row = _row_length(info, loops[-1], extent_value(schedule, loops[-1]), lanes_for(info, target))
     if row and schedule.choose(block, "row_by_row", (False, True), True, ordered=False):
-        schedule.split(loops[-1], row)
+        _schedule_rows(schedule, info, loops, row, lanes_for(info, target))
+        return
     *outer, last = schedule.loops_of(block)
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
@@ -86,6 +88,18 @@ def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> i
     }
     rows = max(lengths, default=0)
     return rows if extent is not None and rows % lanes and lanes <= rows < extent and extent % rows == 0 else 0
+
+
+def _schedule_rows(schedule: Schedule, info: BlockInfo, loops: list[str], row: int, lanes: int) -> None:
+    """Cut the last loop into rows, and these into vectors, the last of which begins early where that is allowed."""
+    rows, last = schedule.split(loops[-1], row)
+    try:
+        vectors, inner = schedule.split_overlapped(last, lanes)
+    except ScheduleError:  # it works in place
+        vectors, inner = schedule.split(last, lanes)
+        schedule.annotate_loop(vectors, "partition", 1)
+    schedule.vectorize(inner)
+    set_parallel(schedule, info.name, [*loops[:-1], rows], row)
 
 
 def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
