@@ -155,9 +155,11 @@ def compute(shape: Sequence[ExprLike], body: Callable[..., Expr], name: str) -> 
 def narrowed_result(tensor: Tensor) -> Tensor:
     """The tensor, whose elements need not be rounded where they are computed with further: see `Narrow`."""
     stage = tensor.stage
-    if stage is None or len(stage.values) != 1 or type(stage.values[0]) is not Cast:
+    if stage is None or len(stage.values) != 1:
         return tensor
     (value,) = stage.values
+    if not isinstance(value, Cast) or isinstance(value, Narrow):
+        return tensor
     if not (value.dtype.is_float and value.operand.dtype.is_float and value.dtype.bits < value.operand.dtype.bits):
         return tensor
     return Tensor(tensor.buffer, replace(stage, values=(Narrow(value.operand, value.dtype),)))

@@ -191,7 +191,8 @@ class Buffer(Node):
     """A typed region of memory. `shape` and `strides` count elements; `strides` None means compact row-major.
 
     `scope` says where it lives: "global" (a parameter, or the caller's memory), "local" (the stack of one task, or scratch of one
-    thread), "register" (SSA values: every index must be a constant after unrolling), "shared" (a GPU block's memory).
+    thread), "register" (SSA values: every index must be a constant after unrolling), "tile" (one register for a tile, touched by
+    intrinsics alone), "shared" (a GPU block's memory).
     """
 
     is_binder = True

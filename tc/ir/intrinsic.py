@@ -24,7 +24,8 @@ class Intrinsic:
     `pattern` is a PrimFunc without blocks other than one whose loops have constant extents and drive one axis each; its
     parameters, buffers of constant shape, are the operands in order. A machine has the instruction if it has all features of one of
     the tuples in `features`; with none, every machine of the backends that emit it has. Rows of the operands whose numbers are in
-    `apart` may lie at any distance in memory; those of the others follow each other.
+    `apart` may lie at any distance in memory; those of the others follow each other. Operands that the pattern has in scope `tile` are
+    tile registers.
     """
 
     name: str
@@ -146,9 +147,11 @@ class _Accesses:
         return {**found, p.buffer: operand} if found.get(p.buffer, operand) is operand else None
 
     def _follows(self, pattern: Buffer, buffer: Buffer) -> bool:
-        if self.intrinsic.pattern.buffers.index(pattern) in self.intrinsic.apart:
-            return buffer.strides is None
+        if pattern.scope == "tile" and buffer.scope != "tile":
+            return False
         inner = pattern.shape[1:]
+        if self.intrinsic.pattern.buffers.index(pattern) in self.intrinsic.apart:
+            return buffer.strides is None and (len(inner) < 2 or buffer.shape[-len(inner) + 1 :] == inner[1:])
         return buffer.strides is None and (not inner or buffer.shape[-len(inner) :] == inner)
 
 
@@ -212,3 +215,32 @@ def interleave_pattern(name: str, lanes: int, depth: int, dtype: DType) -> PrimF
     """t[j, k] = x[k, j] for `lanes` lanes j of `depth` rows k."""
     x, t = Buffer("x", (const(depth), const(lanes)), dtype), Buffer("t", (const(lanes), const(depth)), dtype)
     return make_pattern(name, (lanes, depth), (x, t), lambda j, k: Store(t, (j, k), Load(x, (k, j))))
+
+
+def tile_dot_pattern(name: str, lhs: DType, rhs: DType, total: DType) -> PrimFunc:
+    """c[i, j] += total(a[i, d * p + q]) * total(b[p, j, q]) for 16 rows i, 16 columns j and 64 bytes of a row of a, d terms q at a time."""
+    depth = 32 // lhs.bits
+    a, b = Buffer("a", sizes(16, 16 * depth), lhs), Buffer("b", sizes(16, 16, depth), rhs)
+    c = Buffer("c", sizes(16, 16), total)
+
+    def body(i: Var, j: Var, p: Var, q: Var) -> Stmt:
+        return Store(c, (i, j), Load(c, (i, j)) + cast(Load(a, (i, p * depth + q)), total) * cast(Load(b, (p, j, q)), total))
+
+    return make_pattern(name, (16, 16, 16, depth), (a, b, c), body, num_reduced=2)
+
+
+def fill_pattern(name: str, shape: Sequence[int], value: Const) -> PrimFunc:
+    """t[i, ...] = value."""
+    t = Buffer("t", sizes(*shape), value.dtype)
+    return make_pattern(name, shape, (t,), lambda *indices: Store(t, indices, value))
+
+
+def copy_pattern(name: str, shape: Sequence[int], dtype: DType, scopes: tuple[str, str]) -> PrimFunc:
+    """t[i, ...] = x[i, ...], where x and t are in these scopes."""
+    x, t = (Buffer(each, sizes(*shape), dtype, scope) for each, scope in zip("xt", scopes, strict=True))
+    return make_pattern(name, shape, (x, t), lambda *indices: Store(t, indices, Load(x, indices)))
+
+
+def sizes(*extents: int) -> tuple[Const, ...]:
+    """Constant dims."""
+    return tuple(map(const, extents))

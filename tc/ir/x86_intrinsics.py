@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u8
-from tc.ir.intrinsic import Intrinsic, dot_pattern, interleave_pattern, register_intrinsic
+from tc.ir.expr import const
+from tc.ir.intrinsic import (
+    Intrinsic,
+    copy_pattern,
+    dot_pattern,
+    fill_pattern,
+    interleave_pattern,
+    register_intrinsic,
+    tile_dot_pattern,
+)
 
 _WIDTHS = {512: ("avx512f", "avx512bw"), 256: ("avx2",)}
 """Bits of a vector -> the features with which there are such vectors of integers."""
@@ -22,6 +31,40 @@ def interleave_name(bits: int, dtype: DType) -> str:
     return f"interleave{32 // dtype.bits}.{dtype.name}.{bits}"
 
 
+TILE_ROWS = 16
+"""Rows of a tile of AMX, of 64 bytes each: so many sums of 32 bits, or that many times 4 or 2 terms of a product."""
+
+NUM_TILES = 8
+"""Tile registers of a core."""
+
+_TILE_DOTS = {
+    i32: ([(lhs, rhs) for lhs in (u8, i8) for rhs in (u8, i8)], "amx-int8"),  # tdpb{u,s}{u,s}d
+    f32: ([(bf16, bf16)], "amx-bf16"),  # tdpbf16ps
+}
+"""The type of a sum -> the types of the operands of its products, and the feature with which there are instructions for them."""
+
+
+def tile_dot_name(lhs: DType, rhs: DType) -> str:
+    """The name of the instruction that adds the product of two tiles of operands to a tile of sums."""
+    return f"tile_dot.{lhs.name}.{rhs.name}"
+
+
+def tile_zero_name(dtype: DType) -> str:
+    """The name of the instruction that sets a tile of sums to zero."""
+    return f"tile_zero.{dtype.name}"
+
+
+def tile_copy_name(what: str, dtype: DType) -> str:
+    """The name of the instruction that copies a tile: `load` of an operand, `lhs` or `rhs`, or of `sums`, or `store` of sums."""
+    return f"tile_{what}.{dtype.name}"
+
+
+TILE_DOTS = frozenset(tile_dot_name(*operands) for each, _ in _TILE_DOTS.values() for operands in each)
+TILE_ZEROS = frozenset(map(tile_zero_name, _TILE_DOTS))
+SUM_LOADS = frozenset(tile_copy_name("load.sums", total) for total in _TILE_DOTS)
+"""The names of the instructions on tiles of sums, by what they do."""
+
+
 def _register() -> None:
     for bits, needed in _WIDTHS.items():
         lanes = bits // 32
@@ -37,6 +80,24 @@ def _register() -> None:
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))
+    for total, (operands, feature) in _TILE_DOTS.items():
+        _register_tiles(total, operands, ("amx-tile", feature))
+
+
+def _register_tiles(total: DType, operands: list[tuple[DType, DType]], needed: tuple[str, ...]) -> None:
+    name = tile_zero_name(total)
+    zero = fill_pattern(name, (TILE_ROWS, 16), const(0, total))
+    register_intrinsic(Intrinsic(name, zero, (needed,), apart=frozenset((0,))))
+    shapes: dict[tuple[str, DType], tuple[int, ...]] = {(what, total): (TILE_ROWS, 16) for what in ("store", "load.sums")}
+    for lhs, rhs in operands:
+        name = tile_dot_name(lhs, rhs)
+        register_intrinsic(Intrinsic(name, tile_dot_pattern(name, lhs, rhs, total), (needed,), apart=frozenset((0, 1, 2))))
+        shapes["load.lhs", lhs] = (TILE_ROWS, 512 // lhs.bits)
+        shapes["load.rhs", rhs] = (TILE_ROWS, 16, 32 // rhs.bits)
+    for (what, dtype), shape in shapes.items():
+        name = tile_copy_name(what, dtype)
+        scopes = ("tile", "global") if what == "store" else ("global", "tile")
+        register_intrinsic(Intrinsic(name, copy_pattern(name, shape, dtype, scopes), (needed,), apart=frozenset((0, 1))))
 
 
 _register()

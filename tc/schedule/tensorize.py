@@ -6,7 +6,7 @@ from tc.errors import ScheduleError
 from tc.ir import x86_intrinsics as _  # noqa: F401  fills the table
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, Lt, Var, equal, floordiv
+from tc.ir.expr import Const, Expr, Lt, Var, const, equal, floordiv
 from tc.ir.intrinsic import INTRINSICS, perfect_nest
 from tc.ir.loop import (
     TRUE,
@@ -32,14 +32,15 @@ def _tile_of(stmt: Stmt) -> tuple[list[For], Block]:
 
 
 def blockize(func: PrimFunc, loop: str) -> PrimFunc:
-    """Make a loop nest around one block a block of its own, named `<block>_o`, whose axes count tiles.
+    """Make a loop nest around one block a block of its own, named `<block>_o`, whose axes count tiles, or are the loops around tiles
+    that overlap.
 
         for io: for ii in 8:                      for io: block C_o (vio = io):
             block C (vi = io * 8 + ii): S  =>         for ii in 8: block C (vi = vio * 8 + ii): S
 
     The initialisation of a reduction becomes one of the outer block. Raises ScheduleError unless the loops are a perfect nest
-    of constant extents, none 0, around a block whose condition is the same for the whole tile, each axis a multiple of its tile plus
-    the loops inside.
+    of constant extents, none 0, around a block whose condition is the same for the whole tile, each reduction axis a multiple of its
+    tile plus the loops inside.
     Source: `blockize` of TVM.
     """
     target = find_loop(func, loop)
@@ -53,18 +54,22 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
     where = _of_tiles(block.where, loops, facts)
     if variables(where) & {each.var for each in loops}:
         raise ScheduleError(f"blockize: the condition {block.where} of block {block.name} differs inside the tile")
-    outer_axes: list[BlockAxis] = []
+    outer_axes: dict[Var, BlockAxis] = {}  # by their own variables, or by those of the loops that they are
     inner_axes: list[BlockAxis] = []
+    around = [each for each in target.path if isinstance(each, For)]
     for axis in block.axes:
-        outer, inner = _split_axis(axis, loops, facts, block.name)
-        outer_axes.append(outer)
-        inner_axes.append(inner)
+        form = _tile_form(axis.value, loops, facts)
+        if form is None:
+            raise ScheduleError(f"blockize: axis {axis.var.name} of block {block.name} is {axis.value}, not a tile of its loops")
+        outer, start = _whole_tiles(axis, form, facts) or _overlapping_tiles(axis, form, around, outer_axes, block.name)
+        outer_axes |= outer
+        inner_axes.append(replace(axis, value=start + _inside(form, loops)))
     inside: Stmt = replace(block, axes=tuple(inner_axes), init=None, where=TRUE)
     for each in reversed(loops):
         inside = replace(each, body=inside)
     made = Block(
         fresh_block_name(func, f"{block.name}_o"),
-        tuple(outer_axes),
+        tuple(outer_axes.values()),
         inside,
         init=None if block.init is None else _tile_init(func, block, loops, inner_axes),
         where=where,
@@ -74,25 +79,47 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
     return replace_stmt(func, target, made)
 
 
-def _split_axis(axis: BlockAxis, loops: list[For], facts: Facts, block: str) -> tuple[BlockAxis, BlockAxis]:
-    """The axis of the outer block, which counts tiles, and that of the inner one in terms of it."""
-    form = _tile_form(axis.value, loops, facts)
-    if form is None:
-        raise ScheduleError(f"blockize: axis {axis.var.name} of block {block} is {axis.value}, not a tile of its loops")
-    coefficients, rest, extent = form
-    if prove(equal(rest % extent, 0), facts) is not True or prove(equal(axis.extent % extent, 0), facts) is not True:
-        raise ScheduleError(f"blockize: axis {axis.var.name} of block {block} does not consist of tiles of {extent}")
-    var = Var(f"{axis.var.name}o", i64)
-    outer = BlockAxis(var, simplify(floordiv(axis.extent, extent), facts), axis.kind, simplify(rest // extent, facts))
-    value: Expr = var * extent
+TileForm = tuple[dict[Var, Expr], Expr, int]
+"""The steps of a value along loops, the value where they begin, and one more than they add to it at most."""
+
+
+def _inside(form: TileForm, loops: list[For]) -> Expr:
+    """What the loops of a tile add."""
+    value: Expr = const(0)
     for each in loops:
-        if each.var in coefficients:
-            value = value + each.var * coefficients[each.var]
-    return outer, replace(axis, value=value)
+        if each.var in form[0]:
+            value = value + each.var * form[0][each.var]
+    return value
 
 
-def _tile_form(value: Expr, loops: list[For], facts: Facts) -> tuple[dict[Var, Expr], Expr, int] | None:
-    """The steps of a value along loops, the value where they begin, and one more than they add to it at most; None if it may fall."""
+def _whole_tiles(axis: BlockAxis, form: TileForm, facts: Facts) -> tuple[dict[Var, BlockAxis], Expr] | None:
+    """The axis of the outer block that counts tiles, and where one begins in terms of it; None where tiles are not whole."""
+    first, extent = form[1:]
+    if prove(equal(first % extent, 0), facts) is not True or prove(equal(axis.extent % extent, 0), facts) is not True:
+        return None
+    var = Var(f"{axis.var.name}o", i64)
+    outer = BlockAxis(var, simplify(floordiv(axis.extent, extent), facts), axis.kind, simplify(first // extent, facts))
+    return {var: outer}, var * extent
+
+
+def _overlapping_tiles(
+    axis: BlockAxis, form: TileForm, around: list[For], known: dict[Var, BlockAxis], block: str
+) -> tuple[dict[Var, BlockAxis], Expr]:
+    """The loops around as axes of the outer block, for tiles that begin anywhere: the last one before the one before it ends."""
+    first, extent = form[1:]
+    driving = [each for each in around if each.var in variables(first)]
+    own = {each.var for each in around}
+    if axis.kind is not AxisKind.SPATIAL or any(variables(each.extent) & own for each in driving):
+        raise ScheduleError(f"blockize: axis {axis.var.name} of block {block} does not consist of tiles of {extent}")
+    axes = {
+        each.var: known.get(each.var) or BlockAxis(Var(f"v{each.var.name}", i64), each.extent, AxisKind.SPATIAL, each.var)
+        for each in driving
+    }
+    return axes, substitute(first, {loop: outer.var for loop, outer in axes.items()})
+
+
+def _tile_form(value: Expr, loops: list[For], facts: Facts) -> TileForm | None:
+    """A value in terms of loops; None if it may fall along one."""
     form = linear_coefficients(simplify(value, facts), [each.var for each in loops])
     if form is None:
         return None

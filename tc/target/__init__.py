@@ -19,6 +19,7 @@ from pathlib import Path
 from llvmlite import binding as llvm
 
 from tc.errors import UnsupportedError, UserError
+from tc.target.tile_permission import may_use_tiles
 
 MOST_SHUFFLED_STRIDE = 4
 """Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors and shuffled; beyond they are gathered, which
@@ -259,9 +260,12 @@ def _host_target() -> Target:
 
 def _host_features() -> dict[str, bool]:
     try:
-        return dict(llvm.get_host_cpu_features())
+        features = dict(llvm.get_host_cpu_features())
     except RuntimeError:  # LLVM cannot ask this operating system
         return {}
+    if features.get("amx-tile") and not may_use_tiles():
+        features |= dict.fromkeys((name for name in features if name.startswith("amx-")), False)
+    return features
 
 
 def _cpu_folder(cpu: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.runtime.pool import get_pool
 from tc.target import Target, native_target
 from tc.te import create_prim_func, placeholder
+from tests.codegen.tile_model import emulated
 
 Schedule = Callable[[PrimFunc], PrimFunc]
 
@@ -47,11 +49,15 @@ def finish(func: PrimFunc) -> PrimFunc:
 
 @functools.lru_cache(maxsize=4)
 def build(func: PrimFunc, target: Target | None = None) -> Any:
-    """Compile a PrimFunc without blocks, once while it is among the last ones; returns (function, keep-alive)."""
+    """Compile a PrimFunc without blocks, once while it is among the last ones; returns (function, keep-alive).
+
+    Instructions on tiles, where the target has them, are those of a model in Python: the processor need not have them.
+    """
     target = target or native_target()
     get_pool().start(2)
-    source = emit_prim_func(func, "kernel", target.features)
-    library = link([compile_object(source.ir_text, target)])
+    text = emit_prim_func(func, "kernel", target.features).ir_text
+    machine = replace(target, features=tuple(name for name in target.features if not name.startswith("amx-")))
+    library = link([compile_object(text if machine == target else emulated(text), machine)])
     count = len(func.buffers)
     kind = ctypes.CFUNCTYPE(
         None, *[ctypes.c_void_p] * count, *[ctypes.c_int64] * len(func.dims), ctypes.c_int64

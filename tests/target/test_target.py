@@ -10,6 +10,7 @@ import pytest
 from tc import target as target_module
 from tc.errors import UnsupportedError, UserError
 from tc.target import Target, available_cores, available_cpus, native_target, widest_vector_bits
+from tc.target.tile_permission import may_use_tiles
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 
@@ -78,9 +79,19 @@ def test_fingerprint_follows_code_facts_only() -> None:
 def test_native_has_the_host_features() -> None:
     target = native_target()
 
-    assert target.features == tuple(sorted(name for name, on in llvm.get_host_cpu_features().items() if on))
+    refused = () if may_use_tiles() else tuple(name for name in llvm.get_host_cpu_features() if name.startswith("amx-"))
+    assert target.features == tuple(sorted(name for name, on in llvm.get_host_cpu_features().items() if on and name not in refused))
     assert target.vector_bits == widest_vector_bits(target.features)
     assert target.cores == available_cores()
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_tile_registers_are_there_only_with_the_systems_leave(monkeypatch: pytest.MonkeyPatch, granted: bool) -> None:
+    there = {"amx-tile": True, "amx-int8": True, "avx2": True}
+    monkeypatch.setattr(target_module.llvm, "get_host_cpu_features", lambda: there)
+    monkeypatch.setattr(target_module, "may_use_tiles", lambda: granted)
+
+    assert target_module._host_features() == {"amx-tile": granted, "amx-int8": granted, "avx2": True}
 
 
 @pytest.mark.parametrize("text", ["native", *LEVELS])

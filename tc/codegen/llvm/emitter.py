@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tc.codegen.llvm import tiles
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.expressions import ExpressionEmitter
 from tc.codegen.llvm.intrinsics import emit_intrinsic
@@ -43,6 +44,7 @@ from tc.ir.tree_loop import TreeLoop, as_square, as_tree_loop, combine_tree
 from tc.ir.types import product
 from tc.ir.uses import variables
 from tc.passes.loop.intrinsics import select_intrinsics
+from tc.passes.loop.tile_registers import keep_in_tiles
 
 PARALLEL_FOR = "tc_parallel_for"
 
@@ -66,7 +68,7 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     """
     name = symbol or func.name
     module = Module(features)
-    emitter = _Emitter(module, name, select_intrinsics(func, module.features))
+    emitter = _Emitter(module, name, keep_in_tiles(select_intrinsics(func, module.features)))
     emitter.emit_entry()
     return KernelSource(name, str(module))
 
@@ -82,6 +84,7 @@ class _Emitter(ExpressionEmitter):
         self.parallel_count = 0
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None
+        self.has_tiles = tiles.uses_tiles(func.body)
 
     # -- functions
 
@@ -97,10 +100,13 @@ class _Emitter(ExpressionEmitter):
                 params.append(f"i64 noundef {text}")
         params.append("i64 noundef %max_threads")
         self.statement(self.func.body)
-        self._finish(f"define void @{self.symbol}({', '.join(params)})")
+        self._finish(f"define void @{self.symbol}({', '.join(params)})", self.has_tiles)
 
-    def _finish(self, header: str) -> None:
+    def _finish(self, header: str, has_tiles: bool) -> None:
         b = self.b
+        if has_tiles:
+            b.entry.append(f"  {tiles.configuration(self)}")
+            b.emit_void(tiles.release(self))
         b.emit_void("ret void")
         header += f" nounwind alignstack({STACK_ALIGNMENT})"
         self.module.definitions.append("\n".join([f"{header} {{", "entry:", *b.entry, *b.lines, "}"]))
@@ -121,6 +127,10 @@ class _Emitter(ExpressionEmitter):
                 self.statement(body)
             case If():
                 self._if(stmt)
+            case Alloc(buffer=buffer, body=body) if buffer.scope == "tile":
+                tiles.allocate(self, buffer)
+                self.statement(body)
+                del self.state.tile_numbers[buffer]
             case Alloc(buffer=buffer, body=body):
                 self._alloc(buffer)
                 if buffer.scope == "register" and has_spare_lanes(stmt):
@@ -437,6 +447,8 @@ class _Emitter(ExpressionEmitter):
         self._outlined(nest, sizes, name, captured, known)
         self.state = outer
         self.forget_memory()
+        if self.has_tiles:  # workers released theirs, and this thread was one
+            b.emit_void(tiles.configuration(self))
 
     def _max_threads(self) -> str:
         return "%max_threads"
@@ -462,7 +474,8 @@ class _Emitter(ExpressionEmitter):
         extents = [self.state.values[size] if isinstance(size, Var) else size for size in sizes]
         self._numbered(nest, extents, Value("%begin", "i64"), Value("%end", "i64"))
         self.in_parallel = False
-        self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread)")
+        has_tiles = tiles.uses_tiles(nest[-1].body, in_parallel=True)
+        self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread)", has_tiles)
 
     def _store(self, stmt: Store) -> None:
         if stmt.buffer is self.report and self.mask is not None:

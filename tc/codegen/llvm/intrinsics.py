@@ -7,6 +7,7 @@ from functools import partial
 
 from tc.codegen.llvm.builder import Value, llvm_type
 from tc.codegen.llvm.memory import MemoryEmitter
+from tc.codegen.llvm.tiles import EMIT_TILE
 from tc.errors import CodegenError
 from tc.ir.dtype import bf16, i8, i16, u8
 from tc.ir.expr import Expr, Load, const
@@ -88,7 +89,7 @@ def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
     return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
 
 
-_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {}
+_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = dict(EMIT_TILE)
 
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))

@@ -50,6 +50,7 @@ class State:
     loaded: dict[str, Value] = field(default_factory=dict)  # what memory holds here, register tiles apart, by the text of the load
     tiles: dict[Buffer, dict[int, Value]] = field(default_factory=dict)  # the same of register tiles, by place
     stores: int = 0  # how many so far
+    tile_numbers: dict[Buffer, int] = field(default_factory=dict)  # registers of buffers of scope `tile`
     all_ones: str = ""  # the name of a number that has all bits set, which LLVM does not know
 
 

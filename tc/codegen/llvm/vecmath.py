@@ -143,7 +143,7 @@ def _scalef(b: FunctionBuilder, p: Value, n: Value, zero: Value | None = None, w
     """p * 2^n; with `where` only in the lanes that it has, and zero in others, which costs nothing and raises nothing."""
     if p.lanes > 16:
         halves = ([None, None] if value is None else b.halves(value) for value in (p, n, zero, where))
-        return b.joined(*(_scalef(b, *parts) for parts in zip(*halves, strict=True)))  # type: ignore[arg-type]
+        return b.joined(*(_scalef(b, *parts) for parts in zip(*halves, strict=True)))
     name = "llvm.x86.avx512.mask.scalef.ps.512"
     mask = "i16 -1" if where is None else b.emit(f"bitcast {where} to i16", "i16")
     b.module.declare(name, p.type, [p.type, p.type, p.type, "i16", "i32"])

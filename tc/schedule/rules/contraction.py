@@ -18,7 +18,7 @@ from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
 from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
-from tc.schedule.rules.operands import Dot, columns_block, making_blocks, stage_operands
+from tc.schedule.rules.operands import Dot, making_blocks, stage_operands
 from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
@@ -146,29 +146,36 @@ def _schedule_versions(
     roles = _roles(schedule, contraction, final, lanes)
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     if dot is not None:
-        space = replace(space, vectors_divide=columns_block(contraction, target) // lanes, is_row_major=False, panel=1)
+        space = replace(space, vectors_divide=dot.columns(contraction, target) // lanes, is_row_major=False, panel=1)
     elif contraction.rhs.buffer not in schedule.func.inputs:
         space = replace(space, is_row_major=False)
-    tile = _choose(schedule, name, space)
+    heights = [] if dot is None else dot.heights()
+    if dot is not None and dot.grid is not None:
+        tile = Tile(heights.pop(0), dot.columns(contraction, target) // lanes, lanes)
+    else:
+        tile = _choose(schedule, name, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
         ProductPlan(schedule, contraction, name, final, roles, tile, target, dot=dot, with_operands=True).run()
         return
     blocks = [info.name for info in block_infos(schedule.func)]
-    heights = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
-    second = schedule.choose(name, "second_rows", heights, space.second_height(tile))
+    second = 0
+    if not heights:
+        seconds = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
+        second = schedule.choose(name, "second_rows", seconds, space.second_height(tile))
     versions = [(dict(zip(blocks, blocks, strict=True)), tile)]
+    count = _num_blocks(schedule, roles, lanes)
+    panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
     least = second or tile.rows
-    few = _split_off(schedule, blocks, partial(schedule.specialize, row, least))
-    if few and least > FEW_ROWS:
-        versions.append((few, replace(tile, rows=FEW_ROWS)))
+    lower = [replace(tile, rows=rows) for rows in (*heights, FEW_ROWS) if rows < least]
+    few = versions[0][0]
+    for each in (*lower, panel):
         few_row = _roles(schedule, contraction_of(schedule, few[name]), few[final], lanes).rows[-1]
-        fewer = _split_off(schedule, list(few.values()), partial(schedule.specialize, few_row, FEW_ROWS))
-        few = {block: fewer[copy] for block, copy in few.items()} if fewer else {}
-    if few:
-        count = _num_blocks(schedule, roles, lanes)
-        panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
-        versions.append((few, panel))
+        copies = _split_off(schedule, list(few.values()), partial(schedule.specialize, few_row, least))
+        if not copies:
+            break
+        few, least = {block: copies[copy] for block, copy in few.items()}, each.rows
+        versions.append((few, each))
     if second:
         costs = [number for rows in (tile.rows, second) for number in (rows, space.tile_cost(rows, tile.vectors))]
         copies = _split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))

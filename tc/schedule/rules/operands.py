@@ -13,11 +13,12 @@ from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import annotation
 from tc.ir.uses import buffers_read, reads_memory, variables
-from tc.ir.x86_intrinsics import dot_name, interleave_name
+from tc.ir.x86_intrinsics import TILE_ROWS, dot_name, interleave_name, tile_dot_name
 from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
-from tc.schedule.rules.common import lanes_for
+from tc.schedule.rules.common import TYPICAL_SYMBOLIC, lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of
+from tc.schedule.rules.matrix_tiles import TILE_BYTES, Grid, best_grid, grid_cycles
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -38,18 +39,68 @@ DOT_VECTORS = 2
 """Vectors of columns that the tiles of an instruction have at least: few streams of the rhs, many rows."""
 
 
+DOTS_PER_CYCLE = 2
+"""Instructions on vectors that sum products, for the choice between these and tiles."""
+
+
 @dataclass(frozen=True)
 class Dot:
-    """An instruction that adds `depth` products at once in each lane: its name, the types of its operands, and that which packs the rhs."""
+    """An instruction that adds `depth` products at once in each lane: its name, the types of its operands, and that which packs the rhs.
+
+    `grid`: for instructions on tile registers, which of these a tile of the result is made of.
+    """
 
     name: str
     lhs: DType
     rhs: DType
     interleave: str
+    grid: Grid | None = None
 
     @property
     def depth(self) -> int:
         return 32 // self.lhs.bits
+
+    @property
+    def terms(self) -> int:
+        """How many terms of a sum one instruction takes: their number is rounded up to a multiple."""
+        return self.depth if self.grid is None else terms_of_tile(self.lhs)
+
+    def columns(self, contraction: Contraction, target: Target) -> int:
+        """What the number of columns is rounded up to a multiple of: the columns of a tile."""
+        return columns_block(contraction, target) if self.grid is None else self.grid[1] * TILE_ROWS
+
+    def heights(self) -> list[int]:
+        """The rows of tiles that instructions on tile registers make, for many rows and for few; none for other instructions."""
+        high = 0 if self.grid is None else self.grid[0]
+        return [rows * TILE_ROWS for rows in sorted({high, min(high, 1)}, reverse=True) if rows]
+
+
+def choose_tiles(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
+    """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
+    store = contraction.info.writes[0]
+    sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
+    rows, columns, depth = (_count(contraction, axes, TYPICAL_SYMBOLIC) for axes in sides)
+    for lhs, rhs in _TILES.get(store.buffer.dtype, ()):
+        known = INTRINSICS[tile_dot_name(lhs, rhs)]
+        if not known.is_there(target.features) or (lhs is bf16 and (strict or depth > LONGEST_CHAIN)):
+            continue
+        if narrowed(contraction.lhs_value, lhs.name) is None or narrowed(contraction.rhs_value, rhs.name) is None:
+            continue
+        steps = -(-depth // terms_of_tile(lhs))
+        grid = best_grid(rows, columns, steps)
+        by_vectors = rows * -(-columns // TILE_ROWS) * -(-depth * lhs.bits // 32) // DOTS_PER_CYCLE
+        if rows >= TILE_ROWS and grid_cycles(grid, rows, columns, steps) < by_vectors:
+            return Dot(known.name, lhs, rhs, interleave_name(target.vector_bits, rhs), grid)
+    return None
+
+
+def terms_of_tile(dtype: DType) -> int:
+    """How many terms of a sum a row of a tile holds."""
+    return TILE_BYTES // dtype.size_bytes
+
+
+_TILES = {i32: ((u8, i8), (i8, i8), (u8, u8), (i8, u8)), f32: ((bf16, bf16),)}
+"""The types of operands whose products are made of tiles, by the type of the sum."""
 
 
 def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
@@ -62,6 +113,9 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -
     shape_fits = len(depth) == 1 and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
+    tiles = choose_tiles(contraction, target, strict)
+    if tiles is not None:
+        return tiles
     for lhs, rhs in _DOTS.get(store.buffer.dtype, ()):
         name = dot_name(target.vector_bits, lhs, rhs)
         known = INTRINSICS.get(name)
@@ -147,8 +201,8 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
     if not _is_in_place(contraction.rhs_value, dot.rhs, column):
         copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
-    block = columns_block(contraction, target)
-    schedule.pad_einsum(name, [dot.depth if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])
+    block = dot.columns(contraction, target)
+    schedule.pad_einsum(name, [dot.terms if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])
     read = set(block_info(schedule, name).read_buffers)
     for copy in copies:
         if not read & set(block_info(schedule, copy).written_buffers):  # a padded copy of it is read

@@ -135,11 +135,11 @@ class ProductPlan:
         self.split()
         self.order()
         self.finish_final()
-        tensorize = self.finish_sum()
+        instructions = self.finish_sum()
         self.finish_padding()
         self.finish_rhs()
-        if self.dot is not None and tensorize is not None:
-            self.s.tensorize(tensorize, self.dot.name)
+        for loop, instruction in instructions.items():
+            self.s.tensorize(loop, instruction)
 
     def split(self) -> None:
         """Cut rows and columns into tiles; loops whose last tile is not full are marked for peeling."""
@@ -165,9 +165,11 @@ class ProductPlan:
 
     def _cut(self, loop: str, factor: int, outer: list[str]) -> str:
         extent = extent_value(self.s, loop)
-        if extent is None:
+        is_whole = self.dot is not None and self.dot.grid is not None  # of an instruction on tiles there is no part
+        if extent is None or (is_whole and extent % factor):
             try:
                 out, inside = self.s.split_overlapped(loop, factor)
+                extent = None
             except ScheduleError:  # there may be too few
                 extent = factor + 1
         if extent is not None:
@@ -424,8 +426,8 @@ class ProductPlan:
         for loop in unrolled:
             s.unroll(loop)
 
-    def finish_sum(self) -> str | None:
-        """Schedule the sum inside a tile; the loop of the nest that the instruction is, if there is one."""
+    def finish_sum(self) -> dict[str, str]:
+        """Schedule the sum inside a tile; the outermost loops of nests that are instructions -> their names."""
         total = TileSum(
             self.contraction,
             name=self.name,

@@ -8,6 +8,7 @@ from math import isqrt
 
 from tc.ir.expr import Const, Var
 from tc.ir.node import walk
+from tc.ir.x86_intrinsics import TILE_ROWS, tile_zero_name
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
 from tc.schedule.rules.epilogue import block_info, contraction_of
@@ -53,12 +54,14 @@ class TileSum:
     dot: Dot | None = None
 
 
-def schedule_tile_sum(schedule: Schedule, total: TileSum) -> str | None:
+def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
     """Inside the tile: reduction loops outermost, then rows, then vectors, so that a broadcast serves all vectors at once.
 
-    Returns the loop over lanes around the terms that an instruction sums, where there is one.
+    Returns the outermost loops of nests that are instructions -> their names.
     """
     s, tile, dot = schedule, total.tile, total.dot
+    if dot is not None and dot.grid is not None:
+        return _schedule_products(s, total, dot)
     each = total if dot is not None else _in_parts(s, total)
     info, loops = block_info(s, each.name), loops_of_sum(s, each.name, each.anchor)
     depth = loops.depth
@@ -80,9 +83,28 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> str | None:
         _prefetch_rhs(s, each, depth[0])
         start = s.decompose_reduction(each.name, depth[0])
     if dot is None:
-        return None
+        return {}
     s.vectorize(s.loops_of(start)[-1])
-    return s.loops_of(each.name)[-2]
+    return {s.loops_of(each.name)[-2]: dot.name}
+
+
+def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str, str]:
+    """A loop over products of tiles."""
+    s, sums = schedule, block_info(schedule, total.name).writes[0].buffer
+    s.set_scope(sums.name, "global")
+    inside = list(s.loops_of(total.name))
+    loops = loops_of_sum(s, total.name, total.anchor)
+    (depth,) = loops.depth
+    *single, row, column = [loop for loop in inside[inside.index(total.anchor) + 1 :] if loop != depth]
+    assert all(loop in loops.single for loop in single), "a tile has rows and columns"
+    steps, groups, terms = s.split(depth, (None, dot.terms // dot.depth, dot.depth))
+    row_tiles, row = s.split(row, TILE_ROWS)
+    column_tiles, column = s.split(column, TILE_ROWS)
+    s.reorder(*single, steps, row_tiles, column_tiles, row, column, groups, terms)
+    s.unroll(row_tiles)
+    s.unroll(column_tiles)
+    start = s.decompose_reduction(total.name, steps)
+    return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: dot.name}
 
 
 def _in_parts(schedule: Schedule, total: TileSum) -> TileSum:

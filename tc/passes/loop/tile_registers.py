@@ -1,0 +1,188 @@
+"""Tile registers: operands of instructions on tiles are loaded once for all that use them, and sums stay over a loop.
+
+Before, each call reads its three tiles from memory and writes the sums back. A machine has a few registers for tiles: the sums of a loop
+take some of them, the tiles of operands share the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tc.ir.arith import Facts, simplify
+from tc.ir.expr import Buffer, Const, Load, const
+from tc.ir.intrinsic import INTRINSICS
+from tc.ir.loop import Alloc, For, IntrinsicCall, LoopKind, PrimFunc, Seq, Stmt, is_statement, seq
+from tc.ir.node import Node, map_children, replace, substitute, transform
+from tc.ir.uses import variables
+from tc.ir.x86_intrinsics import NUM_TILES, SUM_LOADS, TILE_DOTS, TILE_ROWS, TILE_ZEROS, tile_copy_name, tile_zero_name
+
+MOST_CALLS = 64
+"""Calls in one iteration of a loop up to which they are looked at together."""
+
+
+def keep_in_tiles(func: PrimFunc) -> PrimFunc:
+    """Give tile registers, buffers of scope `tile`, to the operands of all products of tiles.
+
+        for k in range(n):                     tile_load(c, C[0, 0])                    # tile_zero(c), where C was set to zero just before
+            tile_dot(A[0, k], B[k], C[0, 0])   for k in range(n):
+                                           =>      tile_load(a, A[0, k])
+                                                   tile_load(b, B[k])
+                                                   tile_dot(a, b, c)
+                                               tile_store(c, C[0, 0])
+    """
+    return replace(func, body=transform(_visit(func.body, Facts.of(func.facts)), _zero_by_register, is_statement))
+
+
+def _zero_by_register(node: Node) -> Node | None:
+    """Zeros that no product follows, by way of a register."""
+    if not isinstance(node, IntrinsicCall) or node.name not in TILE_ZEROS:
+        return None
+    (place,) = node.operands
+    assert isinstance(place, Load), "operands are places in buffers"
+    if place.buffer.scope == "tile":
+        return None
+    (operand,) = INTRINSICS[node.name].pattern.buffers
+    tile = _tile(operand, "zeros")
+    store = IntrinsicCall(tile_copy_name("store", tile.dtype), (_first(tile), place))
+    return Alloc(tile, seq(replace(node, operands=(_first(tile),)), store))
+
+
+def _visit(stmt: Stmt, facts: Facts) -> Stmt:
+    """The statement with all its products of tiles in registers."""
+    loop = stmt if isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL else None
+    calls = _calls(stmt if loop is None else loop.body, TILE_DOTS)
+    kept = _kept(calls, loop, facts) if calls else None
+    if kept is not None:
+        return kept
+    assert not calls or not isinstance(stmt, IntrinsicCall), "one product of tiles fits the registers"
+
+    def inside(node: Node) -> Node:
+        return _visit(node, facts) if isinstance(node, Stmt) else node
+
+    found = map_children(stmt, inside)
+    return _with_zeros(found, facts) if isinstance(found, Seq) else found
+
+
+def _calls(stmt: Stmt, names: frozenset[str]) -> list[IntrinsicCall] | None:
+    """The calls that a statement is, its unrolled loops written out; None where it is anything else than calls of intrinsics in `names`."""
+    match stmt:
+        case IntrinsicCall(name=name):
+            return [stmt] if name in names else None
+        case Seq(stmts=stmts):
+            parts = [_calls(inner, names) for inner in stmts]
+        case For(kind=LoopKind.UNROLLED, var=var, extent=Const(value=count), body=body) if count <= MOST_CALLS:
+            parts = [_calls(substitute(body, {var: const(k)}), names) for k in range(int(count))]
+        case _:
+            return None
+    found: list[IntrinsicCall] = []
+    for part in parts:
+        if part is None:
+            return None
+        found += part
+    return found if len(found) <= MOST_CALLS else None
+
+
+def _places(calls: Sequence[IntrinsicCall], operand: int, facts: Facts) -> list[Load]:
+    """The first elements of an operand of each call, simplified: equal ones are one object."""
+    loads = [call.operands[operand] for call in calls]
+    assert all(isinstance(load, Load) for load in loads), "operands are places in buffers"
+    return [Load(load.buffer, tuple(simplify(index, facts) for index in load.indices)) for load in loads]  # type: ignore[attr-defined]
+
+
+def _kept(calls: Sequence[IntrinsicCall], loop: For | None, facts: Facts) -> Stmt | None:
+    """The calls, the body of `loop` if there is one, with their tiles in registers; None where they are too many, or may overlap."""
+    a, b, c = (_places(calls, operand, facts) for operand in range(3))
+    sums = list(dict.fromkeys(c))
+    read = {load.buffer for load in (*a, *b)}
+    moves = loop is not None and any(loop.var in variables(load) for load in sums)
+    fits = len({call.name for call in calls}) == 1 and len(sums) <= NUM_TILES - 2
+    if moves or not fits or any(load.buffer in read for load in sums) or not _are_apart(sums, facts):
+        return None
+    lhs, rhs, total = INTRINSICS[calls[0].name].pattern.buffers
+    room = NUM_TILES - len(sums)
+    fewer, more = sorted((len(set(a)), len(set(b))))
+    fewer = min(fewer, room - 1)
+    more = min(more, room - fewer)
+    num_lhs, num_rhs = (fewer, more) if len(set(a)) <= len(set(b)) else (more, fewer)
+    held = {load: _tile(total, f"sums{n}") for n, load in enumerate(sums)}
+    pools = _Pool("lhs", lhs, num_lhs), _Pool("rhs", rhs, num_rhs)
+    body: list[Stmt] = []
+    for call, *operands, place in zip(calls, a, b, c, strict=True):
+        tiles = [pool.hold(operand, body) for pool, operand in zip(pools, operands, strict=True)]
+        body.append(replace(call, operands=tuple(map(_first, (*tiles, held[place])))))
+    load, store = (tile_copy_name(what, total.dtype) for what in ("load.sums", "store"))
+    found = seq(
+        *(IntrinsicCall(load, (place, _first(tile))) for place, tile in held.items()),
+        seq(*body) if loop is None else replace(loop, body=seq(*body)),
+        *(IntrinsicCall(store, (_first(tile), place)) for place, tile in held.items()),
+    )
+    for tile in (*held.values(), *pools[0].tiles, *pools[1].tiles):
+        found = Alloc(tile, found)
+    return found
+
+
+def _tile(operand: Buffer, name: str) -> Buffer:
+    """A register for an operand of a pattern."""
+    return Buffer(name, operand.shape, operand.dtype, scope="tile")
+
+
+def _first(tile: Buffer) -> Load:
+    return Load(tile, (const(0),) * len(tile.shape))
+
+
+class _Pool:
+    """The registers for one side of the products, and what they hold: that which was used last stays longest."""
+
+    def __init__(self, side: str, operand: Buffer, count: int) -> None:
+        self.tiles = [_tile(operand, f"{side}{n}") for n in range(count)]
+        self._load = tile_copy_name(f"load.{side}", operand.dtype)
+        self._held: dict[Buffer, Load | None] = dict.fromkeys(self.tiles)  # the one used last comes last
+
+    def hold(self, operand: Load, body: list[Stmt]) -> Buffer:
+        """The register with an operand, which is loaded at the end of `body` if no register has it."""
+        tile = next((tile for tile, held in self._held.items() if held is operand), None)
+        if tile is None:
+            tile = next(iter(self._held))
+            body.append(IntrinsicCall(self._load, (operand, _first(tile))))
+        self._held.pop(tile)
+        self._held[tile] = operand
+        return tile
+
+
+def _are_apart(sums: Sequence[Load], facts: Facts) -> bool:
+    """Whether no two of these tiles of sums share an element: they are whole tiles from each other along a dim."""
+    for n, one in enumerate(sums):
+        for other in sums[:n]:
+            if one.buffer is not other.buffer:
+                continue
+            distances = [simplify(i - j, facts) for i, j in zip(one.indices[-2:], other.indices[-2:], strict=True)]
+            if not any(isinstance(distance, Const) and abs(distance.value) >= TILE_ROWS for distance in distances):
+                return False
+    return True
+
+
+def _with_zeros(stmts: Seq, facts: Facts) -> Stmt:
+    """A sequence in which sums that were set to zero just before they are loaded are set to zero in their registers."""
+    kept: list[Stmt] = []
+    for stmt in stmts.stmts:
+        calls = _calls(kept[-1], TILE_ZEROS) if kept else None
+        zeros = set(_places(calls, 0, facts)) if calls else set()
+        loads = [load for load in _leading(stmt) if load.name in SUM_LOADS]
+        if zeros and {load.operands[0] for load in loads} == zeros:
+            zero = {load: IntrinsicCall(tile_zero_name(load.operands[0].dtype), (load.operands[1],)) for load in loads}
+            kept[-1] = substitute(stmt, zero)
+        else:
+            kept.append(stmt)
+    return stmts if len(kept) == len(stmts.stmts) else seq(*kept)
+
+
+def _leading(stmt: Stmt) -> list[IntrinsicCall]:
+    """The calls inside the allocations that a statement is, before anything else happens."""
+    while isinstance(stmt, Alloc):
+        stmt = stmt.body
+    found = []
+    for inner in stmt.stmts if isinstance(stmt, Seq) else (stmt,):
+        if not isinstance(inner, IntrinsicCall):
+            break
+        found.append(inner)
+    return found

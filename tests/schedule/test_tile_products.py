@@ -1,0 +1,178 @@
+"""Products on tile registers, run on a model of these: exact for every shape and type, within their own tiles and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tc.codegen.llvm.emitter import emit_prim_func
+from tc.codegen.llvm.jit import disassemble
+from tc.interp import run_prim_func
+from tc.ir.dtype import bf16, f32, i8, i32, i64, u8
+from tc.ir.expr import Expr, Var, cast
+from tc.ir.loop import Alloc, IntrinsicCall, PrimFunc, Stmt
+from tc.ir.node import Node, children, walk
+from tc.ir.x86_intrinsics import NUM_TILES, TILE_DOTS
+from tc.passes.loop.intrinsics import select_intrinsics
+from tc.passes.loop.tile_registers import keep_in_tiles
+from tc.passes.pipeline import finish_loops
+from tc.schedule.rules import apply_rules
+from tc.schedule.rules.matrix_tiles import best_grid, grids
+from tc.target import Target, native_target
+from tc.te import compute, create_prim_func, placeholder, reduce
+from tests.codegen import tile_model
+from tests.golden_files import TARGETS
+from tests.ops.kernels import run
+from tests.schedule.test_dot_products import numbers, product
+
+WIDE = dataclasses.replace(TARGETS["amx"], cores=1)
+_AMX = ("amx-tile", "amx-int8", "amx-bf16")
+NARROW = dataclasses.replace(TARGETS["x86-64-v3"], features=tuple(sorted({*TARGETS["x86-64-v3"].features, *_AMX})))
+
+
+def is_here(target: Target) -> bool:
+    """Whether this CPU has all that the target needs beside tiles."""
+    return {name for name in target.features if name not in _AMX} <= set(native_target().features)
+
+
+@pytest.fixture(params=[WIDE, NARROW], ids=("avx512", "avx2"))
+def target(request: pytest.FixtureRequest) -> Target:
+    if not is_here(request.param):
+        pytest.skip("this CPU lacks the vectors that the code uses beside tiles")
+    return request.param
+
+
+def compiled(func: PrimFunc, arrays: list[np.ndarray], target: Target, *dims: int) -> np.ndarray:
+    """The result of a kernel under its default schedule, with the model in place of the instructions."""
+    tile_model.used.clear()
+    tile_model.errors.clear()
+
+    result, *_ = run(finish_loops(apply_rules(func, target).func, threads=1), arrays, dims, target=target)
+
+    assert tile_model.errors == []
+    assert tile_model.held() == 0
+    return result
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_products_are_exact(target: Target, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = (int(size) for size in rng.integers((16, 17, 64), (90, 90, 150)))
+    lhs, rhs = (u8 if rng.integers(2) else i8 for _ in range(2))
+    arrays = [numbers(rng, (m, k), lhs), numbers(rng, (k, n), rhs)]
+
+    result = compiled(product(m, n, k, lhs, rhs), arrays, target)
+
+    np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
+    letters = {u8: "u", i8: "s"}
+    assert f"tdpb{letters[lhs]}{letters[rhs]}d" in tile_model.used
+
+
+def product_of_any_rows(n: int, k: int) -> PrimFunc:
+    m = Var("m", i64)
+    a, b = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B")
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
+    return create_prim_func("product", [a, b], [total], [m])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 15, 16, 31, 33, 64])
+def test_any_number_of_rows(target: Target, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    arrays = [numbers(rng, (rows, 96), u8), numbers(rng, (96, 72), i8)]
+
+    result = compiled(product_of_any_rows(72, 96), arrays, target, rows)
+
+    np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
+    assert ("tdpbusd" in tile_model.used) == (rows >= 16)
+
+
+def bf16_product(m: int, n: int, k: int) -> PrimFunc:
+    a, b = placeholder((m, k), bf16, "A"), placeholder((k, n), bf16, "B")
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), "mm")
+    return create_prim_func("product", [a, b], [total])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_products_of_bf16_are_summed_in_f32(target: Target, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = (int(size) for size in rng.integers((16, 17, 40), (80, 100, 200)))
+    arrays = [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (k, n))]
+
+    result = compiled(bf16_product(m, n, k), arrays, target)
+
+    a, b = (array.astype(np.float64) for array in arrays)
+    assert np.abs(result - a @ b).max() <= k * 2.0**-24 * (np.abs(a) @ np.abs(b)).max()
+    assert "tdpbf16ps" in tile_model.used
+
+
+def test_what_follows_the_sum_and_batches(target: Target) -> None:
+    a, b, bias = placeholder((3, 40, 64), u8, "A"), placeholder((3, 64, 48), i8, "B"), placeholder((48,), f32, "bias")
+
+    def body(s: Expr, i: Expr, j: Expr, r: Expr) -> Expr:
+        return cast(a[s, i, r], i32) * cast(b[s, r, j], i32)
+
+    total = reduce("sum", (3, 40, 48), (64,), body, "mm")
+    scaled = compute((3, 40, 48), lambda s, i, j: cast(total[s, i, j], f32) * 0.5 + bias[j], "scaled")
+    rng = np.random.default_rng(0)
+    arrays = [numbers(rng, (3, 40, 64), u8), numbers(rng, (3, 64, 48), i8), rng.standard_normal(48).astype(np.float32)]
+
+    result = compiled(create_prim_func("scaled_product", [a, b, bias], [scaled]), arrays, target)
+
+    sums = arrays[0].astype(np.int64) @ arrays[1].astype(np.int64)
+    np.testing.assert_array_equal(result, sums.astype(np.float32) * np.float32(0.5) + arrays[2])
+    assert "tdpbusd" in tile_model.used
+
+
+def most_held(stmt: Node) -> int:
+    """How many tile registers are allocated at once."""
+    own = isinstance(stmt, Alloc) and stmt.buffer.scope == "tile"
+    return own + max((most_held(child) for child in children(stmt) if isinstance(child, Stmt)), default=0)
+
+
+@pytest.mark.parametrize("size", [(100, 96, 128), (32, 32, 64), (50, 200, 70)])
+def test_registers_mean_the_same_to_the_interpreter(size: tuple[int, int, int]) -> None:
+    func, rng = product(*size), np.random.default_rng(0)
+    arrays = [numbers(rng, (size[0], size[2]), u8), numbers(rng, (size[2], size[1]), i8)]
+    final = finish_loops(apply_rules(func, WIDE).func, threads=1)
+
+    kept = keep_in_tiles(select_intrinsics(final, WIDE.features))
+
+    assert 1 <= most_held(kept.body) <= NUM_TILES
+    expected = arrays[0].astype(np.int64) @ arrays[1].astype(np.int64)
+    for each in (final, kept):
+        np.testing.assert_array_equal(run_prim_func(each, arrays)[0], expected)
+
+
+def test_without_the_instructions_the_same_trace_runs_in_loops() -> None:
+    func, rng = product(40, 40, 70), np.random.default_rng(0)
+    arrays = [numbers(rng, (40, 70), u8), numbers(rng, (70, 40), i8)]
+    plain = Target.parse("x86-64-v3:cores=1")
+    final = finish_loops(apply_rules(func, WIDE).func, threads=1)
+
+    result, *_ = run(final, arrays, target=plain)
+
+    calls = {node.name for node in walk(select_intrinsics(final, plain.features)) if isinstance(node, IntrinsicCall)}
+    assert not calls & TILE_DOTS
+    np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
+
+
+def test_the_assembler_takes_the_instructions() -> None:
+    """On every machine: no processor is asked."""
+    final = finish_loops(apply_rules(product(64, 64, 256), WIDE).func, threads=1)
+
+    assembly = disassemble(emit_prim_func(final, "kernel", WIDE.features).ir_text, WIDE).assembly
+
+    inner = assembly[assembly.index("tdpbusd") :]
+    assert inner.count("tdpbusd") == 4
+    for instruction in ("ldtilecfg", "tilezero", "tileloadd", "tilestored", "tilerelease"):
+        assert instruction in assembly
+
+
+def test_a_grid_fits_the_registers_and_is_square_for_large_results() -> None:
+    assert all(high * wide + 2 <= NUM_TILES for high, wide in grids())
+    assert best_grid(1024, 1024, 16) == (2, 2)
+    assert best_grid(16, 1024, 16) == (1, 4)
+    assert best_grid(1024, 16, 16) == (4, 1)
