@@ -19,8 +19,9 @@ from tc.ir.x86_intrinsics import NUM_TILES, TILE_DOTS
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
 from tc.passes.pipeline import finish_loops
+from tc.schedule.knobs import Knob
 from tc.schedule.rules import apply_rules
-from tc.schedule.rules.matrix_tiles import best_grid, grids
+from tc.schedule.rules.matrix_tiles import best_grid, grids_of
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.codegen import tile_model
@@ -69,6 +70,24 @@ def test_products_are_exact(target: Target, seed: int) -> None:
     np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
     letters = {u8: "u", i8: "s"}
     assert f"tdpb{letters[lhs]}{letters[rhs]}d" in tile_model.used
+
+
+@pytest.mark.parametrize("grid", grids_of(64))
+def test_every_grid_of_tiles_gives_the_same(grid: tuple[int, int]) -> None:
+    if not is_here(WIDE):
+        pytest.skip("this CPU lacks the vectors that the code uses beside tiles")
+    rng = np.random.default_rng(0)
+    arrays = [numbers(rng, (70, 64), u8), numbers(rng, (64, 70), i8)]
+
+    def decide(knob: Knob) -> object:
+        return grid if knob.name.endswith("/tile_grid") else knob.default
+
+    final = finish_loops(apply_rules(product(70, 70, 64), WIDE, decide).func, threads=1)
+    result, *_ = run(final, arrays, target=WIDE)
+
+    kept = keep_in_tiles(select_intrinsics(final, WIDE.features))
+    assert {node.name for node in walk(kept) if isinstance(node, IntrinsicCall)} >= {"tile_dot.u8.i8", "tile_store.i32"}
+    np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
 
 
 def product_of_any_rows(n: int, k: int) -> PrimFunc:
@@ -172,7 +191,7 @@ def test_the_assembler_takes_the_instructions() -> None:
 
 
 def test_a_grid_fits_the_registers_and_is_square_for_large_results() -> None:
-    assert all(high * wide + 2 <= NUM_TILES for high, wide in grids())
+    assert all(high * wide + 2 <= NUM_TILES for high, wide in grids_of(1024))
     assert best_grid(1024, 1024, 16) == (2, 2)
     assert best_grid(16, 1024, 16) == (1, 4)
     assert best_grid(1024, 16, 16) == (4, 1)

@@ -128,7 +128,8 @@ def _shift(x: _Bytes, rows: Atom) -> np.ndarray | None:
     """What the sums are too large by where the zero point of the input stayed in: as much for all sums of a row."""
     if not x.zero or not isinstance(rows, TensorConst):
         return None
-    return (rows.value.astype(np.int64).sum(1, keepdims=True) * x.zero).astype(np.int32)
+    sums: np.ndarray = rows.value.astype(np.int64).sum(1, keepdims=True)
+    return (sums * x.zero).astype(np.int32)
 
 
 def _example(b: GraphBuilder) -> Atom:

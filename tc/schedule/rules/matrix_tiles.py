@@ -24,10 +24,11 @@ Grid = tuple[int, int]
 """Tiles of sums of one tile of the result: so many below each other by so many side by side."""
 
 
-def grids() -> list[Grid]:
-    """All that the registers allow."""
+def grids_of(rows: int) -> list[Grid]:
+    """All that the registers allow and that so many rows fill; one tile where there are none."""
     sides = range(1, MOST_SUMS + 1)
-    return [(rows, columns) for rows, columns in product(sides, sides) if rows * columns <= MOST_SUMS]
+    found = [(high, wide) for high, wide in product(sides, sides) if high * wide <= MOST_SUMS and high * TILE_ROWS <= rows]
+    return found or [(1, 1)]
 
 
 def grid_cycles(grid: Grid, rows: int, columns: int, steps: int) -> int:
@@ -40,6 +41,5 @@ def grid_cycles(grid: Grid, rows: int, columns: int, steps: int) -> int:
 
 def best_grid(rows: int, columns: int, steps: int) -> Grid:
     """The grid of the least cycles whose tiles the rows fill; of equal ones, the one that loads least."""
-    fitting = [grid for grid in grids() if grid[0] * TILE_ROWS <= rows]
     cost = partial(grid_cycles, rows=rows, columns=columns, steps=steps)
-    return min(fitting, key=lambda grid: (cost(grid), grid[0] + grid[1]), default=(1, 1))
+    return min(grids_of(rows), key=lambda grid: (cost(grid), grid[0] + grid[1]))

@@ -6,7 +6,7 @@ rather than once for each tile that reads it; instructions that add several prod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u8
 from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
@@ -18,7 +18,7 @@ from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import TYPICAL_SYMBOLIC, lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of
-from tc.schedule.rules.matrix_tiles import TILE_BYTES, Grid, best_grid, grid_cycles
+from tc.schedule.rules.matrix_tiles import TILE_BYTES, Grid, best_grid, grid_cycles, grids_of
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -144,6 +144,9 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     strict = annotation(schedule.func, "numerics") == "strict"
     dot = choose_dot(contraction, target, strict) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
+        if dot.grid is not None:
+            fitting = grids_of(_count(contraction, contraction.rows[-1:], TYPICAL_SYMBOLIC))
+            dot = replace(dot, grid=schedule.choose(name, "tile_grid", fitting, dot.grid, ordered=False))
         _stage_for_dot(schedule, contraction, dot, target)
         return dot
     if _pays_for_rhs(schedule, contraction):
