@@ -325,7 +325,7 @@ class _Builder:
         known = INTRINSICS.get(stmt.name)
         if known is not None:
             self.visit(known.expand(stmt.operands))
-        elif stmt.name != "prefetch":
+        else:
             statement = self._statement()
             for operand in stmt.operands:
                 self._count(operand, statement)

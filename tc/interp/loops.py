@@ -207,8 +207,6 @@ class _Writer:
                 start = self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
                 self.emit(f"{self.name(buffer)} = [{start}] * ({count})")
                 self.statement(body)
-            case IntrinsicCall(name="prefetch"):
-                self.emit("pass")
             case IntrinsicCall(name=name, operands=operands):
                 self.statement(INTRINSICS[name].expand(operands))
             case _:

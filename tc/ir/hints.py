@@ -74,6 +74,10 @@ class LoopHints:
             raise ValueError(f"there is no hint {key!r:.60}; there are: {', '.join(_EXPECTED)}")
         raise ValueError(f"{key} is {value!r:.60}, must be {_EXPECTED[key]}")
 
+    def without(self, key: str) -> LoopHints:
+        """These but the one of this key."""
+        return replace(self, **{key: getattr(NO_HINTS, key)})
+
     def merged(self, inner: LoopHints) -> LoopHints:
         """The hints of a loop made of two; where both say something, the inner one counts."""
         return loop_hints((*self.items(), *inner.items()))

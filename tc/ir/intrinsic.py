@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, linear_coefficients, simplify
-from tc.ir.dtype import DType, i64
+from tc.ir.dtype import DType, f32, i64
 from tc.ir.expr import Add, BinaryExpr, Buffer, Cast, Const, Expr, Load, MathCall, Mul, Var, add, cast, const
-from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store
-from tc.ir.node import Node, replace, substitute, transform
+from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Seq, Stmt, Store
+from tc.ir.node import Node, replace, substitute, transform, walk
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ class Intrinsic:
 
     def is_there(self, features: Iterable[str]) -> bool:
         """Whether a machine with these features has the instruction."""
-        present = set(features)
-        return not self.features or any(present.issuperset(needed) for needed in self.features)
+        return has_all_of_one(features, self.features)
+
+    @property
+    def does_nothing(self) -> bool:
+        """Whether the pattern stores nothing: the instruction only concerns how fast others are."""
+        return not any(isinstance(node, (Store, For)) for node in walk(self.pattern.body))
 
     def expand(self, operands: Sequence[Expr]) -> Stmt:
         """The loops of a call, over the buffers that its operands point into."""
@@ -87,6 +91,12 @@ class Intrinsic:
 
 INTRINSICS: dict[str, Intrinsic] = {}
 """Name -> intrinsic."""
+
+
+def has_all_of_one(features: Iterable[str], groups: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether there are all features of one of the groups, or there are no groups."""
+    present = set(features)
+    return not groups or any(present.issuperset(needed) for needed in groups)
 
 
 def register_intrinsic(intrinsic: Intrinsic) -> Intrinsic:
@@ -244,3 +254,6 @@ def copy_pattern(name: str, shape: Sequence[int], dtype: DType, scopes: tuple[st
 def sizes(*extents: int) -> tuple[Const, ...]:
     """Constant dims."""
     return tuple(map(const, extents))
+
+
+register_intrinsic(Intrinsic("prefetch", make_pattern("prefetch", (), (Buffer("x", (const(1),), f32),), lambda: Seq(()))))

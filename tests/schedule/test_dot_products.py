@@ -124,12 +124,15 @@ def test_numbers_that_do_not_fit_16_bits_are_multiplied_one_by_one() -> None:
     assert not any(isinstance(node, IntrinsicCall) for node in walk(scheduled.func))
 
 
+WORKING = sorted(name for name, intrinsic in INTRINSICS.items() if not intrinsic.does_nothing)
+
+
 def takes_memory(name: str) -> bool:
     """Whether no operand need be a register."""
     return all(buffer.scope == "global" for buffer in INTRINSICS[name].pattern.buffers)
 
 
-@pytest.mark.parametrize("name", sorted(filter(takes_memory, INTRINSICS)))
+@pytest.mark.parametrize("name", list(filter(takes_memory, WORKING)))
 def test_every_instruction_is_emitted_and_assembled(name: str) -> None:
     """Also those that this machine cannot run."""
     intrinsic = INTRINSICS[name]
@@ -144,7 +147,7 @@ def test_every_instruction_is_emitted_and_assembled(name: str) -> None:
     assert compile_object(source.ir_text, target)
 
 
-@pytest.mark.parametrize("name", sorted(set(INTRINSICS).difference(filter(takes_memory, INTRINSICS))))
+@pytest.mark.parametrize("name", [name for name in WORKING if not takes_memory(name)])
 def test_copies_in_memory_are_no_loads_and_stores_of_registers(name: str) -> None:
     pattern = INTRINSICS[name].pattern
     x, t = (dataclasses.replace(buffer, scope="global") for buffer in pattern.buffers)

@@ -8,10 +8,12 @@ import pytest
 
 from tc.errors import ScheduleError
 from tc.ir.dtype import f32
+from tc.ir.hints import NO_HINTS
 from tc.ir.intrinsic import INTRINSICS, Intrinsic, register_intrinsic
-from tc.ir.loop import IntrinsicCall, PrimFunc
+from tc.ir.loop import For, IntrinsicCall, PrimFunc
 from tc.ir.node import walk
-from tc.passes.loop.intrinsics import expand_intrinsics
+from tc.ir.parser import parse_prim_func
+from tc.passes.loop.intrinsics import expand_intrinsics, select_intrinsics
 from tc.schedule.step import Schedule
 from tc.te import create_prim_func, placeholder, reduce
 from tests.schedule.programs import assert_same, matmul
@@ -127,3 +129,29 @@ def test_operands_that_move_differently_do_not_match() -> None:
 def test_names_of_instructions_are_unique() -> None:
     with pytest.raises(ScheduleError, match="intrinsic mma_2x4x4 is registered twice"):
         register_intrinsic(Intrinsic("mma_2x4x4", tile(2, 4, 4), apart=frozenset((0, 1, 2))))
+
+
+def test_no_loops_are_those_of_an_instruction_that_does_nothing() -> None:
+    _, s, loop = tiled(4, 8, 12, (2, 4, 4))
+
+    with pytest.raises(ScheduleError, match="prefetch does not match"):
+        s.tensorize(loop, "prefetch")
+
+
+_HINTED = """@loops
+def hinted(A: f32[4, 4], B: f32[4, 4], S: f32[1]):
+    outputs(2)
+    for i in unrolled(4, {first}=1):
+        for j in vectorized(4):
+            B[j, i] = A[i, j]
+    for k in unrolled(4, {second}=1):
+        S[0] = S[0] + A[0, k]
+"""
+
+
+def test_hints_that_ask_for_instructions_stay_on_the_loops_that_they_are_for() -> None:
+    fitting = parse_prim_func(_HINTED.format(first="transpose", second="tree"))
+    exchanged = parse_prim_func(_HINTED.format(first="tree", second="transpose"))
+
+    assert select_intrinsics(fitting, ()) is fitting
+    assert not any(isinstance(node, For) and node.hints != NO_HINTS for node in walk(select_intrinsics(exchanged, ())))

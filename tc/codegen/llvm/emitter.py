@@ -16,14 +16,14 @@ from tc.codegen.llvm import tiles
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.expressions import ExpressionEmitter
 from tc.codegen.llvm.intrinsics import emit_intrinsic
+from tc.codegen.llvm.loop_intrinsics import emit_loop_intrinsic, tree_value
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane, State, alias_scopes, memory_type
-from tc.codegen.llvm.scalars import emit_float_operation
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.expr import Buffer, Const, Expr, Var
 from tc.ir.loop import (
     Alloc,
     Block,
@@ -40,7 +40,7 @@ from tc.ir.loop import (
     annotation,
 )
 from tc.ir.node import binders, walk
-from tc.ir.tree_loop import TreeLoop, as_square, as_tree_loop, combine_tree
+from tc.ir.tree_loop import TreeLoop
 from tc.ir.types import product
 from tc.ir.uses import variables
 from tc.passes.loop.intrinsics import select_intrinsics
@@ -175,97 +175,20 @@ class _Emitter(ExpressionEmitter):
             self._serial(loop)
 
     def _unrolled(self, loop: For, count: int) -> None:
-        tree = as_tree_loop(loop)
-        if tree is not None:
-            self._combined(loop, tree)
-            return
-        square = as_square(loop) if self.lane is None else None
-        if square is not None:
-            self._transposed(loop, *square)
-            return
-        self._one_by_one(loop, range(count))
+        if not emit_loop_intrinsic(self, loop):
+            self._one_by_one(loop, range(count))
 
     def _one_by_one(self, loop: For, iterations: Iterable[int]) -> None:
         for iteration in iterations:
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
 
-    def _combined(self, loop: For, tree: TreeLoop) -> None:
-        """A loop that combines numbers as a tree. Where they follow each other in memory, halves of one vector are combined."""
-        follows = isinstance(tree.value, Load) and any(n is loop.var for i in tree.value.indices for n in walk(i))
-        if tree.store is not tree.body or not follows or self.lane is not None or tree.count & (tree.count - 1):
-            outer, self.tree = self.tree, tree
-            self.statement(tree.body)
-            self.tree = outer
-            return
-        with self._lanes(loop, tree.count):
-            vector = self.value(tree.value)
-        while vector.lanes:
-            vector = self._half(tree.operation, vector)
-        total = emit_float_operation(self.b, tree.operation, self.value(tree.old), vector)
-        self.store_scalar(tree.store, total)
-
-    def _tree_value(self, tree: TreeLoop) -> Value:
-        """What the store of a tree stores, at this point of the loops inside of it."""
-
-        def leaf(number: int) -> Value:
-            self.state.values[tree.var] = int_value(number)
-            return self.value(tree.value)
-
-        def combine(a: Value, b: Value) -> Value:
-            lhs, rhs = self.b.unify(a, b)
-            return emit_float_operation(self.b, tree.operation, lhs, rhs)
-
-        return combine(self.value(tree.old), combine_tree(tree.count, leaf, combine))
-
-    def _transposed(self, loop: For, inner: For, store: Store) -> None:
-        """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors."""
-        count = int(loop.extent.value)  # type: ignore[attr-defined]
-        rows = []
-        for k in range(count):
-            self.state.values[inner.var] = int_value(k)
-            with self._lanes(loop, count):
-                rows.append(self.b.splat(self.to_memory(self.value(store.value), store.buffer.dtype), count))
-        for k, column in enumerate(self._exchange(rows)):
-            self.state.values[loop.var] = int_value(k)
-            with self._lanes(inner, count):
-                self.store_value(store, column)
-
-    def _exchange(self, rows: list[Value]) -> list[Value]:
-        """The columns of a square of rows: blocks off the diagonal change places, half as large in each round."""
-        count = len(rows)
-        step = count // 2
-        while step:
-            for k in (k for k in range(count) if not k & step):
-                a, b = rows[k], rows[k + step]
-                low = [lane if not lane & step else count + lane - step for lane in range(count)]
-                high = [lane + step if not lane & step else count + lane for lane in range(count)]
-                rows[k], rows[k + step] = (self._shuffled(a, b, lanes) for lanes in (low, high))
-            step //= 2
-        return rows
-
-    def _shuffled(self, a: Value, b: Value, lanes: list[int]) -> Value:
-        text = ", ".join(f"i32 {lane}" for lane in lanes)
-        return self.b.emit(f"shufflevector {a}, {b}, <{len(lanes)} x i32> <{text}>", a.element, len(lanes))
-
-    def _half(self, operation: type[Expr], vector: Value) -> Value:
-        """The lower half of a vector combined with its upper half; a number when there are two."""
-        b, half = self.b, vector.lanes // 2
-        if half == 1:
-            return emit_float_operation(self.b, operation, b.extract(vector, 0), b.extract(vector, 1))
-
-        def side(start: int) -> Value:
-            lanes = ", ".join(f"i32 {start + k}" for k in range(half))
-            return b.emit(f"shufflevector {vector}, {vector.type} poison, <{half} x i32> <{lanes}>", vector.element, half)
-
-        return emit_float_operation(self.b, operation, side(0), side(half))
-
     def _vectorized(self, loop: For, count: int) -> None:
-        with self._lanes(loop, count):
+        with self.lanes(loop, count):
             self.statement(loop.body)
 
     @contextmanager
-    def _lanes(self, loop: For, count: int) -> Iterator[None]:
+    def lanes(self, loop: For, count: int) -> Iterator[None]:
         """Inside, values that depend on the loop's variable are vectors of `count` lanes."""
         self.lane = Lane(loop.var, count)
         self.dependence.clear()
@@ -281,15 +204,13 @@ class _Emitter(ExpressionEmitter):
         return Value(f"<{numbers}>", "i64", count)
 
     def _serial(self, loop: For) -> None:
-        extent = self.value(loop.extent)
-        outer, ahead = self.prefetched, loop.hints.prefetch
-        if ahead is not None:
-            self.prefetched = {**outer, self.func.buffers[ahead.parameter]: ahead.ahead_bytes}
-        places, self.prefetch_places = self.prefetch_places, set()
-        self._counted(loop, int_value(0), extent)
-        self.prefetched, self.prefetch_places = outer, places
+        if not emit_loop_intrinsic(self, loop):
+            extent = self.value(loop.extent)
+            places, self.prefetch_places = self.prefetch_places, set()
+            self.counted(loop, int_value(0), extent)
+            self.prefetch_places = places
 
-    def _counted(self, loop: For, first: Value, end: Value) -> None:
+    def counted(self, loop: For, first: Value, end: Value) -> None:
         """for var in [first, end): body."""
 
         def iterate(number: Value) -> Value:
@@ -307,7 +228,7 @@ class _Emitter(ExpressionEmitter):
         So the division of a number into loop variables is paid once a run, and what does not change along it is loaded once.
         """
         if len(nest) == 1:
-            self._counted(nest[0], first, end)
+            self.counted(nest[0], first, end)
             return
 
         def run(number: Value) -> Value:
@@ -319,7 +240,7 @@ class _Emitter(ExpressionEmitter):
             self.state.values[nest[0].var] = rest
             last = b.add(begin, b.binary("sub nuw nsw", end, number))
             last = b.select(b.compare("icmp slt", last, extents[-1]), last, extents[-1])
-            self._counted(nest[-1], begin, last)
+            self.counted(nest[-1], begin, last)
             return b.add(number, b.binary("sub nuw nsw", last, begin))
 
         outer = self.facts
@@ -485,15 +406,10 @@ class _Emitter(ExpressionEmitter):
 
     def _store_now(self, stmt: Store) -> None:
         is_tree = self.tree is not None and stmt is self.tree.store
-        value = self._tree_value(self.tree) if is_tree else self.value(stmt.value)  # type: ignore[arg-type]
+        value = tree_value(self, self.tree) if is_tree else self.value(stmt.value)  # type: ignore[arg-type]
         self.store_value(stmt, self.to_memory(value, stmt.buffer.dtype))
 
     def _intrinsic(self, stmt: IntrinsicCall) -> None:
-        if stmt.name == "prefetch":
-            (target,) = stmt.operands
-            assert isinstance(target, Load)
-            self.prefetch(target.buffer, target.indices)
-            return
         emit_intrinsic(self, stmt)
 
 

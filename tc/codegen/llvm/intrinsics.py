@@ -24,6 +24,11 @@ def emit_intrinsic(emitter: MemoryEmitter, call: IntrinsicCall) -> None:
     emit(emitter, INTRINSICS[call.name], call.operands)
 
 
+def _prefetch(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+    (place,) = _places(operands)
+    emitter.prefetch(place.buffer, place.indices)
+
+
 EmitSum = Callable[[MemoryEmitter, Value, Value, Value], Value]
 """Emits a vector of totals with products of the lanes of two vectors added to them."""
 
@@ -89,7 +94,7 @@ def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
     return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
 
 
-_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = dict(EMIT_TILE)
+_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {**EMIT_TILE, "prefetch": _prefetch}
 
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))

@@ -1,0 +1,157 @@
+"""How the instructions of `tc.ir.loop_intrinsics` are emitted: trees, squares that are exchanged, what is fetched ahead.
+
+Selection has kept a hint only where the loop is of the form that it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value
+from tc.codegen.llvm.memory import Lane, State
+from tc.codegen.llvm.scalars import emit_float_operation
+from tc.ir.dtype import DType
+from tc.ir.expr import Buffer, Expr, Load
+from tc.ir.loop import For, PrimFunc, Stmt, Store
+from tc.ir.node import walk
+from tc.ir.tree_loop import TreeLoop, as_square, as_tree_loop, combine_tree
+
+
+class StatementEmitter(Protocol):
+    """What emits the statements of a function, at one point of it."""
+
+    func: PrimFunc
+    state: State
+    lane: Lane | None
+    tree: TreeLoop | None
+    prefetched: dict[Buffer, int]
+    prefetch_places: set[object]
+
+    @property
+    def b(self) -> FunctionBuilder: ...
+
+    def statement(self, stmt: Stmt) -> None: ...
+
+    def value(self, expr: Expr) -> Value: ...
+
+    def lanes(self, loop: For, count: int) -> AbstractContextManager[None]: ...
+
+    def counted(self, loop: For, first: Value, end: Value) -> None: ...
+
+    def to_memory(self, value: Value, dtype: DType) -> Value: ...
+
+    def store_scalar(self, store: Store, value: Value) -> Any: ...
+
+    def store_value(self, store: Store, value: Value) -> Any: ...
+
+
+def emit_loop_intrinsic(emitter: StatementEmitter, loop: For) -> bool:
+    """Emit what a hint asks for in place of the loop; False where none does, or where it cannot be had at this point."""
+    emit = next((_EMITTERS[key] for key, _ in loop.hints.items() if key in _EMITTERS), None)
+    return emit is not None and emit(emitter, loop)
+
+
+# -- trees
+
+
+def _emit_tree(emitter: StatementEmitter, loop: For) -> bool:
+    """A loop that combines numbers as a tree. Where they follow each other in memory, halves of one vector are combined."""
+    tree = as_tree_loop(loop)
+    assert tree is not None, "selected"
+    follows = isinstance(tree.value, Load) and any(n is loop.var for i in tree.value.indices for n in walk(i))
+    if tree.store is not tree.body or not follows or emitter.lane is not None or tree.count & (tree.count - 1):
+        outer, emitter.tree = emitter.tree, tree
+        emitter.statement(tree.body)
+        emitter.tree = outer
+        return True
+    with emitter.lanes(loop, tree.count):
+        vector = emitter.value(tree.value)
+    while vector.lanes:
+        vector = _half(emitter.b, tree.operation, vector)
+    total = emit_float_operation(emitter.b, tree.operation, emitter.value(tree.old), vector)
+    emitter.store_scalar(tree.store, total)
+    return True
+
+
+def tree_value(emitter: StatementEmitter, tree: TreeLoop) -> Value:
+    """What the store of a tree stores, at this point of the loops inside of it."""
+
+    def leaf(number: int) -> Value:
+        emitter.state.values[tree.var] = int_value(number)
+        return emitter.value(tree.value)
+
+    def combine(a: Value, b: Value) -> Value:
+        lhs, rhs = emitter.b.unify(a, b)
+        return emit_float_operation(emitter.b, tree.operation, lhs, rhs)
+
+    return combine(emitter.value(tree.old), combine_tree(tree.count, leaf, combine))
+
+
+def _half(b: FunctionBuilder, operation: type[Expr], vector: Value) -> Value:
+    """The lower half of a vector combined with its upper half; a number when there are two."""
+    half = vector.lanes // 2
+    if half == 1:
+        return emit_float_operation(b, operation, b.extract(vector, 0), b.extract(vector, 1))
+    nothing = Value("poison", vector.element, vector.lanes)
+    sides = (b.shuffled(vector, nothing, range(start, start + half)) for start in (0, half))
+    return emit_float_operation(b, operation, *sides)
+
+
+# -- squares
+
+
+def _emit_square(emitter: StatementEmitter, loop: For) -> bool:
+    """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors."""
+    square = as_square(loop)
+    assert square is not None, "selected"
+    if emitter.lane is not None:
+        return False
+    inner, store = square
+    count = int(loop.extent.value)  # type: ignore[attr-defined]
+    rows = []
+    for k in range(count):
+        emitter.state.values[inner.var] = int_value(k)
+        with emitter.lanes(loop, count):
+            rows.append(emitter.b.splat(emitter.to_memory(emitter.value(store.value), store.buffer.dtype), count))
+    for k, column in enumerate(_exchanged(emitter.b, rows)):
+        emitter.state.values[loop.var] = int_value(k)
+        with emitter.lanes(inner, count):
+            emitter.store_value(store, column)
+    return True
+
+
+def _exchanged(b: FunctionBuilder, rows: list[Value]) -> list[Value]:
+    """The columns of a square of rows: blocks off the diagonal change places, half as large in each round."""
+    count = len(rows)
+    step = count // 2
+    while step:
+        for k in (k for k in range(count) if not k & step):
+            low = [lane if not lane & step else count + lane - step for lane in range(count)]
+            high = [lane + step if not lane & step else count + lane for lane in range(count)]
+            rows[k], rows[k + step] = (b.shuffled(rows[k], rows[k + step], lanes) for lanes in (low, high))
+        step //= 2
+    return rows
+
+
+# -- what is fetched ahead
+
+
+def _emit_fetching(emitter: StatementEmitter, loop: For) -> bool:
+    """A loop whose loads of a parameter each fetch what will be loaded some iterations later."""
+    ahead = loop.hints.prefetch
+    assert ahead is not None, "selected"
+    extent = emitter.value(loop.extent)
+    outer, places = emitter.prefetched, emitter.prefetch_places
+    emitter.prefetched, emitter.prefetch_places = {**outer, emitter.func.buffers[ahead.parameter]: ahead.ahead_bytes}, set()
+    emitter.counted(loop, int_value(0), extent)
+    emitter.prefetched, emitter.prefetch_places = outer, places
+    return True
+
+
+_EMITTERS: Mapping[str, Callable[[StatementEmitter, For], bool]] = {
+    "tree": _emit_tree,
+    "transpose": _emit_square,
+    "prefetch": _emit_fetching,
+}
