@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove
@@ -23,7 +22,7 @@ from tc.schedule.rules.common import extent_value, known_product, loops_inside, 
 from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.partial_sums import reduce_along
 from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tile import cut_overlapped, loops_of_sum, peel, split_off, unroll_tile, vectorize_tile
+from tc.schedule.rules.tile import cut_overlapped, loops_of_sum, lower_versions, peel, unroll_tile, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -66,8 +65,8 @@ def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     is_enough = None if dim is None else prove(const(tile) <= dim, Facts.of(schedule.func.facts))
     names = [info.name for info in infos]
     if isinstance(dim, Var) and is_enough is None:
-        few = split_off(schedule, names, partial(schedule.specialize, dim.name, tile))
-        _schedule_version(schedule, list(few.values()), 1, target)
+        for few in lower_versions(schedule, names, lambda _: dim.name, [tile]):
+            _schedule_version(schedule, list(few.values()), 1, target)
     elif is_enough is False:
         rows = FEW_ROWS  # so many at most, or little more: one by one
     _schedule_version(schedule, names, tile if rows is None or rows > FEW_ROWS else 1, target)

@@ -8,20 +8,20 @@ Source: the outer-product micro-kernel of Goto and van de Geijn (2008); for conv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, FloorDiv, Var
-from tc.ir.node import children, walk
+from tc.ir.expr import Const, Var
+from tc.ir.node import walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
-from tc.schedule.rules.common import depth_block, extent_value, lanes_for, loops_inside
+from tc.schedule.rules.common import depth_block, extent_value, lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
 from tc.schedule.rules.operands import Dot, making_blocks, stage_operands
-from tc.schedule.rules.product_plan import ProductPlan, Roles, loop_of_axis, rhs_stays_near, rows_clash
+from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles
+from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import lower_versions, split_off
 from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -67,50 +67,6 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     return "contraction"
 
 
-# -- who does what
-
-
-def _roles(schedule: Schedule, contraction: Contraction, final: str, lanes: int, around: str | None = None) -> Roles:
-    loops = loops_inside(schedule, final, around) or list(schedule.loops_of(final))
-    lane = loops[-1]
-    loop_of = loop_of_axis(schedule, contraction, final, around)
-    if not loop_of:
-        return Roles([], None, 0, lane, loops[:-1])
-    axes = list(loop_of)
-    rows = [loop_of[axis] for axis in axes if axis in contraction.rows and loop_of[axis] != lane]
-    blocks, divide = None, 0
-    if extent_value(schedule, lane) == lanes:
-        for axis in reversed(axes[:-1]):
-            shared = _group_size(contraction, axis)
-            if axis in contraction.columns or shared:
-                blocks, divide = loop_of[axis], shared or 0
-                break
-    others = [loop for loop in loops if loop not in (*rows, blocks, lane)]
-    return Roles(rows, blocks, divide, lane, others)
-
-
-def _group_size(contraction: Contraction, axis: Var) -> int | None:
-    """How many neighbours along `axis` read the same part of the lhs: q, if the lhs depends on it through axis // q alone."""
-    if axis not in contraction.batch:
-        return None
-    sizes = set()
-
-    def visit(node: Expr) -> None:
-        match node:
-            case FloorDiv(lhs=lhs, rhs=Const(value=value)) if lhs is axis:
-                sizes.add(int(value))
-            case _ if node is axis:
-                sizes.add(0)
-            case _:
-                for child in children(node):
-                    if isinstance(child, Expr):
-                        visit(child)
-
-    for index in contraction.lhs.indices:
-        visit(index)
-    return sizes.pop() if len(sizes) == 1 and sizes != {0} else None
-
-
 # -- the schedule
 
 
@@ -119,14 +75,14 @@ def schedule_product(
 ) -> None:
     """Tile one contraction among other blocks; the spatial block `final`, which may be inside the loop `around`, stores its result.
 
-    See `ProductPlan` for `longest_sum`. Inside a loop sizes are numbers and no loops are parallel. Where the number of rows is
+    See `TiledProduct` for `longest_sum`. Inside a loop sizes are numbers and no loops are parallel. Where the number of rows is
     symbolic, the last tile is cut short: other versions, as below, would be of all blocks.
     """
     contraction = contraction_of(schedule, name)
     lanes = lanes_for(block_info(schedule, final), target)
-    roles = _roles(schedule, contraction, final, lanes, around)
+    roles = roles_of(schedule, contraction, final, lanes, around)
     tile = _choose(schedule, name, _tile_space(schedule, contraction, final, roles, lanes, target))
-    ProductPlan(schedule, contraction, name, final, roles, tile, target, longest_sum, around).run()
+    schedule_product_tiles(schedule, TiledProduct(contraction, roles, tile, target, longest_sum, around))
 
 
 def _schedule_versions(
@@ -143,7 +99,7 @@ def _schedule_versions(
     rows for fewer still.
     """
     lanes = lanes_for(block_info(schedule, final), target)
-    roles = _roles(schedule, contraction, final, lanes)
+    roles = roles_of(schedule, contraction, final, lanes)
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     if dot is not None:
         space = replace(space, vectors_divide=dot.columns(contraction, target) // lanes, is_row_major=False, panel=1)
@@ -156,51 +112,34 @@ def _schedule_versions(
         tile = _choose(schedule, name, space)
     row = roles.rows[-1] if roles.rows else None
     if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
-        ProductPlan(schedule, contraction, name, final, roles, tile, target, dot=dot, with_operands=True).run()
+        schedule_product_tiles(schedule, TiledProduct(contraction, roles, tile, target, dot=dot), operands_of(schedule, contraction))
         return
     blocks = [info.name for info in block_infos(schedule.func)]
     second = 0
     if not heights:
-        seconds = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
-        second = schedule.choose(name, "second_rows", seconds, space.second_height(tile))
-    versions = [(dict(zip(blocks, blocks, strict=True)), tile)]
-    count = _num_blocks(schedule, roles, lanes)
-    panel = TileSpace(1, 1, count, lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors).best()
+        options = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
+        second = schedule.choose(name, "second_rows", options, space.second_height(tile))
+    panel = TileSpace(1, 1, _num_blocks(schedule, roles, lanes), lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors)
     least = second or tile.rows
-    lower = [replace(tile, rows=rows) for rows in (*heights, FEW_ROWS) if rows < least]
-    few = versions[0][0]
-    for each in (*lower, panel):
-        few_row = _roles(schedule, contraction_of(schedule, few[name]), few[final], lanes).rows[-1]
-        copies = _split_off(schedule, list(few.values()), partial(schedule.specialize, few_row, least))
-        if not copies:
-            break
-        few, least = {block: copies[copy] for block, copy in few.items()}, each.rows
-        versions.append((few, each))
+    lower = [*(replace(tile, rows=rows) for rows in (*heights, FEW_ROWS) if rows < least), panel.best()]
+
+    def row_of(names: dict[str, str]) -> str:
+        return roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).rows[-1]
+
+    copies = lower_versions(schedule, blocks, row_of, [least, *(each.rows for each in lower[:-1])])
+    versions = [(dict(zip(blocks, blocks, strict=True)), tile), *zip(copies, lower[: len(copies)], strict=True)]
     if second:
         costs = [number for rows in (tile.rows, second) for number in (rows, space.tile_cost(rows, tile.vectors))]
-        copies = _split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
-        versions += [(copies, replace(tile, rows=second))] if copies else []
+        seconds = split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
+        versions += [(seconds, replace(tile, rows=second))] if seconds else []
     for names, each in versions:
         is_low = each.rows <= FEW_ROWS
         if is_low:  # a copy of the rhs would be read about as often as it is made
             inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
         copy = contraction_of(schedule, names[name])
-        roles = _roles(schedule, copy, names[final], lanes)
-        plan = ProductPlan(
-            schedule, copy, names[name], names[final], roles, each, target, dot=None if is_low else dot, with_operands=True
-        )
-        plan.run()
-
-
-def _split_off(schedule: Schedule, names: list[str], specialize: Callable[[], None]) -> dict[str, str]:
-    """The blocks of a second version of those called `names`, by these; empty where dims leave no question."""
-    before = {info.name for info in block_infos(schedule.func)}
-    try:
-        specialize()
-    except ScheduleError:  # known to be so or so, or not decided by dims
-        return {}
-    copies = [info.name for info in block_infos(schedule.func) if info.name not in before]
-    return dict(zip(names, copies, strict=True))
+        roles = roles_of(schedule, copy, names[final], lanes)
+        product = TiledProduct(copy, roles, each, target, dot=None if is_low else dot)
+        schedule_product_tiles(schedule, product, operands_of(schedule, copy))
 
 
 def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:

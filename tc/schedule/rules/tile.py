@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tc.errors import ScheduleError
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules.common import extent_value
 from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.step import Schedule
+from tc.schedule.tree import find_loop
 
 # -- loops in two
 
@@ -53,6 +55,20 @@ def peel(schedule: Schedule, *loops: str) -> None:
     """Let iterations of loops that have guards be run by code of their own."""
     for loop in loops:
         schedule.annotate_loop(loop, "partition", 1)
+
+
+def is_peeled(schedule: Schedule, loop: str) -> bool:
+    """Whether iterations of a loop that have guards are to be run by code of their own."""
+    return find_loop(schedule.func, loop).loop.hints.partition
+
+
+def cut_tiles(schedule: Schedule, loop: str, size: int) -> Cut:
+    """Cut a loop over tiles in groups; both loops are peeled where the last tile or the last group is cut short."""
+    was_peeled = is_peeled(schedule, loop)
+    made = cut(schedule, loop, size)
+    if was_peeled or not made.is_whole:
+        peel(schedule, made.inside, made.around)
+    return made
 
 
 def even_sizes(count: int) -> list[int]:
@@ -140,6 +156,25 @@ def loops_of_sum(schedule: Schedule, name: str, anchor: str | None) -> SumLoops:
 
 
 # -- versions
+
+
+def lower_versions(
+    schedule: Schedule, names: Sequence[str], row_of: Callable[[dict[str, str]], str], heights: Iterable[int]
+) -> list[dict[str, str]]:
+    """A version of the blocks called `names` for fewer rows than the first height, one of it for fewer than the next, and so on.
+
+    `row_of`: the dim, or the loop of a version, that is the number of rows. There are none from a height on for which that is no question.
+    """
+    versions: list[dict[str, str]] = []
+    last = dict(zip(names, names, strict=True))
+    for height in heights:
+        row = row_of(last)
+        copies = split_off(schedule, list(last.values()), partial(schedule.specialize, row, height))
+        if not copies:
+            break
+        last = {block: copies[copy] for block, copy in last.items()}
+        versions.append(last)
+    return versions
 
 
 def split_off(schedule: Schedule, names: Sequence[str], specialize: Callable[[], None]) -> dict[str, str]:

@@ -13,10 +13,9 @@ from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
 from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.rules.operands import LONGEST_CHAIN, Dot
+from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.tile import cut, cut_and_peel, cut_vectors, loops_of_sum, unroll
-from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
-from tc.target import Target
 
 DEPTH_UNROLL = 2
 """Steps of the sum per iteration of the innermost loop."""
@@ -36,22 +35,19 @@ PARTS_OF_SUM = (64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class TileSum:
-    """One sum inside a tile: the block called `name` runs inside the loop `anchor`, once for each tile.
+    """A product's sum inside a tile, or a part of it: that of the block `contraction`, once for each iteration of the loop `anchor`.
 
-    `lhs_name`: the buffer it reads the lhs from. `has_blocks`: columns have an axis that counts vectors. `longest_sum`: where it is
-    given, no more terms are summed at once. `knobs`: what these are named after, also where the block is a part of a sum.
+    `lhs_name`: the buffer it reads the lhs from. Knobs are named after the product.
     """
 
+    product: TiledProduct
     contraction: Contraction
-    name: str
-    knobs: str
     anchor: str
     lhs_name: str
-    tile: Tile
-    target: Target
-    has_blocks: bool
-    longest_sum: int | None
-    dot: Dot | None = None
+
+    @property
+    def name(self) -> str:
+        return self.contraction.info.name
 
 
 def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
@@ -59,7 +55,7 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
 
     Returns the outermost loops of nests that are instructions -> their names.
     """
-    s, tile, dot = schedule, total.tile, total.dot
+    s, tile, dot = schedule, total.product.tile, total.product.dot
     if dot is not None and dot.grid is not None:
         return _schedule_products(s, total, dot)
     each = total if dot is not None else _in_parts(s, total)
@@ -101,8 +97,7 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     row_tiles, row = s.split(row, TILE_ROWS)
     column_tiles, column = s.split(column, TILE_ROWS)
     s.reorder(*single, steps, row_tiles, column_tiles, row, column, groups, terms)
-    s.unroll(row_tiles)
-    s.unroll(column_tiles)
+    unroll(s, [row_tiles, column_tiles])
     start = s.decompose_reduction(total.name, steps)
     return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: dot.name}
 
@@ -127,18 +122,18 @@ def _in_parts(schedule: Schedule, total: TileSum) -> TileSum:
     _vectorize_tile(s, total, _ordered(total, block_info(s, name), tiled))
     s.decompose_reduction(name, parts)
     s.compute_at(part, parts)
-    return replace(total, name=part, anchor=parts, contraction=contraction_of(s, part))
+    return replace(total, anchor=parts, contraction=contraction_of(s, part))
 
 
 def _part_of_sum(schedule: Schedule, total: TileSum, depth: int | None) -> int:
     """How many terms of the outermost depth loop to sum at once; 0: all. Where rounding sets a limit, tuning has no say."""
-    lanes, longest = total.tile.lanes, total.longest_sum
+    lanes, longest = total.product.tile.lanes, total.product.longest_sum
     if longest is None and depth is not None and depth > LONGEST_CHAIN:
         longest = max(isqrt(depth), lanes)  # as many parts as terms of a part
     if longest is not None:
         return part_of_sum(depth, lanes, longest) or 0
     parts = [part_of_sum(depth, lanes, longest) for longest in PARTS_OF_SUM]
-    return schedule.choose(total.knobs, "part", sorted({0, *(part for part in parts if part is not None)}), 0)
+    return schedule.choose(total.product.name, "part", sorted({0, *(part for part in parts if part is not None)}), 0)
 
 
 def _prefetch_rhs(schedule: Schedule, total: TileSum, loop: str) -> None:
@@ -147,8 +142,8 @@ def _prefetch_rhs(schedule: Schedule, total: TileSum, loop: str) -> None:
     if rhs.buffer not in s.func.inputs:
         return
     ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * _step_bytes(total.contraction))
-    default = ahead if buffer_bytes(rhs.buffer) > total.target.l2_bytes // 8 else 0
-    ahead = s.choose(total.knobs, "prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
+    default = ahead if buffer_bytes(rhs.buffer) > total.product.target.l2_bytes // 8 else 0
+    ahead = s.choose(total.product.name, "prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
     if ahead:
         s.annotate_loop(loop, "prefetch", (s.func.buffers.index(rhs.buffer), ahead))
 
@@ -168,12 +163,12 @@ def _arranged(schedule: Schedule, total: TileSum, depth: list[str]) -> list[str]
     if not 1 < len(depth) <= MOST_ORDERED:
         return depth
     orders = [tuple(order) for order in permutations(range(len(depth)))]
-    return [depth[place] for place in schedule.choose(total.knobs, "depth_order", orders, orders[0], ordered=False)]
+    return [depth[place] for place in schedule.choose(total.product.name, "depth_order", orders, orders[0], ordered=False)]
 
 
 def _ordered(total: TileSum, info: BlockInfo, tiled: list[str]) -> list[str]:
     """Row loops before the loop over vectors."""
-    if len(tiled) < 2 or not total.has_blocks:
+    if len(tiled) < 2 or total.product.roles.blocks is None:
         return tiled
     contraction = total.contraction
     column_axes = (*contraction.columns, *contraction.batch)
@@ -207,7 +202,7 @@ def _split_depth(schedule: Schedule, total: TileSum, depth: list[str]) -> tuple[
 def _unroll_blocks(schedule: Schedule, total: TileSum, loop: str, extent: int) -> list[str]:
     """Cut a few blocks of the depth off their loop, and unroll them around the taps and the steps."""
     counts = [each for each in (1, 2, 4) if extent % each == 0 and each <= extent]
-    count = schedule.choose(total.knobs, "blocks_unroll", counts, 1)
+    count = schedule.choose(total.product.name, "blocks_unroll", counts, 1)
     if count == 1:
         return [loop]
     blocks, few = schedule.split(loop, count)
@@ -218,7 +213,7 @@ def _unroll_blocks(schedule: Schedule, total: TileSum, loop: str, extent: int) -
 def _unroll_steps(schedule: Schedule, total: TileSum, loop: str, extent: int) -> tuple[list[str], list[str]]:
     """Cut a few steps of the sum off the innermost loop, and unroll them."""
     counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
-    count = schedule.choose(total.knobs, "depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
+    count = schedule.choose(total.product.name, "depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
     if count == 1:
         return [loop], []
     steps, few = schedule.split(loop, count)
@@ -228,12 +223,12 @@ def _unroll_steps(schedule: Schedule, total: TileSum, loop: str, extent: int) ->
 
 def _vectorize_tile(schedule: Schedule, total: TileSum, tiled: list[str]) -> list[str]:
     """Vectorize the last of the loops, unless an instruction is to be, and unroll the others; all loops of the tile."""
-    s, tile = schedule, total.tile
+    s, tile = schedule, total.product.tile
     *rows, column = tiled
     is_known = extent_value(s, column) is not None
     vectors, lane = cut_vectors(s, column, tile.lanes)
     unroll(s, vectors if is_known else [])
-    if total.dot is None:
+    if total.product.dot is None:
         s.vectorize(lane)
     unroll(s, [loop for loop in rows if (extent_value(s, loop) or 99) <= max(tile.all_rows, tile.vectors)])
     return [*rows, *vectors, lane]
@@ -245,7 +240,7 @@ def _order_tile(schedule: Schedule, total: TileSum, loops: list[str]) -> None:
     if len(several) < 3 or any(extent_value(schedule, loop) is None for loop in several):
         return
     *rows, vectors, lanes = several
-    if schedule.choose(total.knobs, "tile_order", ("rows", "vectors"), "rows", ordered=False) == "vectors":
+    if schedule.choose(total.product.name, "tile_order", ("rows", "vectors"), "rows", ordered=False) == "vectors":
         schedule.reorder(vectors, *rows, lanes)
 
 

@@ -7,7 +7,6 @@ independent sums hide the latency of additions. Padding is materialized per band
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from tc.ir.expr import Const, Var
 from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos, is_stencil
@@ -23,7 +22,17 @@ from tc.schedule.rules.common import (
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single
 from tc.schedule.rules.partial_sums import is_long_sum
 from tc.schedule.rules.spatial import schedule_before
-from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, loops_of_sum, peel, split_off, unroll
+from tc.schedule.rules.tile import (
+    cut,
+    cut_overlapped,
+    cut_vectors,
+    is_peeled,
+    loops_of_sum,
+    lower_versions,
+    peel,
+    unroll,
+)
+from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -37,13 +46,6 @@ LONGEST_UNROLLED = 7
 """The innermost taps are unrolled up to this many, so that neighbouring windows share loads."""
 
 LEAST_BAND = 4
-
-
-@dataclass(frozen=True)
-class _Tile:
-    rows: int
-    vectors: int
-    lanes: int
 
 
 def schedule_window(schedule: Schedule, target: Target) -> str | None:
@@ -71,15 +73,15 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
 def _schedule_versions(schedule: Schedule, info: BlockInfo, final: str, before: list[str], target: Target) -> None:
     """One schedule, or two where the number of rows is symbolic: tiles that overlap at the end, and single rows for too few."""
     rows = _roles(schedule, info, final, before).rows
-    height = MOST_ROWS if rows is not None and extent_value(schedule, rows) is None else None
     blocks = [each.name for each in block_infos(schedule.func)]
-    copies: dict[str, str] = {}
-    if rows is not None and height is not None:
-        copies = split_off(schedule, blocks, partial(schedule.specialize, rows, height))
+    copies: list[dict[str, str]] = []
+    height = None
+    if rows is not None and extent_value(schedule, rows) is None:
+        height = MOST_ROWS
+        copies = lower_versions(schedule, blocks, lambda _: rows, [height])
     _schedule_version(schedule, info, final, before, target, height)
-    if copies:
-        copy = block_info(schedule, copies[info.name])
-        _schedule_version(schedule, copy, copies[final], [copies[each] for each in before], target, 1)
+    for names in copies:
+        _schedule_version(schedule, block_info(schedule, names[info.name]), names[final], [names[each] for each in before], target, 1)
 
 
 def _schedule_version(schedule: Schedule, info: BlockInfo, final: str, before: list[str], target: Target, height: int | None) -> None:
@@ -158,36 +160,32 @@ def choose_rows(rows: int | None) -> int:
     return min(range(MOST_ROWS // 2, MOST_ROWS + 1), key=lambda r: (-(-rows // r) * r, -r))
 
 
-def _choose_tile(schedule: Schedule, name: str, final: str, roles: _Roles, target: Target, height: int | None) -> _Tile:
+def _choose_tile(schedule: Schedule, name: str, final: str, roles: _Roles, target: Target, height: int | None) -> Tile:
     lanes = lanes_for(block_info(schedule, final), target)
     extent = extent_value(schedule, roles.lane)
     if height is None or roles.rows is None:
         count = extent_value(schedule, roles.rows) if roles.rows is not None else 1
         height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
     if extent is not None and extent < lanes:
-        return _Tile(height, 1, extent)
+        return Tile(height, 1, extent)
     blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
     most = max(1, min(blocks, (target.num_vector_registers - 4) // height))
     vectors = max(1, min(MOST_VECTORS // height, blocks))
-    return _Tile(height, schedule.choose(name, "vectors", range(1, min(most, 8) + 1), vectors), lanes)
+    return Tile(height, schedule.choose(name, "vectors", range(1, min(most, 8) + 1), vectors), lanes)
 
 
 @dataclass(frozen=True)
 class _Nest:
-    """The loops of the result: those that may be parallel, the last of them over bands if there are any, those inside, and of a tile.
-
-    `peeled`: those whose last tile is not full.
-    """
+    """The loops of the result: those that may be parallel, the last of them over bands if there are any, those inside, and of a tile."""
 
     leading: list[str]
     band: str | None
     inside: list[str]
     unrolled: list[str]
     lane: str
-    peeled: list[str]
 
 
-def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: _Tile, before: list[str], target: Target) -> _Nest:
+def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: Tile, before: list[str], target: Target) -> _Nest:
     s, lane = schedule, roles.lane
     extent = extent_value(s, lane)
     columns: list[str] = []
@@ -196,7 +194,7 @@ def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: _Tile, befor
     if extent is None or extent > tile.lanes:
         out, vectors, lane = s.split(lane, (None, tile.vectors, tile.lanes))
         columns, unrolled = [out], [vectors]
-        if extent is None or extent % (tile.vectors * tile.lanes):
+        if extent is None or extent % (tile.columns):
             peeled.append(out)
     rows: list[str] = []
     if roles.rows is not None:
@@ -209,10 +207,10 @@ def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: _Tile, befor
     inside = [*([band.inside] if band else []), *rows, *columns]
     s.reorder(*leading, *inside, *unrolled, lane)
     peel(s, *peeled)
-    return _Nest(leading, band.around if band else None, inside, unrolled, lane, peeled)
+    return _Nest(leading, band.around if band else None, inside, unrolled, lane)
 
 
-def _band_height(schedule: Schedule, name: str, loop: str, tile: _Tile, padded: str, target: Target) -> int:
+def _band_height(schedule: Schedule, name: str, loop: str, tile: Tile, padded: str, target: Target) -> int:
     """Rows of a band, such that what the block `padded` makes for it stays in the first cache."""
     rows = extent_value(schedule, loop)
     if rows is None:
@@ -225,12 +223,12 @@ def _band_height(schedule: Schedule, name: str, loop: str, tile: _Tile, padded: 
     return schedule.choose(name, "band_rows", heights, rows if height < min(LEAST_BAND, rows) else height)
 
 
-def _set_parallel(schedule: Schedule, name: str, nest: _Nest, tile: _Tile, is_padded: bool) -> None:
+def _set_parallel(schedule: Schedule, name: str, nest: _Nest, tile: Tile, is_padded: bool) -> None:
     info = block_info(schedule, name)
     depth = driving_loops(info, list(schedule.loops_of(name)), info.reduction_axes)
-    work = tile.rows * tile.vectors * tile.lanes * min(known_product(schedule, depth, 16), 256) // 2
+    work = tile.rows * tile.columns * min(known_product(schedule, depth, 16), 256) // 2
     free, rest = list(nest.leading), list(nest.inside)
-    while rest and not is_padded and rest[0] not in nest.peeled:
+    while rest and not is_padded and not is_peeled(schedule, rest[0]):
         free.append(rest.pop(0))
     if not free and rest:
         free.append(rest.pop(0))
@@ -238,7 +236,7 @@ def _set_parallel(schedule: Schedule, name: str, nest: _Nest, tile: _Tile, is_pa
         set_parallel(schedule, name, free, work * known_product(schedule, rest, 8))
 
 
-def _schedule_sum(schedule: Schedule, name: str, anchor: str | None, tile: _Tile) -> None:
+def _schedule_sum(schedule: Schedule, name: str, anchor: str | None, tile: Tile) -> None:
     """The reduction inside a tile: its taps outermost, the tile in registers where it is of a known size."""
     s, info = schedule, block_info(schedule, name)
     loops = loops_of_sum(s, name, anchor)
@@ -257,7 +255,7 @@ def _schedule_sum(schedule: Schedule, name: str, anchor: str | None, tile: _Tile
     s.set_scope(info.writes[0].buffer.name, "register")
 
 
-def _unroll_taps(schedule: Schedule, info: BlockInfo, depth: list[str], tile: _Tile) -> None:
+def _unroll_taps(schedule: Schedule, info: BlockInfo, depth: list[str], tile: Tile) -> None:
     """Unroll the innermost reduction loops where they are short."""
     if (extent_value(schedule, depth[-1]) or LONGEST_UNROLLED + 1) > LONGEST_UNROLLED:
         return

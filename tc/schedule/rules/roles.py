@@ -1,0 +1,119 @@
+"""Which loops of a contraction's result do what: choose rows, count vectors of columns, run through one, or choose among products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.ir.expr import Const, Expr, FloorDiv, Var
+from tc.ir.node import children
+from tc.schedule.analysis import Contraction
+from tc.schedule.rules.common import buffer_bytes, extent_value, loops_inside
+from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single
+from tc.schedule.rules.operands import Dot
+from tc.schedule.rules.tiling import Tile
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The loops of the block that stores the result, by what they do; all but `lane` may be absent.
+
+    rows: choose elements of the lhs only, outermost first. blocks: counts vectors of columns, where the layout has such an
+    axis (`vectors_divide`: how many of them share a group). lane: the last axis. others: the rest (batch, groups), of which
+    those of `batch` choose elements of both operands; `samples` chooses the lhs's first index, be it one of them or of the rows.
+    """
+
+    rows: list[str]
+    blocks: str | None
+    vectors_divide: int
+    lane: str
+    others: list[str]
+    batch: frozenset[str] = frozenset()
+    samples: str | None = None
+
+
+@dataclass(frozen=True)
+class TiledProduct:
+    """A contraction, and how its result is tiled by the loops of the block that stores it.
+
+    `longest_sum`: where it is given, no more terms are summed at once. `around`: all is inside this loop.
+    `dot`: the instruction that sums.
+    """
+
+    contraction: Contraction
+    roles: Roles
+    tile: Tile
+    target: Target
+    longest_sum: int | None = None
+    around: str | None = None
+    dot: Dot | None = None
+
+    @property
+    def name(self) -> str:
+        return self.contraction.info.name
+
+    @property
+    def lhs_bytes(self) -> int:
+        return buffer_bytes(self.contraction.lhs.buffer)
+
+    @property
+    def rhs_bytes(self) -> int:
+        return buffer_bytes(self.contraction.rhs.buffer)
+
+
+def roles_of(schedule: Schedule, contraction: Contraction, final: str, lanes: int, around: str | None = None) -> Roles:
+    """The roles of the loops of the block `final`, which stores a contraction's result, inside the loop `around`."""
+    loops = loops_inside(schedule, final, around) or list(schedule.loops_of(final))
+    lane = loops[-1]
+    loop_of = _loop_of_axis(schedule, contraction, final, around)
+    if not loop_of:
+        return Roles([], None, 0, lane, loops[:-1])
+    axes = list(loop_of)
+    rows = [loop_of[axis] for axis in axes if axis in contraction.rows and loop_of[axis] != lane]
+    blocks, divide = None, 0
+    if extent_value(schedule, lane) == lanes:
+        for axis in reversed(axes[:-1]):
+            shared = _group_size(contraction, axis)
+            if axis in contraction.columns or shared:
+                blocks, divide = loop_of[axis], shared or 0
+                break
+    others = [loop for loop in loops if loop not in (*rows, blocks, lane)]
+    lead = contraction.lhs.indices
+    samples = loop_of.get(lead[0]) if len(lead) > 2 and isinstance(lead[0], Var) else None
+    batch = frozenset(loop for axis, loop in loop_of.items() if axis in contraction.batch)
+    return Roles(rows, blocks, divide, lane, others, batch, samples)
+
+
+def _loop_of_axis(schedule: Schedule, contraction: Contraction, final: str, around: str | None) -> dict[Var, str]:
+    """The loop of the block `final` inside `around` over each spatial axis of the sum; empty where they do not run alike."""
+    loops = loops_inside(schedule, final, around)
+    axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
+    if around is not None:  # `final` is a copy of the sum's result: axes that no loop inside drives have one index there
+        info = block_info(schedule, final)
+        driven = [bool(driving_loops(info, loops, (axis.var,))) for axis in info.block.axes]
+        own = {axis for axis, is_driven in zip(contraction.info.spatial_axes, driven, strict=True) if is_driven}
+        axes = [axis for axis in axes if axis in own]
+    return dict(zip(axes, loops, strict=True)) if len(axes) == len(loops) else {}
+
+
+def _group_size(contraction: Contraction, axis: Var) -> int | None:
+    """How many neighbours along `axis` read the same part of the lhs: q, if the lhs depends on it through axis // q alone."""
+    if axis not in contraction.batch:
+        return None
+    sizes = set()
+
+    def visit(node: Expr) -> None:
+        match node:
+            case FloorDiv(lhs=lhs, rhs=Const(value=value)) if lhs is axis:
+                sizes.add(int(value))
+            case _ if node is axis:
+                sizes.add(0)
+            case _:
+                for child in children(node):
+                    if isinstance(child, Expr):
+                        visit(child)
+
+    for index in contraction.lhs.indices:
+        visit(index)
+    return sizes.pop() if len(sizes) == 1 and sizes != {0} else None
