@@ -115,7 +115,7 @@ def test_the_wheel_holds_every_module_and_the_demo_files(tmp_path: Path) -> None
         held = set(archive.namelist())
         metadata = archive.read(f"tc-{__version__}.dist-info/METADATA").decode()
         entry_points = archive.read(f"tc-{__version__}.dist-info/entry_points.txt").decode()
-    shipped = [path for path in (ROOT / "tc").rglob("*") if path.suffix in (".py", ".onnx", ".npz", ".typed")]
+    shipped = [path for path in (ROOT / "tc").rglob("*") if path.suffix in (".py", ".json", ".onnx", ".npz", ".typed")]
     assert {str(path.relative_to(ROOT)) for path in shipped} <= held
     assert f"Version: {__version__}" in metadata and "Apache-2.0" in metadata
     assert [name for name in held if name.endswith("LICENSE")]

@@ -12,31 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tc.cost.nest import KINDS, Guard, MemoryAccess, Nest, NestLoop, Region, Statement
 from tc.ir.loop import LoopKind
 from tc.target import Target
-from tc.target.machine import GENERIC
+from tc.target.machine import machine_of
+from tc.target.table import CoreRates
 
-PORT_CYCLES = dict(zip(KINDS, (0.5, 0.5, 0.5, 1.0, 6.0, 0.5, 0.75, 8.0, 9.0, 0.5), strict=True))
-"""Cycles of one vector operation of each kind, on two ports. A function is a polynomial of some twenty operations."""
-
-_PORT_CYCLES = tuple(PORT_CYCLES.values())
-OPERATIONS_PER_CYCLE = 5.0
-LATENCY = 4.0
-"""Cycles from one addition to the next that needs its result."""
-
-OPERATIONS_IN_FLIGHT = 136.0
-"""How far ahead a processor looks for operations whose operands are there."""
-
-LINE_CYCLES = (1.5, 5.5, 11.0)
-"""Cycles for one cache line from the second level, from the third, and from memory."""
+_VECTORS = dict(zip(KINDS, (1.0, 1.0, 1.0, 2.0, 12.0, 1.0, 1.5, 16.0, 18.0, 1.0), strict=True))
+"""How many vector operations one of each kind takes as long as. A function is a polynomial of some twenty operations."""
 
 STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.3, 10.0
 """Cycles to go on to the next iteration of a loop, and to that of the innermost of several loops run in parallel, numbered as one."""
-
-LAUNCH_CYCLES = 3000.0
-"""Cycles to hand work to other threads and wait for them."""
 
 SHARES_PER_THREAD = 4
 """How many chunks a parallel loop makes for each thread at most, when no grain is larger."""
@@ -47,8 +35,8 @@ SET_BYTES = 4096
 STRIDED = 1.2
 """How much longer a cache line takes that does not lie beside those before."""
 
-GATHER_CYCLES, SPILL_CYCLES = 0.7, 2.0
-"""Cycles of one lane of a gather, and of one register too many in one step of a tile."""
+SPILL_CYCLES = 2.0
+"""Cycles of one register too many in one step of a tile."""
 
 USABLE = 0.8
 """The part of a cache that holds what is used again."""
@@ -57,9 +45,21 @@ HIDDEN = 0.88
 """The part of the shorter of computing and moving data that the longer one hides."""
 
 
+@lru_cache(maxsize=64)
+def port_cycles(core: CoreRates) -> tuple[float, ...]:
+    """Cycles of one vector operation of each of KINDS."""
+    others = (count / core.vectors_per_cycle for kind, count in _VECTORS.items() if kind != "multiply-add")
+    return (1.0 / core.fma_per_cycle, *others)
+
+
+def line_cycles(core: CoreRates) -> tuple[float, float, float]:
+    """Cycles for one cache line from the second level, from the third, and from memory."""
+    return core.l2_cycles_per_line, core.l3_cycles_per_line, core.memory_cycles_per_line
+
+
 @dataclass(eq=False, slots=True)
 class StatementCost:
-    """What one statement costs. Parts are in cycles of one thread, for all iterations.
+    """What one statement costs on a core. Parts are in cycles of one thread, for all iterations.
 
     tile: the loops from number `first` on; `runs`: how often it runs; `tail_share`: the part of the runs that are cut short.
     vector: the vectorized loop, which takes `vectors` operations of `lanes` elements each; fill: the part of a register used.
@@ -71,6 +71,7 @@ class StatementCost:
     """
 
     statement: Statement
+    core: CoreRates
     first: int = 0
     tile: Sequence[NestLoop] = ()
     vector: NestLoop | None = None
@@ -117,7 +118,7 @@ class Estimate:
     """
 
     def __init__(self, nest: Nest, target: Target) -> None:
-        self.nest, self.target = nest, target
+        self.nest, self.target, self.core = nest, target, machine_of(target)
         self.line_bytes = float(target.cache_line_bytes)
         self.footprints = footprints(target)
         self.bodies = {id(loop): sum(loop.body_lines.values()) * self.line_bytes for loop in nest.loops}
@@ -132,7 +133,7 @@ class Estimate:
         self.total = sum(cost.total * cost.span for cost in self.costs) + self.launching
 
     def _cost(self, statement: Statement) -> StatementCost:
-        cost = StatementCost(statement)
+        cost = StatementCost(statement, self.core)
         _describe_tile(cost, self.target)
         _add_up(cost, self.target)
         self._move_data(cost)
@@ -167,7 +168,7 @@ class Estimate:
         sizes = (self.target.l1_bytes, self.target.l2_bytes, self.target.l3_bytes or self.target.l2_bytes)
         cost.memory = sum(
             cycles * weighted[USABLE * size]
-            for size, cycles in zip(sizes, LINE_CYCLES, strict=True)
+            for size, cycles in zip(sizes, line_cycles(self.core), strict=True)
             if self.working_set > USABLE * size
         )
 
@@ -204,7 +205,7 @@ class Estimate:
         loop = statement.loops[first]
         launch = self.launches.get(loop.number)
         if launch is None:
-            launch = self.launches[loop.number] = LaunchEstimate(statement.loops, first, self.target.cores)
+            launch = self.launches[loop.number] = LaunchEstimate(statement.loops, first, self.target.cores, self.core)
         return launch.span
 
 
@@ -213,7 +214,7 @@ class LaunchEstimate:
 
     __slots__ = ("cycles", "span", "tasks", "threads")
 
-    def __init__(self, loops: Sequence[NestLoop], first: int, cores: int) -> None:
+    def __init__(self, loops: Sequence[NestLoop], first: int, cores: int, core: CoreRates) -> None:
         tasks, times = 1.0, 1.0
         for loop in loops[:first]:
             times *= loop.extent
@@ -227,7 +228,7 @@ class LaunchEstimate:
         chunk = max(math.ceil(tasks / (self.threads * SHARES_PER_THREAD)), grain, 1.0)
         rounds = math.ceil(math.ceil(tasks / chunk) / self.threads)
         self.span = min(1.0, max(1 / self.threads, rounds * chunk / max(tasks, 1.0)))
-        self.cycles = LAUNCH_CYCLES * times if self.threads > 1 else 0.0
+        self.cycles = core.launch_cycles * times if self.threads > 1 else 0.0
 
 
 def footprints(target: Target) -> tuple[float, ...]:
@@ -256,7 +257,7 @@ def _describe_tile(cost: StatementCost, target: Target) -> None:
     times = cost.copies
     cost.vectors = max(1.0, math.ceil(width / lanes))
     cost.fill = width / (cost.vectors * (target.vector_bits / bits)) if vector is not None else bits / target.vector_bits
-    per_run = sum(count * cycles for count, cycles in zip(statement.operations, _PORT_CYCLES, strict=True))
+    per_run = sum(count * cycles for count, cycles in zip(statement.operations, port_cycles(cost.core), strict=True))
     cost.arithmetic = per_run * times * cost.vectors
     cost.operations = sum(statement.operations) * times * cost.vectors
     if vector is not None and vector.is_tree:  # halves of the vectors, down to one number
@@ -472,11 +473,13 @@ def _run_tile(cost: StatementCost, runs: float, kept: dict[int, float], target: 
             else:
                 loads, gathers = (loads, gathers + count) if kind == "gather" else (loads + count, gathers)
     arithmetic = cost.arithmetic * part
-    loading = (loads + cost.unaligned * part) / GENERIC.loads_per_cycle + gathers * GATHER_CYCLES
-    storing = stores + 1.5 * scatters
+    core = cost.core
+    loading = (loads + cost.unaligned * part) / core.loads_per_cycle + gathers * core.gather_cycles_per_lane
+    storing = (stores + 1.5 * scatters) / core.stores_per_cycle
     issued = cost.operations * part + loads + stores + cost.moves * part
-    issuing = issued / OPERATIONS_PER_CYCLE
-    latency = LATENCY * cost.chain / max(1.0, OPERATIONS_IN_FLIGHT / max(issued * cost.linked, 1.0))  # chains run side by side
+    issuing = issued / core.operations_per_cycle
+    side_by_side = max(1.0, core.operations_in_flight / max(issued * cost.linked, 1.0))  # chains
+    latency = core.fma_latency * cost.chain / side_by_side
     spilled = max(0.0, cost.live * part - target.num_vector_registers) * cost.chain
     overhead = _overhead(cost.statement.loops[cost.first - 1]) if cost.first else 0.0
     cycles = max(arithmetic, loading, storing, latency, issuing) + SPILL_CYCLES * spilled + overhead

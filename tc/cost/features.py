@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tc.cost.estimate import LAUNCH_CYCLES, LINE_CYCLES, PORT_CYCLES, Estimate, StatementCost, access_count
+from tc.cost.estimate import Estimate, StatementCost, access_count, line_cycles, port_cycles
 from tc.cost.nest import KINDS, MemoryAccess, Nest
 from tc.ir.loop import LoopKind, PrimFunc
 from tc.target import Target
@@ -25,7 +25,6 @@ from tc.target import Target
 _SMALL = 1 / 64
 """Parts below this share of the whole are told apart no more."""
 
-_PORT_CYCLES = tuple(PORT_CYCLES.values())
 _SIZE_NAMES = ("L1 / 8", "L1 / 4", "L1 / 2", "L1", "2 L1", "L2 / 8", "L2 / 4", "L2 / 2", "L2", "2 L2", "L3")
 
 _PROGRAM = (
@@ -108,7 +107,7 @@ def _ratio(part: float, whole: float) -> float:
 def _work(cost: StatementCost) -> float:
     """Cycles of arithmetic that the statement's block asks for, whatever the schedule."""
     statement = cost.statement
-    return statement.useful * sum(n * cycles for n, cycles in zip(statement.operations, _PORT_CYCLES, strict=True))
+    return statement.useful * sum(n * cycles for n, cycles in zip(statement.operations, port_cycles(cost.core), strict=True))
 
 
 def _by_work(cost: StatementCost) -> tuple[float, float, int]:
@@ -131,7 +130,8 @@ def _least_cycles(estimate: Estimate, costs: Sequence[StatementCost]) -> float:
     params = estimate.nest.root.body_lines.items()
     lines = sum(count for region, count in params if region.is_param)
     working_set = lines * estimate.line_bytes
-    cycles = LINE_CYCLES[0] if working_set <= target.l2_bytes else LINE_CYCLES[1 if working_set <= target.l3_bytes else 2]
+    second, third, memory = line_cycles(estimate.core)
+    cycles = second if working_set <= target.l2_bytes else third if working_set <= target.l3_bytes else memory
     return max(computing, lines * cycles, 16.0) / target.cores
 
 
@@ -145,7 +145,7 @@ def _program(estimate: Estimate, least: float) -> list[float]:
     row = [_log(estimate.total), _log(least), math.log2(max(estimate.total, _SMALL) / least)]
     row += [_log_ratio(part, least) for part in (estimate.compute, estimate.memory, estimate.launching, *map(spent, parts))]
     for k in range(len(_SIZE_NAMES)):
-        row.append(_log_ratio(LINE_CYCLES[1] * sum(cost.line_counts[k] * cost.span for cost in costs), least))
+        row.append(_log_ratio(estimate.core.l3_cycles_per_line * sum(cost.line_counts[k] * cost.span for cost in costs), least))
     operations = sum(cost.statement.useful * sum(cost.statement.operations) for cost in costs)
     working_set = estimate.working_set
     row.append(math.log2((1 + operations) / (1 + working_set)))
@@ -186,7 +186,7 @@ def _parallel(estimate: Estimate) -> list[float]:
         threads / estimate.target.cores,
         _log(_ratio(busiest * estimate.target.cores, whole)),
         _log(whole / max(tasks, 1.0)),
-        _log(1 + estimate.launching / LAUNCH_CYCLES),
+        _log(1 + estimate.launching / estimate.core.launch_cycles),
         _ratio(alone, whole),
     ]
 

@@ -4,7 +4,7 @@
     scheduled --FINISH--> loops that code generation takes                                        each kernel
 
 Between `lowered` and `scheduled` stand the schedules, which no pass chooses. Options that depend on the target or the caller (`block`,
-`lanes`, `decide`, `threads`) are settings of the run; all others stand in the text.
+`lanes`, `target`, `decide`, `threads`) are settings of the run; all others stand in the text.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class PreparedModel:
     def run(self, calls: tuple[PassCall, ...], decide: Decide = take_default) -> IRModule:
         """Some of them, on the graph as it is."""
         lanes = self.target.lanes(32)
-        return run_pipeline(self.graph, calls, {"block": lanes, "lanes": lanes, "decide": decide}, self.passes.hooks)
+        return run_pipeline(self.graph, calls, {"block": lanes, "lanes": lanes, "target": self.target, "decide": decide}, self.passes.hooks)
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,43 @@ Feature flags are trusted, CPU names are not: virtual machines report a name tha
 from __future__ import annotations
 
 import hashlib
-import operator
-import os
-import re
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from llvmlite import binding as llvm
 
 from tc.errors import UnsupportedError, UserError
-from tc.target.tile_permission import may_use_tiles
+from tc.target.host import (
+    MAX_THREADS,
+    SIZE_UNITS,
+    HostCaches,
+    affinity_cpus,
+    available_cores,
+    available_cpus,
+    check_threads,
+    default_threads,
+    host_caches,
+    host_features,
+    parse_size,
+)
+from tc.target.table import kind_called, kind_of_cpu
+
+__all__ = [
+    "MAX_THREADS",
+    "MOST_SHUFFLED_STRIDE",
+    "Target",
+    "affinity_cpus",
+    "available_cores",
+    "available_cpus",
+    "check_threads",
+    "default_threads",
+    "native_target",
+    "widest_vector_bits",
+]
 
 MOST_SHUFFLED_STRIDE = 4
 """Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors and shuffled; beyond they are gathered, which
 takes as long for any distance."""
-
-MAX_THREADS = 256
-"""The most threads that a call may use: the workers' room, and kernels' scratch memory, is for so many."""
 
 # The psABI levels. Each adds to the one before; the first is what every x86-64 has.
 _V1 = ("cmov", "cx8", "fxsr", "mmx", "sse", "sse2")
@@ -42,12 +61,6 @@ _IMPLIED_BY_NAME = frozenset(_V4).difference(_V1) | {
     "prfchw", "rdrnd", "rdseed", "sha", "sse4a", "tbm", "vaes", "vpclmulqdq", "xop", "xsavec", "xsaveopt", "xsaves",
 }  # fmt: skip
 
-_SYSFS = Path("/sys")
-_PROC = Path("/proc")
-_SIZE = re.compile(r"(\d+)([KMG]?)")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
 _LEAST = {"cores": 1, "num_vector_registers": 1, "l1_bytes": 1, "l2_bytes": 1, "l3_bytes": 0, "cache_line_bytes": 1}
 
 
@@ -57,7 +70,8 @@ class Target:
 
     `cpu` is the name that LLVM takes instruction costs from; which instructions may be used is `features` alone
     (LLVM's names, sorted). `cores` counts the cores that the process may use. Cache sizes are in bytes:
-    L1 data and L2 of one core, and the whole L3 that the cores share, 0 where there is none.
+    L1 data and L2 of one core, and the whole L3 that the cores share, 0 where there is none. `machine` names the kind of CPU whose rates
+    are taken (an entry of `tc.target.table`); "": that of `cpu` and `features`, and what the user has had measured.
     """
 
     kind: str = "cpu"
@@ -70,6 +84,7 @@ class Target:
     l2_bytes: int = 256 << 10
     l3_bytes: int = 8 << 20
     cache_line_bytes: int = 64
+    machine: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or type(self.vector_bits) is not int:
@@ -92,6 +107,8 @@ class Target:
                 raise UserError(f"target: {name} is {getattr(self, name)!r}, must be at least {least}")
         if self.cores > MAX_THREADS:
             raise UserError(f"target: cores is {self.cores}, must be at most {MAX_THREADS}")
+        if self.machine:
+            kind_called(self.machine)
 
     def has(self, feature: str) -> bool:
         """Whether instructions of `feature` (an LLVM name such as "avx512vnni") may be used."""
@@ -117,7 +134,7 @@ class Target:
     def fingerprint(self) -> str:
         """16 hex digits that differ when the same program may become different machine code.
 
-        Cores and cache sizes are not part of it: they act through the schedule, which is part of the program.
+        Cores, cache sizes and rates are not part of it: they act through the schedule, which is part of the program.
         """
         code_facts = (self.kind, self.cpu, self.features, self.vector_bits)
         return hashlib.sha256(repr(code_facts).encode()).hexdigest()[:16]
@@ -138,6 +155,8 @@ class Target:
             "line": self.cache_line_bytes,
             "features": "+".join(self.features),
         }
+        if self.machine:
+            facts["machine"] = self.machine
         return "cpu:" + ",".join(f"{key}={value}" for key, value in facts.items())
 
     @staticmethod
@@ -156,6 +175,7 @@ class Target:
             native                        this machine
             x86-64-v2, -v3, -v4           any machine of that level, with modest caches
             native:cores=1,l2=1M          the same with some facts changed
+            x86-64-v4:machine=znver4      the same, with the rates of a kind of CPU
             cpu:name=...,features=a+b     every fact given, the rest as for plain x86-64
 
         Raises UserError for a name or a fact that is not known, UnsupportedError for devices that are not CPUs.
@@ -185,60 +205,6 @@ def widest_vector_bits(features: tuple[str, ...]) -> int:
     return 256 if "avx2" in present else 128
 
 
-def available_cpus() -> int:
-    """How many logical CPUs this process may keep busy: its affinity mask, bounded by its cgroup's quota.
-
-    A quota of 2.5 CPUs counts as 2: threads that wait for each other must all be running.
-    """
-    return _within_quota(len(affinity_cpus()), _cgroup_quota(_PROC, _SYSFS))
-
-
-def available_cores() -> int:
-    """Like `available_cpus`, but two hardware threads of one core count once."""
-    siblings = {_siblings(cpu) for cpu in affinity_cpus()}
-    return _within_quota(len(siblings), _cgroup_quota(_PROC, _SYSFS))
-
-
-@cache
-def _siblings(cpu: int) -> str:
-    """The hardware threads of the core that one belongs to, as the kernel writes them."""
-    return _read(_cpu_folder(cpu) / "topology/thread_siblings_list") or str(cpu)
-
-
-def default_threads() -> int:
-    """How many threads a call uses unless told: TC_NUM_THREADS, else OMP_NUM_THREADS, else as many as there are cores.
-
-    UserError for a TC_NUM_THREADS that is no such number. Other libraries read OMP_NUM_THREADS as well, so an odd value of it counts as
-    none, and of a list of levels ("4,2") the first is meant.
-    """
-    own = os.environ.get("TC_NUM_THREADS", "").strip()
-    if own:
-        return check_threads(int(own) if own.isdecimal() else own, "TC_NUM_THREADS")
-    shared = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    count = int(shared) if shared.isdecimal() else 0
-    return count if 1 <= count <= MAX_THREADS else min(available_cores(), MAX_THREADS)
-
-
-def check_threads(count: object, what: str = "threads") -> int:
-    """A number of threads that a user gave; UserError, which calls it `what`, for anything but a whole number that can be served."""
-    try:
-        number = operator.index(count)  # type: ignore[arg-type]
-    except TypeError:
-        raise UserError(f"{what} is {count!r}, must be a whole number from 1 to {MAX_THREADS}") from None
-    if isinstance(count, bool) or number < 1:
-        raise UserError(f"{what} is {count}, must be at least 1")
-    if number > MAX_THREADS:
-        raise UserError(f"{what} is {count}, must be at most {MAX_THREADS}")
-    return number
-
-
-def affinity_cpus() -> tuple[int, ...]:
-    """The numbers of the logical CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
 def native_target() -> Target:
     """The machine this process runs on, with the cores it uses unless told."""
     return replace(_host_target(), cores=default_threads())
@@ -246,106 +212,31 @@ def native_target() -> Target:
 
 @cache
 def _host_target() -> Target:
-    features = tuple(sorted(name for name, present in _host_features().items() if present))
+    features = host_features()
+    cpu = llvm.get_host_cpu_name() or "generic"
     vector_bits = widest_vector_bits(features)
     many_registers = vector_bits == 512 or "neon" in features
-    target = Target(
-        cpu=llvm.get_host_cpu_name() or "generic",
-        features=features,
-        vector_bits=vector_bits,
-        num_vector_registers=32 if many_registers else 16,
-    )
-    return _with_cache_sizes(target, _cpu_folder(affinity_cpus()[0]) / "cache")
+    target = Target(cpu=cpu, features=features, vector_bits=vector_bits, num_vector_registers=32 if many_registers else 16)
+    usual = kind_of_cpu(cpu, features).caches
+    target = replace(target, l1_bytes=usual.l1_bytes, l2_bytes=usual.l2_bytes, l3_bytes=usual.l3_bytes)
+    return _with_caches(target, host_caches())
 
 
-def _host_features() -> dict[str, bool]:
-    try:
-        features = dict(llvm.get_host_cpu_features())
-    except RuntimeError:  # LLVM cannot ask this operating system
-        return {}
-    if features.get("amx-tile") and not may_use_tiles():
-        features |= dict.fromkeys((name for name in features if name.startswith("amx-")), False)
-    return features
-
-
-def _cpu_folder(cpu: int) -> Path:
-    return _SYSFS / f"devices/system/cpu/cpu{cpu}"
-
-
-def _with_cache_sizes(target: Target, folder: Path) -> Target:
-    """`target` with what the kernel's description of one CPU's caches says; what it leaves out stays."""
-    sizes = {}
-    for index in sorted(folder.glob("index*")):
-        if _read(index / "type") == "Instruction":
-            continue
-        size, line = _parse_size(_read(index / "size")), _parse_size(_read(index / "coherency_line_size"))
-        if size:
-            sizes[_read(index / "level")] = size
-        if line:
-            target = replace(target, cache_line_bytes=line)
+def _with_caches(target: Target, found: HostCaches) -> Target:
+    """`target` with what the system says of one CPU's caches; what it leaves out stays."""
     return replace(
         target,
-        l1_bytes=sizes.get("1", target.l1_bytes),
-        l2_bytes=sizes.get("2", target.l2_bytes),
-        l3_bytes=sizes.get("3", 0 if sizes else target.l3_bytes),
+        l1_bytes=found.sizes.get(1, target.l1_bytes),
+        l2_bytes=found.sizes.get(2, target.l2_bytes),
+        l3_bytes=found.sizes.get(3, 0 if found.sizes else target.l3_bytes),
+        cache_line_bytes=found.line_bytes or target.cache_line_bytes,
     )
-
-
-def _within_quota(cpus: int, quota: float | None) -> int:
-    return max(1, cpus if quota is None else min(cpus, int(quota)))
-
-
-@cache  # a dozen files, for which every kernel of a model would ask
-def _cgroup_quota(proc: Path, sysfs: Path) -> float | None:
-    """The CPU time that this process's control groups allow when it is first asked, in CPUs; None without a bound.
-
-    Every group above the process's own counts too. Reads version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`).
-    """
-    quotas = []
-    for line in _read(proc / "self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        mounts = ("", "unified") if not controllers else (controllers, "cpu")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for mount in mounts:
-            quotas += _quotas_up_from(sysfs / "fs/cgroup" / mount, group)
-    return min(quotas, default=None)
-
-
-def _quotas_up_from(root: Path, group: str) -> list[float]:
-    folder = root / group.strip("/")
-    folders = [folder, *folder.parents]
-    bounds = (_folder_quota(at) for at in folders[: folders.index(root) + 1])
-    return [bound for bound in bounds if bound is not None]
-
-
-def _folder_quota(folder: Path) -> float | None:
-    fields = _read(folder / "cpu.max").split()
-    if not fields:
-        fields = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
-    try:
-        quota, period = (int(field) for field in fields)
-    except ValueError:  # "max", or no such file
-        return None
-    return quota / period if quota > 0 and period > 0 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _parse_size(text: str) -> int | None:
-    matched = _SIZE.fullmatch(text.strip())
-    return int(matched[1]) * _UNITS[matched[2]] if matched else None
 
 
 def _format_size(size_bytes: int) -> str:
     for unit in ("G", "M", "K"):
-        if size_bytes and size_bytes % _UNITS[unit] == 0:
-            return f"{size_bytes // _UNITS[unit]}{unit}"
+        if size_bytes and size_bytes % SIZE_UNITS[unit] == 0:
+            return f"{size_bytes // SIZE_UNITS[unit]}{unit}"
     return str(size_bytes)
 
 
@@ -371,10 +262,12 @@ def _with_facts(target: Target, text: str) -> Target:
             changes["cpu"] = value
         elif key == "features":
             changes["features"] = tuple(sorted(filter(None, value.split("+"))))
+        elif key == "machine":
+            changes["machine"] = value
         elif key in _FACT_FIELDS:
             changes[_FACT_FIELDS[key]] = _parse_fact(key, value)
         else:
-            known = ", ".join(("name", "features", *_FACT_FIELDS))
+            known = ", ".join(("name", "features", *_FACT_FIELDS, "machine"))
             raise UserError(f"target: unknown fact '{key}'; known are {known}")
     if "features" in changes:
         vector_bits = widest_vector_bits(changes["features"])  # type: ignore[arg-type]
@@ -384,21 +277,21 @@ def _with_facts(target: Target, text: str) -> Target:
 
 
 def _parse_fact(key: str, value: str) -> int:
-    number = _parse_size(value)
+    number = parse_size(value)
     if number is None:
         raise UserError(f"target: {key}={value} is not a number (sizes may end in K, M or G)")
     return number
 
 
+def _level(name: str, features: tuple[str, ...], **facts: int) -> Target:
+    """A machine of an x86-64 level, with the caches that the table says."""
+    caches = kind_called(name).caches
+    sizes = {"l1_bytes": caches.l1_bytes, "l2_bytes": caches.l2_bytes, "l3_bytes": caches.l3_bytes}
+    return Target(cpu=name, features=tuple(sorted(features)), **sizes, **facts)
+
+
 _LEVELS = {
-    "x86-64-v2": Target(cpu="x86-64-v2", features=tuple(sorted(_V2))),
-    "x86-64-v3": Target(cpu="x86-64-v3", features=tuple(sorted(_V3)), vector_bits=256),
-    "x86-64-v4": Target(
-        cpu="x86-64-v4",
-        features=tuple(sorted(_V4)),
-        vector_bits=512,
-        num_vector_registers=32,
-        l2_bytes=1 << 20,
-        l3_bytes=16 << 20,
-    ),
+    "x86-64-v2": _level("x86-64-v2", _V2),
+    "x86-64-v3": _level("x86-64-v3", _V3, vector_bits=256),
+    "x86-64-v4": _level("x86-64-v4", _V4, vector_bits=512, num_vector_registers=32),
 }

@@ -1,54 +1,127 @@
-"""What one core of a kind of CPU does in a cycle and in a second: one table, read by whatever chooses between ways to compute.
+"""The rates that a target's cores are taken to have: one table, read by whatever chooses between ways to compute.
 
-Numbers are data of a kind, found by the names that LLVM gives to CPUs; where nothing is known of a name, those of GENERIC stand in.
-Nothing is measured while a model is compiled, so the same model, target and version give the same code.
+They are those of the target's kind of CPU (`tc.target.table`), unless the user has had this machine measured: `tc doctor --measure`
+writes a file, which counts for the CPU that it was measured on and for no other. Nothing is measured while a model is compiled, so the same
+model, target and table give the same code. A process reads the file once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 
+import platformdirs
+
+from tc.errors import UserError
 from tc.target import Target
+from tc.target.table import SCHEMA, CoreRates, MachineKind, checked_rates, kind_called, kind_of_cpu
+
+MOST_BYTES = 1 << 16
+"""Of a file of measured rates."""
 
 
 @dataclass(frozen=True)
-class CoreRates:
-    """Rates of one core.
+class MachineTable:
+    """What is taken to be known of a target: the kind of its CPU, its rates, and the file from which some of these are."""
 
-    fma_per_cycle: fused multiply-adds of whole vectors. loads_per_cycle: vectors, or numbers that are broadcast, from the first-level
-    cache. fma_latency: cycles until a result may be used. l2_cycles_per_vector: what a vector costs that comes from the second-level
-    cache. bf16_dots_per_fma: how many times as fast products of bf16 are summed by `vdpbf16ps` as by converting and f32.
-    flops_per_second_per_lane: what the register tiles of a contraction reach. *_bytes_per_second: streams from the second-level cache,
-    from what lies near behind it and far, and of weights, which are prefetched.
-    """
-
-    fma_per_cycle: float = 2.0
-    loads_per_cycle: float = 2.0
-    fma_latency: float = 4.0
-    l2_cycles_per_vector: float = 3.0
-    bf16_dots_per_fma: float = 1.0
-    flops_per_second_per_lane: float = 1.25e10
-    weight_bytes_per_second: float = 1.4e10
-    l2_bytes_per_second: float = 4e10
-    near_bytes_per_second: float = 2e10
-    far_bytes_per_second: float = 9e9
-
-
-GENERIC = CoreRates()
-"""Measured on Xeons with AVX-512 (Sapphire and Emerald Rapids)."""
-
-KINDS: dict[str, CoreRates] = {
-    # One 512-bit multiply-add a cycle, each in two halves, and one `vdpbf16ps` of twice as many products (AMD, "Software Optimization
-    # Guide for the AMD Zen 4 Microarchitecture", 57647).
-    "znver4": CoreRates(fma_per_cycle=1.0, loads_per_cycle=1.0, bf16_dots_per_fma=2.0),
-    # On Intel's a `vdpbf16ps` takes the place of two multiply-adds: as many products.
-    "cooperlake": GENERIC,
-    "sapphirerapids": GENERIC,
-    "emeraldrapids": GENERIC,
-}
-"""LLVM's name of a CPU -> its rates."""
+    kind: MachineKind
+    rates: CoreRates
+    measured: Path | None = None
+    measured_names: tuple[str, ...] = ()
 
 
 def machine_of(target: Target) -> CoreRates:
-    """The rates of a target's cores, or those of GENERIC."""
-    return KINDS.get(target.cpu, GENERIC)
+    """The rates of a target's cores."""
+    return table_of(target).rates
+
+
+def machine_fingerprint(target: Target) -> str:
+    """16 hex digits that differ when the same program may get another schedule for the target: part of the key of whatever is kept."""
+    return machine_of(target).fingerprint()
+
+
+def table_of(target: Target) -> MachineTable:
+    """What decisions for a target rest on. UserError for a file of measured rates that is damaged."""
+    path = None if target.machine else measured_path()
+    return _table_of(target, path)
+
+
+@lru_cache(maxsize=256)
+def _table_of(target: Target, path: Path | None) -> MachineTable:
+    kind = kind_called(target.machine) if target.machine else kind_of_cpu(target.cpu, target.features)
+    numbers = None if path is None else _measured_rates(path, target.fingerprint())
+    if numbers is None:
+        return MachineTable(kind, kind.rates)
+    return MachineTable(kind, dataclasses.replace(kind.rates, **numbers), path, tuple(numbers))
+
+
+def measured_path() -> Path | None:
+    """The file of measured rates: TC_MACHINE_FILE, else one in the user's folder of settings. None when TC_MACHINE_FILE is "0" or "off"."""
+    chosen = os.environ.get("TC_MACHINE_FILE")
+    if chosen in ("0", "off"):
+        return None
+    return Path(chosen) if chosen else _usual_path()
+
+
+@cache
+def _usual_path() -> Path:
+    return Path(platformdirs.user_config_dir("tc")) / "machine.json"
+
+
+def _measured_rates(path: Path, fingerprint: str) -> dict[str, float] | None:
+    """What a file says of the CPU with this fingerprint; None when it says nothing, or is not there."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error
+    return _parse(data, path).get(fingerprint)
+
+
+def _parse(data: bytes, path: Path) -> dict[str, dict[str, float]]:
+    """Rates by the fingerprint of a CPU."""
+    advice = "`tc doctor --forget` removes it"
+    try:
+        found = json.loads(data) if len(data) <= MOST_BYTES else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("machines"), dict):
+        raise UserError(f"{path} is not a file of measured rates; {advice}")
+    if found.get("schema") != SCHEMA:
+        return {}  # of another version, which measured other things
+    machines: dict[str, Any] = found["machines"]
+    for name, entry in machines.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("rates"), dict):
+            raise UserError(f"{path}: no rates of {name}; {advice}")
+    return {name: checked_rates(entry["rates"], str(path)) for name, entry in machines.items()}
+
+
+def write_measured(target: Target, rates: Mapping[str, float], path: Path) -> None:
+    """Write what was measured of a target's CPU, beside what the file says of others; it appears complete or not at all."""
+    known = checked_rates(rates, "measured rates")
+    try:
+        others = json.loads(path.read_bytes())["machines"] if path.exists() and _parse(path.read_bytes(), path) else {}
+    except UserError:
+        others = {}
+    text = json.dumps({"schema": SCHEMA, "machines": {**others, target.fingerprint(): {"cpu": target.cpu, "rates": known}}}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(path)
+    _table_of.cache_clear()
+
+
+def forget_measured(path: Path) -> bool:
+    """Remove a file of measured rates; whether there was one."""
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    _table_of.cache_clear()
+    return there

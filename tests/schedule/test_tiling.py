@@ -8,7 +8,7 @@ import pytest
 
 from tc.schedule.rules import tiling
 from tc.schedule.rules.tiling import Tile, TileSpace, cycles_per_step
-from tc.target.machine import GENERIC
+from tc.target.table import GENERIC
 
 REGISTERS = (16, 32)
 ROWS = (*range(1, 31), 49, 56, 100, 112, 128, 196, 197, 512, 1000, 3136)

@@ -7,9 +7,8 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from tc import target as target_module
 from tc.errors import UnsupportedError, UserError
-from tc.target import Target, available_cores, available_cpus, native_target, widest_vector_bits
+from tc.target import Target, _with_caches, available_cores, available_cpus, host, native_target, widest_vector_bits
 from tc.target.tile_permission import may_use_tiles
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -88,10 +87,10 @@ def test_native_has_the_host_features() -> None:
 @pytest.mark.parametrize("granted", [True, False])
 def test_tile_registers_are_there_only_with_the_systems_leave(monkeypatch: pytest.MonkeyPatch, granted: bool) -> None:
     there = {"amx-tile": True, "amx-int8": True, "avx2": True}
-    monkeypatch.setattr(target_module.llvm, "get_host_cpu_features", lambda: there)
-    monkeypatch.setattr(target_module, "may_use_tiles", lambda: granted)
+    monkeypatch.setattr(host.llvm, "get_host_cpu_features", lambda: there)
+    monkeypatch.setattr(host, "may_use_tiles", lambda: granted)
 
-    assert target_module._host_features() == {"amx-tile": granted, "amx-int8": granted, "avx2": True}
+    assert host.host_features() == (("amx-int8", "amx-tile", "avx2") if granted else ("avx2",))
 
 
 @pytest.mark.parametrize("text", ["native", *LEVELS])
@@ -175,13 +174,13 @@ def write_tree(root: Path, files: dict[str, str]) -> None:
 def test_cgroup_quota(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
     write_tree(tmp_path, files)
 
-    assert target_module._cgroup_quota(tmp_path / "proc", tmp_path / "sys") == quota
+    assert host._cgroup_quota(tmp_path / "proc", tmp_path / "sys") == quota
 
 
 def test_a_quota_below_one_cpu_still_leaves_one() -> None:
-    assert target_module._within_quota(8, 0.5) == 1
-    assert target_module._within_quota(8, 2.9) == 2
-    assert target_module._within_quota(2, 16.0) == 2
+    assert host._within_quota(8, 0.5) == 1
+    assert host._within_quota(8, 2.9) == 2
+    assert host._within_quota(2, 16.0) == 2
 
 
 def test_cache_sizes_come_from_the_kernel(tmp_path: Path) -> None:
@@ -191,10 +190,12 @@ def test_cache_sizes_come_from_the_kernel(tmp_path: Path) -> None:
             {"level": f"{level}\n", "type": f"{kind}\n", "size": f"{size}\n", "coherency_line_size": "128\n"},
         )
 
-    target = target_module._with_cache_sizes(Target(), tmp_path)
+    caches = host.host_caches(tmp_path)
 
+    assert (caches.sizes, caches.line_bytes) == ({1: 48 << 10, 2: 2 << 20}, 128)
+    target = _with_caches(Target(), caches)
     assert (target.l1_bytes, target.l2_bytes, target.l3_bytes, target.cache_line_bytes) == (48 << 10, 2 << 20, 0, 128)
 
 
 def test_without_a_description_of_caches_the_defaults_stay(tmp_path: Path) -> None:
-    assert target_module._with_cache_sizes(Target(), tmp_path) == Target()
+    assert _with_caches(Target(), host.host_caches(tmp_path)) == Target()

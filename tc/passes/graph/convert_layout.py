@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.ir.arith import Facts
 from tc.ir.expr import Const, Expr, ceildiv, const, is_const
 from tc.ir.graph import (
@@ -42,24 +43,31 @@ from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
-from tc.target import MOST_SHUFFLED_STRIDE
+from tc.target import MOST_SHUFFLED_STRIDE, Target
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What operators are taken to reach; only the proportions matter.
+    """What operators are taken to reach on a core.
 
     In FLOP/s, padded channels and pixels included: convolutions on blocks, and plain ones. In bytes/s: `moves`, by operators that only
     move data, and `copies` between forms, which are transpositions.
     """
 
-    blocked: float = 1e11
-    blocked_depthwise: float = 5e10
-    plain: float = 4e10
-    plain_pointwise: float = 8.6e10
-    plain_depthwise: float = 5e10
-    moves: float = 2e10
-    copies: float = 1.2e10
+    blocked: float
+    blocked_depthwise: float
+    plain: float
+    plain_pointwise: float
+    plain_depthwise: float
+    moves: float
+    copies: float
+
+    @staticmethod
+    def on(target: Target) -> Rates:
+        """Those of a target: parts of what full register tiles reach, and of tensors that the second-level cache holds."""
+        reached = kernel_rates(target)
+        full, moves = reached.flops_per_second, reached.l2_bytes_per_second
+        return Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
 
 
 CALIBRATED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
@@ -82,25 +90,25 @@ UNKNOWN_DIM = 32
 
 
 @graph_pass
-def convert_layout(module: IRModule, *, block: int = 16, decide: Decide = take_default) -> IRModule:
+def convert_layout(module: IRModule, *, block: int = 16, target: Target = USUAL_TARGET, decide: Decide = take_default) -> IRModule:
     """Run convolutions, and what lies between them, on channels cut into blocks of `block`.
 
     `decide` says for each graph function how far the estimates hold, and whether blocks are twice as wide.
     """
-    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, decide)))
+    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, Rates.on(target), decide)))
 
 
-def _decide(func: Function, block: int, decide: Decide) -> tuple[int, Rates]:
+def _decide(func: Function, block: int, rates: Rates, decide: Decide) -> tuple[int, Rates]:
     """The width of blocks in a graph function, and the estimates."""
     if decide is take_default or not _has_convolutions(func):  # what a knob is known by takes a while to find
-        return block, Rates()
+        return block, rates
 
     def ask(name: str, options: tuple[int, ...]) -> int:
         return decide_number(decide, knob_of_function(func, f"convert_layout/{name}", options, options[0]))
 
-    believed = {name: getattr(Rates(), name) * ask(f"rate of {name}, %", CALIBRATION) / 100 for name in CALIBRATED}
+    believed = {name: getattr(rates, name) * ask(f"rate of {name}, %", CALIBRATION) / 100 for name in CALIBRATED}
     vectors = ask("vectors of a block", BLOCK_VECTORS)
-    return vectors * block, dataclasses.replace(Rates(), **believed)
+    return vectors * block, dataclasses.replace(rates, **believed)
 
 
 def _has_convolutions(func: Function) -> bool:

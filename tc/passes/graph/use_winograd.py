@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.ir.arith import Facts, bounds, evaluate
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
@@ -18,13 +19,8 @@ from tc.passes.graph.knobs import knob_of_call
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.winograd_cost import WinogradShape
-from tc.target.machine import GENERIC
-
-REGISTERS = {16: 32}
-"""Vector registers by the lanes of a vector; 16 where nothing else is said."""
-
-L2_BYTES = 1 << 20
-"""A second-level cache."""
+from tc.target import Target
+from tc.target.machine import machine_of
 
 MOST_UNEVEN_CHANNELS = 64
 """Input channels up to which tiles of 4 are chosen though blocks of channels are not full: such sums are not made in parts."""
@@ -34,7 +30,9 @@ LEAST_GAIN = 1.15
 
 
 @graph_pass
-def use_winograd(module: IRModule, *, enable: bool = True, decide: Decide = take_default) -> IRModule:
+def use_winograd(
+    module: IRModule, *, enable: bool = True, target: Target = USUAL_TARGET, decide: Decide = take_default
+) -> IRModule:
     """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels.
 
     Tiles of 2 and of 4 round like direct sums; see `tc.ops.winograd` for the errors.
@@ -42,14 +40,14 @@ def use_winograd(module: IRModule, *, enable: bool = True, decide: Decide = take
     """
     if not enable:
         return module
-    return map_graph_functions(module, _Rewriter(decide).function)
+    return map_graph_functions(module, _Rewriter(target, decide).function)
 
 
 class _Rewriter:
     """Replaces convolutions; remembers transformed weights, which several may share."""
 
-    def __init__(self, decide: Decide) -> None:
-        self.decide = decide
+    def __init__(self, target: Target, decide: Decide) -> None:
+        self.target, self.decide = target, decide
         self.literals: dict[tuple[TensorConst, int], TensorConst] = {}
 
     def function(self, func: Function) -> Function:
@@ -69,7 +67,7 @@ class _Rewriter:
         tiles = legal_tiles(call, sizes)
         if not tiles:
             return [binding]
-        default = choose_tile(call, tiles, sizes)
+        default = choose_tile(call, tiles, sizes, self.target)
         tile = decide_number(self.decide, knob_of_call(call, "use_winograd", (0, *tiles), default))
         if not tile:
             return [binding]
@@ -109,7 +107,7 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 
 
-def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int]) -> int:
+def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int], target: Target = USUAL_TARGET) -> int:
     """Of the legal tile sizes the one that is estimated to be fastest; 0 for direct sums."""
     w = call.args[1]
     assert w is not None and isinstance(w.type, TensorType)
@@ -118,11 +116,11 @@ def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int]) -> int:
     channels = full_attrs(call).in_channels
     if channels % shape[-2] and channels > MOST_UNEVEN_CHANNELS:
         tiles = [tile for tile in tiles if tile == 2]
-    seconds = {tile: _seconds(tile, shape[1], sizes) for tile in (0, *tiles)}
+    seconds = {tile: _seconds(tile, shape[1], sizes, target) for tile in (0, *tiles)}
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
         for tile in tiles:
-            seconds[tile] += 4 * ((tile + 2) ** 2 + 9) * channels_of_blocks / GENERIC.weight_bytes_per_second
+            seconds[tile] += 4 * ((tile + 2) ** 2 + 9) * channels_of_blocks / kernel_rates(target).weight_bytes_per_second
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < seconds[0] / LEAST_GAIN else 0
 
@@ -134,13 +132,14 @@ def _sizes(result: TensorType, facts: Facts) -> tuple[int, ...]:
     return max(bounds(samples, facts).lo or 1, 1), *(evaluate(dim, large) for dim in others)
 
 
-def _seconds(tile: int, inputs: int, result: Sequence[int]) -> float:
+def _seconds(tile: int, inputs: int, result: Sequence[int], target: Target) -> float:
     """On one core, for a result [n, ob, h, w, b] of `inputs` blocks of channels, with tiles of this size, or by direct sums (0)."""
     n, outputs, height, width, block = result
     if tile:
-        shape = WinogradShape(tile, n, inputs, outputs, -(-height // tile), -(-width // tile), block)
-        registers = REGISTERS.get(block, 16)
-        return shape.seconds(shape.best_height(L2_BYTES, registers, 1), L2_BYTES, registers)
+        shape = WinogradShape(tile, n, inputs, outputs, -(-height // tile), -(-width // tile), block, target.lanes(32), machine_of(target))
+        l2_bytes, registers = target.l2_bytes, target.num_vector_registers
+        return shape.seconds(shape.best_height(l2_bytes, registers, 1), l2_bytes, registers)
     channels = inputs * outputs * block * block
     flops = 2.0 * 9 * channels * n * height * width
-    return flops / (GENERIC.flops_per_second_per_lane * block) + 36 * channels / GENERIC.weight_bytes_per_second
+    reached = kernel_rates(target)
+    return flops / reached.flops_per_second + 36 * channels / reached.weight_bytes_per_second

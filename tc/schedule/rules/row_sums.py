@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import log2, prod
 
+from tc.cost.rates import L2_STREAMS
 from tc.ir.expr import Const, Load, Var, is_const
 from tc.ir.uses import reads_memory
 from tc.schedule.analysis import Contraction, block_infos
@@ -93,7 +94,7 @@ def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target)
     rows, columns = (prod(sizes[axis] for axis in axes) for axes in (contraction.rows, contraction.columns))
     vectors = -(-terms // lanes)
     stays_near = (columns + 1) * vectors * target.vector_bits // 8 <= target.l1_bytes
-    loads = 2 / machine.loads_per_cycle + (0.0 if stays_near else machine.l2_cycles_per_vector)
+    loads = 2 / machine.loads_per_cycle + (0.0 if stays_near else L2_STREAMS * machine.l2_cycles_per_line)
     one = vectors * loads + TREE_CYCLES * log2(lanes)
     copy = COPY_CYCLES * terms * columns if is_copied else 0.0
     return rows * columns * one + copy < STEP_CYCLES * rows * terms

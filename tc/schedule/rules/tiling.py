@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tc.cost.rates import L2_STREAMS
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr
-from tc.target.machine import GENERIC, CoreRates
+from tc.target.table import GENERIC, CoreRates
 
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
@@ -71,7 +72,7 @@ def cycles_per_step(rows: int, vectors: int, near_rhs: bool = False, machine: Co
         rows * vectors / machine.fma_per_cycle,
         (rows + vectors) / machine.loads_per_cycle,
         machine.fma_latency,
-        0.0 if near_rhs else vectors * machine.l2_cycles_per_vector,
+        0.0 if near_rhs else vectors * L2_STREAMS * machine.l2_cycles_per_line,
     )
 
 

@@ -17,6 +17,7 @@ from tc.schedule.rules.tile import peel, unroll
 from tc.schedule.rules.winograd_cost import WinogradShape
 from tc.schedule.step import Schedule
 from tc.target import Target
+from tc.target.machine import machine_of
 
 LONGEST_SUM = {2: 64, 4: 32}
 """Channels summed at once, by the size of the tiles. What a sum loses by rounding is multiplied by the transform back; with sums as short
@@ -172,6 +173,6 @@ def _choose_height(schedule: Schedule, chain: WinogradChain, target: Target) -> 
     (samples, _, _, inputs, tiles, block), (*_, rows, _, _), (*_, outputs, _, _) = (
         [int(dim.value) if isinstance(dim, Const) else 1 for dim in shape] for shape in shapes
     )
-    shape = WinogradShape(_tile_size(s, chain), samples, inputs, outputs, rows, tiles // rows, block)
+    shape = WinogradShape(_tile_size(s, chain), samples, inputs, outputs, rows, tiles // rows, block, target.lanes(32), machine_of(target))
     best = shape.best_height(target.l2_bytes, target.num_vector_registers, target.cores)
     return s.choose(chain.after[-1], "band_rows", divisors(shape.rows), best)

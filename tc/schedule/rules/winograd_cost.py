@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tc.cost.rates import rates_of_core
 from tc.schedule.rules.common import divisors
 from tc.schedule.rules.tiling import TileSpace
-from tc.target.machine import GENERIC, CoreRates
+from tc.target.table import GENERIC, CoreRates
 
 NEAR_BYTES = 16 << 20
-"""What is near."""
+"""What is near: of a third-level cache that cores and programs share, no more is counted on."""
 
 TILES_OF_L2, WEIGHTS_OF_L2 = 0.5, 0.6
 """The parts of the second-level cache that transformed tiles and transformed weights may take."""
@@ -17,7 +18,8 @@ TILES_OF_L2, WEIGHTS_OF_L2 = 0.5, 0.6
 
 @dataclass(frozen=True)
 class WinogradShape:
-    """A convolution by tiles of `tile` x `tile` results: `samples` images of `rows` x `across` tiles; channels in blocks of `block`."""
+    """A convolution by tiles of `tile` x `tile` results: `samples` images of `rows` x `across` tiles; channels in blocks of `block`, which
+    are one vector unless `lanes` says how many f32 a vector of the core has."""
 
     tile: int
     samples: int
@@ -26,6 +28,7 @@ class WinogradShape:
     rows: int
     across: int
     block: int
+    lanes: int = 0
     machine: CoreRates = GENERIC
 
     @property
@@ -47,20 +50,21 @@ class WinogradShape:
 
     def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
         """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
+        reached = rates_of_core(self.machine, self.lanes or self.block)
         space = TileSpace(height * self.across, 1, self.outputs, self.block, registers, machine=self.machine)
         full = height * self.across * self.outputs / self.machine.fma_per_cycle  # cycles, were all register tiles full
         flops = 2.0 * self.weight_bytes / 4 * self.samples * self.rows * self.across
-        products = flops * space.cycles(space.best()) / full / (self.machine.flops_per_second_per_lane * self.block)
+        products = flops * space.cycles(space.best()) / full / reached.flops_per_second
         bands = self.samples * (self.rows // height)
         whole = height == self.rows
         held = height * self.row_bytes * (self.samples if whole else 1)
-        rate = self.machine.far_bytes_per_second
+        rate = reached.far_bytes_per_second
         if held <= NEAR_BYTES:
-            rate = self.machine.near_bytes_per_second
+            rate = reached.near_bytes_per_second
         if held <= TILES_OF_L2 * l2_bytes:
-            rate = self.machine.l2_bytes_per_second
+            rate = reached.l2_bytes_per_second
         moved = self.samples * self.rows * self.row_bytes / rate
         stay = whole or self.weight_bytes <= WEIGHTS_OF_L2 * l2_bytes
-        weights = self.weight_bytes * (1 if stay else bands) / self.machine.weight_bytes_per_second
+        weights = self.weight_bytes * (1 if stay else bands) / reached.weight_bytes_per_second
         shares = cores if whole else bands / -(-bands // cores)  # cores at work
         return (products + moved) * cores / shares + weights
