@@ -44,6 +44,14 @@ def threads_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def committed_tables() -> Iterator[None]:
+    """Decisions are those of the tables that are committed, whatever has been measured on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TC_MACHINE_FILE", "off")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Object code compiled by tests goes to a folder of this run that its worker processes share."""
     folder = tmp_path_factory.getbasetemp()

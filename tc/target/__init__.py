@@ -283,15 +283,15 @@ def _parse_fact(key: str, value: str) -> int:
     return number
 
 
-def _level(name: str, features: tuple[str, ...], **facts: int) -> Target:
+def _level(name: str, features: tuple[str, ...], vector_bits: int, registers: int = 16) -> Target:
     """A machine of an x86-64 level, with the caches that the table says."""
     caches = kind_called(name).caches
-    sizes = {"l1_bytes": caches.l1_bytes, "l2_bytes": caches.l2_bytes, "l3_bytes": caches.l3_bytes}
-    return Target(cpu=name, features=tuple(sorted(features)), **sizes, **facts)
+    sizes = (caches.l1_bytes, caches.l2_bytes, caches.l3_bytes)
+    return Target("cpu", name, tuple(sorted(features)), vector_bits, registers, 1, *sizes)
 
 
 _LEVELS = {
-    "x86-64-v2": _level("x86-64-v2", _V2),
-    "x86-64-v3": _level("x86-64-v3", _V3, vector_bits=256),
-    "x86-64-v4": _level("x86-64-v4", _V4, vector_bits=512, num_vector_registers=32),
+    "x86-64-v2": _level("x86-64-v2", _V2, 128),
+    "x86-64-v3": _level("x86-64-v3", _V3, 256),
+    "x86-64-v4": _level("x86-64-v4", _V4, 512, 32),
 }

@@ -107,16 +107,22 @@ def _parse(data: bytes, path: Path) -> dict[str, dict[str, float]]:
 def write_measured(target: Target, rates: Mapping[str, float], path: Path) -> None:
     """Write what was measured of a target's CPU, beside what the file says of others; it appears complete or not at all."""
     known = checked_rates(rates, "measured rates")
-    try:
-        others = json.loads(path.read_bytes())["machines"] if path.exists() and _parse(path.read_bytes(), path) else {}
-    except UserError:
-        others = {}
+    others = _entries_kept(path)
     text = json.dumps({"schema": SCHEMA, "machines": {**others, target.fingerprint(): {"cpu": target.cpu, "rates": known}}}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text + "\n", encoding="utf-8")
     unfinished.replace(path)
     _table_of.cache_clear()
+
+
+def _entries_kept(path: Path) -> dict[str, Any]:
+    """What a file says of CPUs; nothing where it is not there, damaged, or of another version."""
+    try:
+        data = path.read_bytes()
+        return json.loads(data)["machines"] if _parse(data, path) else {}
+    except (FileNotFoundError, NotADirectoryError, UserError):
+        return {}
 
 
 def forget_measured(path: Path) -> bool:

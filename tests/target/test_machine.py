@@ -1,0 +1,138 @@
+"""Which rates a target's cores are taken to have, and from where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from tc.errors import UserError
+from tc.target import Target
+from tc.target.machine import forget_measured, machine_fingerprint, machine_of, measured_path, table_of, write_measured
+from tc.target.table import CoreRates, kind_of_cpu, machine_kinds
+
+V3 = Target.parse("x86-64-v3").features
+V4 = Target.parse("x86-64-v4").features
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of measured rates of this test's own, which is not there yet."""
+    path = tmp_path / "settings" / "machine.json"
+    monkeypatch.setenv("TC_MACHINE_FILE", str(path))
+    return path
+
+
+def test_every_kind_says_where_its_numbers_are_from() -> None:
+    kinds = machine_kinds().values()
+
+    assert len(kinds) >= 15
+    assert [kind.name for kind in kinds if not dict(kind.source).get("rates")] == []
+    assert [kind.name for kind in kinds if kind.rates.amx_i8_per_cycle and "amx" in "".join(kind.features)] == []
+
+
+@pytest.mark.parametrize(
+    ("cpu", "features", "kind"),
+    [
+        ("cascadelake", (*V4, "avx512vnni"), "cascadelake"),
+        ("skylake-avx512", V4, "skylake-avx512"),
+        ("emeraldrapids", (*V4, "avx512vnni", "avx512fp16", "amx-int8"), "sapphirerapids"),
+        ("znver4", (*V4, "avx512vnni", "avx512bf16", "sse4a"), "znver4"),
+        ("znver3", (*V3, "vpclmulqdq", "sse4a"), "znver3"),
+        ("znver2", (*V3, "sse4a"), "znver2"),
+        ("haswell", V3, "haswell"),
+        ("x86-64-v3", V3, "x86-64-v3"),
+        ("x86-64", (), "x86-64-v2"),
+        ("tigerlake", (*V4, "avx512vnni", "avx512vbmi2"), "icelake-client"),
+        ("apple-m1", ("neon",), "aarch64"),
+    ],
+)
+def test_a_cpu_has_the_entry_of_its_family_and_features(cpu: str, features: tuple[str, ...], kind: str) -> None:
+    assert kind_of_cpu(cpu, features).name == kind
+
+
+@pytest.mark.parametrize(
+    ("cpu", "features", "kind"),
+    [
+        ("rocketlake", (*V4, "avx512vnni", "avx512vbmi2", "avx512fp16"), "sapphirerapids"),  # as virtual machines call such a Xeon
+        ("sapphirerapids", V3, "haswell"),  # its features are hidden
+        ("znver4", V3, "znver2"),
+        ("made-up", (*V4, "avx512vnni", "avx512bf16", "sse4a"), "znver4"),
+        ("made-up", (*V4, "avx512vnni", "avx512vbmi2"), "icelake-server"),
+        ("made-up", (), "intel-sse"),
+    ],
+)
+def test_an_unknown_cpu_or_one_that_lacks_features_has_the_nearest_entry(cpu: str, features: tuple[str, ...], kind: str) -> None:
+    assert kind_of_cpu(cpu, features).name == kind
+
+
+def test_a_target_may_name_the_kind_of_its_machine() -> None:
+    target = Target.parse("x86-64-v4:machine=znver4")
+
+    assert machine_of(target) == machine_kinds()["znver4"].rates
+    assert Target.parse(str(target)) == target
+    with pytest.raises(UserError, match="unknown machine 'z80'; known are x86-64-v4"):
+        Target.parse("x86-64-v4:machine=z80")
+
+
+def test_the_fingerprint_tells_tables_apart_and_nothing_else() -> None:
+    target = Target.parse("x86-64-v4")
+
+    assert machine_fingerprint(target) == machine_fingerprint(replace(target, cores=7, l2_bytes=1 << 22))
+    assert machine_fingerprint(target) != machine_fingerprint(replace(target, machine="cascadelake"))
+    rates = machine_of(target)
+    changed = {replace(rates, **{field.name: getattr(rates, field.name) + 1}).fingerprint() for field in fields(CoreRates)}
+    assert len(changed | {rates.fingerprint()}) == len(fields(CoreRates)) + 1
+
+
+def test_measured_rates_count_for_the_cpu_that_they_are_of(settings: Path) -> None:
+    target, other = Target.parse("x86-64-v4"), Target.parse("x86-64-v3")
+    before = machine_of(target), machine_of(other)
+
+    write_measured(target, {"fma_per_cycle": 1.5, "memory_cycles_per_line": 20}, settings)
+
+    assert machine_of(target) == replace(before[0], fma_per_cycle=1.5, memory_cycles_per_line=20.0)
+    assert (table_of(target).measured, table_of(target).measured_names) == (settings, ("fma_per_cycle", "memory_cycles_per_line"))
+    assert machine_of(other) == before[1] and table_of(other).measured is None
+    assert machine_of(replace(target, machine="x86-64-v4")) == before[0]  # a named table is a fixed one
+    write_measured(other, {"fma_latency": 5}, settings)
+    assert machine_of(target).fma_per_cycle == 1.5 and machine_of(other).fma_latency == 5  # what was known of the first stays
+    assert forget_measured(settings) and not forget_measured(settings)
+    assert machine_of(target) == before[0]
+
+
+def test_tests_do_not_see_what_the_user_has_had_measured() -> None:
+    assert measured_path() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not a file of measured rates; `tc doctor --forget` removes it"),
+        ("[]", "is not a file of measured rates"),
+        (json.dumps({"schema": 1, "machines": {"a": 1}}), "no rates of a"),
+        (json.dumps({"schema": 1, "machines": {"a": {"rates": {"speed": 1}}}}), "unknown rate 'speed'"),
+        (json.dumps({"schema": 1, "machines": {"a": {"rates": {"fma_per_cycle": 0}}}}), "fma_per_cycle is 0, must be a positive number"),
+        ('{"schema": 1, "machines": {"a": {"rates": {"clock_hz": Infinity}}}}', "clock_hz is inf, must be"),
+        ('{"schema": 1, "machines": {"a": {"rates": {"clock_hz": true}}}}', "clock_hz is True, must be"),
+        (" " * 70_000, "is not a file of measured rates"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_says_what_to_do(settings: Path, text: str, words: str) -> None:
+    settings.parent.mkdir()
+    settings.write_text(text)
+
+    with pytest.raises(UserError, match=words):
+        machine_of(Target.parse("x86-64-v4:cores=1"))
+
+    write_measured(Target.parse("x86-64-v4"), {"fma_per_cycle": 1}, settings)  # measuring again mends it
+    assert machine_of(Target.parse("x86-64-v4")).fma_per_cycle == 1
+
+
+def test_a_file_of_another_version_does_not_count(settings: Path) -> None:
+    settings.parent.mkdir()
+    settings.write_text(json.dumps({"schema": 0, "machines": {"a": {"rates": {"speed": 1}}}}))
+
+    assert table_of(Target.parse("x86-64-v4")).measured is None
