@@ -53,7 +53,7 @@ def rates_of_core(core: CoreRates, lanes: int, line_bytes: int = 64) -> KernelRa
     second = line_bytes * core.clock_hz
     return KernelRates(
         PRODUCT_SHARE * core.fma_flops_per_lane * lanes,
-        L2_SHARE * min(4 * lanes, line_bytes) * core.clock_hz / core.l2_cycles_per_line,  # a part of a line takes as long
+        L2_SHARE * second / core.l2_cycles_per_line,
         NEAR_SHARE * second / core.l3_cycles_per_line,
         FAR_SHARE * second / core.memory_cycles_per_line,
         WEIGHT_SHARE * second / core.memory_cycles_per_line,

@@ -64,9 +64,11 @@ class Rates:
 
     @staticmethod
     def on(target: Target) -> Rates:
-        """Those of a target: parts of what full register tiles reach, and of tensors that the second-level cache holds."""
+        """Those of a target: parts of what full register tiles reach, and of tensors that the second-level cache holds, of which a vector
+        that is part of a cache line takes as long as a line."""
         reached = kernel_rates(target)
-        full, moves = reached.flops_per_second, reached.l2_bytes_per_second
+        part = min(1.0, target.vector_bits / 8 / target.cache_line_bytes)
+        full, moves = reached.flops_per_second, part * reached.l2_bytes_per_second
         return Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
 
 
