@@ -5,13 +5,19 @@
 
 Each version runs in a process of its own, which waits while the other one is measured; they take turns in short slots, and ratios are
 taken within a round. Calls are ordinary ones, without `out`. A model may be the path of an ONNX file; `name:dim=size` runs a model
-with other sizes of its symbolic dims. With `--symbolic` the first dim of every input is made symbolic before a model is compiled.
+with other sizes of its symbolic dims. With `--symbolic` the first dim of every input is made symbolic before a model is compiled; with
+`--symbolic second` only for the second version, which may be the same tree: what does a model cost that takes any size?
+
+    python -m benchmarks.versions . . --symbolic second --models resnet50 vit_tiny
+
+With `--cold` what is timed is a compilation: a process for each, nothing in its caches, from the call of `tc.compile` to its return.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,14 +62,22 @@ for line in sys.stdin:
 """
 
 
+_COLD = r"""
+import json, sys, time
+import tc
+begin, work = time.perf_counter(), time.process_time()
+tc.compile(sys.argv[1])
+print(json.dumps([time.perf_counter() - begin, time.process_time() - work]))
+"""
+
+
 class Version:
     """A process that has one version's package."""
 
     def __init__(self, tree: Path) -> None:
-        # the tree goes in front of what is installed; nothing else of it is needed
-        code = f"import sys; sys.path.insert(0, {str(tree.resolve())!r})\n{_SERVER}"
+        command = [sys.executable, "-c", _in_tree(tree, _SERVER)]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir()
         )
 
     def ask(self, **job: Any) -> Any:
@@ -80,6 +94,11 @@ class Version:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def _in_tree(tree: Path, code: str) -> str:
+    """A program that has the package of a tree in front of what is installed; nothing else of it is needed."""
+    return f"import sys; sys.path.insert(0, {str(tree.resolve())!r})\n{code}"
 
 
 @contextmanager
@@ -108,8 +127,28 @@ def with_symbolic_batch(path: Path, folder: str) -> Path:
     return target
 
 
-def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, seconds: float, symbolic: bool = False) -> np.ndarray:
-    """float64[rounds, 2]: seconds of a call of each version."""
+def cold(model: str, trees: Sequence[Path], rounds: int) -> np.ndarray:
+    """float64[rounds, 2, 2]: seconds that each version takes to compile a model, on the clock and of processors, with no cache."""
+    path = zoo.path(model) if model in zoo.names() else Path(model).resolve()
+    found = np.zeros((rounds, 2, 2))
+    for number in range(rounds):
+        for k in (0, 1) if number % 2 == 0 else (1, 0):
+            with tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run(
+                    [sys.executable, "-c", _in_tree(trees[k], _COLD), str(path)],
+                    env={**os.environ, "TC_CACHE_DIR": folder},
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                )
+            if done.returncode:
+                raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            found[number, k] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, seconds: float, symbolic: str = "") -> np.ndarray:
+    """float64[rounds, 2]: seconds of a call of each version. `symbolic`: the versions that get the model with symbolic first dims."""
     name, _, text = model.partition(":")
     dims = {key: int(size) for key, size in (item.split("=") for item in text.split(",") if item)}
     path = zoo.path(name) if name in zoo.names() else Path(name).resolve()
@@ -117,10 +156,12 @@ def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, second
     with tempfile.TemporaryDirectory() as folder, versions(trees) as pair:
         inputs = Path(folder) / "inputs.npz"
         np.savez(inputs, **arrays)
+        paths = {"": (path, path)}
         if symbolic:
-            path = with_symbolic_batch(path, folder)
-        for version in pair:
-            version.ask(do="load", model=str(path), inputs=str(inputs), threads=threads, results="")
+            changed = with_symbolic_batch(path, folder)
+            paths = {"both": (changed, changed), "second": (path, changed)}
+        for version, own in zip(pair, paths[symbolic], strict=True):
+            version.ask(do="load", model=str(own), inputs=str(inputs), threads=threads, results="")
         found = []
         for number in range(rounds):
             order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -131,6 +172,25 @@ def compare(model: str, trees: Sequence[Path], threads: int, rounds: int, second
     return np.array(found)
 
 
+def main_cold(models: Sequence[str], trees: Sequence[Path], rounds: int) -> None:
+    """Print what compiling costs, seconds of the fastest round and ratios, on the clock and of processors."""
+    print("old over new: above 1, the new version compiles faster; clock, then processors; seconds are the least of the rounds")
+    everything = []
+    for model in models:
+        try:
+            times = cold(model, trees, rounds)
+        except (RuntimeError, zoo.ZooError) as error:
+            print(f"{model:32} {error}", flush=True)
+            continue
+        clock, work = np.median(times[:, 0] / times[:, 1], axis=0)
+        everything.append((clock, work))
+        (old, _), (new, _) = times.min(axis=0)
+        print(f"{model:32} {clock:.2f} {work:.2f}   {old:.2f} s -> {new:.2f} s", flush=True)
+    if everything:
+        mean, least = np.exp(np.mean(np.log(everything), axis=0)), np.min(everything, axis=0)
+        print(f"geometric mean {mean[0]:.2f} {mean[1]:.2f}, worst {least[0]:.2f} {least[1]:.2f}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trees", nargs=2, type=Path, metavar="TREE", help="folders that hold a package tc: the old one, the new one")
@@ -138,9 +198,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", default="1")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.05, help="of one slot")
-    parser.add_argument("--symbolic", action="store_true", help="make the first dim of every input symbolic")
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--symbolic", nargs="?", const="both", default="", choices=("both", "second"), help="make first dims symbolic")
+    own.add_argument("--cold", action="store_true", help="time compilations in processes without caches")
     given = parser.parse_args(arguments)
     everything = []
+    if given.cold:
+        main_cold(given.models, given.trees, given.rounds)
+        return
     print("old over new: above 1, the new version is faster; median and quartiles of the rounds")
     for threads in map(int, given.threads.split(",")):
         for model in given.models:

@@ -13,7 +13,7 @@ from tc.ir.expr import Buffer, Const, Load, const
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import Alloc, For, IntrinsicCall, LoopKind, PrimFunc, Seq, Stmt, is_statement, seq
 from tc.ir.node import Node, map_children, replace, substitute, transform
-from tc.ir.uses import variables
+from tc.ir.uses import has_intrinsic, variables
 from tc.ir.x86_intrinsics import NUM_TILES, SUM_LOADS, TILE_DOTS, TILE_ROWS, TILE_ZEROS, tile_copy_name, tile_zero_name
 
 MOST_CALLS = 64
@@ -30,6 +30,8 @@ def keep_in_tiles(func: PrimFunc) -> PrimFunc:
                                                    tile_dot(a, b, c)
                                                tile_store(c, C[0, 0])
     """
+    if not has_intrinsic(func.body):
+        return func
     return replace(func, body=transform(_visit(func.body, Facts.of(func.facts)), _zero_by_register, is_statement))
 
 
@@ -69,17 +71,17 @@ def _calls(stmt: Stmt, names: frozenset[str]) -> list[IntrinsicCall] | None:
         case IntrinsicCall(name=name):
             return [stmt] if name in names else None
         case Seq(stmts=stmts):
-            parts = [_calls(inner, names) for inner in stmts]
+            parts = (_calls(inner, names) for inner in stmts)
         case For(kind=LoopKind.UNROLLED, var=var, extent=Const(value=count), body=body) if count <= MOST_CALLS:
-            parts = [_calls(substitute(body, {var: const(k)}), names) for k in range(int(count))]
+            parts = (_calls(substitute(body, {var: const(k)}), names) for k in range(int(count)))
         case _:
             return None
     found: list[IntrinsicCall] = []
     for part in parts:
-        if part is None:
+        if part is None or len(found) + len(part) > MOST_CALLS:
             return None
         found += part
-    return found if len(found) <= MOST_CALLS else None
+    return found
 
 
 def _places(calls: Sequence[IntrinsicCall], operand: int, facts: Facts) -> list[Load]:
