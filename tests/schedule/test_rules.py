@@ -482,3 +482,17 @@ def test_what_windows_read_in_another_order_is_brought_in_order_first(batch: int
     ordered = np.maximum(values, 0).transpose(0, 3, 1, 2)
     expected = sum(ordered[:, k : k + 12] for k in range(5)) * ordered[:, :12]
     check(scheduled(create_prim_func("f", [x], [result]), None), [values], expected, 5)
+
+
+@pytest.mark.parametrize("squares", [False, True])
+def test_blocks_of_channels_are_undone_with_and_without_squares(squares: bool) -> None:
+    x = placeholder((2, 7, 7, 16), f32, "x")
+    y = compute((32, 7, 7), lambda c, i, j: x[c // 16, i, j, c % 16], "unblock")
+    array = np.random.default_rng(0).standard_normal((2, 7, 7, 16)).astype(np.float32)
+    target = Target.parse("x86-64-v3")
+
+    scheduled = apply_rules(create_prim_func("unblock", [x], [y]), target, follow({"unblock/squares": squares}))
+    result, *_ = run(finish_loops(scheduled.func), [array], target=target)
+
+    assert scheduled.rule == "elementwise"
+    np.testing.assert_array_equal(result, array.transpose(0, 3, 1, 2).reshape(32, 7, 7))

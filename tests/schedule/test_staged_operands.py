@@ -10,7 +10,7 @@ import pytest
 from tc.codegen.kernels import finish_loops
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f16, f32, i8, i32, i64
-from tc.ir.expr import Expr, Var, cast
+from tc.ir.expr import Const, Expr, Var, cast
 from tc.ir.loop import Alloc, PrimFunc
 from tc.ir.node import substitute, walk
 from tc.schedule.analysis import block_infos
@@ -175,6 +175,24 @@ def test_what_is_copied_of_the_lhs_serves_several_tiles_where_the_rhs_is_copied_
     assert scheduled.rule == "contraction"
     tiles = -(-columns // 32)
     assert times_run(scheduled.func, "A_lhs") <= 1.25 * 762 * 300 * -(-tiles // 3)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 14, 40, 200])
+def test_any_number_of_gathered_rows_is_copied_tile_by_tile(rows: int) -> None:
+    rng, m = np.random.default_rng(rows), Var("m", i64)
+    arrays = [floats(rng, (50, 33)), rng.integers(0, 50, rows), floats(rng, (5, 33, 16))]
+    a, chosen, b = placeholder((50, 33), f32, "A"), placeholder((m,), i64, "I"), placeholder((5, 33, 16), f32, "B")
+    total = reduce("sum", (m, 70), (33,), lambda i, j, r: a[chosen[i], r] * b[j // 16, r, j % 16], "mm")
+
+    scheduled = apply_rules(create_prim_func("product", [a, chosen, b], [total], (m,)), TARGETS["x86-64-v4"])
+    final = finish_loops(scheduled.func, threads=2)
+
+    assert scheduled.rule == "contraction"
+    copies = [*final.outputs[1:], *(node.buffer for node in walk(final) if isinstance(node, Alloc))]
+    assert all(isinstance(dim, Const) for copy in copies for dim in copy.shape)  # as large as some rows, not as all of them
+    weights = wide(arrays[2]).transpose(1, 0, 2).reshape(33, 80)[:, :70]
+    result, *_ = run(final, arrays, (rows,), target=TARGETS["x86-64-v4"])
+    np.testing.assert_allclose(result, wide(arrays[0])[arrays[1]] @ weights, rtol=0, atol=33 * 2.0**-23 * 30)
 
 
 def test_tiles_that_stay_together_are_summed_in_parts_where_sums_are_long() -> None:

@@ -270,7 +270,7 @@ def _by_columns(schedule: Schedule, product: TiledProduct, operands: Operands, t
     return TileNest(
         outer=[*shared, columns, *rows, *together],
         parallel=[*shared, columns],
-        lhs_place=_copy_place(tiles, tiles.rows),
+        lhs_place=next(reversed(tiles.bands if tiles.is_banded else [*tiles.bands, *tiles.rows]), None),
         rhs_place=None if operands.rhs_is_apart else columns,
         tiles_together=bool(together),
     )
@@ -288,12 +288,8 @@ def _by_rows(schedule: Schedule, product: TiledProduct, operands: Operands, tile
     if tiles.bands and around and s.choose(name, "outer_order", ("bands", "rows"), "bands", ordered=False) == "rows":
         rows = [*around, *tiles.bands]
     parallel = [*_others(product), *rows, *apart]
-    return TileNest([*parallel, *innermost], parallel, _copy_place(tiles, inside))
-
-
-def _copy_place(tiles: Tiles, rows: list[str]) -> str | None:
-    """The loop inside which the lhs is copied: over bands, if there are any for that, else the innermost over rows."""
-    return next(iter(reversed(tiles.bands if tiles.is_banded else [*tiles.bands, *rows])), None)
+    place = tiles.bands if tiles.is_banded else rows if around else [*rows, *inside]
+    return TileNest([*parallel, *innermost], parallel, next(reversed(place), None))
 
 
 def _others(product: TiledProduct) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
@@ -10,7 +9,7 @@ from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel, stream_lanes
 from tc.schedule.rules.epilogue import block_info
-from tc.schedule.rules.tile import is_moved, peel, vectorize_loop
+from tc.schedule.rules.tile import cut_overlapped, is_moved, peel, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -36,11 +35,12 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         loops = [schedule.fuse(*loops)]
     if _schedule_squares(schedule, info, loops, lanes_for(info, target)):
         return
+    info, loops = block_info(schedule, block), list(schedule.loops_of(block))  # some may have been joined
     row = _row_length(info, loops[-1], extent_value(schedule, loops[-1]), lanes_for(info, target))
     if row and schedule.choose(block, "row_by_row", (False, True), True, ordered=False):
         _schedule_rows(schedule, info, loops, row, lanes_for(info, target))
         return
-    *outer, last = schedule.loops_of(block)
+    *outer, last = loops
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
     if extent is not None and extent < lanes:
@@ -93,12 +93,10 @@ def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> i
 def _schedule_rows(schedule: Schedule, info: BlockInfo, loops: list[str], row: int, lanes: int) -> None:
     """Cut the last loop into rows, and these into vectors, the last of which begins early where that is allowed."""
     rows, last = schedule.split(loops[-1], row)
-    try:
-        vectors, inner = schedule.split_overlapped(last, lanes)
-    except ScheduleError:  # it works in place
-        vectors, inner = schedule.split(last, lanes)
-        schedule.annotate_loop(vectors, "partition", 1)
-    schedule.vectorize(inner)
+    vectors = cut_overlapped(schedule, last, lanes)
+    if not vectors.is_whole:  # it works in place
+        peel(schedule, vectors.around)
+    schedule.vectorize(vectors.inside)
     set_parallel(schedule, info.name, [*loops[:-1], rows], row)
 
 
