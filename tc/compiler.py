@@ -31,6 +31,7 @@ from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModuleCache, model_key
 from tc.schedule.knobs import take_default
 from tc.target import Target, check_threads
+from tc.target.machine import machine_fingerprint
 
 
 def run_stages(
@@ -87,12 +88,11 @@ class CompileRequest:
             return run_stages(*what, assume_equal, self.overridden, ready, self.passes)
 
     def key(self) -> str | None:
-        """What the module cache knows the result by; None for IR, for files that cannot be read (the importer says what is wrong), and
-        where somebody wants to see the passes at work."""
+        """What the module cache knows the result by; None for IR, for files that cannot be read, and where somebody watches the passes."""
         if self.verify == "always" or self.passes != USUAL:
             return None
-        records = None if self.tune is None else state_of(self.tune)
-        facts = (str(self.target), sorted(self.dims.items()), self.numerics, self.on_unsupported, records, self.overridden)
+        target = str(self.target), machine_fingerprint(self.target), None if self.tune is None else state_of(self.tune)
+        facts = (*target, sorted(self.dims.items()), self.numerics, self.on_unsupported, self.overridden)
         return model_key(self.model, facts, domains={name.partition("::")[0] for name in self.operators})
 
     def general(self) -> CompiledModule:

@@ -15,7 +15,7 @@ from tc.autotune.search.policy import SearchPolicy
 from tc.autotune.search.scheduler import Curve
 from tc.autotune.search.space import Candidate, Space
 from tc.autotune.task import Task
-from tc.records.record import Record, target_key
+from tc.records.record import Record, place_of
 from tc.schedule.knobs import Value
 
 
@@ -62,8 +62,7 @@ class TaskState:
         return Record(
             workload=self.task.variants[candidate.variant].key,
             variant=candidate.variant,
-            target=target_key(self.task.target),
-            threads=self.task.target.cores,
+            **place_of(self.task.target),
             task=self.task.name,
             rule=candidate.rule,
             point=candidate.point,

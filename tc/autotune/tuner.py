@@ -34,7 +34,7 @@ from tc.autotune.task import Task
 from tc.autotune.verification import MOST_REJECTED, WORTH_CHECKING, Verifier
 from tc.errors import MeasureError, ScheduleError, UserError
 from tc.records.database import Database
-from tc.records.record import Choice, Record, target_key
+from tc.records.record import Choice, Record, place_of, target_key
 from tc.records.workloads import WorkloadStore
 from tc.runtime.collector import rare_collections
 from tc.schedule.knobs import Value
@@ -399,10 +399,8 @@ class Tuner:
             threads = self._tasks[0].target.cores
             known = self._database.choice(pass_name, key, target, threads)
             if known is None or known.value != value:
-                entry = Choice(
-                    pass_name=pass_name, key=key, target=target, threads=threads, value=value, seconds=tuple(seconds.items())
-                )
-                entries.append(entry)
+                place = place_of(self._tasks[0].target)
+                entries.append(Choice(pass_name=pass_name, key=key, **place, value=value, seconds=tuple(seconds.items())))
         self._database.append(entries)
 
     def _known_records(self) -> dict[str, list[Record]]:

@@ -35,7 +35,7 @@ from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.pipeline import PreparedModel, lay_out, lower_model, prepare_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
-from tc.records.record import DEFAULT, SCHEDULE, Choice, target_key
+from tc.records.record import DEFAULT, SCHEDULE, Choice, place_of, target_key
 from tc.runtime.module import CompiledModule
 from tc.schedule.knobs import Value, take_default
 from tc.target import Target, check_threads
@@ -334,7 +334,7 @@ def _restore(
     places += [(form.question, form.key) for form in forms]
     now = _decisions(database, target)
     database.append(
-        Choice(pass_name=name, key=key, target=target_key(target), threads=target.cores, value=before.get((name, key), DEFAULT))
+        Choice(pass_name=name, key=key, **place_of(target), value=before.get((name, key), DEFAULT))
         for name, key in dict.fromkeys(places)
         if now.get((name, key), DEFAULT) != before.get((name, key), DEFAULT)
     )

@@ -18,6 +18,7 @@ from tc.passes.pipeline import finish_loops
 from tc.schedule.knobs import Knob, Value
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
+from tc.target.machine import machine_fingerprint
 from tc.version import compiler_fingerprint
 
 SCHEDULE_STEP = "schedule"
@@ -103,4 +104,4 @@ def with_kernels(module: IRModule, kernels: Mapping[str, Kernel]) -> IRModule:
 
 def object_key(symbol: str, target: Target) -> str:
     """The name under which the object cache keeps a kernel's code."""
-    return f"{symbol}-{target.fingerprint()}-{compiler_fingerprint()}"
+    return f"{symbol}-{target.fingerprint()}-{machine_fingerprint(target)}-{compiler_fingerprint()}"

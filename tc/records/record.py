@@ -23,6 +23,7 @@ from tc.errors import ScheduleError, UserError
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION, Trace
 from tc.target import Target
+from tc.target.machine import machine_fingerprint
 from tc.version import __version__
 
 LINE_LIMIT_BYTES = 1 << 20
@@ -53,6 +54,11 @@ def target_key(target: Target | str) -> str:
     return target if isinstance(target, str) else _CORES.sub("", str(replace(target, cores=1)), count=1)
 
 
+def place_of(target: Target) -> dict[str, Any]:
+    """The fields of a record or a choice that say for which machine it is."""
+    return {"target": target_key(target), "threads": target.cores, "rates": machine_fingerprint(target)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One trial: a schedule of a workload, and how fast it was, or why it failed.
@@ -61,6 +67,7 @@ class Record:
     name among the ways to compute the same. `point`: the answers that `rule` was given. `dims`: the sizes of the program's symbolic
     dims when it was measured, by name. `target` is a `target_key`. `seconds` is the median, `low` and `high` its quartiles, `ratio`
     the time over that of the default schedule, taken in turns; all four are infinite when `error`, the kind of failure, is not None.
+    `rates`: the fingerprint of the rates by which the default schedule was chosen; "" in records of versions that knew none.
     `verified`: its results were compared with the reference, and it was measured again beside the best.
     """
 
@@ -82,6 +89,7 @@ class Record:
     dims: tuple[tuple[str, int], ...] = ()
     trial: int = 0
     language: int = LANGUAGE_VERSION
+    rates: str = ""
     created: str = field(default_factory=utc_now)
     version: str = __version__
 
@@ -106,7 +114,7 @@ class Choice:
         a kernel inside its model  `pass_name` is SCHEDULE, `key` the kernel's workload, `value` the key of a schedule that has a record
 
     Either `value` may be DEFAULT: what is compiled untuned, now and after an update. `seconds`: the time of every option tried, infinite
-    for one that failed. Of several choices about one thing the last one written holds.
+    for one that failed. `rates`: as in a record. Of several choices about one thing the last one written holds.
     """
 
     pass_name: str
@@ -115,6 +123,7 @@ class Choice:
     threads: int
     value: Value
     seconds: tuple[tuple[Value, float], ...] = ()
+    rates: str = ""
     created: str = field(default_factory=utc_now)
     version: str = __version__
 
@@ -278,7 +287,7 @@ def _pairs(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callabl
 
 _KEY = _text(128)
 _KIND = _text(128)
-_WHEN: dict[str, Callable[[Any], Any]] = {"created": _created, "version": _text(64)}
+_WHEN: dict[str, Callable[[Any], Any]] = {"created": _created, "version": _text(64), "rates": _text(64, empty=True)}
 _WHERE: dict[str, Callable[[Any], Any]] = {"target": _text(8192), "threads": _count(1, 1 << 16)}
 _FIELDS: dict[type, dict[str, Callable[[Any], Any]]] = {
     Record: {
@@ -306,8 +315,7 @@ _FIELDS: dict[type, dict[str, Callable[[Any], Any]]] = {
 def _checked(kind: type, members: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a record or a choice as they are in memory; DamagedLine when one is missing, unknown or not what it must be."""
     checks = _FIELDS[kind]
-    if kind is Record:
-        members = {"dims": (), **members}  # older lines do not have them
+    members = {"rates": "", **({"dims": ()} if kind is Record else {}), **members}  # older lines do not have them
     if members.keys() != checks.keys():
         missing, unknown = sorted(checks.keys() - members.keys()), sorted(members.keys() - checks.keys())
         raise DamagedLine(f"'{missing[0]}' is missing" if missing else f"{_shown(unknown[0])} is no field of it")

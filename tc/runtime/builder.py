@@ -38,6 +38,7 @@ from tc.runtime.object_queue import ObjectQueue
 from tc.runtime.pool import get_pool, has_pool
 from tc.runtime.report import describe, explain_nodes
 from tc.target import Target
+from tc.target.machine import machine_fingerprint
 
 ENTRY = "tc_entry"
 """The symbol of every program's entry point."""
@@ -160,6 +161,7 @@ def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tu
         seconds=tuple({**stages.seconds, **builder.watch.seconds}.items()),
         constant_bytes=sum(constant.nbytes for constant in constants),
         notes=notes,
+        rates=machine_fingerprint(builder.target),
     )
     with seeing(stages.operators):
         callback = callback_for(linked.entry.calls)

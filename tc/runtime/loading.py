@@ -18,6 +18,9 @@ from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
 from tc.runtime.saved import Seal, as_array, pack_module, plain_seal, read_module, unpack_module
 from tc.target import Target, check_threads, native_target
+from tc.target.machine import machine_fingerprint
+
+OTHER_RATES = "the module was compiled with other rates of this CPU than count now; compile it again for schedules that go by them"
 
 
 def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledModule:
@@ -66,12 +69,14 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
     constants = [
         as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:end], header["constants"], strict=True)
     ]
-    general = header["general"]
+    general, rates = header["general"], str(header.get("rates", ""))  # older files do not have them
     report = Report(
         tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
         tuple(f"{call.span} ({call.symbol})" for call in entry.calls),
         arena=header["arena_bytes"],
         constant_bytes=sum(c.nbytes for c in constants),
+        notes=() if rates in ("", machine_fingerprint(target)) else (OTHER_RATES,),
+        rates=rates,
     )
     get_pool()
     library = link(objects)

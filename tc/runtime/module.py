@@ -692,6 +692,7 @@ class CompiledModule:
         header = {
             **interface_to_json(self.plan, self._entry),
             "target": self.target,
+            "rates": self._report.rates,
             "symbol": self._symbol,
             "threads": self.threads,
             "constants": [[from_numpy(c.dtype).name, list(c.shape)] for c in self._constants],

@@ -60,7 +60,8 @@ class KernelTime:
 class Report:
     """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage.
 
-    `notes`: what a tuning database holds that could not be used, and why.
+    `notes`: what a tuning database holds that could not be used, and why; for a module from a file, what it was made with that is different
+    now. `rates`: the fingerprint of the rates of cores that decided.
     """
 
     kernels: tuple[KernelReport, ...]
@@ -69,6 +70,7 @@ class Report:
     arena: str = "0"
     constant_bytes: int = 0
     notes: tuple[str, ...] = ()
+    rates: str = ""
 
     def __str__(self) -> str:
         lines = [f"{len(self.kernels)} kernels, arena {self.arena} bytes, constants {self.constant_bytes} bytes"]

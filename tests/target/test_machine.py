@@ -6,9 +6,16 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
+import tc
+from tc.codegen.kernels import object_key
+from tc.compiler import CompileRequest
 from tc.errors import UserError
+from tc.passes.pipeline import USUAL
+from tc.records.record import place_of
 from tc.target import Target
 from tc.target.machine import forget_measured, machine_fingerprint, machine_of, measured_path, table_of, write_measured
 from tc.target.table import CoreRates, kind_of_cpu, machine_kinds
@@ -101,6 +108,41 @@ def test_measured_rates_count_for_the_cpu_that_they_are_of(settings: Path) -> No
     assert machine_of(target).fma_per_cycle == 1.5 and machine_of(other).fma_latency == 5  # what was known of the first stays
     assert forget_measured(settings) and not forget_measured(settings)
     assert machine_of(target) == before[0]
+
+
+def small_model() -> bytes:
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 8]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    return bytes(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+
+
+def test_whatever_is_kept_is_kept_by_the_table_that_decided(settings: Path) -> None:
+    target = Target.parse("native:cores=1")
+
+    def keys() -> tuple[object, ...]:
+        request = CompileRequest(small_model(), target, {}, "default", "auto", "fallback", None, None, (), USUAL)
+        return object_key("tc_1", target), request.key(), place_of(target)["rates"], tc.compile(small_model(), target).report().rates
+
+    before = keys()
+    assert keys() == before and None not in before
+
+    write_measured(target, {"l3_cycles_per_line": 6.25}, settings)
+
+    assert [old for old, new in zip(before, keys(), strict=True) if old == new] == []
+
+
+def test_a_module_of_another_table_runs_and_says_so(settings: Path, tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+    tc.compile(small_model()).save(tmp_path / "m.tcm")
+    assert tc.load(tmp_path / "m.tcm").report().notes == ()
+
+    write_measured(Target.parse("native"), {"l3_cycles_per_line": 6.25}, settings)
+    module = tc.load(tmp_path / "m.tcm")
+
+    np.testing.assert_array_equal(module(x), np.maximum(x, 0))
+    assert [note for note in module.report().notes if "compiled with other rates of this CPU" in note]
+    module.save(tmp_path / "again.tcm")  # it is still of the first table
+    assert tc.load(tmp_path / "again.tcm").report().rates == module.report().rates != machine_fingerprint(Target.parse("native"))
 
 
 def test_tests_do_not_see_what_the_user_has_had_measured() -> None:

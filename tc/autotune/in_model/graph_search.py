@@ -23,7 +23,7 @@ from tc.passes.lower import nodes_by_result
 from tc.passes.pipeline import LoweredModel, PreparedModel, lay_out, lower_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
-from tc.records.record import DEFAULT, Choice, target_key
+from tc.records.record import DEFAULT, Choice, place_of
 from tc.runtime.module import CompiledModule
 from tc.schedule.knobs import Knob, Value
 
@@ -200,8 +200,8 @@ class _Search:
         name, key = knob.place
         target, before = self._model.target, self._choice(knob)
         measured = {**({} if before is None else dict(before.seconds)), **seconds}
-        facts = {"pass_name": name, "key": key, "target": target_key(target), "threads": target.cores}
-        self._database.append([Choice(**facts, value=value, seconds=tuple(measured.items()))])  # type: ignore[arg-type]
+        facts = {"pass_name": name, "key": key, **place_of(target)}
+        self._database.append([Choice(**facts, value=value, seconds=tuple(measured.items()))])
 
 
 def _shape_of(func: Function) -> tuple[str, ...]:

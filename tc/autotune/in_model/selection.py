@@ -20,7 +20,7 @@ from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import LoweredModel
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
-from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, target_key
+from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, place_of, target_key
 from tc.runtime.module import CompiledModule
 from tc.schedule.canonical import workload_key
 from tc.schedule.knobs import Knob, Value
@@ -198,6 +198,6 @@ def _write(database: Database, target: Target, in_model: Sequence[InModelResult]
     for result in in_model:
         before = database.choice(SCHEDULE, result.workload, key, target.cores)
         if result.chosen != (result.alone if before is None else before.value):
-            facts = {"pass_name": SCHEDULE, "key": result.workload, "target": key, "threads": target.cores}
-            choices.append(Choice(**facts, value=result.chosen, seconds=result.seconds))  # type: ignore[arg-type]
+            facts = {"pass_name": SCHEDULE, "key": result.workload, **place_of(target)}
+            choices.append(Choice(**facts, value=result.chosen, seconds=result.seconds))
     database.append(choices)
