@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Lt, Var, conjuncts, const, logical_and, maximum, minimum
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, Let, PrimFunc, Seq, Stmt, Store, seq
-from tc.ir.node import Node, binders, cached_on_node, replace, substitute, walk
-from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, own_reads, reads_memory, variables
+from tc.ir.loop import TRUE, Alloc, AxisKind, BlockAxis, For, PrimFunc, Seq, Stmt, Store, seq
+from tc.ir.node import Node, binders, replace, substitute, walk
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, own_reads, variables
+from tc.schedule.independence import check_marked_loops
 from tc.schedule.region import Interval, interval_of, leaves_no_gaps, union, whole
+from tc.schedule.touched import inside_of, part_written, parts_read
 from tc.schedule.tree import (
     Place,
     axis_loops,
@@ -42,7 +43,8 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     The block gets new loops, over the part for its spatial axes, as before for the others; the buffer keeps its shape, and
     `compact_buffers` shrinks it when the blocks are gone. Raises ScheduleError unless the block alone writes one scratch
     buffer at its own axes and all its readers are inside the loop, or behind it when its iterations are known to read all that
-    the block makes. Source: `compute_at` of Halide and of TVM; there no reader may be behind.
+    the block makes; a loop around them that is parallel must stay one that may be.
+    Source: `compute_at` of Halide and of TVM; there no reader may be behind.
     """
     place, target = find_block(func, block), find_loop(func, loop)
     store = _check_producer(func, place, target)
@@ -52,7 +54,7 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         raise ScheduleError(f"compute_at: nothing inside loop {loop} reads {store.buffer.name}")
     _check_inputs_stay(func, place, target)
     _check_decides_nothing(inside, store.buffer)
-    region = _read_region(func, target, inside, store.buffer)
+    region = parts_read(func, target, inside, store.buffer)
     intervals = {index: part for index, part in zip(store.indices, region, strict=True) if isinstance(index, Var)}
     apart = _statements_apart(place, target)
     behind = set(block_places(func)[1 + max(k for k, p in enumerate(block_places(func)) if apart[0] in p.path) :])
@@ -61,7 +63,12 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             raise ScheduleError(f"compute_at: block {reader.block.name} reads {store.buffer.name} outside loop {loop}")
     nest = _nest_over(func, target, place, intervals, "compute_at")
     moved = replace_stmt(func, target, replace(target.loop, body=seq(nest, target.loop.body)))
-    return replace_stmt(moved, place_of(moved, place.block), None)
+    result = replace_stmt(moved, place_of(moved, place.block), None)
+    return result if len(inside) == len(readers) else check_marked_loops(result, _loops_down_to(target), "compute_at")
+
+
+def _loops_down_to(target: Place) -> list[str]:
+    return [loop.var.name for loop in (*target.loops, target.loop)]
 
 
 def _check_decides_nothing(readers: list[Place], buffer: Buffer) -> None:
@@ -178,7 +185,7 @@ def reverse_compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     guards = _guards(func, target, producers, buffers_read(consumer))
     nest = _nest_over(func, target, place, region, "reverse_compute_at", guards)
     moved = replace_stmt(func, target, replace(target.loop, body=seq(target.loop.body, nest)))
-    return replace_stmt(moved, place_of(moved, consumer), None)
+    return check_marked_loops(replace_stmt(moved, place_of(moved, consumer), None), _loops_down_to(target), "reverse_compute_at")
 
 
 def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers: list[Place]) -> None:
@@ -207,6 +214,19 @@ def _check_reverse_order(func: PrimFunc, place: Place, target: Place, producers:
             raise ScheduleError(f"reverse_compute_at: block {name} must stay behind block {other.block.name}")
 
 
+def _written_region(target: Place, producers: list[Place], buffer: Buffer, facts: Facts) -> list[Interval]:
+    """What the blocks inside a loop write of a buffer in one iteration; ScheduleError when it may have gaps."""
+    region: list[Interval] | None = None
+    for place in producers:
+        if buffer not in buffers_written(place.block):
+            continue
+        part = part_written(target, place, buffer, facts)
+        if part is None:
+            raise ScheduleError(f"reverse_compute_at: block {place.block.name} writes {buffer.name} irregularly")
+        region = part if region is None else [union(a, b, facts) for a, b in zip(region, part, strict=True)]
+    return region or [whole(dim) for dim in buffer.shape]
+
+
 def _guards(func: PrimFunc, target: Place, producers: list[Place], read: AbstractSet[Buffer]) -> Expr:
     """When an iteration of the loop makes what the consumer reads; ScheduleError when a condition leaves gaps in it.
 
@@ -218,7 +238,7 @@ def _guards(func: PrimFunc, target: Place, producers: list[Place], read: Abstrac
     for producer in producers:
         if not buffers_written(producer.block) & read:
             continue
-        _, inside, _ = _inside(target, producer, facts)
+        _, inside, _ = inside_of(target, producer, facts)
         bounds = {simplify(axis.value < axis.extent, inside) for axis in producer.block.axes}
         bounds |= {simplify(axis.value >= 0, inside) for axis in producer.block.axes}
         for part in conjuncts(producer.block.where):
@@ -259,95 +279,6 @@ def _consumer_region(func: PrimFunc, place: Place, target: Place, producers: lis
                 )
             region[axis.var] = Interval(const(0), const(1))
     return region
-
-
-def _written_region(target: Place, producers: list[Place], buffer: Buffer, facts: Facts) -> list[Interval]:
-    """What the blocks inside a loop write of a buffer in one iteration; ScheduleError when it may have gaps."""
-    region: list[Interval | None] = [None] * len(buffer.shape)
-    for place in producers:
-        if buffer not in buffers_written(place.block):
-            continue
-        inner, inside, values = _inside(target, place, facts)
-        bound = _bound_below(place.block.body)
-        used: set[Var] = set()
-        for indices in _indices_of(place.block, buffer, Store):
-            for d, index in enumerate(indices):
-                value = simplify(substitute(index, values), inside)
-                found = interval_of(value, inner, inside)
-                own = variables(value) & {loop.var for loop in inner}
-                if found is None or own & used or variables(value) & bound or not leaves_no_gaps(value, inner, inside):
-                    raise ScheduleError(
-                        f"reverse_compute_at: block {place.block.name} writes {buffer.name} irregularly"
-                    )
-                used |= own
-                known = region[d]
-                region[d] = found if known is None else union(known, found, facts)
-            break  # every store of a block is to the same element
-    return [interval or whole(dim) for interval, dim in zip(region, buffer.shape, strict=True)]
-
-
-def _inside(target: Place, place: Place, facts: Facts) -> tuple[list[For], Facts, dict[Node, Node]]:
-    """The loops between a loop and a block inside it, what is known there, and the values of the block's axes."""
-    loops = place.loops
-    inner = list(loops[loops.index(target.loop) + 1 :])
-    for loop in inner:
-        facts = facts.with_range(loop.var, loop.extent)
-    return inner, facts, {axis.var: axis.value for axis in place.block.axes}
-
-
-def _indices_of(block: Block, buffer: Buffer, kind: type[Node]) -> Iterable[tuple[Expr, ...]]:
-    """The indices at which a block loads from, or stores to, a buffer."""
-    parts = (block.body, block.init, block.where, *(axis.value for axis in block.axes))
-    for part in parts:
-        for its_kind, its_buffer, indices in () if part is None else _accesses(part):
-            if its_kind is kind and its_buffer is buffer:
-                yield indices
-
-
-@cached_on_node
-def _accesses(node: Node) -> tuple[tuple[type[Node], Buffer, tuple[Expr, ...]], ...]:
-    """The loads and stores at and below a node, each once: the kind, the buffer and the indices."""
-    found = (node for node in walk(node) if isinstance(node, (Load, Store)))
-    return tuple(dict.fromkeys((type(node), node.buffer, node.indices) for node in found))
-
-
-@cached_on_node
-def _bound_below(stmt: Stmt) -> frozenset[Var]:
-    """Variables that mean something only inside the body of a block: those of its loops, lets, and the axes of blocks in it."""
-    return frozenset(node.var for node in walk(stmt) if isinstance(node, (For, Let, BlockAxis)))
-
-
-def _read_region(func: PrimFunc, target: Place, readers: list[Place], buffer: Buffer) -> list[Interval]:
-    """What the readers inside a loop read of a buffer, in one iteration."""
-    facts = facts_inside(func, target)
-    region: list[Interval | None] = [None] * len(buffer.shape)
-    for place in readers:
-        inner, inside, values = _inside(target, place, facts)
-        bound, opaque = _bound_below(place.block.body), has_intrinsic(place.block)
-        seen: set[tuple[int, Expr]] = set()
-        for indices in _indices_of(place.block, buffer, Load):
-            for d, index in enumerate(indices):
-                if (d, index) in seen:  # loads of one block differ in few of their indices
-                    continue
-                seen.add((d, index))
-                value = simplify(substitute(index, values), inside)
-                found = None
-                if not opaque and not variables(value) & bound and not reads_memory(value):
-                    found = interval_of(value, inner, inside)
-                found = found or whole(buffer.shape[d])
-                known = region[d]
-                region[d] = found if known is None else union(known, found, facts)
-    return [
-        whole(dim) if part is None or _is_no_less(part.extent, dim, facts) else part
-        for part, dim in zip(region, buffer.shape, strict=True)
-    ]
-
-
-def _is_no_less(extent: Expr, dim: Expr, facts: Facts) -> bool:
-    """Whether a part is as good as the whole: not when its size is a number and that of the whole is none, however small."""
-    if isinstance(extent, Const) and not isinstance(dim, Const):
-        return False
-    return prove(extent >= dim, facts) is True
 
 
 def _nest_over(

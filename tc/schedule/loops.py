@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import CompareExpr, Const, Expr, Load, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
+from tc.ir.expr import CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import FALSE, Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
-from tc.ir.node import Node, replace, substitute, walk
+from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, variables
+from tc.schedule.independence import CONCURRENT, check_iterations_apart, check_marked_loops
 from tc.schedule.tree import (
     Place,
     axis_loops,
@@ -206,8 +207,9 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
 
         for i: for j: for k: S   =>   for k: for i: for j: S        (reorder k, i, j)
 
-    Raises ScheduleError if the loops do not form a perfect nest, an extent would depend on an inner loop, or iterations that
-    must run in order would not. Source: `reorder` of Halide and of TVM.
+    Raises ScheduleError if the loops do not form a perfect nest, an extent would depend on an inner loop, iterations that must run
+    in order would not, or a parallel loop would be around one in whose iterations it touches the same.
+    Source: `reorder` of Halide and of TVM.
     """
     places = [find_loop(func, name) for name in loops]
     if not loops:
@@ -237,7 +239,9 @@ def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
     body = nest[-1].body
     for loop in reversed(ordered):
         body = replace(loop, body=body)
-    return replace_stmt(func, outermost, body)
+    outside = {loop: set(nest[:k]) for k, loop in enumerate(nest)}
+    freed = [loop.var.name for k, loop in enumerate(ordered) if not outside[loop] <= set(ordered[:k])]
+    return check_marked_loops(replace_stmt(func, outermost, body), freed, "reorder")
 
 
 def _perfect_nest(stmt: Stmt) -> list[For]:
@@ -271,8 +275,8 @@ def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For
             )
 
 
-def _check_independent(place: Place, what: str) -> None:
-    """Only spatial axes of the blocks inside may use the loop."""
+def _check_independent(func: PrimFunc, place: Place, what: str) -> None:
+    """Only spatial axes of the blocks inside may use the loop, and its iterations are proven not to meet."""
     for inner in statements_from(place):
         if not isinstance(inner.stmt, Block):
             continue
@@ -283,32 +287,7 @@ def _check_independent(place: Place, what: str) -> None:
                 f"{what}: loop {place.loop.var.name} drives {'an' if kind is AxisKind.ORDERED else 'a'} {kind.value} axis "
                 f"of block {inner.block.name}{advice}"
             )
-    _check_no_neighbours(place, what)
-
-
-def _check_no_neighbours(place: Place, what: str) -> None:
-    """No iteration reads what another one makes, as far as indices tell: all stores are at a constant distance from the element."""
-    blocks = [inner.block for inner in statements_from(place) if isinstance(inner.stmt, Block)]
-    shared = buffers_read(place.loop) & buffers_written(place.loop)
-    if not shared:
-        return
-    var, loads, stores = place.loop.var, list[Load](), list[Store]()
-    for block in blocks:
-        values: dict[Node, Node] = {axis.var: axis.value for axis in block.axes}
-        touched = [node for node in walk(block.body) if isinstance(node, (Load, Store)) and node.buffer in shared]
-        for node in dict.fromkeys(substitute(node, values) for node in touched):
-            (loads if isinstance(node, Load) else stores).append(node)  # type: ignore[arg-type]
-    for load in loads:
-        made = [store for store in stores if store.buffer is load.buffer]
-        if made and all(_is_at_a_distance(load, store, var) for store in made):
-            raise ScheduleError(f"{what}: an iteration of loop {var.name} reads {load.buffer.name} where another one writes it")
-
-
-def _is_at_a_distance(load: Load, store: Store, var: Var) -> bool:
-    """Whether an index that the loop drives is another one in both, whatever the loops around are."""
-    pairs = [(a, b) for a, b in zip(load.indices, store.indices, strict=True) if var in variables(a) | variables(b)]
-    distances = [simplify(a - b) for a, b in pairs if a is not b]
-    return any(isinstance(distance, Const) and distance.value != 0 for distance in distances)
+    check_iterations_apart(func, place, what)
 
 
 _VERBS = {
@@ -329,8 +308,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, thread: str = "") -> Pri
     place = find_loop(func, loop)
     stmt = place.loop
     verb = _VERBS[kind]
-    if kind in (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.BOUND):
-        _check_independent(place, verb)
+    if kind in CONCURRENT:
+        _check_independent(func, place, verb)
     if kind is LoopKind.VECTORIZED:
         if not isinstance(stmt.extent, Const):
             raise ScheduleError(f"vectorize: the extent of loop {loop} is {stmt.extent}; split it by a constant first")

@@ -92,10 +92,10 @@ def block_names(stmt: Stmt) -> tuple[str, ...]:
 
 
 @cached_on_node
-def _allocated(stmt: Stmt) -> tuple[Buffer, ...]:
+def allocated_in(stmt: Stmt) -> tuple[Buffer, ...]:
     """The scratch buffers of a statement, in program order."""
     own = (stmt.buffer,) if isinstance(stmt, Alloc) else ()
-    return own + tuple(chain.from_iterable(map(_allocated, _sub_statements(stmt))))
+    return own + tuple(chain.from_iterable(map(allocated_in, _sub_statements(stmt))))
 
 
 @cached_by_identity(512)
@@ -137,7 +137,7 @@ def find_block(func: PrimFunc, name: str) -> Place:
 
 def find_buffer(func: PrimFunc, name: str) -> Buffer:
     """The parameter or scratch buffer called `name`; ScheduleError when there is not exactly one."""
-    known = [*func.buffers, *_allocated(func.body)]
+    known = [*func.buffers, *allocated_in(func.body)]
     found = [buffer for buffer in known if buffer.name == name]
     if len(found) != 1:
         what = "is not in" if not found else "is not unique in"
@@ -293,7 +293,7 @@ def fresh_names(func: PrimFunc, bases: Iterable[str]) -> list[str]:
 
 
 def fresh_buffer_name(func: PrimFunc, base: str) -> str:
-    return _unused(base, {buffer.name for buffer in (*func.buffers, *_allocated(func.body))})
+    return _unused(base, {buffer.name for buffer in (*func.buffers, *allocated_in(func.body))})
 
 
 def fresh_block_name(func: PrimFunc, base: str) -> str:
