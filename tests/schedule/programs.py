@@ -20,10 +20,11 @@ def chain(n: int | Var = 20) -> PrimFunc:
     return create_prim_func("chain", [x], [b], (n,) if isinstance(n, Var) else ())
 
 
-def matmul(m: int = 6, n: int = 8, k: int = 5) -> PrimFunc:
+def matmul(m: int | Var = 6, n: int = 8, k: int = 5) -> PrimFunc:
     """mm[i, j] = sum A[i, k] * B[k, j]."""
     a, b = placeholder((m, k), f32, "A"), placeholder((k, n), f32, "B")
-    return create_prim_func("matmul", [a, b], [reduce("sum", (m, n), (k,), lambda i, j, r: a[i, r] * b[r, j], "mm")])
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: a[i, r] * b[r, j], "mm")
+    return create_prim_func("matmul", [a, b], [total], (m,) if isinstance(m, Var) else ())
 
 
 def biased(m: int = 6, n: int = 8, k: int = 5) -> PrimFunc:

@@ -93,11 +93,7 @@ def _schedule_versions(
     target: Target,
     dot: Dot | None,
 ) -> None:
-    """One schedule, or up to four where the number of rows is symbolic.
-
-    Those are tiles that overlap at the end, of the one of two heights that leaves less over, low tiles for fewer rows, and single
-    rows for fewer still.
-    """
+    """One schedule, or several where the number of rows is symbolic; see `_versions`."""
     lanes = lanes_for(block_info(schedule, final), target)
     roles = roles_of(schedule, contraction, final, lanes)
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
@@ -107,21 +103,41 @@ def _schedule_versions(
         space = replace(space, is_row_major=False)
     heights = [] if dot is None else dot.heights()
     if dot is not None and dot.grid is not None:
-        tile = Tile(heights.pop(0), dot.columns(contraction, target) // lanes, lanes)
+        tile = Tile(heights[0], dot.columns(contraction, target) // lanes, lanes)
     else:
         tile = _choose(schedule, name, space)
-    row = roles.rows[-1] if roles.rows else None
-    if row is None or extent_value(schedule, row) is not None or tile.rows == 1:
+    if not roles.rows or extent_value(schedule, roles.rows[-1]) is not None or tile.rows == 1:
         schedule_product_tiles(schedule, TiledProduct(contraction, roles, tile, target, dot=dot), operands_of(schedule, contraction))
         return
-    blocks = [info.name for info in block_infos(schedule.func)]
+    for names, each in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None):
+        is_low = each.rows <= FEW_ROWS
+        if is_low:  # a copy of the rhs would be read about as often as it is made
+            inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
+        copy = contraction_of(schedule, names[name])
+        roles = roles_of(schedule, copy, names[final], lanes)
+        product = TiledProduct(copy, roles, each, target, dot=None if is_low else dot)
+        schedule_product_tiles(schedule, product, operands_of(schedule, copy))
+
+
+Version = tuple[dict[str, str], Tile]
+"""Its blocks by those of the program, and its tile."""
+
+
+def _versions(
+    schedule: Schedule, name: str, final: str, roles: Roles, space: TileSpace, tile: Tile, heights: list[int] | None
+) -> list[Version]:
+    """Up to four, for a symbolic number of rows: tiles that overlap at the end, of the one of two heights that leaves less over, low
+    tiles for fewer rows, and single rows for fewer still. `heights`: those for fewer rows, and then there is no second one.
+    """
+    blocks, row = [info.name for info in block_infos(schedule.func)], roles.rows[-1]
     second = 0
-    if not heights:
+    if heights is None:
         options = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
         second = schedule.choose(name, "second_rows", options, space.second_height(tile))
-    panel = TileSpace(1, 1, _num_blocks(schedule, roles, lanes), lanes, target.num_vector_registers, roles.vectors_divide, tile.vectors)
+    lanes, count = tile.lanes, _num_blocks(schedule, roles, tile.lanes)
+    panel = TileSpace(1, 1, count, lanes, space.registers, roles.vectors_divide, tile.vectors).best()
     least = second or tile.rows
-    lower = [*(replace(tile, rows=rows) for rows in (*heights, FEW_ROWS) if rows < least), panel.best()]
+    lower = [*(replace(tile, rows=rows) for rows in (*(heights or ()), FEW_ROWS) if rows < least), panel]
 
     def row_of(names: dict[str, str]) -> str:
         return roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).rows[-1]
@@ -130,16 +146,9 @@ def _schedule_versions(
     versions = [(dict(zip(blocks, blocks, strict=True)), tile), *zip(copies, lower[: len(copies)], strict=True)]
     if second:
         costs = [number for rows in (tile.rows, second) for number in (rows, space.tile_cost(rows, tile.vectors))]
-        seconds = split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
-        versions += [(seconds, replace(tile, rows=second))] if seconds else []
-    for names, each in versions:
-        is_low = each.rows <= FEW_ROWS
-        if is_low:  # a copy of the rhs would be read about as often as it is made
-            inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
-        copy = contraction_of(schedule, names[name])
-        roles = roles_of(schedule, copy, names[final], lanes)
-        product = TiledProduct(copy, roles, each, target, dot=None if is_low else dot)
-        schedule_product_tiles(schedule, product, operands_of(schedule, copy))
+        others = split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
+        versions += [(others, replace(tile, rows=second))] if others else []
+    return versions
 
 
 def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:

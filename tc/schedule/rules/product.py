@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from tc.ir.expr import Const, Var
 from tc.schedule.analysis import Contraction
@@ -31,6 +30,7 @@ from tc.schedule.rules.tile import (
     is_peeled,
     peel,
     unroll,
+    up_to_peeled,
     vectorize_loop,
 )
 from tc.schedule.rules.tile_sum import TileSum, schedule_tile_sum
@@ -389,7 +389,7 @@ def _num_tasks(schedule: Schedule, product: TiledProduct, loops: list[str]) -> i
 
 def _fusible(schedule: Schedule, loops: list[str]) -> list[str]:
     """The leading loops that can run as one parallel loop: up to one that is to be peeled, or that one alone."""
-    return list(takewhile(lambda loop: not is_peeled(schedule, loop), loops)) or loops[:1]
+    return up_to_peeled(schedule, loops) or loops[:1]
 
 
 def _set_parallel(schedule: Schedule, product: TiledProduct, nest: TileNest) -> None:

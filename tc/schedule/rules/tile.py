@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from tc.errors import ScheduleError
 from tc.schedule.analysis import block_infos
@@ -60,6 +61,11 @@ def peel(schedule: Schedule, *loops: str) -> None:
 def is_peeled(schedule: Schedule, loop: str) -> bool:
     """Whether iterations of a loop that have guards are to be run by code of their own."""
     return find_loop(schedule.func, loop).loop.hints.partition
+
+
+def up_to_peeled(schedule: Schedule, loops: Sequence[str]) -> list[str]:
+    """The leading loops that can run as one: up to one that is to be peeled."""
+    return list(takewhile(lambda loop: not is_peeled(schedule, loop), loops))
 
 
 def cut_tiles(schedule: Schedule, loop: str, size: int) -> Cut:

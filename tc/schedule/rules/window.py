@@ -26,11 +26,11 @@ from tc.schedule.rules.tile import (
     cut,
     cut_overlapped,
     cut_vectors,
-    is_peeled,
     loops_of_sum,
     lower_versions,
     peel,
     unroll,
+    up_to_peeled,
 )
 from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
@@ -227,11 +227,8 @@ def _set_parallel(schedule: Schedule, name: str, nest: _Nest, tile: Tile, is_pad
     info = block_info(schedule, name)
     depth = driving_loops(info, list(schedule.loops_of(name)), info.reduction_axes)
     work = tile.rows * tile.columns * min(known_product(schedule, depth, 16), 256) // 2
-    free, rest = list(nest.leading), list(nest.inside)
-    while rest and not is_padded and not is_peeled(schedule, rest[0]):
-        free.append(rest.pop(0))
-    if not free and rest:
-        free.append(rest.pop(0))
+    free = [*nest.leading, *([] if is_padded else up_to_peeled(schedule, nest.inside))] or nest.inside[:1]
+    rest = [loop for loop in nest.inside if loop not in free]
     if free:
         set_parallel(schedule, name, free, work * known_product(schedule, rest, 8))
 
