@@ -42,29 +42,35 @@ def matmul(rng: np.random.Generator) -> Parts:
     return [node("MatMul", ["x", "w"], "y")], {"x": floats(rng, 512, 512)}, {"w": floats(rng, 512, 512) / np.float32(22)}
 
 
-def softmax(rng: np.random.Generator) -> Parts:
-    return [node("Softmax", ["x"], "y")], {"x": floats(rng, 8192, 1024)}, {}
+def softmax(rng: np.random.Generator, rows: int) -> Parts:
+    return [node("Softmax", ["x"], "y")], {"x": floats(rng, rows, 1024)}, {}
 
 
-def layernorm(rng: np.random.Generator) -> Parts:
+def layernorm(rng: np.random.Generator, rows: int) -> Parts:
     weights = {"s": rng.uniform(0.8, 1.2, 1024).astype(np.float32), "b": floats(rng, 1024)}
-    return [node("LayerNormalization", ["x", "s", "b"], "y")], {"x": floats(rng, 8192, 1024)}, weights
+    return [node("LayerNormalization", ["x", "s", "b"], "y")], {"x": floats(rng, rows, 1024)}, weights
 
 
-def gelu(rng: np.random.Generator) -> Parts:
-    """gelu(x * a + b) + c, the gelu spelled with Erf, of 16 M elements."""
+def gelu(rng: np.random.Generator, rows: int) -> Parts:
+    """gelu(x * a + b) + c, the gelu spelled with Erf."""
     numbers = {"a": 1.5, "b": 0.25, "root": math.sqrt(2), "one": 1.0, "half": 0.5, "c": -0.5}
     steps = ("Mul x a p", "Add p b z", "Div z root q", "Erf q e", "Add e one f", "Mul z f g", "Mul g half h", "Add h c y")
     nodes = [node(op, inputs, output) for op, *inputs, output in map(str.split, steps)]
-    return nodes, {"x": floats(rng, 16, 1024, 1024)}, {name: np.array(number, np.float32) for name, number in numbers.items()}
+    return nodes, {"x": floats(rng, rows, 1024)}, {name: np.array(number, np.float32) for name, number in numbers.items()}
 
+
+FAR_ROWS, NEAR_ROWS = 1 << 14, 1 << 6
+"""Rows of 1,024 elements: so many that they come from memory, and so few that the arithmetic is what takes time."""
 
 KERNELS: dict[str, Callable[[np.random.Generator], Parts]] = {
     "conv": conv,
     "matmul": matmul,
-    "softmax": softmax,
-    "layernorm": layernorm,
-    "gelu": gelu,
+    "softmax": partial(softmax, rows=FAR_ROWS),
+    "layernorm": partial(layernorm, rows=FAR_ROWS),
+    "gelu": partial(gelu, rows=FAR_ROWS),
+    "softmax in a cache": partial(softmax, rows=NEAR_ROWS),
+    "layernorm in a cache": partial(layernorm, rows=NEAR_ROWS),
+    "gelu in a cache": partial(gelu, rows=NEAR_ROWS),
 }
 
 
