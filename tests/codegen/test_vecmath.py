@@ -30,12 +30,12 @@ EXACT = {
 SPECIALS = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 88.7, 89.5, -87.4, -103.9, -120.0, 1e5]
 
 
-def compiled(name: str, lanes: int, native: bool) -> object:
-    """fn(pointer in, pointer out): applies `name` to `lanes` floats; with `native`, by what only this machine may have."""
+def compiled(name: str, lanes: int, native: bool, element: str = "float") -> object:
+    """fn(pointer in, pointer out): applies `name` to `lanes` numbers; with `native`, by what only this machine may have."""
     module = Module(native_target().features if native else ())
     b = FunctionBuilder(module)
-    kind = f"<{lanes} x float>" if lanes else "float"
-    x = b.emit(f"load {kind}, ptr %x, align 4", "float", lanes)
+    kind = f"<{lanes} x {element}>" if lanes else element
+    x = b.emit(f"load {kind}, ptr %x, align 4", element, lanes)
     y = emit_math(b, name, x)
     b.emit_void(f"store {y}, ptr %y, align 4")
     b.emit_void("ret void")
@@ -46,9 +46,10 @@ def compiled(name: str, lanes: int, native: bool) -> object:
 
 
 def apply(name: str, values: np.ndarray, lanes: int, native: bool = False) -> np.ndarray:
-    function, keep = compiled(name, lanes, native)  # type: ignore[misc]
+    dtype = values.dtype if values.dtype == np.float64 else np.dtype(np.float32)
+    function, keep = compiled(name, lanes, native, "double" if dtype == np.float64 else "float")  # type: ignore[misc]
     step = max(lanes, 1)
-    padded = np.resize(values, -(-values.size // step) * step).astype(np.float32)
+    padded = np.resize(values, -(-values.size // step) * step).astype(dtype)
     result = np.empty_like(padded)
     for k in range(0, padded.size, step):
         function(padded[k:].ctypes.data, result[k:].ctypes.data)
@@ -78,6 +79,24 @@ def test_results_are_within_the_stated_ulps(name: str, native: bool) -> None:
     spacing = np.maximum(np.spacing(np.abs(rounded[finite])), np.float32(1e-45)).astype(np.float64)
     error = np.abs(actual[finite].astype(np.float64) - exact[finite]) / spacing
     assert error.max() <= MATH_ULPS.get(name, 1.0), f"worst at {values[finite][error.argmax()]!r}"
+
+
+def test_exp_of_f64_is_within_an_ulp_in_vectors_and_alone(rng: np.random.Generator) -> None:
+    edges = [0.0, -0.0, 709.7, 709.79, 710.5, 1e300, -708.4, -745.1, -745.2, -746.5, -1e300, np.inf, -np.inf, 5e-324]
+    values = np.concatenate([edges, rng.uniform(-746, 710, 9000), rng.standard_normal(9000), rng.uniform(-1e-3, 1e-3, 1000)])
+    with np.errstate(all="ignore"):
+        exact = np.exp(values.astype(np.longdouble))
+        rounded = exact.astype(np.float64)
+    inside = np.isfinite(rounded) & (rounded > 0)
+
+    found = apply("exp", values, 8, native=True)
+
+    spacing = np.maximum(np.spacing(rounded[inside]), 5e-324)
+    assert np.abs((found[inside] - exact[inside]) / spacing).max() < 1.0
+    assert np.array_equal(found[~inside], rounded[~inside])
+    assert np.isnan(apply("exp", np.full(8, np.nan), 8)).all()
+    for lanes in (0, 4):
+        assert np.array_equal(apply("exp", values, lanes).view(np.uint64), found.view(np.uint64))
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "normal_cdf"])

@@ -1,7 +1,7 @@
 """Vector math: elementary functions as branch-free polynomials, for any number of lanes.
 
 LLVM turns `llvm.exp.v16f32` and its like into one libm call per lane, so the functions that kernels spend time in are written
-here for f32. All other functions, and all of f64, call libm lane by lane; f16 is computed in f32. Every lane
+here for f32, and exp for f64. All others call libm lane by lane; f16 is computed in f32. Every lane
 gives the same bits as a scalar call. The error bounds in MATH_ULPS are checked by tests against float64.
 
 The polynomials are least-maximum fits made by scripts/fit_polynomials.py. Range reductions: Cody and Waite (1980).
@@ -24,7 +24,7 @@ MATH_ULPS: dict[str, float] = {
     "sqrt": 0.5,
     "rsqrt": 1.5,
 }
-"""Largest error of the f32 functions written here, in units in the last place of the result. Others: libm's, about 1.
+"""Largest error of the f32 functions written here, in units in the last place of the result. Others, and exp in f64: about 1.
 
 `normal_cdf` is right to 1e-7, absolute."""
 
@@ -48,6 +48,8 @@ def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
         return _SIMPLE[name](b, *args)
     if first.element == "float" and name in _FAST:
         return _FAST[name](b, *args)
+    if first.element == "double" and name == "exp":
+        return _exp_double(b, first)
     if name == "sigmoid":
         one = b.float(1.0, first)
         return b.binary("fdiv", one, b.binary("fadd", one, emit_math(b, "exp", b.fneg(first))))
@@ -122,6 +124,38 @@ def _exp(b: FunctionBuilder, x: Value) -> Value:
     if masked:
         return _scalef(b, p, n, zero, stays)
     return b.select(stays, _scaled(b, p, n, shifted), zero)
+
+
+_LN2_HIGH_DOUBLE, _LN2_LOW_DOUBLE = 0.6931471803691238, 1.9082149292705877e-10  # the first has 21 zeros at its end
+
+_MAGIC_DOUBLE = 6755399441055744.0  # 1.5 * 2^52
+
+_EXP_DOUBLE = tuple(1.0 / math.factorial(k) for k in range(14))
+"""What is left out is below 4e-18 where |r| <= ln(2) / 2."""
+
+
+def _exp_double(b: FunctionBuilder, x: Value) -> Value:
+    """As `_exp`, in f64: right for results down to the last denormal, 0 below; NaN goes through every step."""
+    high, zero = b.float(710.0, x), b.float(0.0, x)
+    stays = b.compare("fcmp uge", x, b.float(-746.0, x))  # or is NaN
+    clamped = b.select(stays, x, zero)
+    clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
+    magic = b.float(_MAGIC_DOUBLE, x)
+    shifted = b.fma(clamped, b.float(1.0 / math.log(2.0), x), magic)
+    n = b.binary("fsub", shifted, magic)
+    r = b.fma(n, b.float(-_LN2_HIGH_DOUBLE, x), clamped)
+    r = b.fma(n, b.float(-_LN2_LOW_DOUBLE, x), r)
+    p = _polynomial(b, r, _EXP_DOUBLE)
+    bits = b.bitcast(shifted, "i64")
+    whole = b.binary("sub", bits, b.int(0x4338000000000000, bits))  # the bits of _MAGIC_DOUBLE
+    half = b.binary("ashr", whole, b.int(1, whole))  # in two steps: each power is a normal number
+    powers = (
+        b.bitcast(b.binary("shl", b.binary("add", part, b.int(1023, part)), b.int(52, part)), "double")
+        for part in (half, b.binary("sub", whole, half))
+    )
+    for power in powers:
+        p = b.binary("fmul", p, power)
+    return b.select(stays, p, zero)
 
 
 def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
