@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -14,9 +15,12 @@ from llvmlite import binding as llvm
 from rich.console import Console
 
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
+from tc.errors import UserError
+from tc.measure.rates import measure_rates
 from tc.runtime.cache_root import cache_path, cache_problem
 from tc.runtime.pool import fork_join_seconds
 from tc.target import affinity_cpus, available_cpus, native_target
+from tc.target.machine import forget_measured, measured_path, table_of, write_measured
 from tc.version import __version__
 
 REQUIRED = ("numpy", "llvmlite", "onnx", "networkx", "ml_dtypes", "scipy", "rich", "platformdirs", "filelock")
@@ -34,19 +38,27 @@ INSTRUCTION_SETS = (
 )
 
 EPILOG = """\
+examples:
+  tc doctor --measure       take the rates of this machine's cores; what is compiled from then on goes by them
+  tc doctor --forget        go by the table that comes with tc again
 exit code 1 when something is in the way
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check this machine and this installation."
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--measure", action="store_true", help="measure this machine's cores, which takes a minute, and keep their rates")
+    what.add_argument("--forget", action="store_true", help="remove the rates that were measured")
 
 
 def execute(args: argparse.Namespace) -> Outcome:
     """Collect the facts. The exit code is 1 when there is a problem."""
+    done = change_rates(args)
     data: dict[str, Any] = {
         "versions": versions(),
         "cpu": cpu_facts(),
+        "rates": rate_facts() | done,
         "threads": thread_facts(),
         "cache": cache_facts(cache_path()),
         "optional": {name: {"version": version_of(name), "for": purpose} for name, purpose in OPTIONAL.items()},
@@ -82,6 +94,41 @@ def cpu_facts() -> dict[str, Any]:
         "l2_bytes": target.l2_bytes,
         "l3_bytes": target.l3_bytes,
         "target": str(target),
+    }
+
+
+def change_rates(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, or forget what was measured, if that was asked for; what was done."""
+    if not args.measure and not args.forget:
+        return {}
+    path = measured_path()
+    if path is None:
+        raise UserError("doctor: TC_MACHINE_FILE switches measured rates off")
+    if args.forget:
+        return {"forgotten": str(path) if forget_measured(path) else None}
+    target = native_target()
+    found = measure_rates(target)
+    try:
+        write_measured(target, found.rates, path)
+    except OSError as error:
+        raise UserError(f"doctor: {error.filename or path}: {error.strerror or error}") from error
+    return {"measured_now": dict(found.shown)}
+
+
+def rate_facts() -> dict[str, Any]:
+    """By which rates of cores decisions are made, and where these are from."""
+    try:
+        table = table_of(native_target())
+    except UserError as error:
+        return {"kind": None, "problem": str(error)}
+    return {
+        "kind": table.kind.name,
+        "source": dict(table.kind.source),
+        "file": None if table.measured is None else str(table.measured),
+        "measured": list(table.measured_names),
+        "fingerprint": table.rates.fingerprint(),
+        "values": dataclasses.asdict(table.rates),
+        "problem": None,
     }
 
 
@@ -122,6 +169,8 @@ def problems(data: dict[str, Any]) -> list[str]:
     found = [f"package {name} is missing: pip install {name}" for name, v in data["versions"].items() if v is None]
     if data["cache"]["problem"]:
         found.append(f"cache folder: {data['cache']['problem']}")
+    if data["rates"]["problem"]:
+        found.append(data["rates"]["problem"])
     if data["cpu"]["machine"].lower() not in ("x86_64", "amd64"):
         found.append(f"{data['cpu']['machine']} is not a CPU that tc is tested on")
     if sys.maxsize < 2**32:
@@ -135,6 +184,17 @@ def describe_cache(cache: dict[str, Any]) -> str:
     return f"{cache['folder']}: {cache['files']} files, {format_bytes(cache['size_bytes'])}"
 
 
+def measured_now(data: dict[str, Any]) -> list[tuple[str, float]]:
+    return list(data["rates"].get("measured_now", {}).items())
+
+
+def describe_rates(rates: dict[str, Any]) -> str:
+    if rates["problem"]:
+        return "unknown"
+    origin = f"{', '.join(rates['measured'])} measured ({rates['file']})" if rates["file"] else "none measured (tc doctor --measure)"
+    return f"table of {rates['kind']}, {origin}; fingerprint {rates['fingerprint']}"
+
+
 def show(console: Console, data: dict[str, Any]) -> None:
     cpu, threads, cache = data["cpu"], data["threads"], data["cache"]
     caches = ", ".join(f"{level} {format_bytes(cpu[f'{level.lower()}_bytes'])}" for level in ("L1", "L2", "L3"))
@@ -144,6 +204,7 @@ def show(console: Console, data: dict[str, Any]) -> None:
         ("vectors", f"{cpu['vector_registers']} registers of {cpu['vector_bits']} bits"),
         ("instructions", ", ".join(cpu["instruction_sets"])),
         ("caches", caches),
+        ("rates of a core", describe_rates(data["rates"])),
         (
             "threads",
             f"{threads['used_by_default']} by default; {threads['logical_cpus']} logical CPUs, "
@@ -155,6 +216,9 @@ def show(console: Console, data: dict[str, Any]) -> None:
         ),
         ("cache folder", describe_cache(cache)),
     ]
+    rows += [("measured now", f"{name.rpartition(', ')[0]}: {value:.4g} {name.rpartition(', ')[2]}") for name, value in measured_now(data)]
+    if "forgotten" in data["rates"]:
+        rows.append(("forgotten", data["rates"]["forgotten"] or "nothing was measured"))
     for name, package in data["optional"].items():
         rows.append(("optional", f"{name} {package['version'] or 'not installed'} ({package['for']})"))
     console.print(make_table("", ("", ""), rows))

@@ -7,7 +7,7 @@ slows down slows both. The loops are native code on the threads of `tc`'s own po
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ def fma_limit(target: Target, threads: int = 1) -> Limit:
     chains = target.num_vector_registers - 4
     shares = 4 * threads
     sums, factors = np.zeros(chains * lanes * shares, np.float32), np.ones(lanes, np.float32)
-    step = _loop(_fma_text(lanes, chains), shares, threads, sums, factors)
+    step = native_loop(_fma_text(lanes, chains), shares, threads, sums, factors)
     return Limit("fma", step, flops=2 * lanes * chains * _FMA_STEPS * shares)
 
 
@@ -95,7 +95,7 @@ def stream_limit(target: Target, kind: str = "update", size_bytes: int = 128 << 
     elements = size_bytes // (4 * arrays) // block * block or block
     data = [_ones(elements) for _ in range(arrays)]
     text = _update_text(lanes, elements // shares) if kind == "update" else _read_text(lanes, elements // shares)
-    step = _loop(text, shares, threads, *data, _ones(lanes * shares))
+    step = native_loop(text, shares, threads, *data, _ones(lanes * shares))
     return Limit(f"stream {kind}", step, size_bytes=4 * elements * arrays)
 
 
@@ -105,8 +105,8 @@ def fork_join_programs(threads: int) -> tuple[Limit, Limit]:
     Every share takes some 20 microseconds, long enough for all threads to come in, so what the second takes longer than the first
     is the cost of `FORK_JOIN_JOBS` times forking and joining. With loops that do nothing the caller is done before others come.
     """
-    alone = _loop(_SPIN_TEXT, 1, 1, repeat=FORK_JOIN_JOBS)
-    together = _loop(_SPIN_TEXT, threads, threads, repeat=FORK_JOIN_JOBS)
+    alone = native_loop(_SPIN_TEXT, 1, 1, repeat=FORK_JOIN_JOBS)
+    together = native_loop(_SPIN_TEXT, threads, threads, repeat=FORK_JOIN_JOBS)
     return Limit("one share", alone), Limit("a share each", together)
 
 
@@ -117,7 +117,7 @@ def _ones(elements: int) -> np.ndarray:
     return array
 
 
-def _loop(text: str, shares: int, threads: int, *arrays: np.ndarray, repeat: int = 1) -> Callable[[], object]:
+def native_loop(text: str, shares: int, threads: int, *arrays: np.ndarray, repeat: int = 1) -> Callable[[], object]:
     """The call that runs `work` of the LLVM text over all shares `repeat` times; `arrays` are its context, and stay alive with it."""
     pool = get_pool()
     pool.start(threads)
@@ -134,33 +134,43 @@ def _loop(text: str, shares: int, threads: int, *arrays: np.ndarray, repeat: int
 
 
 def _fma_text(lanes: int, chains: int) -> str:
-    """Every share: `_FMA_STEPS` times acc = acc * a + b for each chain; a and b come from memory, so nothing can be folded."""
+    """Every share: `_FMA_STEPS` times acc = acc * a + b for each chain."""
     vector = f"<{lanes} x float>"
+    update = f"call {vector} @llvm.fma({vector} {{chain}}, {vector} %a, {vector} %b)"
+    return chains_text(vector, chains, _FMA_STEPS, update) + f"declare {vector} @llvm.fma({vector}, {vector}, {vector})\n"
+
+
+def chains_text(vector: str, chains: int, steps: int, update: str, prepared: Sequence[str] = ()) -> str:
+    """Every share: `steps` times an operation on vectors for each chain, whose operand `{chain}` is what it gave before.
+
+    %a and %b come from memory, so nothing can be folded; `prepared`: lines that make other operands from them.
+    """
     load = [f"  %p{k} = getelementptr {vector}, ptr %mine, i64 {k}" for k in range(chains)]
     load += [f"  %s{k} = load {vector}, ptr %p{k}, align 4" for k in range(chains)]
     phi = [f"  %c{k} = phi {vector} [ %s{k}, %share ], [ %n{k}, %again ]" for k in range(chains)]
-    fma = [f"  %n{k} = call {vector} @llvm.fma({vector} %c{k}, {vector} %a, {vector} %b)" for k in range(chains)]
+    updates = [f"  %n{k} = {update.format(chain=f'%c{k}')}" for k in range(chains)]
     store = [f"  store {vector} %n{k}, ptr %p{k}, align 4" for k in range(chains)]
-    return _in_shares(
+    return in_shares(
         [
             f"  %mine = getelementptr {vector}, ptr %x, i64 %first",
             *load,
             f"  %a = load {vector}, ptr %y, align 4",
             f"  %b = load {vector}, ptr %y, align 4",
+            *prepared,
             "  br label %again",
             "again:",
             "  %t = phi i64 [ 0, %share ], [ %u, %again ]",
             *phi,
-            *fma,
+            *updates,
             "  %u = add i64 %t, 1",
-            f"  %more = icmp slt i64 %u, {_FMA_STEPS}",
+            f"  %more = icmp slt i64 %u, {steps}",
             "  br i1 %more, label %again, label %next",
             "next:",
             *store,
         ],
         first=chains,
         arrays="xy",
-    ) + f"declare {vector} @llvm.fma({vector}, {vector}, {vector})\n"
+    )
 
 
 def _update_text(lanes: int, elements: int) -> str:
@@ -176,7 +186,7 @@ def _update_text(lanes: int, elements: int) -> str:
             f"  %w{k} = fadd {vector} %v{k}, splat (float 1.0)",
             f"  store {vector} %w{k}, ptr %q{k}, align 64",
         ]
-    return _in_shares(_stream(body, [], elements // lanes, _UNROLL), first=elements // lanes, arrays="xy")
+    return in_shares(_stream(body, [], elements // lanes, _UNROLL), first=elements // lanes, arrays="xy")
 
 
 def _read_text(lanes: int, elements: int) -> str:
@@ -195,7 +205,7 @@ def _read_text(lanes: int, elements: int) -> str:
         ]
     total = [f"  %z{k} = fadd {vector} %{'z' if k > 1 else 'w'}{k - 1}, %w{k}" for k in range(1, _UNROLL)]
     store = [*total, f"  %r = getelementptr {vector}, ptr %y, i64 %i", f"  store {vector} %z{_UNROLL - 1}, ptr %r, align 64"]
-    return _in_shares([*_stream(body, phi, apart, 1), *store], first=vectors, arrays="xy")
+    return in_shares([*_stream(body, phi, apart, 1), *store], first=vectors, arrays="xy")
 
 
 def _stream(body: list[str], phi: list[str], vectors: int, stride: int) -> list[str]:
@@ -214,7 +224,7 @@ def _stream(body: list[str], phi: list[str], vectors: int, stride: int) -> list[
     ]
 
 
-def _in_shares(lines: list[str], first: int, arrays: str) -> str:
+def in_shares(lines: list[str], first: int, arrays: str) -> str:
     """The function `work`: `lines` for each share %i of a chunk; %first counts `first` a share, the context holds `arrays`."""
     pointers = []
     for k, name in enumerate(arrays):
