@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tc.autotune.task import Task, Variant
+from tc.cost.typical import USUAL_DIM, fitted
 from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.frontend.registry import Model, import_model
@@ -25,9 +26,6 @@ from tc.runtime.collector import rare_collections
 from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.knobs import Decide, Knob, Value, take_default
 from tc.target import Target
-
-TYPICAL_SIZE = 64
-"""What a symbolic dim is measured with when nothing is said, moved into its range."""
 
 MOST_APART_BYTES = 256 << 20
 """No cache is larger, or at least no part of one that a process gets."""
@@ -189,9 +187,6 @@ def measured_sizes(func: Function, sizes: Mapping[str, int]) -> dict[Var, int]:
     env: dict[Var, int] = {}
     for var in dict.fromkeys(node for param in func.params for node in walk(param.type) if isinstance(node, Var)):
         fact = facts.get(var)
-        size = sizes.get(var.name, TYPICAL_SIZE)
-        if fact is not None:
-            size = -(-max(size, fact.lo) // fact.multiple_of) * fact.multiple_of
-            size = size if fact.hi is None else min(size, fact.hi // fact.multiple_of * fact.multiple_of)
-        env[var] = size
+        size = sizes.get(var.name, USUAL_DIM)
+        env[var] = size if fact is None else fitted(size, fact.lo, fact.hi, fact.multiple_of)
     return env

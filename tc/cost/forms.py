@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tc.cost.typical import USUAL_DIM
 from tc.ir.expr import (
     Add,
     And,
@@ -38,7 +39,7 @@ from tc.ir.expr import (
 )
 from tc.ir.node import children
 
-UNKNOWN_SIZE = 64.0
+UNKNOWN_SIZE = float(USUAL_DIM)
 """What a dim without a size, and a number that comes from memory, is taken to be."""
 
 _LARGEST = 2.0**62

@@ -15,7 +15,7 @@ from tc.passes.graph.assign_storage import (
     assign_offsets,
     place_by_classes,
     place_by_slots,
-    typical_dims,
+    samples_of,
 )
 
 N, H, W = Var("n"), Var("h"), Var("w")
@@ -47,7 +47,7 @@ def assert_disjoint(layout: StorageLayout, regions: list[StorageRegion], env: di
 def test_what_lives_together_never_overlaps(seed: int) -> None:
     rng = random.Random(seed)
     regions = random_regions(rng)
-    samples = typical_dims([r.unit for r in regions], FACTS)
+    samples = samples_of([r.unit for r in regions], FACTS)
     layouts = [place_by_classes(regions, FACTS), place_by_slots(regions, FACTS, samples)]
 
     for _ in range(10):

@@ -18,15 +18,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tc.ir.arith import Facts, bounds, evaluate, polynomial, proves, simplify
+from tc.cost.typical import SPREAD, typical_dims
+from tc.ir.arith import Facts, evaluate, polynomial, proves, simplify
 from tc.ir.expr import Const, Expr, Var, const, maximum, mul
-from tc.ir.node import walk
 from tc.ir.types import TensorType, product
 
 ALIGNMENT = 64
-TYPICAL_DIMS = (4, 32, 200)
-"""What symbolic dims are taken to be, moved into their ranges, when two layouts are compared. Both are right for all dims."""
-
 
 @dataclass(eq=False)
 class StorageRegion:
@@ -79,7 +76,7 @@ def assign_offsets(regions: Sequence[StorageRegion], facts: Facts) -> Expr:
     """Set every region's `offset` (bytes, a multiple of ALIGNMENT); returns the size of the arena in bytes."""
     layout = place_by_classes(regions, facts)
     if any(not isinstance(region.unit, Const) for region in regions):
-        samples = typical_dims((region.unit for region in regions), facts)
+        samples = samples_of((region.unit for region in regions), facts)
         other = place_by_slots(regions, facts, samples)
         if _score(other.total, samples) < _score(layout.total, samples):
             layout = other
@@ -88,17 +85,10 @@ def assign_offsets(regions: Sequence[StorageRegion], facts: Facts) -> Expr:
     return layout.total
 
 
-def typical_dims(exprs: Iterable[Expr], facts: Facts) -> list[dict[Var, int]]:
-    """Values for the dims in `exprs`: each of TYPICAL_DIMS, moved into the range of each dim."""
-    variables = dict.fromkeys(node for expr in exprs for node in walk(expr) if isinstance(node, Var))
-    limits = {var: bounds(var, facts) for var in variables}
-    return [
-        {
-            var: min(max(size, limit.lo or 1), size if limit.hi is None else max(limit.hi, limit.lo or 1))
-            for var, limit in limits.items()
-        }
-        for size in TYPICAL_DIMS
-    ]
+def samples_of(exprs: Iterable[Expr], facts: Facts) -> list[dict[Var, int]]:
+    """Values for the dims in `exprs`, from small to large: two layouts are compared at these. Both are right for all dims."""
+    exprs = list(exprs)
+    return [typical_dims(exprs, facts, size) for size in SPREAD]
 
 
 def _score(size: Expr, samples: Sequence[Mapping[Var, int]]) -> float:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tc.cost.rates import USUAL_TARGET, kernel_rates
+from tc.cost.typical import typical
 from tc.ir.arith import Facts
-from tc.ir.expr import Const, Expr, ceildiv, const, is_const
+from tc.ir.expr import Const, ceildiv, const, is_const
 from tc.ir.graph import (
     Atom,
     Binding,
@@ -87,9 +88,6 @@ STRIDED, FAR, SYMBOLIC = 0.35, 0.1, 0.5
 """What is left of the rate of plain depthwise convolutions where neighbours in the result are a few elements apart in the image, where
 they are so far apart that they are gathered, and where the image's size is symbolic."""
 
-UNKNOWN_DIM = 32
-"""What a symbolic dim is taken to be when costs are estimated."""
-
 
 @graph_pass
 def convert_layout(module: IRModule, *, block: int = 16, target: Target = USUAL_TARGET, decide: Decide = take_default) -> IRModule:
@@ -124,7 +122,7 @@ def _convert(func: Function, block: int, rates: Rates) -> Function:
         forms = {binding: form for binding in func.bindings if (form := _blocked_form(binding, block)) is not None}
     if not any(form.op == "conv_blocked" for form in forms.values()):
         return func
-    chosen = _choose(func, forms, block, rates)
+    chosen = _choose(func, forms, block, rates, facts)
     if not chosen:
         return func
     return _Rewriter(func, {binding: forms[binding] for binding in chosen}, block).run()
@@ -160,7 +158,7 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
 # -- the choice
 
 
-def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> set[Binding]:
+def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates, facts: Facts) -> set[Binding]:
     """The bindings that run on blocks in the cheapest assignment."""
     producer = {target: binding for binding in func.bindings for target in binding.targets}
     wants: dict[TensorVar, dict[str, list[Binding]]] = {}
@@ -182,8 +180,8 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates
                 want(atom, "plain", binding)
             continue
         assert isinstance(call, Call)
-        edge(binding, _PLAIN, _seconds(binding, form, block, rates) + _packing_seconds(call, form, rates))
-        edge(_BLOCKED, binding, _seconds(binding, None, block, rates))
+        edge(binding, _PLAIN, _seconds(binding, form, block, rates, facts) + _packing_seconds(call, form, rates, facts))
+        edge(_BLOCKED, binding, _seconds(binding, None, block, rates, facts))
         for operand, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
                 want(operand, "either", binding)
@@ -193,7 +191,7 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates
         if isinstance(result, TensorVar):
             wants.setdefault(result, {}).setdefault("plain", [])
     for atom, users in wants.items():
-        _conversion_edges(atom, producer.get(atom), users, forms, edge, rates)
+        _conversion_edges(atom, producer.get(atom), users, forms, edge, rates, facts)
     return {item for item in minimum_cut(capacities, _BLOCKED, _PLAIN) if isinstance(item, Binding)}
 
 
@@ -207,10 +205,11 @@ def _conversion_edges(
     forms: dict[Binding, BlockedForm],
     edge: object,
     rates: Rates,
+    facts: Facts,
 ) -> None:
     """A copy is made once for all users that want the other form."""
     assert callable(edge) and isinstance(atom.type, TensorType)
-    seconds = 2 * _elements(atom.type) * 4 / rates.copies
+    seconds = 2 * _elements(atom.type, facts) * 4 / rates.copies
     made: object = source if source in forms else _PLAIN
     either = users.get("either", [])
     if either:
@@ -227,42 +226,42 @@ def _conversion_edges(
             edge(to_plain, user, float("inf"))
 
 
-def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rates) -> float:
+def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rates, facts: Facts) -> float:
     """The estimated time of a binding, on blocks or (without `form`) plain."""
     call, result = binding.value, binding.targets[0].type
     assert isinstance(call, Call) and isinstance(result, TensorType)
-    channels = _value(result.shape[1])
+    channels = typical(result.shape[1], facts)
     waste = -(-channels // block) * block / max(channels, 1) if form is not None else 1.0
     if call.op != "conv":
-        return 2 * _elements(result) * 4 * waste / rates.moves
+        return 2 * _elements(result, facts) * 4 * waste / rates.moves
     weights = call.args[1]
     assert weights is not None and isinstance(weights.type, TensorType)
-    flops = 2.0 * _elements(result) * _elements(weights.type) / max(channels, 1) * waste
+    flops = 2.0 * _elements(result, facts) * _elements(weights.type, facts) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
     if form is not None:
         return flops / (rates.blocked_depthwise if is_depthwise else rates.blocked)
     is_static = all(isinstance(dim, Const) for dim in result.shape[2:])
     if is_depthwise:
-        return flops / (rates.plain_depthwise * _depthwise_efficiency(call, result, block, is_static))
-    pixels, tile = math.prod(map(_value, result.shape[2:])), POINTWISE_TILE * block
+        return flops / (rates.plain_depthwise * _depthwise_efficiency(call, result, block, is_static, facts))
+    pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
     if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
 
 
-def _packing_seconds(call: Call, form: BlockedForm, rates: Rates) -> float:
+def _packing_seconds(call: Call, form: BlockedForm, rates: Rates, facts: Facts) -> float:
     """The estimated time of cutting weights that are not literals into blocks, in each call."""
     packed = (
         atom.type
         for atom, taken in zip(call.args, form.operands, strict=False)
         if isinstance(atom, TensorVar) and taken in (Form.WEIGHTS, Form.OUTPUTS) and isinstance(atom.type, TensorType)
     )
-    return sum(2 * _elements(type_) * type_.dtype.size_bytes for type_ in packed) / rates.copies
+    return sum(2 * _elements(type_, facts) * type_.dtype.size_bytes for type_ in packed) / rates.copies
 
 
-def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static: bool) -> float:
+def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static: bool, facts: Facts) -> float:
     """Of a plain depthwise convolution that puts neighbours of a row into vectors."""
-    width = max(_value(result.shape[-1]), 1)
+    width = max(typical(result.shape[-1], facts), 1)
     stride = (full_attrs(call).strides or (1,))[-1]
     strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_SHUFFLED_STRIDE else FAR
     return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
@@ -275,12 +274,10 @@ def _is_pointwise(call: Call, weights: TensorType) -> bool:
     return taps_are_one and attrs.groups == 1 and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
 
 
-def _elements(type_: TensorType) -> int:
-    return int(np.prod([_value(dim) for dim in type_.shape], dtype=np.float64))
+def _elements(type_: TensorType, facts: Facts) -> float:
+    return float(math.prod(typical(dim, facts) for dim in type_.shape))
 
 
-def _value(dim: Expr) -> int:
-    return int(dim.value) if isinstance(dim, Const) else UNKNOWN_DIM
 
 
 # -- the rewriting

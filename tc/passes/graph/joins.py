@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tc.ir.arith import polynomial
-from tc.ir.expr import Const, Expr, const
+from tc.cost.typical import typical
+from tc.ir.arith import EMPTY, Facts, polynomial
+from tc.ir.expr import Expr, const
 from tc.ir.graph import Atom, Binding, Call, CallTir, Function, TensorConst, TensorVar, atoms_of
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs, operand_types
@@ -53,10 +54,10 @@ def part_offset(value: object) -> Expr | None:
     return offset if _is_aligned(offset) else None
 
 
-def pays(binding: Binding, made: Mapping[TensorVar, Binding]) -> bool:
+def pays(binding: Binding, made: Mapping[TensorVar, Binding], facts: Facts = EMPTY) -> bool:
     """Whether enough of what a join takes can be made in its place; `made`: the bindings of the function it is in (`made_here`)."""
     sizes: dict[Atom, int] = {
-        operand: _typical_bytes(operand.type) for operand, _ in operands_of(binding) if isinstance(operand.type, TensorType)
+        operand: _typical_bytes(operand.type, facts) for operand, _ in operands_of(binding) if isinstance(operand.type, TensorType)
     }
     placed = [operand for operand, _ in operands_of(binding) if _root(operand, made) is not None]
     return bool(sum(sizes[operand] for operand in placed) >= LEAST_SHARE * max(1, sum(sizes.values())))
@@ -90,14 +91,8 @@ def _is_aligned(offset: Expr) -> bool:
     return all(count % ALIGNMENT == 0 for count in (*known.terms.values(), known.constant))
 
 
-def _known_bytes(type_: object) -> int:
-    """The product of the size of an element and the dims that are numbers."""
-    assert isinstance(type_, TensorType)
-    return type_.dtype.size_bytes * math.prod(int(dim.value) for dim in type_.shape if isinstance(dim, Const))
-
-
-def _typical_bytes(type_: TensorType, unknown: int = 32) -> int:
-    return _known_bytes(type_) * int(unknown ** sum(not isinstance(dim, Const) for dim in type_.shape))
+def _typical_bytes(type_: TensorType, facts: Facts) -> int:
+    return type_.dtype.size_bytes * math.prod(typical(dim, facts) for dim in type_.shape)
 
 
 def _root(operand: Atom, made: Mapping[TensorVar, Binding]) -> TensorVar | None:

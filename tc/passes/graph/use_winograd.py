@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tc.cost.rates import USUAL_TARGET, kernel_rates
+from tc.cost.typical import USUAL_IMAGE, typical_dims
 from tc.ir.arith import Facts, bounds, evaluate
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
@@ -14,7 +15,6 @@ from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.winograd import POINTS, transform_weights, weights_matrix
-from tc.passes.graph.assign_storage import typical_dims
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
@@ -128,7 +128,7 @@ def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int], target: 
 def _sizes(result: TensorType, facts: Facts) -> tuple[int, ...]:
     """The sizes of a result [n, ob, h, w, b]; where they are symbolic, the fewest samples, and the sizes for large images."""
     samples, *others = result.shape
-    *_, large = typical_dims(others, facts)
+    large = typical_dims(others, facts, USUAL_IMAGE)
     return max(bounds(samples, facts).lo or 1, 1), *(evaluate(dim, large) for dim in others)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tc.ir.arith import Facts, evaluate, linear_coefficients, prove, simplify
+from tc.cost.typical import typical
+from tc.ir.arith import EMPTY, Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import Buffer, Expr, Load, Var, add, const, mul, sub
 from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import replace, walk
 from tc.ir.uses import reads_memory, variables
 from tc.passes.manager import loop_pass
 
-_TYPICAL_DIM = 37
+_UNLIKE_OTHERS = 37
+"""A size of dims that hardly any constant of a program has: factors are told apart by it."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _is_mixed_radix(offset: Expr, extents: dict[Var, Expr], facts: Facts) -> boo
 
 
 def _typical(factor: Expr) -> int:
-    return evaluate(factor, dict.fromkeys(variables(factor), _TYPICAL_DIM))
+    return typical(factor, EMPTY, _UNLIKE_OTHERS)
 
 
 def _are_apart(first: Site, second: Site) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tc.cost.typical import USUAL_PRODUCT
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, const, is_const
 from tc.ir.loop import Store
@@ -11,9 +12,6 @@ from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.step import Schedule
 from tc.target import Target
-
-TYPICAL_SYMBOLIC = 256
-"""What the product of an operand's symbolic dims is taken to be."""
 
 MOST_VECTORS = 8
 """Vectors of its widest type in which an elementwise block of narrower ones may compute at once, of 32 registers. A function or a division
@@ -225,9 +223,9 @@ def depth_block(load: Load, axes: tuple[Var, ...]) -> int | None:
 
 
 def buffer_bytes(buffer: Buffer, dims: tuple[Expr, ...] | None = None) -> int:
-    """The size of a buffer, or of a part with these dims; symbolic ones together are taken to be TYPICAL_SYMBOLIC."""
+    """The size of a buffer, or of a part with these dims; symbolic ones together are taken to be USUAL_PRODUCT."""
     dims = buffer.shape if dims is None else dims
     total = buffer.dtype.size_bytes
     for dim in dims:
         total *= int(dim.value) if isinstance(dim, Const) else 1
-    return total if all(isinstance(dim, Const) for dim in dims) else total * TYPICAL_SYMBOLIC
+    return total if all(isinstance(dim, Const) for dim in dims) else total * USUAL_PRODUCT

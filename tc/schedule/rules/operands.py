@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u8
 from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.intrinsic import INTRINSICS
@@ -16,7 +17,7 @@ from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import TILE_ROWS, dot_name, interleave_name, tile_dot_name
 from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
-from tc.schedule.rules.common import TYPICAL_SYMBOLIC, lanes_for
+from tc.schedule.rules.common import lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.rules.matrix_tiles import TILE_BYTES, Grid, best_grid, grid_cycles, grids_of
 from tc.schedule.step import Schedule
@@ -79,7 +80,7 @@ def choose_tiles(contraction: Contraction, target: Target, strict: bool = False)
     """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
     store = contraction.info.writes[0]
     sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
-    rows, columns, depth = (_count(contraction, axes, TYPICAL_SYMBOLIC) for axes in sides)
+    rows, columns, depth = (_count(contraction, axes, USUAL_PRODUCT) for axes in sides)
     for lhs, rhs in _TILES.get(store.buffer.dtype, ()):
         known = INTRINSICS[tile_dot_name(lhs, rhs)]
         if not known.is_there(target.features) or (lhs is bf16 and (strict or depth > LONGEST_CHAIN)):
@@ -145,7 +146,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     dot = choose_dot(contraction, target, strict) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
         if dot.grid is not None:
-            fitting = grids_of(_count(contraction, contraction.rows[-1:], TYPICAL_SYMBOLIC))
+            fitting = grids_of(_count(contraction, contraction.rows[-1:], USUAL_PRODUCT))
             dot = replace(dot, grid=schedule.choose(name, "tile_grid", fitting, dot.grid, ordered=False))
         _stage_for_dot(schedule, contraction, dot, target)
         return dot

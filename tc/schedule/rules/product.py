@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.expr import Const, Var
 from tc.schedule.analysis import Contraction
 from tc.schedule.rules.common import (
-    TYPICAL_SYMBOLIC,
     buffer_bytes,
     divisors,
     extent_value,
@@ -367,7 +367,7 @@ def _reads_less_by_columns(schedule: Schedule, product: TiledProduct, tiles: Til
     """
     near = product.target.l2_bytes // 2
     lhs, rhs = product.lhs_bytes, product.rhs_bytes
-    row_tiles = known_product(schedule, tiles.rows, TYPICAL_SYMBOLIC // max(1, product.tile.rows))
+    row_tiles = known_product(schedule, tiles.rows, USUAL_PRODUCT // max(1, product.tile.rows))
     column_tiles = known_product(schedule, [tiles.columns], 8)
     return rhs > near and (0 if lhs <= near else column_tiles * lhs) < row_tiles * rhs
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from math import log2, prod
 
 from tc.cost.rates import L2_STREAMS
+from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.expr import Const, Load, Var, is_const
 from tc.ir.uses import reads_memory
 from tc.schedule.analysis import Contraction, block_infos
-from tc.schedule.rules.common import TYPICAL_SYMBOLIC, lanes_for
+from tc.schedule.rules.common import lanes_for
 from tc.schedule.rules.operands import moves_apart
 from tc.schedule.rules.reduction import schedule_rows
 from tc.schedule.step import Schedule
@@ -85,7 +86,7 @@ def _can_turn(schedule: Schedule, contraction: Contraction, depth: Var) -> bool:
 def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target) -> bool:
     """Whether sums along the depth take fewer cycles than a tile whose vectors hold all columns, a row's number being broadcast to them."""
     lanes, machine = lanes_for(contraction.info, target), machine_of(target)
-    sizes = {axis.var: int(e.value) if isinstance(e := axis.extent, Const) else TYPICAL_SYMBOLIC for axis in contraction.info.block.axes}
+    sizes = {axis.var: int(e.value) if isinstance(e := axis.extent, Const) else USUAL_PRODUCT for axis in contraction.info.block.axes}
     terms = sizes[depth]
     if terms < lanes:
         return False
