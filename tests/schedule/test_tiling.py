@@ -85,6 +85,14 @@ def test_a_second_height_saves_cycles_where_rows_are_symbolic() -> None:
     assert both <= min(tiling._mean_cycles(24, (tile.rows, rows), tile.vectors, GENERIC) for rows in range(2, tile.rows))
 
 
+def test_tiles_are_wide_where_rows_cost_more_than_their_few_steps() -> None:
+    deep, shallow = (TileSpace(1015, 1, 19, 16, 32, row_cycles=cycles) for cycles in (0.0, tiling.ROW_CYCLES / 10))
+
+    assert deep.best().vectors == tiling.PREFERRED_VECTORS
+    assert shallow.best().vectors > tiling.PREFERRED_VECTORS
+    assert shallow.cycles(deep.best()) > 1.1 * shallow.cycles(shallow.best())
+
+
 def test_rows_of_a_matrix_are_read_by_wide_tiles() -> None:
     packed, row_major = TileSpace(5, 1, 86, 16, 32).best(), TileSpace(5, 1, 86, 16, 32, is_row_major=True).best()
 

@@ -20,7 +20,7 @@ from tc.passes.graph.knobs import knob_of_call
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
-from tc.schedule.rules.tiling import NEAR_VECTORS, is_clashing_pitch
+from tc.schedule.rules.tiling import MOST_SHALLOW_TERMS, NEAR_VECTORS, is_clashing_pitch
 
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
@@ -47,7 +47,7 @@ def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[GraphRule, 
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
             return lanes
-        default = NEAR_VECTORS if _rows_clash(m) else PANEL_VECTORS
+        default = NEAR_VECTORS if _rows_clash(m) or _is_shallow(m) else PANEL_VECTORS
         knob = knob_of_call(m.call("matmul"), "pack_matmul", PANELS, default)
         return decide_number(decide, knob) * lanes
 
@@ -94,6 +94,11 @@ def _rows_clash(m: Match) -> bool:
     *rows, pitch = m.type_of("x").shape
     is_row = all(is_const(dim, 1) for dim in rows)
     return not is_row and is_clashing_pitch(pitch, f32)
+
+
+def _is_shallow(m: Match) -> bool:
+    """Whether sums are so short that wide tiles are the better ones."""
+    return isinstance(depth := m.type_of("x").shape[-1], Const) and int(depth.value) <= MOST_SHALLOW_TERMS
 
 
 def _x(b: GraphBuilder, *shape: int) -> Atom:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from tc.ir.expr import Const, Var
 from tc.ir.node import walk
@@ -22,7 +23,7 @@ from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile import lower_versions, split_off
-from tc.schedule.rules.tiling import FEW_ROWS, NEAR_VECTORS, Tile, TileSpace
+from tc.schedule.rules.tiling import FEW_ROWS, MOST_SHALLOW_TERMS, NEAR_VECTORS, ROW_CYCLES, Tile, TileSpace
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -176,7 +177,16 @@ def _tile_space(
     near = is_even and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
     clash = rows_clash(contraction)
     machine, divide = machine_of(target), roles.vectors_divide
-    return TileSpace(row_count, outer_rows, blocks, lanes, registers, divide, panel, divided, is_row_major, near, clash, machine)
+    each = _row_cycles(contraction) if roles.blocks is None else 0.0
+    return TileSpace(row_count, outer_rows, blocks, lanes, registers, divide, panel, divided, is_row_major, near, clash, machine, each)
+
+
+def _row_cycles(contraction: Contraction) -> float:
+    """What a row of a tile costs beside its steps, for each of them; 0 where there are many, or their number is not known."""
+    depth = [axis.extent for axis in contraction.info.block.axes if axis.var in contraction.depth]
+    terms = prod(int(size.value) for size in depth if isinstance(size, Const))
+    is_shallow = all(isinstance(size, Const) for size in depth) and 0 < terms <= MOST_SHALLOW_TERMS
+    return ROW_CYCLES / terms if is_shallow else 0.0
 
 
 def _choose(schedule: Schedule, block: str, space: TileSpace) -> Tile:

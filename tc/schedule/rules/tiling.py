@@ -28,6 +28,12 @@ MOST_SYMBOLIC_ROWS = 14
 TILE_CYCLES = 1.4
 """What a step costs beside its multiply-adds, measured on tiles of 7 to 13 rows by two vectors; it speaks for high tiles."""
 
+ROW_CYCLES = 4.0
+"""What a row of a tile costs beside its steps: addresses, first values, a store that begins in the middle of a line."""
+
+MOST_SHALLOW_TERMS = 64
+"""Terms of a sum up to which that counts: it then speaks for wide tiles, of which a row has fewer."""
+
 VARIOUS_ROWS = (*(round(8 * 1.11**step) for step in range(46)), *(8, 16, 24, 32, 48, 64, 96, 128, 256, 512))
 """Numbers of rows that stand for a symbolic one, the mean over these counts: all sizes up to a thousand, round ones more than others."""
 
@@ -86,7 +92,7 @@ class TileSpace:
     `exact`: only tiles that leave no rows over. `is_row_major`: a step of the sum reads its vectors side by side from a row of
     the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones. `near_rhs`: the rhs of a tile
     stays in the first-level cache from one tile to the next. `clashing_rows`: rows of the lhs share one set of that cache, so a tile
-    had better have few of them.
+    had better have few of them. `row_cycles`: what a row of a tile costs beside its steps, for each of them.
     """
 
     rows: int | None
@@ -101,6 +107,7 @@ class TileSpace:
     near_rhs: bool = False
     clashing_rows: bool = False
     machine: CoreRates = GENERIC
+    row_cycles: float = 0.0
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -131,7 +138,7 @@ class TileSpace:
 
     def tile_cost(self, rows: int, vectors: int) -> int:
         """What a tile of so many rows costs, in a hundredth of a cycle for each step of the sum."""
-        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors, self.machine))
+        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors, self.machine, self.row_cycles))
 
     def second_height(self, tile: Tile) -> int:
         """Rows of a lower tile that leaves fewer rows over where `tile` leaves many, their number being symbolic; 0: none pays."""
@@ -144,8 +151,8 @@ class TileSpace:
         blocks = self.blocks or 16
         heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
         pairs = {rows: (tile.rows, rows) for rows in heights}
-        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors, self.machine)} | {
-            rows: _mean_cycles(blocks, pair, tile.vectors, self.machine) for rows, pair in pairs.items()
+        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors, self.machine, self.row_cycles)} | {
+            rows: _mean_cycles(blocks, pair, tile.vectors, self.machine, self.row_cycles) for rows, pair in pairs.items()
         }
 
     def cycles(self, tile: Tile) -> float:
@@ -153,7 +160,8 @@ class TileSpace:
         blocks = self.blocks or 16
         if self.rows is None:
             return min(self._cycles_by_second(tile).values())
-        return _total_cycles(self.rows, self.outer_rows, blocks, tile, self.near_rhs, self.machine)
+        rows = self.rows * self.outer_rows * -(-blocks // tile.vectors)
+        return _total_cycles(self.rows, self.outer_rows, blocks, tile, self.near_rhs, self.machine) + rows * self.row_cycles
 
 
 @lru_cache(maxsize=8192)
@@ -195,18 +203,18 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs:
 
 
 @lru_cache(maxsize=8192)
-def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: CoreRates) -> float:
+def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
 
     def cycles(rows: int) -> float:
         whole = [height for height in heights if height <= rows] or [min(FEW_ROWS, *heights)]
-        return min(-(-rows // height) * _tile_cycles(blocks, height, vectors, machine) for height in whole) / rows
+        return min(-(-rows // height) * _tile_cycles(blocks, height, vectors, machine, row_cycles) for height in whole) / rows
 
     return sum(map(cycles, VARIOUS_ROWS)) / len(VARIOUS_ROWS)
 
 
-def _tile_cycles(blocks: int, height: int, vectors: int, machine: CoreRates) -> float:
+def _tile_cycles(blocks: int, height: int, vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles of one step of the sum for a tile of rows over all columns, with what it costs beside its multiply-adds."""
     full, rest = divmod(blocks, vectors)
     steps = full * cycles_per_step(height, vectors, machine=machine) + cycles_per_step(height, rest, machine=machine)
-    return steps + TILE_CYCLES * -(-blocks // vectors)
+    return steps + (TILE_CYCLES + row_cycles * height) * -(-blocks // vectors)
