@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from math import isqrt
 
+from tc.ir.dtype import i16
 from tc.ir.expr import Const, Var
 from tc.ir.node import walk
 from tc.ir.x86_intrinsics import TILE_ROWS, tile_zero_name
@@ -213,7 +214,9 @@ def _unroll_blocks(schedule: Schedule, total: TileSum, loop: str, extent: int) -
 def _unroll_steps(schedule: Schedule, total: TileSum, loop: str, extent: int) -> tuple[list[str], list[str]]:
     """Cut a few steps of the sum off the innermost loop, and unroll them."""
     counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
-    count = schedule.choose(total.product.name, "depth_unroll", counts, DEPTH_UNROLL if DEPTH_UNROLL in counts else 1)
+    dot = total.product.dot
+    usual = 1 if dot is not None and dot.lhs is i16 else DEPTH_UNROLL  # LLVM adds the products of two steps before it adds them to the sum
+    count = schedule.choose(total.product.name, "depth_unroll", counts, usual if usual in counts else 1)
     if count == 1:
         return [loop], []
     steps, few = schedule.split(loop, count)
