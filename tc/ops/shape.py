@@ -9,7 +9,7 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError
-from tc.ir.arith import simplify
+from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import (
     Const,
@@ -366,12 +366,16 @@ def _kept(dim: Expr, before: Expr, after: Expr) -> tuple[Expr, Expr]:
     return first, dim - first - maximum(neg(after), 0)
 
 
-def _source_index(index: Expr, dim: Expr, mode: str) -> Expr:
-    """Where an index outside [0, dim) takes its element from."""
+def _source_index(index: Expr, dim: Expr, mode: str, is_near: bool) -> Expr:
+    """Where an index outside [0, dim) takes its element from. `is_near`: it is no further out than the elements on the other side of
+    the edge, which needs no division."""
     if mode == "edge":
         return maximum(minimum(index, dim - 1), 0)
     if mode == "wrap":
         return index % dim
+    if is_near:
+        folded = maximum(index, -index)
+        return minimum(folded, (dim - 1) * 2 - folded)
     period = maximum((dim - 1) * 2, 1)  # reflect: 0 1 2 3 2 1 | 0 1 ...
     folded = index % period
     return minimum(folded, period - folded) if not is_const(dim, 1) else const(0)
@@ -391,7 +395,8 @@ def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) ->
             begins, ends = not is_const(pads[d], 0), not is_const(pads[rank + d], 0)
             if attrs.mode != "constant":
                 first, count = _kept(x.shape[d], pads[d], pads[rank + d])
-                indices.append(first + _source_index(index - first, count, attrs.mode) if begins or ends else axis)
+                is_near = all(prove(pads[place] < count) is True for place in (d, rank + d))
+                indices.append(first + _source_index(index - first, count, attrs.mode, is_near) if begins or ends else axis)
                 continue
             indices.append(index)
             if begins:
@@ -411,6 +416,8 @@ def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for mode in ("constant", "edge", "reflect", "wrap"):
         yield [_f32(rng, 4, 5)], {"pads": (1, 2, 0, 3), "mode": mode}
         yield [_f32(rng, 4, 5)], {"pads": (-2, 4, 3, -3), "mode": mode}
+        yield [_f32(rng, 4, 5)], {"pads": (3, 4, 3, 4), "mode": mode}
+        yield [_f32(rng, 1, 5)], {"pads": (0, 9, 0, 6), "mode": mode}
     yield [_f32(rng, 4), np.array(7.0, np.float32)], {"pads": (2, 1), "mode": "constant"}
     yield [_f32(rng, 4, 5)], {"pads": (-1, 0, 2, -2), "mode": "constant"}
 

@@ -128,7 +128,7 @@ def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> 
         return least
     value = info.writes[0].value
     lanes = target.vector_bits // max(8, min(access.buffer.dtype.bits for access in accesses))
-    registers = (MOST_VECTORS if target.vector_bits == 512 else MOST_VECTORS // 2) // (2 if _is_function(value) else 1)
+    registers = (MOST_VECTORS if target.vector_bits == 512 else MOST_VECTORS // 2) // (2 if is_function(value) else 1)
     while lanes > least and (lanes * _widest_bits(value) > registers * target.vector_bits or (extent is not None and lanes > extent)):
         lanes //= 2
     return max(lanes, least)
@@ -137,7 +137,7 @@ def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> 
 _FEW_INSTRUCTIONS = frozenset("fma floor ceil round trunc abs sign isnan isinf".split())
 
 
-def _is_function(value: Expr) -> bool:
+def is_function(value: Expr) -> bool:
     """Whether something is computed that takes many instructions and registers."""
     calls = any(isinstance(node, MathCall) and node.name not in _FEW_INSTRUCTIONS for node in walk(value))
     return calls or any(isinstance(node, (Div, FloorDiv)) and not node.dtype.is_float for node in walk(value))

@@ -7,11 +7,25 @@ from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, loads_of, set_parallel, stream_lanes
+from tc.schedule.rules.common import (
+    extent_value,
+    is_function,
+    known_product,
+    lanes_for,
+    loads_of,
+    set_parallel,
+    stream_lanes,
+)
 from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.tile import cut_overlapped, is_moved, peel, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
+
+LINE_BYTES = 64
+"""Of a cache."""
+
+ROW_VECTORS = 4
+"""Vectors of a row that are taken without a loop: what is chosen by the place, as in a concatenation, is known in each of them."""
 
 
 def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
@@ -33,7 +47,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         return
     if len(loops) > 1 and _is_flat(info) and schedule.choose(block, "flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
-    if _schedule_squares(schedule, info, loops, lanes_for(info, target)):
+    if _schedule_squares(schedule, info, loops, target):
         return
     info, loops = block_info(schedule, block), list(schedule.loops_of(block))  # some may have been joined
     row = _row_length(info, loops[-1], extent_value(schedule, loops[-1]), lanes_for(info, target))
@@ -50,7 +64,10 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         elif outer:
             set_parallel(schedule, block, outer, extent)
         return
-    vectors = schedule.choose(block, "vectors", [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent], 1)
+    counts = [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent]
+    is_row = bool(outer) and extent is not None and not any(is_function(store.value) for store in info.writes)
+    usual = max(count for count in counts if count <= ROW_VECTORS) if is_row else 1
+    vectors = schedule.choose(block, "vectors", counts, usual)
     if vectors > 1:
         out, few, inner = schedule.split(last, (None, vectors, lanes))
         schedule.unroll(few)
@@ -100,12 +117,12 @@ def _schedule_rows(schedule: Schedule, info: BlockInfo, loops: list[str], row: i
     set_parallel(schedule, info.name, [*loops[:-1], rows], row)
 
 
-def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
+def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], target: Target) -> bool:
     """Where an operand is contiguous along another loop than the result: squares, read along one and written along the other.
 
     Codegen exchanges the axes of a square in registers. False: there is no such loop, or it is short.
     """
-    found = _read_along(info, loops)
+    found, lanes = _read_along(info, loops), lanes_for(info, target)
     if found is None:
         return False
     row, block = found
@@ -126,7 +143,8 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lan
     columns, last = (None, last) if extents[1] == lanes else schedule.split(last, lanes)
     guarded = [loop for loop, extent in ((rows, extents[0]), (columns, extents[1])) if loop and (extent is None or extent % lanes)]
     tiles = [rows, *([columns] if columns else [])]
-    order = schedule.choose(info.name, "order", ("rows", "columns"), "rows", ordered=False) if columns else "rows"
+    usual = "columns" if not block and _are_read_apart(*extents, target) else "rows"
+    order = schedule.choose(info.name, "order", ("rows", "columns"), usual, ordered=False) if columns else "rows"
     schedule.reorder(*around, *(tiles if order == "rows" else reversed(tiles)), row, last)
     schedule.vectorize(last)
     schedule.unroll(row)
@@ -138,6 +156,12 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], lan
     else:
         set_parallel(schedule, info.name, [loop for loop in tiles if loop not in guarded][:1], inside)
     return True
+
+
+def _are_read_apart(rows: int | None, columns: int | None, target: Target) -> bool:
+    """Whether an operand that is read across has so many rows that a line of each does not stay in the first-level cache until its rest
+    is wanted, and the result has no more: then the operand is read row by row, and the result written across."""
+    return rows is not None and columns is not None and rows <= columns and columns * LINE_BYTES > target.l1_bytes
 
 
 def _joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, lanes: int) -> list[str]:

@@ -1,0 +1,43 @@
+"""What the rule for data movement chooses: how squares follow each other, how much of a row is taken without a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tc.ir.expr import FloorMod, Load
+from tc.ir.loop import PrimFunc
+from tc.ir.node import walk
+from tc.ops.registry import OPS
+from tc.schedule.knobs import Value
+from tc.schedule.rules import apply_rules
+from tc.target import Target
+from tests.ops.kernels import make_prim_func
+
+WIDE = Target.parse("x86-64-v4")
+
+
+def chosen(func: PrimFunc, what: str) -> list[Value]:
+    return [choice.value for choice in apply_rules(func, WIDE).choices if choice.knob.name.endswith(f"/{what}")]
+
+
+@pytest.mark.parametrize(("shape", "order"), [((3000, 80), "columns"), ((3000, 3000), "columns"), ((80, 3000), "rows"), ((60, 50), "rows")])
+def test_an_operand_of_many_rows_is_read_row_by_row(shape: tuple[int, int], order: str) -> None:
+    func = make_prim_func(OPS["transpose"], [np.zeros(shape, np.float32)], {"perm": (1, 0)})
+
+    assert chosen(func, "order") == [order]
+
+
+def test_a_few_vectors_of_a_row_are_taken_without_a_loop() -> None:
+    rows = make_prim_func(OPS["concat"], [np.zeros((7, 30), np.float32), np.zeros((7, 50), np.float32)], {"axis": 1})
+    short = make_prim_func(OPS["concat"], [np.zeros((7, 20), np.float32), np.zeros((7, 20), np.float32)], {"axis": 1})
+
+    assert (chosen(rows, "vectors"), chosen(short, "vectors")) == ([4], [2])
+
+
+@pytest.mark.parametrize(("pads", "divides"), [((0, 3, 0, 8), False), ((0, 9, 0, 0), True)])
+def test_padding_that_reflects_elements_once_divides_nothing(pads: tuple[int, ...], divides: bool) -> None:
+    func = make_prim_func(OPS["pad"], [np.zeros((4, 9), np.float32)], {"pads": pads, "mode": "reflect"})
+
+    indices = [index for load in walk(func.body) if isinstance(load, Load) for index in load.indices]
+    assert any(isinstance(node, FloorMod) for index in indices for node in walk(index)) == divides
