@@ -4,8 +4,9 @@
     python -m benchmarks.held_out --seed 1 --retime             times the defaults and the winners that are kept once more
     python -m benchmarks.held_out --seed 1 --versus ../old      lets the tuner of another version search the same kernels
 
-writes HELD_OUT.json and HELD_OUT.md beside this file after every kernel; what is there is not measured again unless `--again`. Of a
-model with several kernels the one that takes longest is tuned. Its results, and those of every winner, are compared with onnxruntime's
+writes HELD_OUT.json and HELD_OUT.md beside this file after every kernel. A search whose time was over before its trials were made goes on
+when the same is asked again, others are not made again unless `--again`; winners are kept. Of a model with several kernels the one that
+takes longest is tuned. Its results, and those of every winner, are compared with onnxruntime's
 or the reference interpreter's. Winners are timed again in turns with the default, the best of them once more: that is its ratio.
 """
 
@@ -30,6 +31,7 @@ import tc
 from benchmarks import drawn_kernels, held_out_report
 from benchmarks.drawn_kernels import Drawn
 from benchmarks.report import describe_machine
+from tc.autotune.events import Event, TaskStopped
 from tc.autotune.measure import LocalRunner
 from tc.autotune.runner import Job, Measurement
 from tc.autotune.task import Task
@@ -47,8 +49,8 @@ from tc.target import Target, native_target
 
 FOLDER = Path(__file__).parent
 
-WINNERS = 4
-"""Schedules of a search that are timed again."""
+WINNERS, KEPT = 4, 8
+"""Schedules of a search that are timed again, and of all searches that are kept."""
 
 AGAIN_EFFORT, FINAL_EFFORT = 6.0, 24.0
 """How much longer than a trial they are timed, and the best of them at last."""
@@ -105,13 +107,20 @@ def job_of(task: Task, winner: Winner, effort: float = 1.0) -> Job:
     return Job(task.workload(winner.variant), winner.trace, trace, task.workload(variant), effort)
 
 
-def search(task: Task, runner: LocalRunner, trials: int, seconds: float, folder: Path) -> tuple[list[Winner], int]:
-    """What a search found that is faster than the default and right, the best first; and how many trials there were."""
-    database = Database(folder / "records.jsonl")
-    tuner = Tuner([task], runner, database, trials_per_task=trials, budget_seconds=seconds, threshold=0.0, transfer=False)
-    result = tuner.run()
-    records = list(database.records())
-    return [Winner(r.variant, r.trace, r.point) for r in best_records(records) if r.verified], result.tasks[0].trials
+def search(task: Task, runner: LocalRunner, trials: int, seconds: float, seed: int) -> tuple[list[Winner], int, bool]:
+    """What a search found that is faster than the default and right, the best first; how many trials there were; whether those were all."""
+    stops: list[TaskStopped] = []
+
+    def note(event: Event) -> None:
+        stops.extend([event] if isinstance(event, TaskStopped) else [])
+
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(Path(folder) / "records.jsonl")
+        bounds: dict[str, Any] = {"trials_per_task": trials, "budget_seconds": seconds, "seed": seed}
+        result = Tuner([task], runner, database, threshold=0.0, transfer=False, on_event=note, **bounds).run()
+        records = list(database.records())
+    winners = [Winner(record.variant, record.trace, record.point) for record in best_records(records) if record.verified]
+    return winners, result.tasks[0].trials, bool(stops)
 
 
 def best_records(records: Iterable[Record]) -> list[Record]:
@@ -172,16 +181,15 @@ def differs(task: Task, winner: Winner, runner: LocalRunner) -> str | None:
     return runner.check(job_of(task, winner), inputs, expected)
 
 
-def time_again(task: Task, winners: Sequence[Winner], runner: LocalRunner) -> tuple[Winner | None, Measurement | None]:
-    """The best of some schedules in turns with the default, and its last time; None where none is faster."""
-    legal = [winner for winner in winners if is_legal(task, winner)]
+def time_again(task: Task, winners: Iterable[Winner], runner: LocalRunner) -> tuple[list[Winner], Measurement | None]:
+    """Those of some schedules that can still be made, the best in turns with the default first, and its last time, if there is one."""
+    different = {(winner.variant, winner.trace): winner for winner in winners if winner.variant in task.variants}
+    legal = [winner for winner in different.values() if is_legal(task, winner)]
     timed = runner.measure([job_of(task, winner, AGAIN_EFFORT) for winner in legal])
-    if not timed:
-        return None, None
-    winner, first = min(zip(legal, timed, strict=True), key=lambda pair: pair[1].ratio)
-    if first.error is not None:
-        return None, None
-    return winner, runner.measure([job_of(task, winner, FINAL_EFFORT)])[0]
+    pairs = sorted(zip(legal, timed, strict=True), key=lambda pair: pair[1].ratio)
+    found = [winner for winner, first in pairs if first.error is None][:KEPT]
+    last = runner.measure([job_of(task, found[0], FINAL_EFFORT)])[0] if found else None
+    return (found, last) if last is not None and last.error is None else ([], None)
 
 
 def measure(drawn: Drawn, runner: LocalRunner, row: dict[str, Any] | None, args: argparse.Namespace) -> dict[str, Any]:
@@ -189,18 +197,20 @@ def measure(drawn: Drawn, runner: LocalRunner, row: dict[str, Any] | None, args:
     task, default = heaviest_task(drawn, runner)
     variant, _, point = default_of(task)
     known = [Winner(w["variant"], w["trace"], w["point"], w["tuner"]) for w in row["winners"]] if row else []
-    trials, wrong = (row["trials"], row["wrong"]) if row else ({}, "")
-    with tempfile.TemporaryDirectory() as folder:
-        if args.versus is not None:
+    trials, wrong, is_done = (row["trials"], row["wrong"], row["is_done"]) if row else ({}, "", False)
+    if args.versus is not None:
+        with tempfile.TemporaryDirectory() as folder:
             records = search_elsewhere(drawn, args.versus, args.trials, args.seconds, Path(folder))
-            known = [w for w in known if w.tuner != "old"] + replayed(task, records, runner)
-            trials = {**trials, "old": len({record.schedule_key for record in records})}
-        elif not args.retime:
-            wrong = wrong_result(drawn)
-            winners, count = search(task, runner, args.trials, args.seconds, Path(folder))
-            known = [w for w in known if w.tuner != "new"] + winners[:WINNERS]
-            trials = {**trials, "new": count}
-    best, timed = time_again(task, known, runner)
+        known += replayed(task, records, runner)
+        trials = {**trials, "old": len({record.schedule_key for record in records})}
+    elif not args.retime:
+        wrong, made = wrong_result(drawn), trials.get("new", 0)
+        wanted = args.trials - made if made < args.trials - 1 else args.trials
+        winners, count, is_done = search(task, runner, wanted, args.seconds, made)
+        known += winners[:WINNERS]
+        trials = {**trials, "new": made + count}
+    found, timed = time_again(task, known, runner)
+    best = found[0] if found else None
     return {
         "seed": args.seed,
         "class": drawn.kind,
@@ -212,11 +222,12 @@ def measure(drawn: Drawn, runner: LocalRunner, row: dict[str, Any] | None, args:
         "is_open": len(task.variants) > 1 or bool(point),
         "wrong": wrong,
         "trials": trials,
+        "is_done": is_done,
         "default_seconds": default.reference_seconds,
         "ratio": [1.0, 1.0, 1.0] if timed is None else [x / timed.reference_seconds for x in (timed.seconds, timed.low, timed.high)],
         "tuner": best.tuner if best else "",
         "differing": _differing(dict(point), variant, best) if best else {},
-        "winners": [dataclasses.asdict(winner) for winner in known],
+        "winners": [dataclasses.asdict(winner) for winner in found],
         **describe_machine(),
         "features": ",".join(one_core().features),
         "versions": {name: metadata.version(name) for name in PACKAGES if name != "tc"} | {"tc": tc.__version__},
@@ -243,11 +254,14 @@ def run(args: argparse.Namespace, keep: Callable[[], None], rows: list[dict[str,
             drawn = drawn_kernels.draw(kind, name, args.seed)
             place = next((k for k, r in enumerate(rows) if (r["seed"], r["class"], r["name"]) == (args.seed, kind, name)), None)
             old = rows[place] if place is not None and rows[place]["shape"] == drawn.shape else None
-            is_known = old is not None and (args.versus is None or "old" in old["trials"])
+            is_known = old is not None and (old["is_done"] if args.versus is None else "old" in old["trials"])
             if (is_known and not (args.again or args.retime)) or (old is None and args.retime):
                 continue
             row = measure(drawn, runner, old, args)
-            rows[place : None if place is None else place + 1] = [row] if place is not None else [*rows, row]
+            if place is None:
+                rows.append(row)
+            else:
+                rows[place] = row
             keep()
             print(held_out_report.as_line(row), flush=True)
 

@@ -67,7 +67,9 @@ def test_a_search_is_kept_and_not_made_again(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "HELD_OUT.json").read_text() == first
     assert len(capsys.readouterr().out.splitlines()) == 2
     held_out.main([*arguments, "--retime"])
-    assert [r["winners"] for r in json.loads((tmp_path / "HELD_OUT.json").read_text())["rows"]] == [r["winners"] for r in rows]
+    again = json.loads((tmp_path / "HELD_OUT.json").read_text())["rows"]
+    assert [sorted(w["trace"] for w in r["winners"]) for r in again] == [sorted(w["trace"] for w in r["winners"]) for r in rows]
+    assert [r["trials"] for r in again] == [r["trials"] for r in rows]
 
 
 def test_the_page_counts_no_more_than_one_and_only_what_has_choices() -> None:
