@@ -37,6 +37,9 @@ INSTRUCTION_SETS = (
     "neon",
 )
 
+BUSY_LOAD = 0.5
+"""The mean number of programs that wanted a processor in the last minute from which a measurement is not to be relied on."""
+
 EPILOG = """\
 examples:
   tc doctor --measure       take the rates of this machine's cores; what is compiled from then on goes by them
@@ -106,13 +109,13 @@ def change_rates(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("doctor: TC_MACHINE_FILE switches measured rates off")
     if args.forget:
         return {"forgotten": str(path) if forget_measured(path) else None}
-    target = native_target()
+    target, load = native_target(), os.getloadavg()[0]
     found = measure_rates(target)
     try:
         write_measured(target, found.rates, path)
     except OSError as error:
         raise UserError(f"doctor: {error.filename or path}: {error.strerror or error}") from error
-    return {"measured_now": dict(found.shown)}
+    return {"measured_now": dict(found.shown), "load_before": load}
 
 
 def rate_facts() -> dict[str, Any]:
@@ -217,6 +220,8 @@ def show(console: Console, data: dict[str, Any]) -> None:
         ("cache folder", describe_cache(cache)),
     ]
     rows += [("measured now", f"{name.rpartition(', ')[0]}: {value:.4g} {name.rpartition(', ')[2]}") for name, value in measured_now(data)]
+    if data["rates"].get("load_before", 0.0) > BUSY_LOAD:
+        rows.append(("measured now", "other programs were at work: memory and clock are theirs too; measure again on an idle machine"))
     if "forgotten" in data["rates"]:
         rows.append(("forgotten", data["rates"]["forgotten"] or "nothing was measured"))
     for name, package in data["optional"].items():

@@ -56,6 +56,8 @@ def test_doctor_keeps_what_it_measures_and_forgets_it(
     assert before["file"] is None and before["measured"] == [] and before["source"]["rates"]
     measured = rates("--measure")
     assert (measured["file"], measured["measured"], measured["values"]["fma_latency"]) == (str(path), ["fma_latency"], 4.5)
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 0.0, 0.0))
+    assert main(["doctor", "--measure"]) == 0 and "measure again on an idle machine" in " ".join(capsys.readouterr().out.split())
     assert measured["measured_now"] == {"L2 stream, G/s": 96.0} and measured["fingerprint"] != before["fingerprint"]
     assert main(["doctor"]) == 0 and "fma_latency measured" in "".join(capsys.readouterr().out.split("\n"))
     assert rates("--forget") == before | {"forgotten": str(path)}
