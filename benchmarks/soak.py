@@ -1,10 +1,14 @@
 """Compile and call thousands of small networks in one process, from several threads, and print how its memory grows.
 
     python -m benchmarks.soak --compilations 10000 --calls 100000 --threads 2
+    python -m benchmarks.soak --repeats 200 --forks 200
 
 No two networks are equal, nothing is taken from a cache, and modules are dropped by another thread than the one that made them. One
 network in `CHECKED` is compared with the reference implementation of ONNX. Exit code 1 for a wrong result or more growth than
 `--limit`, or if each network of the second half left more than `--heap-limit` in the C heap; a crash shows the stacks of all threads.
+`--repeats`: threads compile a few networks again and again, each another one at a time, and every result must have the bits of the first.
+`--forks`: while threads call and compile them, the process forks so often; each child calls one and compiles another, and must end with
+the same bits before `CHILD_SECONDS`.
 Under `LD_PRELOAD=libc_malloc_debug.so.0 MALLOC_CHECK_=3 MALLOC_PERTURB_=165` it is slower and finds more.
 """
 
@@ -17,9 +21,11 @@ import gc
 import os
 import queue
 import random
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +42,11 @@ CHECKED = 50
 
 ALIVE = 16
 """Modules that wait to be dropped."""
+
+KINDS = 7
+"""Networks that are compiled again and again."""
+
+CHILD_SECONDS = 120.0
 
 Array = np.ndarray
 
@@ -167,6 +178,95 @@ def drop_modules(dropped: queue.Queue[object], stop: threading.Event) -> None:
             time.sleep(0.002)
 
 
+def bits_of(model: bytes, x: Array, threads: int) -> bytes:
+    """What a network makes of an input, compiled anew."""
+    return np.asarray(tc.compile(model, threads=threads)(x)).tobytes()
+
+
+def compile_again(repeats: int, threads: int, seed: int) -> list[str]:
+    """Compile a few networks `repeats` times in all, from several threads at once; what did not have the bits of the first time."""
+    networks = [network(random.Random(seed + k)) for k in range(KINDS)]
+    first = [bits_of(model, x, 1) for model, x in networks]
+    failures: list[str] = []
+
+    def work(thread: int) -> None:
+        for number in range(thread, repeats, threads):
+            which = (number + thread * KINDS // threads) % KINDS
+            if bits_of(*networks[which], threads=1 + number % 2) != first[which]:
+                failures.append(f"compilation {number} of network {which} has other bits")
+
+    _run_together([lambda thread=thread: work(thread) for thread in range(threads)], failures)  # type: ignore[misc]
+    return failures
+
+
+def fork_again(forks: int, threads: int, seed: int) -> list[str]:
+    """Fork while threads call and compile; what the children did wrong, and those that did not end."""
+    networks = [network(random.Random(seed + k)) for k in range(KINDS)]
+    compiled = [tc.compile(model, threads=2) for model, _ in networks]
+    first = [np.asarray(module(x)).tobytes() for module, (_, x) in zip(compiled, networks, strict=True)]
+    failures: list[str] = []
+    stop = threading.Event()
+
+    def use(thread: int) -> None:
+        number = thread
+        while not stop.is_set():
+            number += 1
+            which = number % KINDS
+            model, x = networks[which]
+            found = bits_of(model, x, 2) if number % 5 == 0 else np.asarray(compiled[which](x)).tobytes()
+            if found != first[which]:
+                failures.append(f"a call of network {which} has other bits")
+
+    def fork() -> None:
+        for number in range(forks):
+            which = number % KINDS
+            child = os.fork()
+            if child == 0:
+                status = 2  # of an error
+                try:
+                    model, x = networks[(which + 1) % KINDS]
+                    same = np.asarray(compiled[which](networks[which][1])).tobytes() == first[which]
+                    status = 0 if same and bits_of(model, x, 2) == first[(which + 1) % KINDS] else 1
+                finally:
+                    os._exit(status)
+            failures.extend(_failure_of(child, number))
+        stop.set()
+
+    _run_together([fork, *(lambda thread=thread: use(thread) for thread in range(threads))], failures, stop)  # type: ignore[misc]
+    return failures
+
+
+def _failure_of(child: int, number: int) -> list[str]:
+    """What is wrong with a child, which is waited for."""
+    end = time.perf_counter() + CHILD_SECONDS
+    while time.perf_counter() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return [] if status == 0 else [f"child {number} ended with {status}"]
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return [f"child {number} hangs"]
+
+
+def _run_together(works: list[Callable[[], None]], failures: list[str], stop: threading.Event | None = None) -> None:
+    """Each in a thread of its own; an error of one is a failure, and the others end."""
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+            if stop is not None:
+                stop.set()
+
+    workers = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How many bytes the process has grown by from a tenth of the work to its end, how many of the C heap each network of the second
@@ -212,9 +312,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=50.0, help="megabytes that the process may grow by")
     parser.add_argument("--heap-limit", type=float, default=float("inf"), help="kilobytes of C heap that each network may keep")
+    parser.add_argument("--repeats", type=int, default=0, help="compilations of a few networks, again and again, instead")
+    parser.add_argument("--forks", type=int, default=0, help="forks while threads call and compile, instead")
     options = parser.parse_args()
     faulthandler.enable()
     os.environ["TC_CACHE_DIR"] = "off"
+    if options.repeats or options.forks:
+        failures = compile_again(options.repeats, options.threads, options.seed) if options.repeats else []
+        print(f"{options.repeats} compilations of {KINDS} networks in {options.threads} threads: {len(failures)} failures", flush=True)
+        failures += fork_again(options.forks, options.threads, options.seed) if options.forks else []
+        print(f"{options.forks} forks while {options.threads} threads call and compile; {len(failures)} failures in all")
+        print(*failures, sep="\n")
+        return int(bool(failures))
     found = run(options.compilations, options.calls, options.threads, options.seed)
     print(f"growth {found.growth / 1e6:.1f} MB, at most {options.limit:.0f}; each network of the second half keeps")
     print(f"{found.kept_for_each / 1e3:.1f} KB of C heap, at most {options.heap_limit:.0f}; {len(found.failures)} failures")

@@ -22,3 +22,11 @@ def test_many_compilations_leave_nothing_behind() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_threads_that_compile_and_forks_get_the_same_bits_every_time() -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--repeats", "200", "--forks", "200", "--threads", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,10 @@ from tc.errors import UserError
 from tc.frontend.dims import Dim
 from tc.frontend.imported import Imported
 from tc.frontend.onnx import load_model
+from tc.ir.index_ranges import check_indices
+from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
+from tc.ir.node import replace
 from tc.ir.verify import verify
 from tc.ops.restate import restate
 
@@ -36,5 +39,6 @@ def import_model(
     check_model(model)
     if isinstance(model, IRModule):
         verify(model)
-        return Imported(restate(model), (), ())
+        functions = (check_indices(func) if isinstance(func, PrimFunc) else func for func in model.functions)
+        return Imported(restate(replace(model, functions=tuple(functions))), (), ())
     return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal, overridden=overridden)

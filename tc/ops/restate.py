@@ -14,7 +14,7 @@ from tc.ir.graph import Binding, Call, CallFunction, CallTir, Function, If, map_
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import replace, substitute
-from tc.ir.types import FunctionType, TensorType, Type
+from tc.ir.types import DimFact, FunctionType, TensorType, Type
 from tc.ops.build import carried_requirements, full_attrs, operand_types
 from tc.ops.registry import Requirement, get_op, inference, require
 
@@ -65,6 +65,8 @@ def _check(binding: Binding, module: IRModule) -> None:
             for buffer, stated in zip(prim.buffers, types, strict=True):
                 wanted = TensorType(tuple(substitute(size, own) for size in buffer.shape), buffer.dtype)
                 _require_stated(stated, wanted, f"{callee}: {buffer.name}")
+            for fact in prim.facts:
+                _require_promised(fact, own[fact.var], callee)
         case CallFunction(callee=callee, args=args) if isinstance(callee.type, FunctionType):
             for k, (arg, param) in enumerate(zip(args, callee.type.params, strict=True)):
                 _require_stated(arg.type, param, f"argument {k} of a call", sizes=False)
@@ -74,6 +76,15 @@ def _check(binding: Binding, module: IRModule) -> None:
             for branch in (then_branch, else_branch):
                 for target, value in zip(targets, branch.results, strict=True):
                     _require_stated(target, value.type, branch.name, sizes=False)
+
+
+def _require_promised(fact: DimFact, dim: Expr, callee: str) -> None:
+    """State that a dim is what a loop program believes of it."""
+    require(dim >= fact.lo, f"{callee}: {fact.var.name} is at least {fact.lo}, but is {dim}")
+    if fact.hi is not None:
+        require(dim <= fact.hi, f"{callee}: {fact.var.name} is at most {fact.hi}, but is {dim}")
+    if fact.multiple_of != 1:
+        require(equal(dim % fact.multiple_of, 0), f"{callee}: {fact.var.name} is a multiple of {fact.multiple_of}, but is {dim}")
 
 
 def _tensor(type_: Type | None) -> TensorType | None:
