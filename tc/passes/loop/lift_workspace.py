@@ -19,7 +19,8 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
     A buffer fits when its size is constant and at most `max_stack_bytes`. Buffers inside a parallel loop belong to one iteration
     each; such a buffer that does not fit gets more dimensions: the extents of the parallel loops around it, or, with `threads`, one
     for the threads that run them, of which there are at most so many. Without `threads`, a loop as long as data or another loop says
-    runs its iterations one after the other then: the caller cannot know how many there are.
+    runs its iterations one after the other then: the caller cannot know how many there are. A
+    vectorized loop does so in any case: its lanes would share the buffer.
     The lifted buffers follow the outputs and count as outputs.
     """
     lifted: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
@@ -27,19 +28,21 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
     serial: set[For] = set()
     dims = set(func.dims)
 
-    def visit(stmt: Node, parallel: tuple[For, ...]) -> None:
+    def visit(stmt: Node, parallel: tuple[For, ...], lanes: tuple[For, ...] = ()) -> None:
         if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
             parallel = (*parallel, stmt)
+        if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED:
+            lanes = (*lanes, stmt)
         if isinstance(stmt, Alloc):
             if _fits_stack(stmt.buffer, max_stack_bytes):
                 kept.append(stmt)
             else:
                 even = [loop for loop in parallel if variables(loop.extent) <= dims and not reads_memory(loop.extent)]
-                serial.update(() if threads else set(parallel) - set(even))
+                serial.update(() if threads else set(parallel) - set(even), lanes)
                 lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel if threads else tuple(even), threads)
         for child in children(stmt):
             if isinstance(child, Stmt):
-                visit(child, parallel)
+                visit(child, parallel, lanes)
 
     visit(func.body, ())
     if not lifted and all(alloc.buffer.scope != "global" for alloc in kept):
