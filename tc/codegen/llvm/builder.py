@@ -168,7 +168,7 @@ class FunctionBuilder:
 
     def alloca(self, type_: str, count: int, align: int, hint: str) -> Value:
         result = self.name(f"{hint}.")
-        self.entry.append(f"  {result} = alloca {type_}, i64 {count}, align {align}")
+        self.entry.append(f"  {result} = alloca [{count} x {type_}], align {align}")
         self._allocas.add(result)
         return Value(result, "ptr")
 

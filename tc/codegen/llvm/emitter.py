@@ -19,6 +19,7 @@ from tc.codegen.llvm.intrinsics import emit_intrinsic
 from tc.codegen.llvm.loop_intrinsics import emit_loop_intrinsic, tree_value
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane, State, alias_scopes, memory_type
+from tc.codegen.llvm.products import MARK, is_all_products
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
@@ -68,9 +69,10 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     """
     name = symbol or func.name
     module = Module(features)
-    emitter = _Emitter(module, name, keep_in_tiles(select_intrinsics(func, module.features)))
+    chosen = keep_in_tiles(select_intrinsics(func, module.features))
+    emitter = _Emitter(module, name, chosen)
     emitter.emit_entry()
-    return KernelSource(name, str(module))
+    return KernelSource(name, (MARK if is_all_products(chosen) else "") + str(module))
 
 
 class _Emitter(ExpressionEmitter):
@@ -270,7 +272,7 @@ class _Emitter(ExpressionEmitter):
         b.lines.append("")
         with self.region():
             following = iterate(Value(counter, "i64"))
-            again = b.compare("icmp slt", following, end)
+            again = b.compare("icmp ne", following, end)
         b.lines[phi_at] = f"  {counter} = phi i64 [ {first.text}, %{start} ], [ {following.text}, %{b.block} ]"
         b.emit_void(f"br i1 {again.text}, label %{body}, label %{done}, !llvm.loop {self._loop_metadata()}")
         b.start_block(done)

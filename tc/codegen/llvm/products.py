@@ -1,0 +1,57 @@
+"""Kernels that are products in register tiles: as written, their hot loops are what they shall be, and few of LLVM's passes suffice."""
+
+from __future__ import annotations
+
+from tc.ir.expr import Add, Expr, Load, Mul, Var
+from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
+from tc.ir.node import children, walk
+from tc.ir.uses import variables
+
+MARK = "; products in register tiles\n"
+"""What the text of such a kernel begins with."""
+
+
+def is_all_products(func: PrimFunc) -> bool:
+    """Whether all that a kernel of known sizes adds up, of f32 or f64, are products of a vector and a number, and sums of such tiles.
+
+    Found by comparing code: what other passes than the few would do for such kernels is nothing, or an instruction outside of the hot
+    loop. Where sizes are symbolic, addresses are computed in loops that do not need them there; sums of other kinds gain from passes too.
+    """
+    if func.dims or any(not buffer.dtype.is_float or buffer.dtype.bits < 32 for buffer in func.buffers):
+        return False
+    found = _Sums()
+    return found.all_products(func.body, None) and found.products > 0
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.products = 0
+
+    def all_products(self, stmt: Stmt, lane: Var | None) -> bool:
+        match stmt:
+            case IntrinsicCall():
+                return False
+            case Store():
+                return self._is_product_or_copy(stmt, lane)
+            case For(kind=LoopKind.VECTORIZED):
+                return self.all_products(stmt.body, stmt.var)
+        return all(self.all_products(child, lane) for child in children(stmt) if isinstance(child, Stmt))
+
+    def _is_product_or_copy(self, store: Store, lane: Var | None) -> bool:
+        own = Load(store.buffer, store.indices)
+        if all(node is not own for node in walk(store.value)):
+            return True
+        if not isinstance(store.value, Add) or store.buffer.scope == "global" or lane is None:
+            return False
+        lhs, rhs = store.value.lhs, store.value.rhs
+        added = rhs if lhs is own else lhs
+        if isinstance(added, Load) and added.buffer.scope == "register":
+            return True
+        if not isinstance(added, Mul) or _depends(added.lhs, lane) is _depends(added.rhs, lane):
+            return False
+        self.products += 1
+        return True
+
+
+def _depends(expr: Expr, lane: Var) -> bool:
+    return any(var is lane for var in variables(expr))
