@@ -18,7 +18,7 @@ from tc.cost.nest import KINDS, Guard, MemoryAccess, Nest, NestLoop, Region, Sta
 from tc.ir.loop import LoopKind
 from tc.target import Target
 from tc.target.machine import machine_of
-from tc.target.table import CoreRates
+from tc.target.table import SET_BYTES, CoreRates
 
 _VECTORS = dict(zip(KINDS, (1.0, 1.0, 1.0, 2.0, 12.0, 1.0, 1.5, 16.0, 18.0, 1.0), strict=True))
 """How many vector operations one of each kind takes as long as. A function is a polynomial of some twenty operations."""
@@ -28,9 +28,6 @@ STEP_CYCLES, PARALLEL_STEP_CYCLES = 1.3, 10.0
 
 SHARES_PER_THREAD = 4
 """How many chunks a parallel loop makes for each thread at most, when no grain is larger."""
-
-SET_BYTES = 4096
-"""Addresses at a multiple of this distance share one set of the first-level cache."""
 
 STRIDED = 1.2
 """How much longer a cache line takes that does not lie beside those before."""

@@ -8,16 +8,13 @@ from functools import lru_cache
 from tc.cost.rates import L2_STREAMS
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr
-from tc.target.table import GENERIC, CoreRates
+from tc.target.table import GENERIC, SET_BYTES, CoreRates
 
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
 
 NEAR_VECTORS = 4
 """The same where the rhs of a tile stays in the first-level cache: the lhs is read the less often, and in fewer streams."""
-
-ALIASING_BYTES = 4096
-"""Addresses at a multiple of this distance share one set of the first-level cache."""
 
 MOST_CLASHING_ROWS = 8
 """Rows of a tile at most where their addresses share one set of the first-level cache, which holds 8 to 12 lines of a set."""
@@ -49,7 +46,7 @@ LEAST_GAIN_OF_SECOND = 0.02
 
 def is_clashing_pitch(pitch: Expr, dtype: DType) -> bool:
     """Whether rows of so many elements, a known number, evict each other from the first-level cache."""
-    return isinstance(pitch, Const) and int(pitch.value) * dtype.size_bytes % ALIASING_BYTES == 0
+    return isinstance(pitch, Const) and int(pitch.value) * dtype.size_bytes % SET_BYTES == 0
 
 
 @dataclass(frozen=True)
