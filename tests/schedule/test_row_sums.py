@@ -8,9 +8,11 @@ import pytest
 
 import tc
 from benchmarks.products import model, node
+from tc.codegen.llvm.emitter import emit_prim_func
 from tc.ir.dtype import f32
 from tc.ir.expr import Expr, Var
-from tc.ir.loop import PrimFunc
+from tc.ir.loop import For, LoopKind, PrimFunc
+from tc.ir.node import walk
 from tc.ir.types import DimFact
 from tc.passes.pipeline import finish_loops
 from tc.schedule.knobs import Decide, Knob, Value, follow
@@ -129,3 +131,19 @@ def test_not_a_number_and_infinity_of_a_row_stay_in_it() -> None:
     assert np.isnan(found[3]).all()
     assert np.isposinf(found[5]).all()
     assert (np.delete(found, (3, 5), axis=0) == 50).all()
+
+
+def test_tiles_of_part_of_a_vector_have_one_width() -> None:
+    """Sums of 14 columns that were stored from vectors of 16 were blended into what was there, in the chain of each sum."""
+    scheduled = apply_rules(product(1, 389, 217, 14), WIDE)
+
+    widths = {int(loop.extent.value) for loop in walk(scheduled.func.body) if isinstance(loop, For) and loop.kind is LoopKind.VECTORIZED}
+    assert (scheduled.rule, widths) == ("contraction", {14})
+
+
+def test_vectors_of_odd_widths_are_loaded_at_once_and_nothing_behind_them_is_read() -> None:
+    text = emit_prim_func(finish_loops(apply_rules(product(1, 60, 20, 14), WIDE).func), "kernel", WIDE.features).ir_text
+
+    assert "load <14 x float>, ptr %B" not in text
+    assert "@llvm.masked.load.v16f32.p0" in text
+    assert "i1 true, i1 false, i1 false>" in text

@@ -328,8 +328,20 @@ class MemoryEmitter:
             return self.b.emit(text, element, lanes)
         found = self.state.loaded.get(text)
         if found is None:
-            found = self.state.loaded[text] = self.b.emit(text, element, lanes)
+            is_odd = lanes & (lanes - 1) and buffer.dtype.bits >= 32 and self.module.has("avx512vl")
+            found = self.state.loaded[text] = self._odd_load(buffer, pointer, lanes) if is_odd else self.b.emit(text, element, lanes)
         return found
+
+    def _odd_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
+        """As many elements as no vector has, by one masked load: LLVM would put them together from shorter vectors."""
+        element, whole = memory_type(buffer.dtype), 1 << (lanes - 1).bit_length()
+        name, vector = f"llvm.masked.load.v{whole}{_short(element)}.p0", f"<{whole} x {element}>"
+        self.module.declare(name, vector, ["ptr", f"<{whole} x i1>", vector])
+        mask = ", ".join(f"i1 {str(lane < lanes).lower()}" for lane in range(whole))
+        text = f"call {vector} @{name}(ptr align {buffer.dtype.size_bytes} {pointer.text}, <{whole} x i1> <{mask}>, {vector} poison)"
+        loaded = self.b.emit(text, element, whole)
+        order = ", ".join(f"i32 {lane}" for lane in range(lanes))
+        return self.b.emit(f"shufflevector {loaded}, {vector} poison, <{lanes} x i32> <{order}>", element, lanes)
 
     def _strided_load(self, buffer: Buffer, pointer: Value, stride: int) -> Value:
         """Every second, third ... element, out of vectors that lie side by side. The last one ends with the last element wanted: nothing

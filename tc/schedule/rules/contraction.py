@@ -97,6 +97,8 @@ def _schedule_versions(
     """One schedule, or several where the number of rows is symbolic; see `_versions`."""
     lanes = lanes_for(block_info(schedule, final), target)
     roles = roles_of(schedule, contraction, final, lanes)
+    if dot is None and roles.blocks is None and depth_block(contraction.rhs, contraction.columns) is None:
+        lanes = min(lanes, extent_value(schedule, roles.lane) or lanes)  # of part of a vector: tiles of registers of one width
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     if dot is not None:
         space = replace(space, vectors_divide=dot.columns(contraction, target) // lanes, is_row_major=False, panel=1)

@@ -20,8 +20,8 @@ from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
 
-STEP_CYCLES = 1.0
-"""What a step of a tile takes for a row whose columns are part of a vector: half as many are rarely reached, loads being masked."""
+ROW_CYCLES = 20.0
+"""What a row of a tile takes beside its steps, of one load and one multiply-add each: its masked store, and the wait for the last sum."""
 
 TREE_CYCLES = 3.0
 """What halving a vector of partial sums takes: a shuffle and an addition, after the one before."""
@@ -98,4 +98,4 @@ def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target)
     loads = 2 / machine.loads_per_cycle + (0.0 if stays_near else L2_STREAMS * machine.l2_cycles_per_line)
     one = vectors * loads + TREE_CYCLES * log2(lanes)
     copy = COPY_CYCLES * terms * columns if is_copied else 0.0
-    return rows * columns * one + copy < STEP_CYCLES * rows * terms
+    return rows * columns * one + copy < rows * (terms / machine.loads_per_cycle + ROW_CYCLES)
