@@ -21,7 +21,7 @@ from tc.passes.loop.tile_registers import keep_in_tiles
 from tc.passes.pipeline import finish_loops
 from tc.schedule.knobs import Knob
 from tc.schedule.rules import apply_rules
-from tc.schedule.rules.matrix_tiles import best_grid, grids_of
+from tc.schedule.rules.matrix_tiles import TileProduct
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.codegen import tile_model
@@ -31,7 +31,9 @@ from tests.schedule.test_dot_products import numbers, product
 
 WIDE = dataclasses.replace(TARGETS["amx"], cores=1)
 _AMX = ("amx-tile", "amx-int8", "amx-bf16")
-NARROW = dataclasses.replace(TARGETS["x86-64-v3"], features=tuple(sorted({*TARGETS["x86-64-v3"].features, *_AMX})))
+NARROW = dataclasses.replace(
+    TARGETS["x86-64-v3"], features=tuple(sorted({*TARGETS["x86-64-v3"].features, *_AMX})), machine="sapphirerapids"
+)
 
 
 def is_here(target: Target) -> bool:
@@ -72,7 +74,7 @@ def test_products_are_exact(target: Target, seed: int) -> None:
     assert f"tdpb{letters[lhs]}{letters[rhs]}d" in tile_model.used
 
 
-@pytest.mark.parametrize("grid", grids_of(64))
+@pytest.mark.parametrize("grid", TileProduct(64, 64, 64, u8).grids())
 def test_every_grid_of_tiles_gives_the_same(grid: tuple[int, int]) -> None:
     if not is_here(WIDE):
         pytest.skip("this CPU lacks the vectors that the code uses beside tiles")
@@ -191,7 +193,15 @@ def test_the_assembler_takes_the_instructions() -> None:
 
 
 def test_a_grid_fits_the_registers_and_is_square_for_large_results() -> None:
-    assert all(high * wide + 2 <= NUM_TILES for high, wide in grids_of(1024))
-    assert best_grid(1024, 1024, 16) == (2, 2)
-    assert best_grid(16, 1024, 16) == (1, 4)
-    assert best_grid(1024, 16, 16) == (4, 1)
+    assert all(high * wide + 2 <= NUM_TILES for high, wide in TileProduct(1024, 1024, 1024, u8).grids())
+    assert TileProduct(1024, 1024, 1024, u8).best_grid(WIDE) == (2, 2)
+    assert TileProduct(1024, 16, 256, u8).best_grid(WIDE) == (4, 1)
+    assert TileProduct(16, 1024, 128, u8).best_grid(WIDE) == (1, 4)
+    assert not TileProduct(15, 1024, 1024, u8).pays(WIDE)
+
+
+def test_tiles_are_for_machines_whose_rates_are_known() -> None:
+    unknown = dataclasses.replace(WIDE, machine="x86-64-v4")
+
+    assert not TileProduct(1024, 1024, 1024, u8).pays(unknown)
+    assert TileProduct(1024, 1024, 1024, bf16).pays(WIDE)

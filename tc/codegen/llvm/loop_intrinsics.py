@@ -95,8 +95,8 @@ def _half(b: FunctionBuilder, operation: type[Expr], vector: Value) -> Value:
     if half == 1:
         return emit_float_operation(b, operation, b.extract(vector, 0), b.extract(vector, 1))
     nothing = Value("poison", vector.element, vector.lanes)
-    sides = (b.shuffled(vector, nothing, range(start, start + half)) for start in (0, half))
-    return emit_float_operation(b, operation, *sides)
+    lower, upper = (b.shuffled(vector, nothing, range(start, start + half)) for start in (0, half))
+    return emit_float_operation(b, operation, lower, upper)
 
 
 # -- squares

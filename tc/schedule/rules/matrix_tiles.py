@@ -2,44 +2,81 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from itertools import product
 
+from tc.ir.dtype import DType, bf16
 from tc.ir.x86_intrinsics import NUM_TILES, TILE_ROWS
+from tc.target import Target
+from tc.target.machine import machine_of
 
 TILE_BYTES = 64
 """Of a row of a tile."""
 
-PRODUCT_CYCLES, PRODUCT_LATENCY, LOAD_CYCLES = 16, 52, 8
-"""Of the product of two tiles, and of a tile's load from the first-level cache. Source: Intel, "64 and IA-32 Architectures Optimization
-Reference Manual", chapter on AMX."""
-
-STORE_CYCLES = 32
-"""What it takes to set a tile of sums to zero, to store it, and to read it again for what follows the sum."""
+PRODUCT_LATENCY = 52
+"""Cycles until the sums of a product of tiles may be added to. Source: Intel, "64 and IA-32 Architectures Optimization Reference Manual",
+chapter on AMX."""
 
 MOST_SUMS = NUM_TILES // 2
 """Tiles of sums at most: the others hold operands."""
+
+NEAR_PART = 0.7
+"""The part of the first-level cache that the columns of a tile may take to stay there."""
 
 Grid = tuple[int, int]
 """Tiles of sums of one tile of the result: so many below each other by so many side by side."""
 
 
-def grids_of(rows: int) -> list[Grid]:
-    """All that the registers allow and that so many rows fill; one tile where there are none."""
-    sides = range(1, MOST_SUMS + 1)
-    found = [(high, wide) for high, wide in product(sides, sides) if high * wide <= MOST_SUMS and high * TILE_ROWS <= rows]
-    return found or [(1, 1)]
+@dataclass(frozen=True)
+class TileProduct:
+    """A product of `rows` x `depth` and `depth` x `columns` terms of `dtype`, on tile registers or on vectors of a target."""
+
+    rows: int
+    columns: int
+    depth: int
+    dtype: DType
+
+    @property
+    def steps(self) -> int:
+        """Products of tiles that a tile of sums adds up."""
+        return -(-self.depth // terms_of_tile(self.dtype))
+
+    def grids(self) -> list[Grid]:
+        """All that the registers allow and that the rows fill; one tile where there are none."""
+        sides = range(1, MOST_SUMS + 1)
+        found = [(high, wide) for high, wide in product(sides, sides) if high * wide <= MOST_SUMS and high * TILE_ROWS <= self.rows]
+        return found or [(1, 1)]
+
+    def best_grid(self, target: Target) -> Grid:
+        """The grid of the least cycles; of equal ones, the one that loads least."""
+        return min(self.grids(), key=lambda grid: (self.cycles(grid, target), grid[0] + grid[1]))
+
+    def cycles(self, grid: Grid, target: Target) -> float:
+        """On tiles. Rows come from the second-level cache, and columns where they do not stay in the first."""
+        machine, (high, wide) = machine_of(target), grid
+        per_cycle = machine.amx_bf16_per_cycle if self.dtype is bf16 else machine.amx_i8_per_cycle
+        operations = 2 * TILE_ROWS * TILE_ROWS * terms_of_tile(self.dtype)
+        panel = wide * TILE_ROWS * self.depth * self.dtype.size_bytes
+        column_load = machine.tile_load_cycles if panel <= NEAR_PART * target.l1_bytes else machine.tile_l2_load_cycles
+        loads = high * machine.tile_l2_load_cycles + wide * column_load
+        step = max(high * wide * operations / per_cycle, PRODUCT_LATENCY, loads)
+        tiles = -(-self.rows // (high * TILE_ROWS)) * -(-self.columns // (wide * TILE_ROWS))
+        return tiles * (self.steps * step + 2 * high * wide * machine.tile_store_cycles + PRODUCT_LATENCY)
+
+    def cycles_on_vectors(self, target: Target) -> float:
+        """By instructions that sum several products in each lane, or by multiply-adds."""
+        machine = machine_of(target)
+        dots = machine.bf16_dots_per_fma if self.dtype is bf16 else machine.i8_dots_per_fma
+        vectors = -(-self.columns // (target.vector_bits // 32))
+        return self.rows * vectors * self.depth / (machine.fma_per_cycle * max(dots, 1.0))
+
+    def pays(self, target: Target) -> bool:
+        """Whether there are rows for a tile, and tiles take fewer cycles than vectors."""
+        has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
+        is_tile = has_rates and self.rows >= TILE_ROWS
+        return is_tile and self.cycles(self.best_grid(target), target) < self.cycles_on_vectors(target)
 
 
-def grid_cycles(grid: Grid, rows: int, columns: int, steps: int) -> int:
-    """Cycles for a result of so many rows and columns, whose sums have `steps` products of tiles."""
-    high, wide = grid
-    step = max(PRODUCT_CYCLES * high * wide, PRODUCT_LATENCY, LOAD_CYCLES * (high + wide))
-    tiles = -(-rows // (high * TILE_ROWS)) * -(-columns // (wide * TILE_ROWS))
-    return tiles * (steps * step + STORE_CYCLES * high * wide + PRODUCT_LATENCY)
-
-
-def best_grid(rows: int, columns: int, steps: int) -> Grid:
-    """The grid of the least cycles whose tiles the rows fill; of equal ones, the one that loads least."""
-    cost = partial(grid_cycles, rows=rows, columns=columns, steps=steps)
-    return min(grids_of(rows), key=lambda grid: (cost(grid), grid[0] + grid[1]))
+def terms_of_tile(dtype: DType) -> int:
+    """How many terms of a sum a row of a tile holds."""
+    return TILE_BYTES // dtype.size_bytes

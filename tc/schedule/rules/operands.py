@@ -19,7 +19,7 @@ from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of
-from tc.schedule.rules.matrix_tiles import TILE_BYTES, Grid, best_grid, grid_cycles, grids_of
+from tc.schedule.rules.matrix_tiles import Grid, TileProduct, terms_of_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -38,10 +38,6 @@ LEAST_STAGED_COLUMNS = 64
 
 DOT_VECTORS = 2
 """Vectors of columns that the tiles of an instruction have at least: few streams of the rhs, many rows."""
-
-
-DOTS_PER_CYCLE = 2
-"""Instructions on vectors that sum products, for the choice between these and tiles."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +75,21 @@ class Dot:
 def choose_tiles(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
     """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
     store = contraction.info.writes[0]
-    sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
-    rows, columns, depth = (_count(contraction, axes, USUAL_PRODUCT) for axes in sides)
     for lhs, rhs in _TILES.get(store.buffer.dtype, ()):
-        known = INTRINSICS[tile_dot_name(lhs, rhs)]
-        if not known.is_there(target.features) or (lhs is bf16 and (strict or depth > LONGEST_CHAIN)):
+        known, size = INTRINSICS[tile_dot_name(lhs, rhs)], _tile_product(contraction, lhs)
+        if not known.is_there(target.features) or (lhs is bf16 and (strict or size.depth > LONGEST_CHAIN)):
             continue
         if narrowed(contraction.lhs_value, lhs.name) is None or narrowed(contraction.rhs_value, rhs.name) is None:
             continue
-        steps = -(-depth // terms_of_tile(lhs))
-        grid = best_grid(rows, columns, steps)
-        by_vectors = rows * -(-columns // TILE_ROWS) * -(-depth * lhs.bits // 32) // DOTS_PER_CYCLE
-        if rows >= TILE_ROWS and grid_cycles(grid, rows, columns, steps) < by_vectors:
-            return Dot(known.name, lhs, rhs, interleave_name(target.vector_bits, rhs), grid)
+        if size.pays(target):
+            return Dot(known.name, lhs, rhs, interleave_name(target.vector_bits, rhs), size.best_grid(target))
     return None
 
 
-def terms_of_tile(dtype: DType) -> int:
-    """How many terms of a sum a row of a tile holds."""
-    return TILE_BYTES // dtype.size_bytes
+def _tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
+    sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
+    rows, columns, depth = (_count(contraction, axes, USUAL_PRODUCT) for axes in sides)
+    return TileProduct(rows, columns, depth, dtype)
 
 
 _TILES = {i32: ((u8, i8), (i8, i8), (u8, u8), (i8, u8)), f32: ((bf16, bf16),)}
@@ -146,7 +138,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     dot = choose_dot(contraction, target, strict) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
         if dot.grid is not None:
-            fitting = grids_of(_count(contraction, contraction.rows[-1:], USUAL_PRODUCT))
+            fitting = _tile_product(contraction, dot.lhs).grids()
             dot = replace(dot, grid=schedule.choose(name, "tile_grid", fitting, dot.grid, ordered=False))
         _stage_for_dot(schedule, contraction, dot, target)
         return dot
