@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from tc.ir.arith import Facts, linear_coefficients, proves, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
-from tc.ir.loop import Alloc, For, If, PrimFunc, Stmt, Store
+from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store, While
 from tc.ir.node import Node, binders, children, replace, transform, walk
 from tc.ir.uses import reads_memory, touches, variables
+from tc.passes.loop.handed_on import hands_on
 from tc.passes.manager import loop_pass
 
 
@@ -30,6 +31,10 @@ def compact_buffers(func: PrimFunc) -> PrimFunc:
     return replace(func, body=body)
 
 
+_IN_ORDER = (LoopKind.SERIAL, LoopKind.UNROLLED)
+"""Kinds of loops whose iterations may hand something on."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Access:
     indices: tuple[Expr, ...]
@@ -38,7 +43,7 @@ class _Access:
 
 def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
     stripped = _without_alloc(body, buffer)
-    found = _common_path(stripped, buffer)
+    found = _common_path(stripped, buffer, facts)
     if found is None:
         return stripped
     outer, conditions = found
@@ -47,8 +52,8 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
     inside = facts
     for condition in conditions:
         inside = inside.assume(condition)
-    root = outer[-1] if outer else stripped
-    accesses = list(_accesses(root.body if isinstance(root, For) else root, buffer, ()))
+    root = outer[-1].body if outer else stripped
+    accesses = list(_accesses(root, buffer, ()))
     lows, extents = [], []
     bound = {loop.var for loop in outer}
     for d, dim in enumerate(buffer.shape):
@@ -70,10 +75,8 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
     def has_buffer(node: Node) -> bool:
         return buffer in binders(node)
 
-    if isinstance(root, For):
-        new_root: Stmt = replace(root, body=Alloc(small, transform(root.body, rewrite, has_buffer)))
-        return transform(stripped, lambda node: new_root if node is root else None, has_buffer)
-    return Alloc(small, transform(stripped, rewrite, has_buffer))
+    new_root = Alloc(small, transform(root, rewrite, has_buffer))
+    return transform(stripped, lambda node: new_root if node is root else None, has_buffer) if outer else new_root
 
 
 def _is_known_before(low: Expr, extent: Expr, bound: set[Var]) -> bool:
@@ -89,9 +92,10 @@ def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:
     )
 
 
-def _common_path(body: Stmt, buffer: Buffer) -> tuple[tuple[For, ...], tuple[Expr, ...]] | None:
+def _common_path(body: Stmt, buffer: Buffer, facts: Facts) -> tuple[tuple[For, ...], tuple[Expr, ...]] | None:
     """The loops around all accesses, outermost first, and conditions under which all of them are; None when there are no accesses.
 
+    Those inside a loop that hands on in the buffer what later iterations read do not count.
     Conditions that read memory are left out: what is read again may differ.
     """
     loops: list[For] = []
@@ -107,8 +111,11 @@ def _common_path(body: Stmt, buffer: Buffer) -> tuple[tuple[For, ...], tuple[Exp
         )
         if direct or len(inner) != 1:
             break
+        if isinstance(current, While) or (isinstance(current, For) and current.kind in _IN_ORDER and hands_on(current, buffer, facts)):
+            break
         if isinstance(current, For):
             loops.append(current)
+            facts = facts.with_range(current.var, current.extent)
         if isinstance(current, If) and inner[0] is current.then_body and not reads_memory(current.condition):
             conditions.append(current.condition)
         current = inner[0]
