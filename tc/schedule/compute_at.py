@@ -296,9 +296,12 @@ def _nest_over(
     axes: list[BlockAxis] = []
     loops: list[tuple[Var, Expr]] = []
     inside = facts
+    left: frozenset[Var] = frozenset()  # loops that drove axes which other ones drive now, and are around still
     for axis, name in zip(block.axes, names, strict=True):
         extent = substitute(axis.extent, moved)
         _check_means_the_same(extent, target, scope, f"{what}: the extent of axis {axis.var.name} of block {block.name}")
+        if variables(extent) & left:
+            raise ScheduleError(f"{what}: extent {axis.extent} of axis {axis.var.name} of block {block.name} is of loops that it leaves")
         part = region.get(axis.var) if axis.kind is AxisKind.SPATIAL else None
         part = part or whole(guarded_read(extent, where, const(0)))
         _check_means_the_same(part.extent, target, scope, f"{what}: the part of axis {axis.var.name} of block {block.name}")
@@ -306,8 +309,10 @@ def _nest_over(
         loops.append((var, part.extent))
         value = simplify(part.low + var, facts)
         inside = facts.with_range(var, part.extent)
-        if not variables(axis.value) <= scope:
-            moved[axis.value] = simplify(value, inside)
+        new = simplify(value, inside)
+        if variables(axis.value) and new is not axis.value:
+            moved[axis.value] = new
+            left |= variables(axis.value) - variables(new)
         scope |= {var}  # loops of later axes are inside
         where = logical_and(where, simplify(value < extent, inside), simplify(value >= 0, inside))
         axes.append(replace(axis, value=value, extent=extent))

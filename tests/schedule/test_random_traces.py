@@ -63,6 +63,10 @@ def test_a_cut_loop_of_a_row_behind_the_last_reads_no_length() -> None:
     check_seed("csr", 71)
 
 
+def test_a_row_that_moves_in_the_loops_that_it_stood_in_keeps_its_own_length() -> None:
+    check_seed("csr", 145)
+
+
 def test_lanes_do_not_share_a_buffer_that_is_no_longer_allocated_inside_their_loop() -> None:
     check_compiled("depthwise", 161)
 
