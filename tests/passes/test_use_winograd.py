@@ -70,6 +70,8 @@ def test_weights_are_transformed_in_double(tile: int) -> None:
         (128, 96, (40, 27), (0, 0, 0, 0)),
         (256, 64, (27, 8), (1, 1, 1, 1)),
         (512, 48, (28, 28), (1, 1, 1, 1)),
+        (509, 48, (28, 28), (1, 1, 1, 1)),
+        (170, 21, (15, 28), (1, 1, 1, 1)),
     ],
 )
 def test_results_are_within_the_stated_error(
@@ -153,7 +155,7 @@ def test_few_channels_and_small_images_are_summed_directly() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "size", "tile"),
-    [(64, 56, 4), (128, 28, 4), (256, 14, 2), (256, 56, 4), (250, 56, 2)],
+    [(64, 56, 4), (128, 28, 4), (256, 14, 2), (256, 56, 4), (250, 56, 4)],
     ids=["few-channels", "more", "small-image-that-4-does-not-divide", "large-image", "uneven-channels"],
 )
 def test_tiles_fit_the_image_and_the_channels(channels: int, size: int, tile: int) -> None:

@@ -147,3 +147,12 @@ def test_vectors_of_odd_widths_are_loaded_at_once_and_nothing_behind_them_is_rea
     assert "load <14 x float>, ptr %B" not in text
     assert "@llvm.masked.load.v16f32.p0" in text
     assert "i1 true, i1 false, i1 false>" in text
+
+
+def test_sums_of_more_terms_than_a_chain_may_have_are_made_in_parts_whatever_their_number() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (np.abs(rng.standard_normal(shape, dtype=np.float32)) for shape in ((20, 9001), (9001, 40)))
+
+    (found,) = tc.compile(model([node("MatMul", ["a", "b"], "y")], {"a": a, "b": b}, {})).run({"a": a, "b": b}).values()
+
+    np.testing.assert_allclose(found, a.astype(float) @ b, rtol=2e-6)

@@ -22,9 +22,6 @@ from tc.schedule.rules.winograd_cost import WinogradShape
 from tc.target import Target
 from tc.target.machine import machine_of
 
-MOST_UNEVEN_CHANNELS = 64
-"""Input channels up to which tiles of 4 are chosen though blocks of channels are not full: such sums are not made in parts."""
-
 LEAST_GAIN = 1.15
 """How much faster the estimate must be."""
 
@@ -113,9 +110,6 @@ def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int], target: 
     assert w is not None and isinstance(w.type, TensorType)
     shape = w.type.static_shape
     assert shape is not None, "legal tiles have static weights"
-    channels = full_attrs(call).in_channels
-    if channels % shape[-2] and channels > MOST_UNEVEN_CHANNELS:
-        tiles = [tile for tile in tiles if tile == 2]
     seconds = {tile: _seconds(tile, shape[1], sizes, target) for tile in (0, *tiles)}
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]

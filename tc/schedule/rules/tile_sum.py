@@ -133,7 +133,7 @@ def _part_of_sum(schedule: Schedule, total: TileSum, depth: int | None) -> int:
         longest = max(isqrt(depth), lanes)  # as many parts as terms of a part
     if longest is not None:
         return part_of_sum(depth, lanes, longest) or 0
-    parts = [part_of_sum(depth, lanes, longest) for longest in PARTS_OF_SUM]
+    parts = [part_of_sum(depth, lanes, longest) for longest in PARTS_OF_SUM if depth is not None and depth % lanes == 0]
     return schedule.choose(total.product.name, "part", sorted({0, *(part for part in parts if part is not None)}), 0)
 
 
@@ -248,7 +248,8 @@ def _order_tile(schedule: Schedule, total: TileSum, loops: list[str]) -> None:
 
 
 def part_of_sum(depth: int | None, block: int, longest: int) -> int | None:
-    """How many terms to sum at once: at most `longest`, whole blocks, equally many each time; None where all are, or must be."""
-    if depth is None or depth <= longest or depth % block:
+    """How many terms to sum at once: at most `longest`, whole blocks, equally many each time where all blocks are whole; None: all."""
+    if depth is None or depth <= longest:
         return None
-    return max(size * block for size in divisors(depth // block) if size * block <= max(longest, block))
+    most = max(longest // block, 1)
+    return block * (most if depth % block else max(size for size in divisors(depth // block) if size <= most))
