@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from tc.ir.expr import Const, Var
+from tc.ir.expr import Const, Var, is_const
 from tc.ir.node import walk
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for
@@ -97,8 +97,10 @@ def _schedule_versions(
     """One schedule, or several where the number of rows is symbolic; see `_versions`."""
     lanes = lanes_for(block_info(schedule, final), target)
     roles = roles_of(schedule, contraction, final, lanes)
-    if dot is None and roles.blocks is None and depth_block(contraction.rhs, contraction.columns) is None:
-        lanes = min(lanes, extent_value(schedule, roles.lane) or lanes)  # of part of a vector: tiles of registers of one width
+    columns, rhs = extent_value(schedule, roles.lane), contraction.rhs
+    is_padded = rhs.indices[-1] in contraction.columns and not is_const(rhs.buffer.shape[-1], columns)
+    if dot is None and roles.blocks is None and columns is not None and not is_padded:
+        lanes = min(lanes, columns)  # of part of a vector, where the rhs has no more: tiles of registers of one width
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     if dot is not None:
         space = replace(space, vectors_divide=dot.columns(contraction, target) // lanes, is_row_major=False, panel=1)
