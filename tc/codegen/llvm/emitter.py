@@ -72,7 +72,7 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     chosen = keep_in_tiles(select_intrinsics(func, module.features))
     emitter = _Emitter(module, name, chosen)
     emitter.emit_entry()
-    return KernelSource(name, (MARK if is_all_products(chosen) else "") + str(module))
+    return KernelSource(name, (MARK if emitter.is_all_products else "") + str(module))
 
 
 class _Emitter(ExpressionEmitter):
@@ -87,6 +87,7 @@ class _Emitter(ExpressionEmitter):
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None
         self.has_tiles = tiles.uses_tiles(func.body)
+        self.is_all_products = is_all_products(func)
 
     # -- functions
 
@@ -272,7 +273,8 @@ class _Emitter(ExpressionEmitter):
         b.lines.append("")
         with self.region():
             following = iterate(Value(counter, "i64"))
-            again = b.compare("icmp ne", following, end)
+            # LLVM's passes learn from "less" what numbers a loop goes through, and divide them as such; without them it counts down
+            again = b.compare("icmp ne" if self.is_all_products else "icmp slt", following, end)
         b.lines[phi_at] = f"  {counter} = phi i64 [ {first.text}, %{start} ], [ {following.text}, %{b.block} ]"
         b.emit_void(f"br i1 {again.text}, label %{body}, label %{done}, !llvm.loop {self._loop_metadata()}")
         b.start_block(done)
