@@ -83,6 +83,7 @@ class _Emitter(ExpressionEmitter):
         super().__init__(module, Facts.of(func.facts), alias_scopes(module, func), strict)
         self.symbol = symbol
         self.func = func
+        self.inputs = frozenset(func.inputs)
         self.parallel_count = 0
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None

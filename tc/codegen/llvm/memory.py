@@ -66,6 +66,7 @@ class MemoryEmitter:
         self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], _Address] = {}
         self.dependence: dict[Expr, bool] = {}
         self.aliasing = aliasing
+        self.inputs: frozenset[Buffer] = frozenset()  # what the kernel stores nothing to
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()
@@ -328,12 +329,15 @@ class MemoryEmitter:
             return self.b.emit(text, element, lanes)
         found = self.state.loaded.get(text)
         if found is None:
-            is_odd = lanes & (lanes - 1) and buffer.dtype.bits >= 32 and self.module.has("avx512vl")
+            is_odd = lanes & (lanes - 1) and buffer.dtype.bits >= 32 and buffer in self.inputs and self.module.has("avx512vl")
             found = self.state.loaded[text] = self._odd_load(buffer, pointer, lanes) if is_odd else self.b.emit(text, element, lanes)
         return found
 
     def _odd_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
-        """As many elements as no vector has, by one masked load: LLVM would put them together from shorter vectors."""
+        """As many elements as no vector has, by one masked load: LLVM would put them together from shorter vectors.
+
+        Not of what was stored a moment ago, which such a load waits for until it is in the cache.
+        """
         element, whole = memory_type(buffer.dtype), 1 << (lanes - 1).bit_length()
         name, vector = f"llvm.masked.load.v{whole}{_short(element)}.p0", f"<{whole} x {element}>"
         self.module.declare(name, vector, ["ptr", f"<{whole} x i1>", vector])
