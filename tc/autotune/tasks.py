@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.frontend.registry import Model, import_model
 from tc.ir.arith import evaluate
+from tc.ir.cached import cached_property
 from tc.ir.expr import Var
 from tc.ir.graph import Function, TensorConst, tir_calls
 from tc.ir.loop import PrimFunc

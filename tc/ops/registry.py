@@ -6,6 +6,7 @@ meaning as loops. How it fuses is not stated: it is inferred from the loops.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -144,6 +145,17 @@ def register(op: OpDef) -> OpDef:
 
 _scoped: Mapping[str, OpDef] = MappingProxyType({})  # replaced as a whole and never changed, so that who reads it sees one state
 _scoped_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """The lock may have been held by a thread that does not exist in the child."""
+    global _scoped_lock
+    _scoped_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
 _SEEN: ContextVar[Mapping[str, OpDef] | None] = ContextVar("operators", default=None)
 
 

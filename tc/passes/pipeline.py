@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from tc.errors import UserError
 from tc.frontend.imported import Imported
+from tc.ir.cached import cached_property
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.passes import lower

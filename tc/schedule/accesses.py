@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from functools import cached_property
 
+from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Expr, Load, Var, logical_and, logical_not
 from tc.ir.intrinsic import INTRINSICS

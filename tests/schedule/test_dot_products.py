@@ -268,7 +268,7 @@ def test_machines_that_gain_nothing_by_it_and_strict_numerics_widen_bf16() -> No
     total = reduce("sum", (64, 64), (64,), lambda i, j, r: cast(a[i, r], f32) * cast(b[r, j], f32), "mm")
     func = create_prim_func("half", [a, b], [total])
     bf16_features = tuple(sorted({*LEVELS[1].features, "avx512bf16"}))
-    zen, xeon = (dataclasses.replace(LEVELS[1], cpu=cpu, features=bf16_features) for cpu in ("znver4", "sapphirerapids"))
+    zen, xeon = (dataclasses.replace(LEVELS[1], machine=name, features=bf16_features) for name in ("znver4", "sapphirerapids"))
     strict = dataclasses.replace(func, attrs=(("numerics", "strict"),))
 
     traces = [str(apply_rules(each, target).trace) for each, target in ((func, zen), (func, xeon), (strict, zen))]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from tc.autotune.cost_model.accuracy import CostReport, Measured, evaluate
 from tc.cost.features import ESTIMATE_COLUMN, FEATURE_NAMES, extract
+from tc.ir.cached import cached_property
 from tc.ir.loop import PrimFunc
 from tc.target import Target
 

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from tc.autotune.events import (
     BatchMeasured,
@@ -19,6 +18,7 @@ from tc.autotune.events import (
     WinnerChecked,
 )
 from tc.autotune.task import Task
+from tc.ir.cached import cached_property
 from tc.records.record import WRONG, Record, target_key
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION

@@ -12,11 +12,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from tc.errors import ScheduleError
+from tc.ir.cached import cached_property
 from tc.ir.loop import PrimFunc
 from tc.ir.printer import print_ir
 from tc.schedule.knobs import Decide, Knob, Value, follow, take_default
