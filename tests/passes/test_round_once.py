@@ -27,6 +27,7 @@ X, C = "cast(x[i], f32)", "cast(c[i], f32)"
         ("cast(cast(x[i], f32) + 1.0, f16) * c[i] * c[i]", "f16", f"cast(cast(cast({X} + 1.0, f16), f32) * {C} * {C}, f16)"),
         (f"narrow(exp({X}), f16) * c[i]", "f16", f"cast(exp({X}) * {C}, f16)"),
         (f"cast(narrow(exp({X}), f16), f32) + 1.0", "f32", f"exp({X}) + 1.0"),
+        ("narrow(cast(x[i] * c[i], f32) + 1.0, f16)", "f16", f"narrow({X} * {C} + 1.0, f16)"),
         ("select(x[i] < c[i], x[i] * c[i], c[i]) - x[i]", "f16", f"cast(select(x[i] < c[i], {X} * {C}, {C}) - {X}, f16)"),
     ],
 )
@@ -40,7 +41,6 @@ def test_what_is_rounded_twice_or_more_is_rounded_once(value: str, result: str, 
         "x[i] * c[i]",
         "max(min(x[i], c[i]), f16(0.0))",
         "cast(cast(x[i], f32) + 1.0, f16)",
-        "narrow(cast(x[i] * c[i], f32) + 1.0, f16)",
         "max(y[i], x[i] * c[i] * c[i])",
     ],
 )
