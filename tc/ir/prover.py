@@ -61,8 +61,18 @@ def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[
 
 
 def _follows_from(known: Iterable[Polynomial], poly: Polynomial, facts: Facts, steps: list[int]) -> bool:
-    """Whether the polynomial is at least one of those that are known not to be negative."""
-    return any(_search_nonnegative(poly.minus(each), facts, _MAX_DEPTH - 3, steps) for each in known)
+    """Whether the polynomial is at least one of those that are known not to be negative, or a multiple of one."""
+    return any(
+        _search_nonnegative(poly.plus(each, -scale), facts, _MAX_DEPTH - 3, steps)
+        for each in known
+        for scale in _scales(poly, each)
+    )
+
+
+def _scales(poly: Polynomial, known: Polynomial) -> Iterable[int]:
+    """Numbers of times that one may be taken from the other: once, and as often as makes a term vanish."""
+    common = [(poly.terms[monomial], factor) for monomial, factor in known.terms.items() if monomial in poly.terms]
+    return dict.fromkeys([1, *(a // b for a, b in common if a % b == 0 and a // b > 1)])
 
 
 def _search_by_bounds(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:

@@ -167,6 +167,15 @@ def test_assumed_conditions_are_used() -> None:
     assert prove(P < N, Facts()) is None
 
 
+def test_conditions_on_tiles_say_where_elements_lie() -> None:
+    tile, lane = Var("tile"), Var("lane")
+    facts = Facts().with_bounds(lane, 0, 7).assume(P * 2 + tile < 6)
+
+    assert prove(P * 16 + tile * 8 + lane < 48, facts) is True
+    assert prove(P * 16 + tile * 8 + lane < 47, facts) is None
+    assert prove(P * 16 + tile * 8 + lane * 2 < 48, facts) is None
+
+
 def test_linear_coefficients_are_found_or_declined() -> None:
     form = linear_coefficients(P * 4 + J * N + 7, [P, J])
     assert form is not None

@@ -212,15 +212,18 @@ def test_operands_in_half_precision_are_copied_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 7, 15, 16, 17, 40, 100])
-@pytest.mark.parametrize("sizes", [(64, 64), (19, 7), (100, 70)], ids=str)
-def test_products_of_any_number_of_rows_are_exact(rows: int, sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(64, 64), (19, 7), (100, 70), (33, 65), (65, 33)], ids=str)
+@pytest.mark.parametrize("target", [*LEVELS, native_target()], ids=("avx2", "avx512", "native"))
+def test_products_of_any_number_of_rows_are_exact(rows: int, sizes: tuple[int, int], target: Target) -> None:
+    if not is_here(target):
+        pytest.skip("this CPU lacks instructions of the target")
     rng, m, (n, k) = np.random.default_rng(rows), Var("m", i64), sizes
     a, b = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B")
     total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
-    scheduled = apply_rules(create_prim_func("product", [a, b], [total], (m,)), native_target())
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total], (m,)), target)
     arrays = [numbers(rng, (rows, k), u8), numbers(rng, (k, n), i8)]
 
-    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, (rows,), target=native_target())
+    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, (rows,), target=target)
 
     np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
 

@@ -246,3 +246,23 @@ def scratch(X: f32[n, m], L: i64[n], Y: f32[n, m], n: i64, m: i64):
     (found, *_) = run_prim_func(func, [x, lengths], (3, 4), backward=True)
     np.testing.assert_array_equal(found[0], x[0] * 2)
     np.testing.assert_array_equal(found[2, :2], x[2, :2] * 2)
+
+
+def test_registers_of_unknown_number_become_memory() -> None:
+    """What no pass could place inside of the loop had no constant size, and code generation refused it."""
+    text = """
+@loops
+def reversed_rows(X: f32[n, 4], Y: f32[n, 4], n: i64):
+    with alloc(f32[n, 4], scope='register') as R:
+        for i in range(n):
+            for j in range(4):
+                R[i, j] = X[i, j] * 2.0
+        for i in range(n):
+            for j in range(4):
+                Y[i, j] = R[n - 1 - i, j]
+"""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    (found, *_) = run(lift_workspace(parse_prim_func(text)), [x], (3,))
+
+    np.testing.assert_array_equal(found, x[::-1] * 2)

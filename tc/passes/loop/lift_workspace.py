@@ -82,10 +82,8 @@ def _one_by_one(stmt: Stmt, loops: set[Var]) -> Stmt:
 
 
 def _fits_stack(buffer: Buffer, max_stack_bytes: int) -> bool:
-    if buffer.scope == "register":
-        return True
     size = product(buffer.shape) * buffer.dtype.size_bytes
-    return isinstance(size, Const) and size.value <= max_stack_bytes
+    return isinstance(size, Const) and (buffer.scope == "register" or size.value <= max_stack_bytes)
 
 
 def _lifted_buffer(buffer: Buffer, parallel: tuple[For, ...], threads: int) -> tuple[Buffer, tuple[Expr, ...]]:
