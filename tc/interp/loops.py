@@ -310,17 +310,18 @@ class _Writer:
                 return f"{self.function(Min, lambda: scalars.minimum)}({a}, {b})"
             case Max():
                 return f"{self.function(Max, lambda: scalars.maximum)}({a}, {b})"
-            case FloorDiv(rhs=Const(value=value)) if value and expr.dtype == i64:
-                return f"({a} // {b})"
             case FloorMod(rhs=Const(value=value)) if value and expr.dtype == i64:
                 return f"({a} % {b})"
-            case FloorDiv():
-                return f"{self.function(FloorDiv, lambda: scalars.floor_divide)}({a}, {b})"
             case FloorMod():
                 return f"{self.function(FloorMod, lambda: scalars.floor_modulo)}({a}, {b})"
             case Div() if not expr.dtype.is_float:
                 return f"{self.function((Div, expr.dtype), lambda: scalars.divider(expr.dtype))}({a}, {b})"
-        text = f"({a} {_INFIX[type(expr)]} {b})"
+            case FloorDiv(rhs=Const(value=value)) if value and expr.dtype == i64:
+                text = f"({a} // {b})"
+            case FloorDiv():
+                text = f"({self.function(FloorDiv, lambda: scalars.floor_divide)}({a}, {b}))"
+            case _:
+                text = f"({a} {_INFIX[type(expr)]} {b})"
         if expr.dtype == i64 and self.is_from_data(expr):
             return f"{self.function('wrap', lambda: lambda x: scalars.wrap(x, i64))}{text}"
         return text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tc.interp import run_prim_func
-from tc.ir.dtype import DType, i8, i16, i32, u8, u16, u32
+from tc.ir.dtype import DType, i8, i16, i32, i64, u8, u16, u32, u64
 from tc.ir.expr import BinaryExpr, Div, FloorDiv, FloorMod
 from tc.schedule.rules import apply_rules
 from tc.target import Target, native_target
@@ -22,13 +22,14 @@ def _hard_quotients(dtype: DType, rng: np.random.Generator) -> tuple[np.ndarray,
     b = np.where(rng.random(count) < 0.6, small, b)
     multiples = b * (a // np.where(b == 0, 1, b))
     a = np.where(rng.random(count) < 0.7, multiples - (rng.random(count) < 0.5).astype(dtype.numpy), a)
-    ends = np.array([info.min, info.max, 0, 1, info.max // 2], dtype.numpy)
-    return np.append(a, np.repeat(ends, 5)).astype(dtype.numpy), np.append(b, np.tile(ends, 5)).astype(dtype.numpy)
+    ends = np.array([info.min, info.max, 0, 1, info.max // 2, -1 if info.min else 2], dtype.numpy)
+    pairs = np.repeat(ends, len(ends)), np.tile(ends, len(ends))
+    return np.append(a, pairs[0]).astype(dtype.numpy), np.append(b, pairs[1]).astype(dtype.numpy)
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-v3"])
 @pytest.mark.parametrize("operation", [Div, FloorDiv, FloorMod])
-@pytest.mark.parametrize("dtype", [i8, u8, i16, u16, i32, u32], ids=str)
+@pytest.mark.parametrize("dtype", [i8, u8, i16, u16, i32, u32, i64, u64], ids=str)
 def test_vectors_are_divided_exactly(dtype: DType, operation: type[BinaryExpr], target: str, rng: np.random.Generator) -> None:
     machine = native_target() if target == "native" else Target.parse(target)
     with np.errstate(all="ignore"):

@@ -104,6 +104,8 @@ def python_quotients(a: int, b: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integer_division_by_any_divisor(dtype: DType) -> None:
     a, b = samples(dtype, 1), samples(dtype, 2)
+    low, minus_one = np.iinfo(dtype.numpy).min, -1 if dtype.kind == "int" else 1
+    a, b = np.append(a, [low, low]).astype(dtype.numpy), np.append(b, [minus_one, 0]).astype(dtype.numpy)
     expected = [python_quotients(int(x), int(y)) for x, y in zip(a, b, strict=True)]
 
     for k, node in enumerate((Div, FloorDiv, FloorMod)):
