@@ -9,7 +9,6 @@ import pytest
 from tc.errors import ScheduleError
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
-from tc.ir.parser import parse_prim_func
 from tc.schedule.step import Schedule
 from tests.schedule.programs import biased, chain, filled, gather, matmul, row_sum, shifted, softmax, two_readers
 
@@ -224,18 +223,3 @@ def test_every_refusal_has_its_own_words() -> None:
     messages = [message for _, _, message in ILLEGAL]
 
     assert len(set(messages)) == len(messages) >= 40
-
-
-@pytest.mark.parametrize("step", ["parallel", "vectorize"])
-def test_iterations_that_read_what_another_one_wrote_are_not_independent(step: str) -> None:
-    schedule = Schedule(parse_prim_func("""@loops
-def scan(X: f32[8], Y: f32[8]):
-    for i in range(8):
-        with block('a', vi=spatial(8, i)):
-            Y[vi] = X[vi]
-        with block('b', vi=spatial(8, i)):
-            Y[vi] = Y[vi] + select(1 <= vi, Y[vi - 1], 0.0)
-"""))
-
-    with pytest.raises(ScheduleError, match=f"{step}: an iteration of loop i reads Y where another one writes it"):
-        getattr(schedule, step)("i")

@@ -107,40 +107,33 @@ def test_accepted_loops_are_independent_and_most_independent_ones_are_accepted(f
     assert independent >= 40 and accepted >= 0.9 * independent
 
 
+def blocks_in_a_loop(*stores: str) -> Schedule:
+    """A loop over i, from 0 to 7, around a block for each store."""
+    names = "ab"[: len(stores)]
+    blocks = (f"        with block('{name}', vi=spatial(8, i)):\n            {store}\n" for name, store in zip(names, stores, strict=True))
+    return Schedule(parse_prim_func(f"@loops\ndef f(X: f32[8], K: i64[8], Y: f32[9]):\n    for i in range(8):\n{''.join(blocks)}"))
+
+
 REFUSED = {
-    "backward": ("Y[7 - vi]", "Y[vi]", r"reads Y .* block b touches Y\[7 - i\], block b Y\[i\]"),
-    "two stores": ("X[vi]", "Y[vi // 2]", r"writes Y .* block b touches Y\[i // 2\]"),
-    "scatter": ("X[vi]", "Y[K[vi]]", r"writes Y .* block b touches Y\[K\[i\]\]"),
+    "backward": (["Y[vi] = Y[7 - vi] + 1.0"], r"reads Y .* block a touches Y\[7 - i\], block a Y\[i\]"),
+    "two stores": (["Y[vi // 2] = X[vi]"], r"writes Y .* block a touches Y\[i // 2\]"),
+    "scatter": (["Y[K[vi]] = X[vi]"], r"writes Y .* block a touches Y\[K\[i\]\]"),
+    "two blocks": (
+        ["Y[vi] = X[vi]", "Y[vi + 1] = X[vi] * 2.0"],
+        r"writes Y where another one writes it.*block b touches Y\[i \+ 1\], block a Y\[i\]",
+    ),
+    "a scan": (["Y[vi] = X[vi]", "Y[vi] = Y[vi] + select(1 <= vi, Y[vi - 1], 0.0)"], r"reads Y where another one writes it"),
 }
 
 
 @pytest.mark.parametrize("kind", ["parallel", "vectorize"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_blocks_and_the_elements(name: str, kind: str) -> None:
-    source, target, message = REFUSED[name]
-    schedule = Schedule(parse_prim_func(f"""@loops
-def f(X: f32[8], K: i64[8], Y: f32[8]):
-    for i in range(8):
-        with block('b', vi=spatial(8, i)):
-            {target} = {source} + 1.0
-"""))
+    stores, message = REFUSED[name]
+    schedule = blocks_in_a_loop(*stores)
 
     with pytest.raises(ScheduleError, match=f"{kind}: an iteration of loop i {message}"):
         getattr(schedule, kind)("i")
-
-
-def test_stores_of_two_blocks_to_one_element_are_refused() -> None:
-    schedule = Schedule(parse_prim_func("""@loops
-def f(X: f32[9], Y: f32[9]):
-    for i in range(8):
-        with block('a', vi=spatial(8, i)):
-            Y[vi] = X[vi]
-        with block('b', vi=spatial(8, i)):
-            Y[vi + 1] = X[vi] * 2.0
-"""))
-
-    with pytest.raises(ScheduleError, match=r"writes Y where another one writes it.*block b touches Y\[i \+ 1\], block a Y\[i\]"):
-        schedule.parallel("i")
 
 
 def test_state_that_iterations_hand_on_in_scratch_memory_is_no_iterations_own() -> None:

@@ -3,274 +3,135 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from textwrap import indent
 
 import numpy as np
 
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 
-RAGGED_SUM = """
-@loops
-def ragged_sum(X: f32[n, m], L: i64[n], Y: f32[n], n: i64, m: i64):
-    for i in range(n):
-        for j in range(L[i]):
-            with block('s', vi=spatial(n, i), vj=reduction(L[i], j)):
-                annotate(monoid='sum')
-                with init():
-                    Y[vi] = 0.0
-                Y[vi] = Y[vi] + X[vi, vj]
-"""
+ROWS, COLUMNS, TERMS, LENGTHS = {"i": "n"}, {"c": "24"}, {"j": "m"}, {"j": "L[i]"}
+STORED = {"j": "P[i + 1] - P[i]"}
+TOKENS, CACHED = {"t": "L[i]"}, {"t": "q * 8"}
+"""Axes and how far they go: rows, columns, terms, and as many terms as a row has, by its length, its start or its pages."""
 
-RAGGED_MEAN = """
-@loops
-def ragged_mean(X: f32[n, m], L: i64[n], Y: f32[n], n: i64, m: i64):
-    with alloc(f32[n], scope='global') as S:
-        for i in range(n):
-            for j in range(L[i]):
-                with block('s', vi=spatial(n, i), vj=reduction(L[i], j)):
-                    annotate(monoid='sum')
-                    with init():
-                        S[vi] = 0.0
-                    S[vi] = S[vi] + X[vi, vj]
-        for i in range(n):
-            with block('scale', vi=spatial(n, i)):
-                Y[vi] = S[vi] * 2.0
-"""
 
-RAGGED_SOFTMAX = """
-@loops
-def ragged_softmax(X: f32[n, m], L: i64[n], Y: f32[n, m], n: i64, m: i64):
-    with alloc(f32[n], scope='global') as T:
-        with alloc(f32[n], scope='global') as S:
-            for i in range(n):
-                for j in range(L[i]):
-                    with block('top', vi=spatial(n, i), vj=reduction(L[i], j)):
-                        annotate(monoid='max')
-                        with init():
-                            T[vi] = -1000.0
-                        T[vi] = max(T[vi], X[vi, vj])
-            for i in range(n):
-                for j in range(L[i]):
-                    with block('total', vi=spatial(n, i), vj=reduction(L[i], j)):
-                        annotate(monoid='sum')
-                        with init():
-                            S[vi] = 0.0
-                        S[vi] = S[vi] + exp(X[vi, vj] - T[vi])
-            for i in range(n):
-                for j in range(m):
-                    with block('y', vi=spatial(n, i), vj=spatial(m, j)):
-                        Y[vi, vj] = select(vj < L[vi], exp(X[vi, vj] - T[vi]) / S[vi], 0.0)
-"""
+def nest(name: str, spatial: dict[str, str], store: str, value: str, over: dict[str, str] | None = None, monoid: str = "sum") -> str:
+    """Loops around one block, which stores a value or, over further axes, combines values. Axes are the loops' names behind a v."""
+    loops = spatial | (over or {})
+    axes = [f"v{axis}={'reduction' if axis in (over or {}) else 'spatial'}({extent}, {axis})" for axis, extent in loops.items()]
+    lines = [*(f"for {axis} in range({extent}):" for axis, extent in loops.items()), f"with block('{name}', {', '.join(axes)}):"]
+    text = "".join("    " * depth + line + "\n" for depth, line in enumerate(lines))
+    body = f"{store} = {value}\n"
+    if over:
+        start, combined = {"sum": ("0.0", f"{store} + {value}"), "max": ("-1000.0", f"max({store}, {value})")}[monoid]
+        body = f"annotate(monoid='{monoid}')\nwith init():\n    {store} = {start}\n{store} = {combined}\n"
+    return text + indent(body, "    " * len(lines))
 
-RAGGED_MATMUL = """
-@loops
-def ragged_matmul(X: f32[n, m], B: f32[m, 24], L: i64[n], Y: f32[n, 24], n: i64, m: i64):
-    for i in range(n):
-        for c in range(24):
-            for j in range(L[i]):
-                with block('s', vi=spatial(n, i), vc=spatial(24, c), vj=reduction(L[i], j)):
-                    annotate(monoid='sum')
-                    with init():
-                        Y[vi, vc] = 0.0
-                    Y[vi, vc] = Y[vi, vc] + X[vi, vj] * B[vj, vc]
-"""
 
-RAGGED_SCALE = """
-@loops
-def ragged_scale(X: f32[n, m], L: i64[n], Y: f32[n, m], n: i64, m: i64):
-    for i in range(n):
-        for j in range(m):
-            with block('zero', vi=spatial(n, i), vj=spatial(m, j)):
-                Y[vi, vj] = 0.0
-    for i in range(n):
-        for j in range(L[i]):
-            with block('scale', vi=spatial(n, i), vj=spatial(L[i], j)):
-                Y[vi, vj] = X[vi, vj] * 2.0
-"""
+def program(signature: str, *nests: str, scratch: tuple[str, ...] = ()) -> str:
+    """Nests one after the other in a function; `scratch` are buffers and their types."""
+    body = "".join(nests)
+    for buffer in reversed(scratch):
+        name, type_ = buffer.split(": ")
+        body = f"with alloc({type_}, scope='global') as {name}:\n{indent(body, '    ')}"
+    return f"@loops\ndef {signature}:\n{indent(body, '    ')}"
 
-CSR_VECTOR = """
-@loops
-def csr_vector(V: f32[z], K: i64[z], P: i64[n + 1], X: f32[m], Y: f32[n], n: i64, m: i64, z: i64):
-    for i in range(n):
-        for j in range(P[i + 1] - P[i]):
-            with block('s', vi=spatial(n, i), vj=reduction(P[i + 1] - P[i], j)):
-                annotate(monoid='sum')
-                with init():
-                    Y[vi] = 0.0
-                Y[vi] = Y[vi] + V[P[vi] + vj] * X[K[P[vi] + vj]]
-"""
 
-CSR_MATRIX = """
-@loops
-def csr_matrix(V: f32[z], K: i64[z], P: i64[n + 1], X: f32[m, d], Y: f32[n, d], n: i64, m: i64, z: i64, d: i64):
-    for i in range(n):
-        for c in range(d):
-            for j in range(P[i + 1] - P[i]):
-                with block('s', vi=spatial(n, i), vc=spatial(d, c), vj=reduction(P[i + 1] - P[i], j)):
-                    annotate(monoid='sum')
-                    with init():
-                        Y[vi, vc] = 0.0
-                    Y[vi, vc] = Y[vi, vc] + V[P[vi] + vj] * X[K[P[vi] + vj], vc]
-"""
+RAGGED = "X: f32[n, m], L: i64[n], {y}, n: i64, m: i64"
+PRODUCT = "X: f32[n, m], B: f32[m, 24], L: i64[n], Y: f32[n, 24], n: i64, m: i64"
+MATRIX = "V: f32[z], K: i64[z], P: i64[n + 1], X: f32[m, d], Y: f32[n, d], n: i64, m: i64, z: i64, d: i64"
+SCORES = "Q: f32[n, 6], C: f32[p, 8, 6], T: i64[n, q], L: i64[n], Y: f32[n, q * 8], n: i64, p: i64, q: i64"
+WEIGHTED = "W: f32[n, q * 8], C: f32[p, 8, d], T: i64[n, q], L: i64[n], Y: f32[n, d], n: i64, p: i64, q: i64, d: i64"
 
-PAGED_SCORES = """
-@loops
-def paged_scores(Q: f32[n, 6], C: f32[p, 8, 6], T: i64[n, q], L: i64[n], Y: f32[n, q * 8], n: i64, p: i64, q: i64):
-    for i in range(n):
-        for t in range(q * 8):
-            with block('zero', vi=spatial(n, i), vt=spatial(q * 8, t)):
-                Y[vi, vt] = 0.0
-    for i in range(n):
-        for t in range(L[i]):
-            for d in range(6):
-                with block('s', vi=spatial(n, i), vt=spatial(L[i], t), vd=reduction(6, d)):
-                    annotate(monoid='sum')
-                    with init():
-                        Y[vi, vt] = 0.0
-                    Y[vi, vt] = Y[vi, vt] + Q[vi, vd] * C[T[vi, vt // 8], vt % 8, vd]
-"""
 
-PAGED_SUM = """
-@loops
-def paged_sum(W: f32[n, q * 8], C: f32[p, 8, d], T: i64[n, q], L: i64[n], Y: f32[n, d], n: i64, p: i64, q: i64, d: i64):
-    for i in range(n):
-        for c in range(d):
-            for t in range(L[i]):
-                with block('s', vi=spatial(n, i), vc=spatial(d, c), vt=reduction(L[i], t)):
-                    annotate(monoid='sum')
-                    with init():
-                        Y[vi, vc] = 0.0
-                    Y[vi, vc] = Y[vi, vc] + W[vi, vt] * C[T[vi, vt // 8], vt % 8, vc]
-"""
+def row_sum(into: str, term: str) -> str:
+    return nest("s", ROWS, f"{into}[vi]", term, LENGTHS)
 
-RAGGED_CHAIN = """
-@loops
-def ragged_chain(X: f32[n, m], L: i64[n], Y: f32[n], n: i64, m: i64):
-    with alloc(f32[n, m], scope='global') as A:
-        with alloc(f32[n], scope='global') as S:
-            for i in range(n):
-                for j in range(m):
-                    with block('a', vi=spatial(n, i), vj=spatial(m, j)):
-                        A[vi, vj] = X[vi, vj] + 1.0
-            for i in range(n):
-                for j in range(L[i]):
-                    with block('s', vi=spatial(n, i), vj=reduction(L[i], j)):
-                        annotate(monoid='sum')
-                        with init():
-                            S[vi] = 0.0
-                        S[vi] = S[vi] + A[vi, vj]
-            for i in range(n):
-                with block('y', vi=spatial(n, i)):
-                    Y[vi] = max(S[vi], 0.0)
-"""
 
-RAGGED_PRODUCT_CHAIN = """
-@loops
-def ragged_product_chain(X: f32[n, m], B: f32[m, 24], L: i64[n], Y: f32[n, 24], n: i64, m: i64):
-    with alloc(f32[m, 24], scope='global') as A:
-        with alloc(f32[n, 24], scope='global') as S:
-            for j in range(m):
-                for c in range(24):
-                    with block('a', vj=spatial(m, j), vc=spatial(24, c)):
-                        A[vj, vc] = B[vj, vc] + 1.0
-            for i in range(n):
-                for c in range(24):
-                    for j in range(L[i]):
-                        with block('s', vi=spatial(n, i), vc=spatial(24, c), vj=reduction(L[i], j)):
-                            annotate(monoid='sum')
-                            with init():
-                                S[vi, vc] = 0.0
-                            S[vi, vc] = S[vi, vc] + X[vi, vj] * A[vj, vc]
-            for i in range(n):
-                for c in range(24):
-                    with block('y', vi=spatial(n, i), vc=spatial(24, c)):
-                        Y[vi, vc] = max(S[vi, vc], 0.0)
-"""
+def row_product(into: str, rhs: str) -> str:
+    return nest("s", ROWS | COLUMNS, f"{into}[vi, vc]", f"X[vi, vj] * {rhs}[vj, vc]", LENGTHS)
 
-CSR_CHAIN = """
-@loops
-def csr_chain(V: f32[z], K: i64[z], P: i64[n + 1], X: f32[m, d], Y: f32[n, d], n: i64, m: i64, z: i64, d: i64):
-    with alloc(f32[m, d], scope='global') as A:
-        with alloc(f32[n, d], scope='global') as S:
-            for j in range(m):
-                for c in range(d):
-                    with block('a', vj=spatial(m, j), vc=spatial(d, c)):
-                        A[vj, vc] = X[vj, vc] + 1.0
-            for i in range(n):
-                for c in range(d):
-                    for j in range(P[i + 1] - P[i]):
-                        with block('s', vi=spatial(n, i), vc=spatial(d, c), vj=reduction(P[i + 1] - P[i], j)):
-                            annotate(monoid='sum')
-                            with init():
-                                S[vi, vc] = 0.0
-                            S[vi, vc] = S[vi, vc] + V[P[vi] + vj] * A[K[P[vi] + vj], vc]
-            for i in range(n):
-                for c in range(d):
-                    with block('y', vi=spatial(n, i), vc=spatial(d, c)):
-                        Y[vi, vc] = max(S[vi, vc], 0.0)
-"""
 
-PAGED_CHAIN = """
-@loops
-def paged_chain(Q: f32[n, 6], C: f32[p, 8, 6], T: i64[n, q], L: i64[n], Y: f32[n, q * 8], n: i64, p: i64, q: i64):
-    with alloc(f32[n, 6], scope='global') as A:
-        with alloc(f32[n, q * 8], scope='global') as S:
-            for i in range(n):
-                for d in range(6):
-                    with block('a', vi=spatial(n, i), vd=spatial(6, d)):
-                        A[vi, vd] = Q[vi, vd] * 2.0
-            for i in range(n):
-                for t in range(L[i]):
-                    for d in range(6):
-                        with block('s', vi=spatial(n, i), vt=spatial(L[i], t), vd=reduction(6, d)):
-                            annotate(monoid='sum')
-                            with init():
-                                S[vi, vt] = 0.0
-                            S[vi, vt] = S[vi, vt] + A[vi, vd] * C[T[vi, vt // 8], vt % 8, vd]
-            for i in range(n):
-                for t in range(q * 8):
-                    with block('y', vi=spatial(n, i), vt=spatial(q * 8, t)):
-                        Y[vi, vt] = select(vt < L[vi], S[vi, vt], 0.0)
-"""
+def sparse_product(into: str, rhs: str) -> str:
+    return nest("s", ROWS | {"c": "d"}, f"{into}[vi, vc]", f"V[P[vi] + vj] * {rhs}[K[P[vi] + vj], vc]", STORED)
 
-PAGED_SUM_CHAIN = """
-@loops
-def paged_sum_chain(W: f32[n, q * 8], C: f32[p, 8, d], T: i64[n, q], L: i64[n], Y: f32[n, d], n: i64, p: i64, q: i64, d: i64):
-    with alloc(f32[n, q * 8], scope='global') as A:
-        with alloc(f32[n, d], scope='global') as S:
-            for i in range(n):
-                for t in range(q * 8):
-                    with block('a', vi=spatial(n, i), vt=spatial(q * 8, t)):
-                        A[vi, vt] = W[vi, vt] * 2.0
-            for i in range(n):
-                for c in range(d):
-                    for t in range(L[i]):
-                        with block('s', vi=spatial(n, i), vc=spatial(d, c), vt=reduction(L[i], t)):
-                            annotate(monoid='sum')
-                            with init():
-                                S[vi, vc] = 0.0
-                            S[vi, vc] = S[vi, vc] + A[vi, vt] * C[T[vi, vt // 8], vt % 8, vc]
-            for i in range(n):
-                for c in range(d):
-                    with block('y', vi=spatial(n, i), vc=spatial(d, c)):
-                        Y[vi, vc] = max(S[vi, vc], 0.0)
-"""
+
+def page_scores(into: str, query: str) -> str:
+    return nest("s", ROWS | TOKENS, f"{into}[vi, vt]", f"{query}[vi, vd] * C[T[vi, vt // 8], vt % 8, vd]", {"d": "6"})
+
+
+def page_sum(into: str, weights: str) -> str:
+    return nest("s", ROWS | {"c": "d"}, f"{into}[vi, vc]", f"{weights}[vi, vt] * C[T[vi, vt // 8], vt % 8, vc]", TOKENS)
+
+
+RAGGED_MEAN = program(
+    f"ragged_mean({RAGGED.format(y='Y: f32[n]')})",
+    row_sum("S", "X[vi, vj]"),
+    nest("scale", ROWS, "Y[vi]", "S[vi] * 2.0"),
+    scratch=("S: f32[n]",),
+)
+
+CSR_VECTOR = program(
+    "csr_vector(V: f32[z], K: i64[z], P: i64[n + 1], X: f32[m], Y: f32[n], n: i64, m: i64, z: i64)",
+    nest("s", ROWS, "Y[vi]", "V[P[vi] + vj] * X[K[P[vi] + vj]]", STORED),
+)
 
 TEXTS = {
-    "ragged_sum": RAGGED_SUM,
+    "ragged_sum": program(f"ragged_sum({RAGGED.format(y='Y: f32[n]')})", row_sum("Y", "X[vi, vj]")),
     "ragged_mean": RAGGED_MEAN,
-    "ragged_softmax": RAGGED_SOFTMAX,
-    "ragged_matmul": RAGGED_MATMUL,
-    "ragged_scale": RAGGED_SCALE,
+    "ragged_softmax": program(
+        f"ragged_softmax({RAGGED.format(y='Y: f32[n, m]')})",
+        nest("top", ROWS, "T[vi]", "X[vi, vj]", LENGTHS, "max"),
+        nest("total", ROWS, "S[vi]", "exp(X[vi, vj] - T[vi])", LENGTHS),
+        nest("y", ROWS | TERMS, "Y[vi, vj]", "select(vj < L[vi], exp(X[vi, vj] - T[vi]) / S[vi], 0.0)"),
+        scratch=("T: f32[n]", "S: f32[n]"),
+    ),
+    "ragged_matmul": program(f"ragged_matmul({PRODUCT})", row_product("Y", "B")),
+    "ragged_scale": program(
+        f"ragged_scale({RAGGED.format(y='Y: f32[n, m]')})",
+        nest("zero", ROWS | TERMS, "Y[vi, vj]", "0.0"),
+        nest("scale", ROWS | LENGTHS, "Y[vi, vj]", "X[vi, vj] * 2.0"),
+    ),
     "csr_vector": CSR_VECTOR,
-    "csr_matrix": CSR_MATRIX,
-    "paged_scores": PAGED_SCORES,
-    "paged_sum": PAGED_SUM,
-    "ragged_chain": RAGGED_CHAIN,
-    "ragged_product_chain": RAGGED_PRODUCT_CHAIN,
-    "csr_chain": CSR_CHAIN,
-    "paged_chain": PAGED_CHAIN,
-    "paged_sum_chain": PAGED_SUM_CHAIN,
+    "csr_matrix": program(f"csr_matrix({MATRIX})", sparse_product("Y", "X")),
+    "paged_scores": program(f"paged_scores({SCORES})", nest("zero", ROWS | CACHED, "Y[vi, vt]", "0.0"), page_scores("Y", "Q")),
+    "paged_sum": program(f"paged_sum({WEIGHTED})", page_sum("Y", "W")),
+    "ragged_chain": program(
+        f"ragged_chain({RAGGED.format(y='Y: f32[n]')})",
+        nest("a", ROWS | TERMS, "A[vi, vj]", "X[vi, vj] + 1.0"),
+        row_sum("S", "A[vi, vj]"),
+        nest("y", ROWS, "Y[vi]", "max(S[vi], 0.0)"),
+        scratch=("A: f32[n, m]", "S: f32[n]"),
+    ),
+    "ragged_product_chain": program(
+        f"ragged_product_chain({PRODUCT})",
+        nest("a", TERMS | COLUMNS, "A[vj, vc]", "B[vj, vc] + 1.0"),
+        row_product("S", "A"),
+        nest("y", ROWS | COLUMNS, "Y[vi, vc]", "max(S[vi, vc], 0.0)"),
+        scratch=("A: f32[m, 24]", "S: f32[n, 24]"),
+    ),
+    "csr_chain": program(
+        f"csr_chain({MATRIX})",
+        nest("a", TERMS | {"c": "d"}, "A[vj, vc]", "X[vj, vc] + 1.0"),
+        sparse_product("S", "A"),
+        nest("y", ROWS | {"c": "d"}, "Y[vi, vc]", "max(S[vi, vc], 0.0)"),
+        scratch=("A: f32[m, d]", "S: f32[n, d]"),
+    ),
+    "paged_chain": program(
+        f"paged_chain({SCORES})",
+        nest("a", ROWS | {"d": "6"}, "A[vi, vd]", "Q[vi, vd] * 2.0"),
+        page_scores("S", "A"),
+        nest("y", ROWS | CACHED, "Y[vi, vt]", "select(vt < L[vi], S[vi, vt], 0.0)"),
+        scratch=("A: f32[n, 6]", "S: f32[n, q * 8]"),
+    ),
+    "paged_sum_chain": program(
+        f"paged_sum_chain({WEIGHTED})",
+        nest("a", ROWS | CACHED, "A[vi, vt]", "W[vi, vt] * 2.0"),
+        page_sum("S", "A"),
+        nest("y", ROWS | {"c": "d"}, "Y[vi, vc]", "max(S[vi, vc], 0.0)"),
+        scratch=("A: f32[n, q * 8]", "S: f32[n, d]"),
+    ),
 }
 
 Problem = tuple[PrimFunc, list[np.ndarray], tuple[int, ...]]
