@@ -16,10 +16,10 @@ import numpy as np
 import onnx
 
 import tc
-from benchmarks.products import Arrays, floats, integers, model, node
+from benchmarks.products import Arrays, floats, integers, model, node, runnable, this_machine
 from tc.measure.harness import Plan, Timings, time_interleaved
 from tc.measure.machine import Limit, stream_limit
-from tc.target import Target, native_target
+from tc.target import Target
 
 FLOATS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f64": np.float64}
 
@@ -138,12 +138,8 @@ def main() -> None:
     parser.add_argument("--kernels", default=",".join(KERNELS))
     parser.add_argument("--targets", default="native,x86-64-v3")
     given = parser.parse_args()
-    native = native_target()
-    print(f"seconds over those of f32; {native.cpu}, {native.vector_bits} bits")
-    for target in given.targets.split(","):
-        if not set(Target.parse(target).features) <= set(native.features):
-            print(f"\n{target}: this machine lacks some of its instructions")
-            continue
+    print(f"seconds over those of f32; {this_machine()}")
+    for target in runnable(given.targets):
         for kernel in given.kernels.split(","):
             table(kernel, target, given.seconds)
 

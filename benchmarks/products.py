@@ -7,7 +7,7 @@ thread. `--seed N` draws the sizes instead of those of the tables; `--targets` n
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import ml_dtypes
@@ -126,6 +126,19 @@ def table(title: str, cases: Mapping[str, Case], target: str, sizes: tuple[int, 
         print(f"  {name:26} {timings.ratio('f32', name)!s:20} {notes[name]}", flush=True)
 
 
+def this_machine() -> str:
+    return f"{native_target().cpu}, {native_target().vector_bits} bits"
+
+
+def runnable(names: str) -> Iterator[str]:
+    """Of targets named with commas between them, those whose instructions this machine has; it says so of the others."""
+    for name in names.split(","):
+        if set(Target.parse(name).features) <= set(native_target().features):
+            yield name
+        else:
+            print(f"\n{name}: this machine lacks some of its instructions")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=12.0, help="for each table")
@@ -135,12 +148,8 @@ def main() -> None:
     drawn = None if given.seed is None else np.random.default_rng(given.seed).integers(100, 1500, 3)
     sizes = (512, 1024, 1024) if drawn is None else tuple(map(int, drawn))
     cube = (1024, 1024, 1024) if drawn is None else sizes
-    native = native_target()
-    print(f"rate over that of f32; {native.cpu}, {native.vector_bits} bits")
-    for name in given.targets.split(","):
-        if not set(Target.parse(name).features) <= set(native.features):
-            print(f"\n{name}: this machine lacks some of its instructions")
-            continue
+    print(f"rate over that of f32; {this_machine()}")
+    for name in runnable(given.targets):
         table("operands made on the way", OPERANDS, name, sizes, given.seconds)
         table("narrow types", NARROW, name, cube, given.seconds)
 

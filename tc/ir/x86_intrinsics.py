@@ -37,11 +37,21 @@ TILE_ROWS = 16
 NUM_TILES = 8
 """Tile registers of a core."""
 
-_TILE_DOTS = {
-    i32: ([(lhs, rhs) for lhs in (u8, i8) for rhs in (u8, i8)], "amx-int8"),  # tdpb{u,s}{u,s}d
-    f32: ([(bf16, bf16)], "amx-bf16"),  # tdpbf16ps
+Operands = dict[DType, tuple[tuple[DType, DType], ...]]
+
+DOT_OPERANDS: Operands = {
+    i32: ((u8, i8), (i8, u8), (i16, i16)),  # vpdpbusd; the same, its operands exchanged; vpdpwssd, or vpmaddwd and vpaddd
+    f32: ((bf16, bf16),),  # vdpbf16ps
 }
-"""The type of a sum -> the types of the operands of its products, and the feature with which there are instructions for them."""
+"""The type of a sum -> the types of the operands of products that instructions on vectors add up, the fastest first."""
+
+TILE_OPERANDS: Operands = {
+    i32: ((u8, i8), (i8, i8), (u8, u8), (i8, u8)),  # tdpb{u,s}{u,s}d
+    f32: ((bf16, bf16),),  # tdpbf16ps
+}
+"""The same for instructions on tiles."""
+
+_TILE_FEATURES = {i32: "amx-int8", f32: "amx-bf16"}
 
 
 def tile_dot_name(lhs: DType, rhs: DType) -> str:
@@ -59,32 +69,29 @@ def tile_copy_name(what: str, dtype: DType) -> str:
     return f"tile_{what}.{dtype.name}"
 
 
-TILE_DOTS = frozenset(tile_dot_name(*operands) for each, _ in _TILE_DOTS.values() for operands in each)
-TILE_ZEROS = frozenset(map(tile_zero_name, _TILE_DOTS))
-SUM_LOADS = frozenset(tile_copy_name("load.sums", total) for total in _TILE_DOTS)
+TILE_DOTS = frozenset(tile_dot_name(*operands) for each in TILE_OPERANDS.values() for operands in each)
+TILE_ZEROS = frozenset(map(tile_zero_name, TILE_OPERANDS))
+SUM_LOADS = frozenset(tile_copy_name("load.sums", total) for total in TILE_OPERANDS)
 """The names of the instructions on tiles of sums, by what they do."""
 
 
 def _register() -> None:
     for bits, needed in _WIDTHS.items():
         lanes = bits // 32
-        for lhs, rhs, total, features in (
-            (u8, i8, i32, _BYTES[bits]),  # vpdpbusd
-            (i8, u8, i32, _BYTES[bits]),  # the same, its operands exchanged
-            (i16, i16, i32, (needed,)),  # vpdpwssd, or vpmaddwd and vpaddd
-            (bf16, bf16, f32, _BF16[bits]),  # vdpbf16ps
-        ):
-            name = dot_name(bits, lhs, rhs)
-            register_intrinsic(Intrinsic(name, dot_pattern(name, lanes, 32 // lhs.bits, lhs, rhs, total), features))
+        features = {8: _BYTES[bits], 16: (needed,)}
+        for total, operands in DOT_OPERANDS.items():
+            for lhs, rhs in operands:
+                name, wanted = dot_name(bits, lhs, rhs), _BF16[bits] if lhs is bf16 else features[lhs.bits]
+                register_intrinsic(Intrinsic(name, dot_pattern(name, lanes, 32 // lhs.bits, lhs, rhs, total), wanted))
         for dtype in (i8, u8, i16, bf16):
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))
-    for total, (operands, feature) in _TILE_DOTS.items():
-        _register_tiles(total, operands, ("amx-tile", feature))
+    for total, operands in TILE_OPERANDS.items():
+        _register_tiles(total, operands, ("amx-tile", _TILE_FEATURES[total]))
 
 
-def _register_tiles(total: DType, operands: list[tuple[DType, DType]], needed: tuple[str, ...]) -> None:
+def _register_tiles(total: DType, operands: tuple[tuple[DType, DType], ...], needed: tuple[str, ...]) -> None:
     name = tile_zero_name(total)
     zero = fill_pattern(name, (TILE_ROWS, 16), const(0, total))
     register_intrinsic(Intrinsic(name, zero, (needed,), apart=frozenset((0,))))

@@ -197,11 +197,11 @@ def test_a_grid_fits_the_registers_and_is_square_for_large_results() -> None:
     assert TileProduct(1024, 1024, 1024, u8).best_grid(WIDE) == (2, 2)
     assert TileProduct(1024, 16, 256, u8).best_grid(WIDE) == (4, 1)
     assert TileProduct(16, 1024, 128, u8).best_grid(WIDE) == (1, 4)
-    assert not TileProduct(15, 1024, 1024, u8).pays(WIDE)
+    assert TileProduct(15, 1024, 1024, u8).paying_grid(WIDE) is None
 
 
 def test_tiles_are_for_machines_whose_rates_are_known() -> None:
     unknown = dataclasses.replace(WIDE, machine="x86-64-v4")
 
-    assert not TileProduct(1024, 1024, 1024, u8).pays(unknown)
-    assert TileProduct(1024, 1024, 1024, bf16).pays(WIDE)
+    assert TileProduct(1024, 1024, 1024, u8).paying_grid(unknown) is None
+    assert TileProduct(1024, 1024, 1024, bf16).paying_grid(WIDE) is not None

@@ -70,7 +70,7 @@ def float_text(value: float, element: str) -> str:
 
 
 class Module:
-    """The text of one LLVM module: function definitions, declarations on demand, metadata.
+    """The text of one LLVM module: function definitions, declarations and constants on demand, metadata.
 
     `features` are those of the target (LLVM's names) that its code may rely on.
     """
@@ -87,6 +87,12 @@ class Module:
     def declare(self, name: str, result: str, params: Sequence[str], attributes: str = "") -> None:
         """Declare an external function once."""
         self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(params)}) {attributes}".rstrip())
+
+    def constant(self, name: str, content: bytes) -> str:
+        """Memory that is only read, from the start of a line of the cache, defined once; returns its address."""
+        text = "".join(f"\\{byte:02X}" for byte in content)
+        self.declarations.setdefault(name, f'@{name} = private unnamed_addr constant [{len(content)} x i8] c"{text}", align 64')
+        return f"@{name}"
 
     def add_metadata(self, text: str) -> str:
         """A new metadata node; returns its reference."""

@@ -18,10 +18,17 @@ from tc.ir.intrinsic import Intrinsic
 from tc.ir.loop import For, IntrinsicCall, LoopKind, Stmt
 from tc.ir.node import children
 from tc.ir.types import product
-from tc.ir.x86_intrinsics import NUM_TILES, SUM_LOADS, TILE_DOTS, TILE_ROWS, TILE_ZEROS, tile_copy_name, tile_dot_name
+from tc.ir.x86_intrinsics import (
+    NUM_TILES,
+    SUM_LOADS,
+    TILE_OPERANDS,
+    TILE_ROWS,
+    TILE_ZEROS,
+    tile_copy_name,
+    tile_dot_name,
+)
 
 _ROW_BYTES = 64
-_CONFIG = "tile_config"
 
 EmitTile = Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]
 
@@ -37,10 +44,8 @@ def uses_tiles(stmt: Stmt, *, in_parallel: bool = False) -> bool:
 def configuration(emitter: MemoryEmitter) -> str:
     """The instruction that shapes the registers, and sets all of them to zero."""
     rows = bytes([1, *bytes(15), *(_ROW_BYTES, 0) * NUM_TILES, *bytes(16), *[TILE_ROWS] * NUM_TILES, *bytes(8)])
-    text = "".join(f"\\{byte:02X}" for byte in rows)
-    emitter.module.declarations.setdefault(_CONFIG, f'@{_CONFIG} = private unnamed_addr constant [64 x i8] c"{text}", align 64')
     emitter.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
-    return f"call void @llvm.x86.ldtilecfg(ptr @{_CONFIG})"
+    return f"call void @llvm.x86.ldtilecfg(ptr {emitter.module.constant('tile_config', rows)})"
 
 
 def release(emitter: MemoryEmitter) -> str:
@@ -102,10 +107,10 @@ def _instruction(lhs: DType, rhs: DType) -> str:
     return "tdpbf16ps" if lhs is bf16 else f"tdpb{letters[lhs]}{letters[rhs]}d"
 
 
-_DOTS = {tile_dot_name(lhs, rhs): _instruction(lhs, rhs) for lhs, rhs in ((u8, u8), (u8, i8), (i8, u8), (i8, i8), (bf16, bf16))}
+_DOTS = {tile_dot_name(*operands): _instruction(*operands) for each in TILE_OPERANDS.values() for operands in each}
 
 EMIT_TILE: dict[str, EmitTile] = {
-    **{name: partial(_dot, _DOTS[name]) for name in TILE_DOTS},
+    **{name: partial(_dot, instruction) for name, instruction in _DOTS.items()},
     **dict.fromkeys(TILE_ZEROS, _zero),
     **dict.fromkeys(SUM_LOADS, _load),
     **{name.replace("load.sums", "store"): _store for name in SUM_LOADS},

@@ -115,15 +115,19 @@ def _exp(b: FunctionBuilder, x: Value) -> Value:
     masked = _has_scalef(b, x)
     clamped = x if masked else b.select(stays, x, zero)
     clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
-    magic = b.float(_MAGIC, x)
-    shifted = b.fma(clamped, b.float(1.0 / math.log(2.0), x), magic)
-    n = b.binary("fsub", shifted, magic)
-    r = b.fma(n, b.float(-_LN2_HIGH, x), clamped)
-    r = b.fma(n, b.float(-_LN2_LOW, x), r)
+    n, shifted, r = _reduced(b, clamped, _MAGIC, _LN2_HIGH, _LN2_LOW)
     p = _polynomial(b, r, _EXP)
     if masked:
         return _scalef(b, p, n, zero, stays)
     return b.select(stays, _scaled(b, p, n, shifted), zero)
+
+
+def _reduced(b: FunctionBuilder, x: Value, magic: float, ln2_high: float, ln2_low: float) -> tuple[Value, Value, Value]:
+    """n = x / ln 2 to the nearest integer, n + magic, and x - n ln 2, ln 2 being given in two parts."""
+    shifted = b.fma(x, b.float(1.0 / math.log(2.0), x), b.float(magic, x))
+    n = b.binary("fsub", shifted, b.float(magic, x))
+    r = b.fma(n, b.float(-ln2_high, x), x)
+    return n, shifted, b.fma(n, b.float(-ln2_low, x), r)
 
 
 _LN2_HIGH_DOUBLE, _LN2_LOW_DOUBLE = 0.6931471803691238, 1.9082149292705877e-10  # the first has 21 zeros at its end
@@ -140,11 +144,7 @@ def _exp_double(b: FunctionBuilder, x: Value) -> Value:
     stays = b.compare("fcmp uge", x, b.float(-746.0, x))  # or is NaN
     clamped = b.select(stays, x, zero)
     clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
-    magic = b.float(_MAGIC_DOUBLE, x)
-    shifted = b.fma(clamped, b.float(1.0 / math.log(2.0), x), magic)
-    n = b.binary("fsub", shifted, magic)
-    r = b.fma(n, b.float(-_LN2_HIGH_DOUBLE, x), clamped)
-    r = b.fma(n, b.float(-_LN2_LOW_DOUBLE, x), r)
+    _, shifted, r = _reduced(b, clamped, _MAGIC_DOUBLE, _LN2_HIGH_DOUBLE, _LN2_LOW_DOUBLE)
     p = _polynomial(b, r, _EXP_DOUBLE)
     bits = b.bitcast(shifted, "i64")
     whole = b.binary("sub", bits, b.int(0x4338000000000000, bits))  # the bits of _MAGIC_DOUBLE

@@ -70,11 +70,13 @@ class TileProduct:
         vectors = -(-self.columns // (target.vector_bits // 32))
         return self.rows * vectors * self.depth / (machine.fma_per_cycle * max(dots, 1.0))
 
-    def pays(self, target: Target) -> bool:
-        """Whether there are rows for a tile, and tiles take fewer cycles than vectors."""
+    def paying_grid(self, target: Target) -> Grid | None:
+        """The best grid where there are rows for a tile, and tiles take fewer cycles than vectors; else None."""
         has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
-        is_tile = has_rates and self.rows >= TILE_ROWS
-        return is_tile and self.cycles(self.best_grid(target), target) < self.cycles_on_vectors(target)
+        if not has_rates or self.rows < TILE_ROWS:
+            return None
+        best = self.best_grid(target)
+        return best if self.cycles(best, target) < self.cycles_on_vectors(target) else None
 
 
 def terms_of_tile(dtype: DType) -> int:

@@ -6,15 +6,25 @@ rather than once for each tile that reads it; instructions that add several prod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tc.cost.typical import USUAL_PRODUCT
-from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u8
+from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import annotation
 from tc.ir.uses import buffers_read, reads_memory, variables
-from tc.ir.x86_intrinsics import TILE_ROWS, dot_name, interleave_name, tile_dot_name
+from tc.ir.x86_intrinsics import (
+    DOT_OPERANDS,
+    TILE_OPERANDS,
+    TILE_ROWS,
+    Operands,
+    dot_name,
+    interleave_name,
+    tile_dot_name,
+)
 from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import lanes_for
@@ -74,16 +84,26 @@ class Dot:
 
 def choose_tiles(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
     """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
-    store = contraction.info.writes[0]
-    for lhs, rhs in _TILES.get(store.buffer.dtype, ()):
-        known, size = INTRINSICS[tile_dot_name(lhs, rhs)], _tile_product(contraction, lhs)
-        if not known.is_there(target.features) or (lhs is bf16 and (strict or size.depth > LONGEST_CHAIN)):
+    for name, lhs, rhs in _fitting(contraction, target, TILE_OPERANDS, tile_dot_name):
+        size = _tile_product(contraction, lhs)
+        if lhs is bf16 and (strict or size.depth > LONGEST_CHAIN):
             continue
-        if narrowed(contraction.lhs_value, lhs.name) is None or narrowed(contraction.rhs_value, rhs.name) is None:
-            continue
-        if size.pays(target):
-            return Dot(known.name, lhs, rhs, interleave_name(target.vector_bits, rhs), size.best_grid(target))
+        grid = size.paying_grid(target)
+        if grid is not None:
+            return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs), grid)
     return None
+
+
+def _fitting(
+    contraction: Contraction, target: Target, table: Operands, name_of: Callable[[DType, DType], str]
+) -> Iterator[tuple[str, DType, DType]]:
+    """Of a table's instructions for the type of the sum, those that the target has and whose types hold both operands: name and types."""
+    for lhs, rhs in table.get(contraction.info.writes[0].buffer.dtype, ()):
+        known = INTRINSICS.get(name_of(lhs, rhs))
+        if known is None or not known.is_there(target.features):
+            continue
+        if narrowed(contraction.lhs_value, lhs.name) is not None and narrowed(contraction.rhs_value, rhs.name) is not None:
+            yield known.name, lhs, rhs
 
 
 def _tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
@@ -92,16 +112,11 @@ def _tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
     return TileProduct(rows, columns, depth, dtype)
 
 
-_TILES = {i32: ((u8, i8), (i8, i8), (u8, u8), (i8, u8)), f32: ((bf16, bf16),)}
-"""The types of operands whose products are made of tiles, by the type of the sum."""
-
-
 def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
     """The instruction for a sum of products of small integers, or of bf16, each exact in its types; None where none fits the loops.
 
     Terms of one operand must follow each other along the one reduction axis. `strict`: floats are to be rounded one by one.
     """
-    store = contraction.info.writes[0]
     columns, depth = contraction.columns, contraction.depth
     shape_fits = len(depth) == 1 and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
@@ -109,18 +124,10 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -
     tiles = choose_tiles(contraction, target, strict)
     if tiles is not None:
         return tiles
-    for lhs, rhs in _DOTS.get(store.buffer.dtype, ()):
-        name = dot_name(target.vector_bits, lhs, rhs)
-        known = INTRINSICS.get(name)
-        if known is None or not known.is_there(target.features) or (lhs is bf16 and (strict or not _pays_for_bf16(contraction, target))):
-            continue
-        if narrowed(contraction.lhs_value, lhs.name) is not None and narrowed(contraction.rhs_value, rhs.name) is not None:
+    for name, lhs, rhs in _fitting(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
+        if lhs is not bf16 or (not strict and _pays_for_bf16(contraction, target)):
             return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
     return None
-
-
-_DOTS = {i32: ((u8, i8), (i8, u8), (i16, i16)), f32: ((bf16, bf16),)}
-"""The types of operands whose products instructions sum, by the type of the sum, the fastest first."""
 
 
 def _pays_for_bf16(contraction: Contraction, target: Target) -> bool:
