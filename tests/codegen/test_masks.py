@@ -88,6 +88,39 @@ def test_lanes_that_are_read_later_keep_what_they_hold(guards: dict[str, str]) -
     assert_runs(func)
 
 
+SHARED = """
+@loops
+def f(a: f32[n], w: f32[6, 2], i: i64[2], y: f32[6, n], n: i64):
+    outputs(1)
+    for o in range((n + 15) // 16):
+        for q in range(3):
+            for r in unrolled(2):
+                for l in vectorized(16):
+                    if o * 16 + l < n:
+                        y[q * 2 + r, o * 16 + l] = a[o * 16 + l] * SHARED
+"""
+
+
+def shared_func(shared: str) -> PrimFunc:
+    (func,) = parse_module(SHARED.replace("SHARED", shared)).prim_funcs
+    return func
+
+
+def test_a_number_that_lanes_share_is_loaded_without_a_branch_where_it_is_known_to_be_there() -> None:
+    func = shared_func("w[q * 2 + r, 1]")  # one branch for each broadcast took several times as long as the sum it fed
+    a, w = np.arange(37, dtype=np.float32), np.random.default_rng(0).standard_normal((6, 2)).astype(np.float32)
+
+    (result,) = run(func, [a, w, np.zeros(2, np.int64)], (37,))
+
+    assert "masked.load.v1f32" not in emit_prim_func(func).ir_text
+    np.testing.assert_array_equal(result, w[:, 1:] * a)
+
+
+@pytest.mark.parametrize("shared", ["a[o * 16 + 15]", "w[q * 2 + r + o, 0]", "w[i[o], 0]"])
+def test_a_number_that_lanes_share_is_loaded_for_active_lanes_only_where_it_may_not_be_there(shared: str) -> None:
+    assert "masked.load.v1f32" in emit_prim_func(shared_func(shared)).ir_text
+
+
 NARROWER = [
     *((wide, narrow) for wide in (i64, i32, i16) for narrow in (i32, i16, u8, bool_) if narrow.bits < wide.bits),
     *((f32, narrow) for narrow in (f16, bf16, f8e4m3fn, f8e5m2fnuz)),  # most are held as integers

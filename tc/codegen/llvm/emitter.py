@@ -183,9 +183,11 @@ class _Emitter(ExpressionEmitter):
             self._one_by_one(loop, range(count))
 
     def _one_by_one(self, loop: For, iterations: Iterable[int]) -> None:
+        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
         for iteration in iterations:
             self.state.values[loop.var] = int_value(iteration)
             self.statement(loop.body)
+        self.facts = outer
 
     def _vectorized(self, loop: For, count: int) -> None:
         with self.lanes(loop, count):

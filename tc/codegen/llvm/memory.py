@@ -242,7 +242,7 @@ class MemoryEmitter:
                 return self._from_memory(held, buffer.dtype)
         pointer = self.pointer_to(buffer, uniform, known)
         if not contiguous:
-            loaded = self.scalar_load(buffer, pointer)
+            loaded = self._shared_load(node, pointer)
             self._hold(buffer, uniform, known, loaded)
             return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
@@ -403,6 +403,12 @@ class MemoryEmitter:
     def _prefetch_at(self, place: Value) -> None:
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.b.emit_void(f"call void @llvm.prefetch.p0({place}, i32 0, i32 3, i32 1)")
+
+    def _shared_load(self, node: Load, pointer: Value) -> Value:
+        """A load that all lanes share; without a branch, which costs more than sums of products, where its element is known to be there."""
+        if self.mask is not None and self.mask.lanes and self.is_there(node):
+            return self.whole_load(node.buffer, pointer, 0)
+        return self.scalar_load(node.buffer, pointer)
 
     def scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
         """A load that all lanes share. Under a mask it happens only if some lane is active."""
