@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tc.errors import ShapeError
+from tc.ir.cached import cached_property
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +32,12 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Of one element that has bytes of its own; see `bytes_of` for tensors."""
         return max(self.bits // 8, 1)
 
-    @property
+    @cached_property
     def per_byte(self) -> int:
         """How many elements of a tensor share a byte; 1 for those that share none."""
         return max(8 // self.bits, 1)
@@ -45,25 +46,25 @@ class DType:
         """The bytes of a tensor of so many elements."""
         return -(-count // self.per_byte) * self.size_bytes
 
-    @property
+    @cached_property
     def is_storage(self) -> bool:
         """Whether elements are only stored, moved, chosen and cast; arithmetic takes place in another dtype."""
         return self.bits < 8 or (self.is_float and self.bits == 8)
 
-    @property
+    @cached_property
     def numpy(self) -> np.dtype[Any]:
         return _NUMPY[self.name]
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         return self.kind == "float"
 
-    @property
+    @cached_property
     def is_int(self) -> bool:
         """Signed or unsigned integers; not bool."""
         return self.kind in ("int", "uint")
 
-    @property
+    @cached_property
     def is_bool(self) -> bool:
         return self.kind == "bool"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple
 
 from tc.ir.dtype import FLOAT8, SUB_BYTE, DType
@@ -50,9 +51,10 @@ class Value(NamedTuple):
         return f"<{self.lanes} x {self.element}>" if self.lanes else self.element
 
     def __str__(self) -> str:
-        return f"{self.type} {self.text}"
+        return f"<{self.lanes} x {self.element}> {self.text}" if self.lanes else f"{self.element} {self.text}"
 
 
+@lru_cache(4096, typed=True)
 def int_value(value: int, element: str = "i64") -> Value:
     return Value(str(value), element, 0, value)
 
@@ -134,7 +136,8 @@ class FunctionBuilder:
         return f"{hint}{self._count}"
 
     def emit(self, text: str, element: str, lanes: int = 0) -> Value:
-        result = self.name("v")
+        self._count += 1
+        result = f"%v{self._count}"
         self.lines.append(f"  {result} = {text}")
         return Value(result, element, lanes)
 
@@ -183,7 +186,8 @@ class FunctionBuilder:
         computed where the function begins, and dominate everything."""
         text = f"getelementptr inbounds {element}, ptr {base.text}, i64 {count}"
         if base.text not in self._allocas or count[0] == "%":
-            return self.once(text, lambda: self.emit(text, "ptr"))
+            known = self._known.get(text)
+            return self.once(text, lambda: self.emit(text, "ptr")) if known is None else known
         found = self._places.get(text)
         if found is None:
             found = self._places[text] = Value(self.name("v"), "ptr")
@@ -210,11 +214,16 @@ class FunctionBuilder:
 
     def unify(self, *values: Value) -> tuple[Value, ...]:
         """All values with the same number of lanes."""
-        lanes = max([value.lanes for value in values])
-        return tuple([value if value.lanes == lanes else self.splat(value, lanes) for value in values])
+        lanes = values[0].lanes
+        for value in values:
+            if value.lanes != lanes:
+                lanes = max([value.lanes for value in values])
+                return tuple([value if value.lanes == lanes else self.splat(value, lanes) for value in values])
+        return values
 
     def binary(self, op: str, a: Value, b: Value) -> Value:
-        a, b = self.unify(a, b)
+        if a.lanes != b.lanes:
+            a, b = self.unify(a, b)
         text = f"{op} {a}, {b.text}"
         return self._shared(text, a.element, a.lanes) if a.element[0] == "i" else self.emit(text, a.element, a.lanes)
 
@@ -293,7 +302,8 @@ class FunctionBuilder:
         first = args[0]
         suffix = f"v{first.lanes}{_MANGLED[first.element]}" if first.lanes else _MANGLED[first.element]
         full = f"llvm.{name}.{suffix}"
-        self.module.declare(full, first.type, [arg.type for arg in args])
+        if full not in self.module.declarations:
+            self.module.declare(full, first.type, [arg.type for arg in args])
         text = f"call {first.type} @{full}({', '.join(map(str, args))})"
         return self._shared(text, first.element, first.lanes) if first.element[0] == "i" else self.emit(text, first.element, first.lanes)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from tc.codegen.llvm import tiles
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
@@ -87,6 +88,7 @@ class _Emitter(ExpressionEmitter):
         self.parallel_count = 0
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None
+        self.vectorizable: dict[For, bool] = {}
         self.has_tiles = tiles.uses_tiles(func.body)
         self.is_all_products = is_all_products(func)
 
@@ -169,7 +171,7 @@ class _Emitter(ExpressionEmitter):
         elif loop.kind is LoopKind.UNROLLED and count is not None:
             self._unrolled(loop, int(count))
         elif loop.kind is LoopKind.VECTORIZED and count is not None and self.lane is None and count > 1:
-            if _can_vectorize(loop, self.report):
+            if self._can_vectorize(loop):
                 self._vectorized(loop, int(count))
             else:
                 self._serial(loop)
@@ -177,6 +179,13 @@ class _Emitter(ExpressionEmitter):
             self._unrolled(loop, int(count))
         else:
             self._serial(loop)
+
+    def _can_vectorize(self, loop: For) -> bool:
+        """`_can_vectorize` of a loop, found out once for all its copies."""
+        found = self.vectorizable.get(loop)
+        if found is None:
+            found = self.vectorizable[loop] = _can_vectorize(loop, self.report)
+        return found
 
     def _unrolled(self, loop: For, count: int) -> None:
         if not emit_loop_intrinsic(self, loop):
@@ -190,24 +199,28 @@ class _Emitter(ExpressionEmitter):
         self.facts = outer
 
     def _vectorized(self, loop: For, count: int) -> None:
-        with self.lanes(loop, count):
-            self.statement(loop.body)
+        outer = self._begin_lanes(loop, count)
+        self.statement(loop.body)
+        self._end_lanes(outer)
 
     @contextmanager
     def lanes(self, loop: For, count: int) -> Iterator[None]:
         """Inside, values that depend on the loop's variable are vectors of `count` lanes."""
+        outer = self._begin_lanes(loop, count)
+        yield
+        self._end_lanes(outer)
+
+    def _begin_lanes(self, loop: For, count: int) -> Facts:
+        """What is known outside, for `_end_lanes`."""
         self.lane = Lane(loop.var, count)
         self.dependence.clear()
-        self.state.values[loop.var] = self._lane_numbers(count)
+        self.state.values[loop.var] = _lane_numbers(count)
         outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
-        yield
+        return outer
+
+    def _end_lanes(self, outer: Facts) -> None:
         self.facts, self.lane, self.mask = outer, None, None
         self.dependence.clear()
-
-    @staticmethod
-    def _lane_numbers(count: int) -> Value:
-        numbers = ", ".join(f"i64 {k}" for k in range(count))
-        return Value(f"<{numbers}>", "i64", count)
 
     def _serial(self, loop: For) -> None:
         if not emit_loop_intrinsic(self, loop):
@@ -420,6 +433,12 @@ class _Emitter(ExpressionEmitter):
         emit_intrinsic(self, stmt)
 
 
+@cache
+def _lane_numbers(count: int) -> Value:
+    """0, 1, ... in so many lanes."""
+    return Value(f"<{', '.join([f'i64 {k}' for k in range(count)])}>", "i64", count)
+
+
 def _safe(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
@@ -437,31 +456,26 @@ def _parallel_nest(loop: For) -> tuple[For, ...]:
 def _can_vectorize(loop: For, report: Buffer | None) -> bool:
     """Whether every lane may run in lockstep: no loop inside with a bound that depends on the lane, no While, and every store
     goes to a place of its own for each lane, except to the report of failed checks, where any lane may be the last."""
-    varying: set[Var] = {loop.var}
-
-    def depends(expr: Expr) -> bool:
-        return not varying.isdisjoint(variables(expr))
-
-    def check(stmt: Stmt) -> bool:
-        match stmt:
-            case Seq(stmts=stmts):
-                return all(map(check, stmts))
-            case For(kind=LoopKind.PARALLEL) | While() | IntrinsicCall():
-                return False
-            case For(extent=extent, body=body):
-                return not depends(extent) and check(body)
-            case Let(var=var, value=value, body=body):
-                if depends(value):
-                    varying.add(var)
-                return check(body)
-            case If(then_body=then_body, else_body=else_body):
-                return check(then_body) and (else_body is None or check(else_body))
-            case Store(buffer=buffer, indices=indices):
-                return buffer is report or any(map(depends, indices))
-            case Alloc(body=body):
-                return False
-        return False
-
-    return check(loop.body)
+    return _in_lockstep(loop.body, {loop.var}, report)
 
 
+def _in_lockstep(stmt: Stmt, varying: set[Var], report: Buffer | None) -> bool:
+    """The same of a statement, where the variables that differ between lanes are known; those that it binds join them."""
+    match stmt:
+        case Seq(stmts=stmts):
+            return all([_in_lockstep(inner, varying, report) for inner in stmts])
+        case For(kind=LoopKind.PARALLEL) | While() | IntrinsicCall():
+            return False
+        case For(extent=extent, body=body):
+            return varying.isdisjoint(variables(extent)) and _in_lockstep(body, varying, report)
+        case Let(var=var, value=value, body=body):
+            if not varying.isdisjoint(variables(value)):
+                varying.add(var)
+            return _in_lockstep(body, varying, report)
+        case If(then_body=then_body, else_body=else_body):
+            return _in_lockstep(then_body, varying, report) and (else_body is None or _in_lockstep(else_body, varying, report))
+        case Store(buffer=buffer, indices=indices):
+            return buffer is report or not all(varying.isdisjoint(variables(index)) for index in indices)
+        case Alloc():
+            return False
+    return False

@@ -14,6 +14,7 @@ from tc.codegen.llvm.memory import Lane, State
 from tc.codegen.llvm.scalars import emit_float_operation
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Expr, Load
+from tc.ir.hints import NO_HINTS
 from tc.ir.loop import For, PrimFunc, Stmt, Store
 from tc.ir.node import walk
 from tc.ir.tree_loop import TreeLoop, as_square, as_tree_loop, combine_tree
@@ -49,6 +50,8 @@ class StatementEmitter(Protocol):
 
 def emit_loop_intrinsic(emitter: StatementEmitter, loop: For) -> bool:
     """Emit what a hint asks for in place of the loop; False where none does, or where it cannot be had at this point."""
+    if loop.hints is NO_HINTS:
+        return False
     emit = next((_EMITTERS[key] for key, _ in loop.hints.items() if key in _EMITTERS), None)
     return emit is not None and emit(emitter, loop)
 

@@ -7,19 +7,22 @@ lanes happen. Sums that accesses share are computed once, so that only constants
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
 from tc.codegen.llvm.packed import PackedPlace, is_packed, load_packed, store_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
 from tc.ir.bounds import VarFact
-from tc.ir.dtype import DType
+from tc.ir.dtype import ALL_DTYPES, DType
 from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, logical_and, mul
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
+from tc.ir.polynomial import Monomial
 from tc.ir.uses import variables
 from tc.target import MOST_SHUFFLED_STRIDE
 
@@ -32,12 +35,39 @@ class Lane:
     lanes: int
 
 
-@dataclass
-class _Address:
-    """An access reduced to a polynomial offset, in elements; computed once per access."""
+class _Address(NamedTuple):
+    """The polynomial offset of an access, in elements: `constant`, `factors` times the variables `numbers`, which are known numbers
+    wherever their unrolled loops are emitted, and the other terms."""
 
-    poly: Polynomial
-    vars: frozenset[Var]
+    offset: Polynomial
+    numbers: tuple[Var, ...]
+    factors: tuple[int, ...]
+    others: tuple[tuple[Monomial, int], ...]
+
+    @classmethod
+    def of(cls, offset: Polynomial, values: Mapping[Var, Value]) -> _Address:
+        """Of an offset, where variables have these values."""
+        numbers: dict[Var, int] = {}
+        others = []
+        for monomial, factor in offset.terms.items():
+            var = monomial[0]
+            value = values.get(var) if len(monomial) == 1 and isinstance(var, Var) else None
+            if value is None or value.known is None:
+                others.append((monomial, factor))
+            else:
+                numbers[var] = factor
+        return cls(offset, tuple(numbers), tuple(numbers.values()), tuple(others))
+
+
+class _Offset(NamedTuple):
+    """Where an access lies, in elements: a sum that all lanes share, a constant, the distance between lanes (None where there are none),
+    and what differs between lanes otherwise. `terms`: the sum that is shared, as its terms are written."""
+
+    shared: Value
+    known: int
+    lane: Value | None
+    varying: Value | None
+    terms: tuple[str, ...]
 
 
 @dataclass
@@ -108,46 +138,55 @@ class MemoryEmitter:
         unchanged = state.stores == stores
         state.loaded, state.tiles = (loaded, tiles) if unchanged else ({}, {})
 
-    def _address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> _Address:
-        key = (buffer, indices)
-        found = self.addresses.get(key)
-        if found is None:
-            offset: Expr = const(0)
-            strides = buffer.strides or _row_major(buffer.shape)
-            for index, stride in zip(indices, strides, strict=True):
-                offset = offset + mul(_as_i64(index), stride)
-            poly = polynomial(simplify(offset, self.facts))
-            if any(isinstance(atom, FloorMod) for monomial in poly.terms for atom in monomial):
-                poly = polynomial(simplify(offset, _with_elements(self.facts, buffer)))
-            found = _Address(poly, frozenset(v for m in poly.terms for a in m for v in variables(a)))
-            self.addresses[key] = found
+    def _address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Polynomial:
+        """The offset of an access, in elements."""
+        offset: Expr = const(0)
+        strides = buffer.strides or _row_major(buffer.shape)
+        for index, stride in zip(indices, strides, strict=True):
+            offset = offset + mul(_as_i64(index), stride)
+        found = polynomial(simplify(offset, self.facts))
+        if any(isinstance(atom, FloorMod) for monomial in found.terms for atom in monomial):
+            found = polynomial(simplify(offset, _with_elements(self.facts, buffer)))
         return found
+
+    def _numbers(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[_Address, list[int]]:
+        """An access, and the numbers that those of its variables are which are numbers here. Computed once, but for the numbers."""
+        values, key = self.state.values, (buffer, indices)
+        found = self.addresses.get(key)
+        if found is not None:
+            numbers = [values[var].known for var in found.numbers]
+            if None not in numbers:
+                return found, numbers  # type: ignore[return-value]
+        found = self.addresses[key] = _Address.of(self._address(buffer, indices) if found is None else found.offset, values)
+        return found, [values[var].known for var in found.numbers]  # type: ignore[misc]
 
     def depends_on_lane(self, expr: Expr) -> bool:
         """Whether the value differs between lanes: by the lane variable, or through a Let that depends on it."""
         if self.lane is None:
             return False
+        if isinstance(expr, Var):
+            return self._differs(expr, self.lane.var)
         found = self.dependence.get(expr)
         if found is None:
-            found = any(v is self.lane.var or self._is_vector(v) for v in variables(expr))
-            self.dependence[expr] = found
+            found = self.dependence[expr] = any(self._differs(var, self.lane.var) for var in variables(expr))
         return found
 
-    def _is_vector(self, var: Var) -> bool:
+    def _differs(self, var: Var, lane: Var) -> bool:
         value = self.state.values.get(var)
-        return value is not None and value.lanes > 0
+        return var is lane or (value is not None and value.lanes > 0)
 
-    def _offset(self, address: _Address) -> tuple[Value, int, Value | None, Value | None]:
-        """(offset that is the same in all lanes, constant part, coefficient of the lane, offset that differs otherwise)."""
-        b = self.b
-        known = address.poly.constant
-        parts: list[tuple[tuple[object, ...], int, list[Value]]] = []
+    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...]) -> _Offset:
+        b, lane_var, known_values = self.state.builder, None if self.lane is None else self.lane.var, self.state.values
+        address, numbers = self._numbers(buffer, indices)
+        known = sum(map(operator.mul, address.factors, numbers), address.offset.constant)
+        parts: list[tuple[str, int, list[Value]]] = []
         lane_known = 0
         lane_value: Value | None = None
         varying: Value | None = None
-        lane_var = None if self.lane is None else self.lane.var
-        known_values = self.state.values
-        for monomial, coefficient in address.poly.terms.items():
+        for monomial, coefficient in address.others:
+            if monomial[0] is lane_var and len(monomial) == 1:
+                lane_known += coefficient
+                continue
             factor, values, lane_count, differs = coefficient, [], 0, False
             for atom in monomial:
                 if atom is lane_var:
@@ -163,7 +202,8 @@ class MemoryEmitter:
                 if not values:
                     known += factor
                 elif factor:
-                    parts.append(((*[v.text for v in values], factor), factor, values))
+                    text = values[0].text if len(values) == 1 else "*".join([v.text for v in values])
+                    parts.append((f"{text}*{factor}", factor, values))
             elif lane_count == 1 and not differs:
                 if not values:
                     lane_known += factor
@@ -171,19 +211,19 @@ class MemoryEmitter:
                     term = self._term(factor, values)
                     lane_value = term if lane_value is None else b.add(lane_value, term)
             else:
-                lanes = [self.state.values[self.lane.var]] * lane_count if self.lane is not None else []
+                lanes = [known_values[self.lane.var]] * lane_count if self.lane is not None else []
                 term = self._term(factor, [*values, *lanes])
                 varying = term if varying is None else b.binary("add", varying, term)
-        uniform = self._uniform(parts)
-        lane: Value | None = int_value(lane_known)
-        if lane_value is not None:
-            lane = b.add(lane_value, int_value(lane_known))
-        return uniform, known, (lane if self.lane is not None else None), varying
+        lane = None if lane_var is None else int_value(lane_known)
+        if lane_value is not None and lane is not None:
+            lane = b.add(lane_value, lane)
+        terms = tuple([part[0] for part in parts])
+        return _Offset(self._sum(terms, parts), known, lane, varying, terms)
 
     def _is_whole(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
         """Whether what all lanes share of an offset, its constant part aside, is known to be a whole number of bytes."""
         values, per_byte = self.state.values, buffer.dtype.per_byte
-        for monomial, coefficient in self._address(buffer, indices).poly.terms.items():
+        for monomial, coefficient in self._numbers(buffer, indices)[0].others:
             if self.lane is not None and self.lane.var in monomial:
                 continue
             known = [value.known for atom in monomial if isinstance(atom, Var) and (value := values.get(atom)) is not None]
@@ -199,11 +239,11 @@ class MemoryEmitter:
             result = self.b.binary("mul", result, value)
         return result if factor == 1 else self.b.binary("mul", result, self.b.int(factor, result))
 
-    def _uniform(self, parts: list[tuple[tuple[object, ...], int, list[Value]]]) -> Value:
+    def _sum(self, terms: tuple[str, ...], parts: list[tuple[str, int, list[Value]]]) -> Value:
         """The sum of the terms, shared by all accesses with the same terms."""
         if not parts:
             return int_value(0)
-        key = parts[0][0] if len(parts) == 1 else tuple(sorted([part[0] for part in parts], key=str))
+        key = terms[0] if len(terms) == 1 else "+".join(sorted(terms))
 
         def total() -> Value:
             _, factor, values = parts[0]
@@ -216,17 +256,17 @@ class MemoryEmitter:
 
     def pointer_to(self, buffer: Buffer, uniform: Value, known: int) -> Value:
         """base + uniform + known; the sum with `uniform` is shared, so that only constants differ between unrolled copies."""
-        element = memory_type(buffer.dtype)
-        base = self.state.pointers.get(buffer)
+        element, state = memory_type(buffer.dtype), self.state
+        base = state.pointers.get(buffer)
         if base is None:
             raise CodegenError(f"buffer {buffer} is used outside its scope")
-        if uniform.known is None or uniform.known != 0:
-            base = self.b.place(base, element, uniform.text)
-        return base if known == 0 else self.b.place(base, element, str(known))
+        if uniform.known != 0:
+            base = state.builder.place(base, element, uniform.text)
+        return base if known == 0 else state.builder.place(base, element, str(known))
 
     def load(self, node: Load) -> Value:
         buffer = node.buffer
-        uniform, known, lane, varying = self._offset(self._address(buffer, node.indices))
+        uniform, known, lane, varying, terms = self._offset(buffer, node.indices)
         if is_packed(buffer):
             return load_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
@@ -246,7 +286,7 @@ class MemoryEmitter:
             self._hold(buffer, uniform, known, loaded)
             return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
-            self._prefetch_ahead(buffer, node.indices, uniform, known)
+            self._prefetch_ahead(buffer, terms, uniform, known)
         if self.mask is None or buffer.scope == "register" or self._is_free(node):  # a register tile is whole: all its lanes exist
             loaded = self.whole_load(buffer, pointer, lanes)
             self._hold(buffer, uniform, known, loaded)
@@ -269,7 +309,7 @@ class MemoryEmitter:
         """So many elements from one on, outside vectorized loops."""
         if is_packed(operand.buffer):
             raise CodegenError(f"{operand.buffer} shares bytes; no instruction on tiles takes it")
-        uniform, known, _, _ = self._offset(self._address(operand.buffer, operand.indices))
+        uniform, known, _, _, _ = self._offset(operand.buffer, operand.indices)
         held = self.state.tiles.get(operand.buffer, {}).get(known) if uniform.known == 0 else None
         if held is not None and held.lanes == lanes:
             return held
@@ -290,7 +330,7 @@ class MemoryEmitter:
         """Store a vector from one element on, outside vectorized loops."""
         if is_packed(operand.buffer):
             raise CodegenError(f"{operand.buffer} shares bytes; no instruction on tiles stores it")
-        uniform, known, _, _ = self._offset(self._address(operand.buffer, operand.indices))
+        uniform, known, _, _, _ = self._offset(operand.buffer, operand.indices)
         self.store_at(operand.buffer, self.pointer_to(operand.buffer, uniform, known), value)
         self._stored(operand.buffer, uniform, known, value)
 
@@ -299,18 +339,20 @@ class MemoryEmitter:
         multiples, so that no two overlap."""
         if buffer.scope != "register":
             return
-        held = self.state.tiles.setdefault(buffer, {})
-        if held and next(iter(held.values())).lanes != value.lanes:
+        held = self.state.tiles.get(buffer)
+        if held is None:
+            held = self.state.tiles[buffer] = {}
+        elif held and next(iter(held.values())).lanes != value.lanes:
             held.clear()
-        if uniform.known == 0 and known % max(value.lanes, 1) == 0:
-            held[known] = value._replace(known=None)
+        if uniform.known == 0 and known % (value.lanes or 1) == 0:
+            held[known] = value if value.known is None else value._replace(known=None)
 
     def _stored(self, buffer: Buffer, uniform: Value, known: int, value: Value | None) -> None:
         """Forget what may lie where something was stored, and remember `value` if it is all that was."""
         self.state.stores += 1
         if buffer.scope != "register":
             self.state.loaded = {}
-        elif value is None or uniform.known != 0 or known % max(value.lanes, 1):
+        elif value is None or uniform.known != 0 or known % (value.lanes or 1):
             self.state.tiles.pop(buffer, None)
         else:
             self._hold(buffer, uniform, known, value)
@@ -374,13 +416,9 @@ class MemoryEmitter:
             kept = {lane: lane for lane in kept}
         return result
 
-    def _prefetch_ahead(self, buffer: Buffer, indices: tuple[Expr, ...], uniform: Value, known: int) -> None:
-        """Prefetch what the loop will load some iterations later, once per address."""
-        terms = [
-            (tuple(value.text for atom in monomial if (value := self.value(atom)).known is None and not value.lanes), coefficient)
-            for monomial, coefficient in self._address(buffer, indices).poly.terms.items()
-        ]
-        key = (buffer, known, tuple(term for term in terms if term[0]))
+    def _prefetch_ahead(self, buffer: Buffer, terms: tuple[str, ...], uniform: Value, known: int) -> None:
+        """Prefetch what the loop will load some iterations later, once per address: `terms` of it are in `uniform`."""
+        key = (buffer, known, terms)
         if key in self.prefetch_places:
             return
         self.prefetch_places.add(key)
@@ -395,7 +433,7 @@ class MemoryEmitter:
 
     def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Value:
         """A pointer to one element, outside vectorized loops."""
-        uniform, known, _, _ = self._offset(self._address(buffer, indices))
+        uniform, known, _, _, _ = self._offset(buffer, indices)
         if is_packed(buffer):
             raise CodegenError(f"an element of {buffer} has no address of its own")
         return self.pointer_to(buffer, uniform, known)
@@ -490,7 +528,7 @@ class MemoryEmitter:
 
     def store_value(self, stmt: Store, value: Value) -> None:
         buffer = stmt.buffer
-        uniform, known, lane, varying = self._offset(self._address(buffer, stmt.indices))
+        uniform, known, lane, varying, _ = self._offset(buffer, stmt.indices)
         if is_packed(buffer):
             store_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, stmt.indices)), value)
             self._stored(buffer, uniform, known, None)
@@ -545,7 +583,7 @@ class MemoryEmitter:
 
     def store_scalar(self, stmt: Store, value: Value) -> None:
         """Store a number that has been computed, outside vectorized loops."""
-        uniform, known, lane, varying = self._offset(self._address(stmt.buffer, stmt.indices))
+        uniform, known, lane, varying, _ = self._offset(stmt.buffer, stmt.indices)
         if is_packed(stmt.buffer):
             store_packed(self, stmt.buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(stmt.buffer, stmt.indices)), value)
             self._stored(stmt.buffer, uniform, known, None)
@@ -569,7 +607,10 @@ class MemoryEmitter:
 
 
 def memory_type(dtype: DType) -> str:
-    return "i8" if dtype.is_bool else llvm_type(dtype)
+    return _MEMORY_TYPES[dtype]
+
+
+_MEMORY_TYPES = {dtype: "i8" if dtype.is_bool else llvm_type(dtype) for dtype in ALL_DTYPES}
 
 
 def _short(element: str) -> str:
