@@ -45,11 +45,10 @@ def run_stages(
     overridden: Collection[str] = (),
     ready: Callable[[Kernel], None] | None = None,
     passes: PassOptions = USUAL,
+    expect: Callable[[IRModule], None] | None = None,
 ) -> Stages:
-    """Everything up to the execution plan; nothing is emitted. `tuned`: what measurements have shown to be best.
-
-    assume_equal, overridden: see `load_model`. ready: told of each kernel as soon as it is scheduled.
-    """
+    """Everything up to the execution plan; nothing is emitted. tuned: what measurements have shown to be best. assume_equal, overridden:
+    see `load_model`. ready: told of each kernel as soon as it is scheduled. expect: told of the module as soon as it is lowered."""
     watch = Stopwatch()
     decide = take_default if tuned is None else tuned.decide
     with watch.time("import"):
@@ -58,6 +57,8 @@ def run_stages(
         fused = fuse_model(lay_out(prepare_model(imported, target, numerics, passes), decide), decide)
     with watch.time("lower"):
         lowered = fused.run(fused.pipeline.lower)
+    if expect is not None:
+        expect(lowered)
     with watch.time("schedule"):
         module, kernels = schedule_module(lowered, target, tuned, ready and watch.uncounted(ready), passes.hooks)
     with watch.time("plan"):
@@ -81,11 +82,11 @@ class CompileRequest:
     passes: PassOptions
     operators: Mapping[str, OpDef] = field(default_factory=scoped_ops)  # of users, when the module was asked for
 
-    def stages(self, ready: Callable[[Kernel], None] | None, assume_equal: bool = True) -> Stages:
-        """`run_stages` of it."""
-        what = (self.model, self.target, self.dims, self.on_unsupported, self.numerics, self.tuned)
+    def stages(self, builder: ModuleBuilder | None, assume_equal: bool = True) -> Stages:
+        """`run_stages` of it; a builder is told of what it makes."""
+        what = (self.model, self.target, self.dims, self.on_unsupported, self.numerics, self.tuned, assume_equal, self.overridden)
         with seeing(self.operators):
-            return run_stages(*what, assume_equal, self.overridden, ready, self.passes)
+            return run_stages(*what, builder and builder.want, self.passes, builder and builder.expect)
 
     def key(self) -> str | None:
         """What the module cache knows the result by; None for IR, for files that cannot be read, and where somebody watches the passes."""
@@ -98,14 +99,14 @@ class CompileRequest:
     def general(self) -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
         builder = ModuleBuilder(self.target)
-        return build_module(self.stages(builder.want, assume_equal=False), builder, self.target.cores)
+        return build_module(self.stages(builder, assume_equal=False), builder, self.target.cores)
 
     def profiled(self, key: str) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
         if self.key() != key:
             raise UserError("profile: the model's file has changed since it was compiled; compile it again")
         builder = ModuleBuilder(self.target)
-        stages = self.stages(builder.want)
+        stages = self.stages(builder)
         return timed_entry(LinkUnit.of(stages.plan, stages.kernels), builder)
 
     def overriding(self, names: tuple[str, ...]) -> CompiledModule:
@@ -132,7 +133,7 @@ def compile_request(request: CompileRequest) -> CompiledModule:
         known.set_origin(time.perf_counter() - start, partial(request.profiled, key), request.general)
         known.set_overriding(known.overridable, request.overriding)
         return known
-    stages = request.stages(None if always else builder.want)
+    stages = request.stages(None if always else builder)
     _verify_stages(stages, request)
     for kernel in stages.kernels.values() if always else ():  # no code of what is not well formed
         builder.want(kernel)
@@ -192,8 +193,7 @@ def compile_model(
     """
     check_words(numerics, on_unsupported, verify)
     check_model(model)
-    known, chosen = checked_dims(dims), Target.of(target)
+    known, chosen, names = checked_dims(dims), Target.of(target), tuple(sorted(set(overridden)))
     chosen = dataclasses.replace(chosen, cores=chosen.cores if threads is None else check_threads(threads))
     tuned = None if tune is None else open_tuned(tune, chosen)
-    names = tuple(sorted(set(overridden)))
     return compile_request(CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes))

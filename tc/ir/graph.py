@@ -242,6 +242,16 @@ def bodies_of(value: Operation) -> tuple[Function, ...]:
     return ()
 
 
+def constants_of(func: Function) -> tuple[TensorConst, ...]:
+    """The literal tensors that a function and the bodies in it use, each once, in the order of their first uses."""
+    found: dict[TensorConst, None] = {}
+    for binding in func.bindings:
+        found |= dict.fromkeys(atom for atom in atoms_of(binding.value) if isinstance(atom, TensorConst))
+        for body in bodies_of(binding.value):
+            found |= dict.fromkeys(constants_of(body))
+    return tuple(found | dict.fromkeys(result for result in func.results if isinstance(result, TensorConst)))
+
+
 def map_bodies(value: OperationT, visit: Callable[[Function], Function]) -> OperationT:
     """An operation with its nested functions replaced by what `visit` makes of them; the same object when nothing changes."""
     match value:

@@ -1,17 +1,18 @@
 """From kernels and execution plans to linked programs: emit, object cache, LLVM, link, constants. Nothing else makes modules.
 
     builder = ModuleBuilder(target)
+    builder.expect(module)                      # as soon as it is known which constants its program will have
     builder.want(kernel)                        # as soon as a kernel is scheduled
     (linked,) = builder.link([LinkUnit.of(plan, kernels)])
 
 What several programs of one builder have in common is compiled once. `want` may be called at any time before `link`: LLVM compiles what
-it is told of beside whatever its caller does until then.
+it is told of beside whatever its caller does until then. So are constants placed that are expected.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,6 +24,7 @@ from tc.codegen.kernels import Kernel, object_key
 from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES
 from tc.frontend.imported import Imported
 from tc.ir.dtype import pack
+from tc.ir.graph import TensorConst, constants_of
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.plan import ExecutionPlan
@@ -39,6 +41,9 @@ from tc.runtime.pool import get_pool, has_pool
 from tc.runtime.report import describe, explain_nodes
 from tc.target import Target
 from tc.target.machine import machine_fingerprint
+
+LEAST_EXPECTED_BYTES = 1 << 20
+"""Of constants that another thread places: about as long as a thread takes to begin."""
 
 ENTRY = "tc_entry"
 """The symbol of every program's entry point."""
@@ -81,8 +86,15 @@ class ModuleBuilder:
         self._code: dict[str, bytes] = {}
         self._wanted: dict[str, None] = {}
         self._queue = ObjectQueue(target)
+        self._expected: tuple[tuple[TensorConst, ...], Callable[[], list[np.ndarray]]] | None = None
         if not has_pool():  # what kernels call
             self._queue.beside(get_pool)
+
+    def expect(self, module: IRModule) -> None:
+        """Say that the constants of a module's entry will be asked for."""
+        values = constants_of(module.main)
+        if sum(constant.value.nbytes for constant in values) >= LEAST_EXPECTED_BYTES:
+            self._expected = values, self._queue.beside(partial(_placed, values))
 
     def want(self, kernel: Kernel) -> None:
         """Say that a program will launch this kernel."""
@@ -124,9 +136,17 @@ class ModuleBuilder:
         return Linked(entry, self._backend.load(objects), objects)
 
     def constants(self, plan: ExecutionPlan) -> list[np.ndarray]:
-        """The constants of a plan, where kernels may read them."""
+        """The constants of a plan, where kernels may read them: those that were expected, unless they are others."""
+        expected, self._expected = self._expected, None
         with self.watch.time("constants"):
-            return place_constants([pack(constant.value) for constant in plan.constants])
+            if expected is None or set(expected[0]) != set(plan.constants):
+                return _placed(plan.constants)
+            found = dict(zip(expected[0], expected[1](), strict=True))
+            return [found[constant] for constant in plan.constants]
+
+
+def _placed(constants: Sequence[TensorConst]) -> list[np.ndarray]:
+    return place_constants([pack(constant.value) for constant in constants])
 
 
 def kernel_object(func: PrimFunc, symbol: str, target: Target) -> bytes:

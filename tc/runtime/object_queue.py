@@ -18,10 +18,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from tc.codegen.backends import backend_of
 from tc.codegen.llvm.jit import GROUPED_BYTES
 from tc.target import Target, available_cpus
+
+ResultT = TypeVar("ResultT")
 
 TURN_SECONDS = 5e-4
 """How long a thread that runs Python is left alone when another one wants to; Python's own number is 5 ms. LLVM returns to Python some
@@ -42,7 +45,7 @@ class ObjectQueue:
         self._small: list[tuple[int, str]] = []
         self._room = 0
         self._executor: ThreadPoolExecutor | None = None
-        self._running: list[Future[object]] = []
+        self._running: list[Future[Any]] = []
         self._end: weakref.finalize | None = None
 
     def put(self, text: str, *, optimized: bool = True) -> None:
@@ -57,10 +60,15 @@ class ObjectQueue:
         self._small.append((number, text))
         self._room -= len(text)
 
-    def beside(self, task: Callable[[], object]) -> None:
-        """Run something else that is needed when all objects are there, if a processor is free for it. What it raises `objects` raises."""
-        if self._jobs > 1:
-            self._submit(task)
+    def beside(self, task: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        """Run something else that is needed when all objects are there, if a processor is free for it. What it raises `objects` raises.
+
+        Returns what gives the result: it waits for it if it is being made, and makes it if that is not begun.
+        """
+        if self._jobs == 1:
+            return task
+        future = self._submit(task)
+        return lambda: task() if future.cancel() else future.result()
 
     def objects(self) -> list[bytes]:
         """The object files of all texts so far. Raises what went wrong with the first text that is refused."""
@@ -69,7 +77,8 @@ class ObjectQueue:
             while self._work.one():
                 pass
             for future in self._running:
-                future.result()
+                if not future.cancelled():
+                    future.result()
         finally:
             self._running = []
             self._rest()
@@ -88,13 +97,15 @@ class ObjectQueue:
         if self._jobs > 1:
             self._submit(self._work.one)
 
-    def _submit(self, task: Callable[[], object]) -> None:
+    def _submit(self, task: Callable[[], ResultT]) -> Future[ResultT]:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._jobs - 1, thread_name_prefix="tc-compile")
         if self._end is None:
             _take_short_turns()
             self._end = weakref.finalize(self, _abandon, self._work)
-        self._running.append(self._executor.submit(task))
+        future = self._executor.submit(task)
+        self._running.append(future)
+        return future
 
     def _rest(self) -> None:
         if self._executor is not None:

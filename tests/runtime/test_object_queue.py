@@ -97,3 +97,25 @@ def test_what_runs_beside_is_done_with_the_objects_where_processors_are_free(job
     queue.objects()
 
     assert done == (["beside"] if jobs > 1 else [])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_runs_beside_gives_its_result_once_it_is_there(jobs: int) -> None:
+    queue = ObjectQueue(native_target(), jobs)
+    result = queue.beside(threading.get_ident)
+
+    assert (result() == threading.get_ident()) == (jobs == 1)
+    assert queue.objects() == []
+
+
+def test_what_has_not_begun_beside_is_done_by_the_one_who_needs_it() -> None:
+    go, runs = threading.Event(), []
+    queue = ObjectQueue(native_target(), 2)
+    queue.beside(lambda: go.wait(10))
+    result = queue.beside(lambda: runs.append(threading.get_ident()))
+
+    result()
+    go.set()
+
+    assert queue.objects() == []
+    assert runs == [threading.get_ident()]

@@ -463,7 +463,7 @@ def _in_lockstep(stmt: Stmt, varying: set[Var], report: Buffer | None) -> bool:
     """The same of a statement, where the variables that differ between lanes are known; those that it binds join them."""
     match stmt:
         case Seq(stmts=stmts):
-            return all([_in_lockstep(inner, varying, report) for inner in stmts])
+            return all(_in_lockstep(inner, varying, report) for inner in stmts)
         case For(kind=LoopKind.PARALLEL) | While() | IntrinsicCall():
             return False
         case For(extent=extent, body=body):
