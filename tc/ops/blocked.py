@@ -2,20 +2,21 @@
 
 An activation [n, c, *space] becomes [n, ceil(c / block), *space, block]. The lanes of the last block past c hold unspecified
 values: nothing may let them reach another lane. Weights of a convolution become [ceil(o / block), ceil(i / block), *kernel,
-block, block] and the right operand of a matmul [ceil(n / block), k, block], both with zeros in the lanes past the end.
+block, block] and the right operand of a matmul [ceil(n / block), k, block], both with zeros in the lanes past the end. For instructions
+that add several products at once the terms of a group lie side by side there: [ceil(n / block), ceil(k / group), block, group].
 Source: the NCHWc layouts of "Optimizing CNN Model Inference on CPUs" (Liu et al., 2019).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tc import te
 from tc.ir.arith import simplify
-from tc.ir.dtype import bf16, f16, f32
+from tc.ir.dtype import bf16, f16, f32, i8, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
@@ -353,19 +354,28 @@ def _conv_samples(rng: np.random.Generator) -> Any:
 
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
-    """lhs [..., m, k], rhs [ceil(n / b), k, b] -> [..., m, n]."""
+    """lhs [..., m, k], rhs [ceil(n / b), k, b] or [ceil(n / b), ceil(k / g), b, g] -> [..., m, n]; products of bytes in i32."""
     lhs, rhs = types[0], types[1]
     assert lhs is not None and rhs is not None
-    require_equal(rhs.shape[1], lhs.shape[-1], f"matmul_packed: dim 1 of {rhs}")
+    depth, group = lhs.shape[-1], rhs.shape[3] if rhs.rank == 4 else const(1)
+    if rhs.rank == 4:
+        terms = rhs.shape[1] * group
+        require(depth <= terms, f"matmul_packed: {rhs} holds {simplify(terms)} of {depth} terms")
+    else:
+        require_equal(rhs.shape[1], depth, f"matmul_packed: dim 1 of {rhs}")
     room = rhs.shape[0] * rhs.shape[2]
     require(attrs.columns <= room, f"matmul_packed: {rhs} holds {simplify(room)} of {attrs.columns} columns")
-    return TensorType((*lhs.shape[:-1], const(attrs.columns)), lhs.dtype)
+    return TensorType((*lhs.shape[:-1], const(attrs.columns)), i32 if lhs.dtype in (i8, u8) else lhs.dtype)
 
 
 def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     lhs, rhs = arrays[0], arrays[1]
     assert lhs is not None and rhs is not None
+    if rhs.ndim == 4:
+        rhs = np.moveaxis(rhs, 3, 2).reshape(len(rhs), -1, rhs.shape[2])[:, : lhs.shape[-1]]
     plain = np.moveaxis(rhs, 2, 1).reshape(-1, rhs.shape[1])[: attrs.columns]
+    if lhs.dtype.itemsize == 1:
+        lhs, plain = lhs.astype(np.int32), plain.astype(np.int32)
     return np.matmul(lhs, plain.T)
 
 
@@ -373,15 +383,20 @@ def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types:
     lhs, rhs = tensors[0], tensors[1]
     assert lhs is not None and rhs is not None
     block = rhs.shape[2]
+    group = rhs.shape[3] if len(rhs.shape) == 4 else None
     out_type = types[0]
     sum_dtype = _accumulator(out_type.dtype)
     rows = lhs.shape[:-1]
     joint = (simplify(product(rows)),) if len(rows) > 1 else rows  # tiles of rows run on from one batch to the next
+    if group is not None:
+        lhs = _filled_up(lhs, simplify(rhs.shape[1] * group))
 
     def body(*axes: Expr) -> Expr:
         *row, j, k = axes
         places = unravel(row[0], rows) if len(rows) > 1 else tuple(row)
-        return cast(lhs[(*places, k)], sum_dtype) * cast(rhs[j // block, k, j % block], sum_dtype)
+        term = (k,) if group is None else (k // group, k % group)
+        weight = rhs[(j // block, *term[:1], j % block, *term[1:])]
+        return cast(lhs[(*places, k)], sum_dtype) * cast(weight, sum_dtype)
 
     padded = simplify(rhs.shape[0] * block)  # whole panels are summed, and what lies past the end is not stored
     total = te.reduce("sum", (*joint, padded), (lhs.shape[-1],), body, "matmul")
@@ -395,6 +410,26 @@ def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types:
     return te.compute(out_type.shape, finish, "rounded")
 
 
+def _filled_up(x: Tensor, size: Expr) -> Tensor:
+    """Zeros after the elements of the last axis, up to `size` of them."""
+    have = x.shape[-1]
+    if size is have:
+        return x
+
+    def body(*axes: Expr) -> Expr:
+        return select(axes[-1] < have, x[axes], const(0, x.dtype))
+
+    return te.compute((*x.shape[:-1], size), body, "filled")
+
+
+def _packed_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], dict[str, Any]]]:
+    yield [rng.standard_normal((3, 5), dtype=np.float32), rng.standard_normal((3, 5, 4), dtype=np.float32)], {"columns": 11}
+    yield [rng.standard_normal((2, 3, 5), dtype=np.float32), rng.standard_normal((2, 5, 4), dtype=np.float32)], {"columns": 8}
+    for depth in (5, 8):
+        values = rng.integers(-128, 128, (3, 2, 4, 4)).astype(np.int8)
+        yield [rng.integers(0, 256, (3, depth)).astype(np.uint8), values], {"columns": 11}
+
+
 register(
     OpDef(
         "matmul_packed",
@@ -402,17 +437,6 @@ register(
         reference_matmul_packed,
         compute_matmul_packed,
         {"columns": REQUIRED},
-        samples=lambda rng: iter(
-            [
-                (
-                    [rng.standard_normal((3, 5), dtype=np.float32), rng.standard_normal((3, 5, 4), dtype=np.float32)],
-                    {"columns": 11},
-                ),
-                (
-                    [rng.standard_normal((2, 3, 5), dtype=np.float32), rng.standard_normal((2, 5, 4), dtype=np.float32)],
-                    {"columns": 8},
-                ),
-            ]
-        ),
+        samples=_packed_samples,
     )
 )

@@ -19,11 +19,13 @@ from tc.ir.expr import (
     Sub,
     ceildiv,
     const,
+    is_const,
     logical_and,
     maximum,
     minimum,
 )
 from tc.ir.loop import For
+from tc.ir.node import substitute
 from tc.ir.uses import variables
 
 
@@ -45,7 +47,8 @@ def interval_of(index: Expr, inner: Sequence[For], facts: Facts) -> Interval | N
 
     `facts` hold inside the inner loops.
     """
-    found = _interval(index, inner, facts)
+    once = {loop.var: const(0) for loop in inner if is_const(loop.extent, 1)}
+    found = _interval(substitute(index, once) if once else index, inner, facts)
     if found is None:
         return None
     own = {loop.var for loop in inner}

@@ -20,7 +20,7 @@ from tc.passes.graph.rewrite import GraphRule, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
 
-RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *INTEGER_RULES, *matmul_rules(4), *phase_rules(4))
+RULES = (*GRAPH_RULES, *ATTENTION_RULES, *IDIOM_RULES, *INTEGER_RULES, *matmul_rules(8, features=("avxvnni",)), *phase_rules(4))
 
 
 def example_of(rule: GraphRule) -> IRModule:

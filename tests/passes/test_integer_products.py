@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
@@ -12,6 +14,7 @@ from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.integer_products import integer_products
+from tc.target import Target
 from tests.passes.test_graph_rules import ops_of
 
 Case = tuple[tuple[int, ...], tuple[int, ...], dict[str, list[int]]]
@@ -72,3 +75,55 @@ def test_groups_and_wider_weights_stay_convolutions(groups: int, largest: int) -
     module = IRModule((b.function("main", (b.call("conv", x, w, groups=groups),)),))
 
     assert ops_of(integer_products(module)) == ops_of(module)
+
+
+def _zero_points(rng: np.random.Generator, kind: str, dtype: type, size: int) -> np.ndarray | None:
+    shape = {"none": None, "one": (), "each": (size,)}[kind]
+    return None if shape is None else np.asarray(_bytes(rng, dtype, (max(size, 2),))[: size if shape else 1].reshape(shape))
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v4", "x86-64-v3"])
+@pytest.mark.parametrize("seed", range(24))
+def test_products_with_literals_are_exact(seed: int, target: str) -> None:
+    """Zero points known or not, of all rows or of each, rows of any number, in batches or one vector."""
+    rng = np.random.default_rng(seed)
+    depth, columns = int(rng.choice([1, 4, 33, 64, 130])), int(rng.choice([1, 7, 8, 33, 64, 100]))
+    lead = [(5,), (), (40,), (2, 3, 7)][int(rng.integers(4))]
+    dtypes = [(np.uint8, np.int8)[int(rng.integers(2))] for _ in range(2)]
+    x, w = _bytes(rng, dtypes[0], (*lead, depth + 1))[..., :depth], _bytes(rng, dtypes[1], (depth, columns + 1))[:, :columns]
+    kinds = rng.choice(["none", "one", "each"], 2)
+    zero_x = _zero_points(rng, "one" if not lead and kinds[0] == "each" else str(kinds[0]), dtypes[0], lead[-1] if lead else 1)
+    zero_w = _zero_points(rng, str(kinds[1]), dtypes[1], columns)
+    is_known, is_symbolic = bool(rng.integers(2)), bool(rng.integers(2)) and lead == (40,) and kinds[0] != "each"
+    values = {"x": x, "w": w, "zx": zero_x, "zw": zero_w}
+    given = {name: a for name, a in values.items() if a is not None and (name == "x" or (name == "zx" and not is_known))}
+    literals = [numpy_helper.from_array(np.ascontiguousarray(a), n) for n, a in values.items() if a is not None and n not in given]
+    names = [name if values[name] is not None else "" for name in ("x", "w", "zx", "zw")]
+    node = helper.make_node("MatMulInteger", names, ["y"])
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), ["m", depth] if n == "x" and is_symbolic else a.shape)
+        for n, a in given.items()
+    ]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], literals)
+    module = tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), target, threads=1)
+
+    for rows in (0, 1, 3, 16, 40) if is_symbolic else (None,):
+        part = {name: a[:rows] if name == "x" else a for name, a in given.items()}
+        less = 0 if zero_x is None else zero_x.astype(np.int64)[..., None] if zero_x.ndim else zero_x.astype(np.int64)
+        shifted = part["x"].astype(np.int64) - less
+        expected = shifted @ (w.astype(np.int64) - (0 if zero_w is None else zero_w.astype(np.int64)))
+        np.testing.assert_array_equal(module.run(part)["y"], expected.astype(np.int32))
+
+
+def test_literals_of_bytes_keep_their_width_where_they_are_packed() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.integers(-128, 128, (256, 200)).astype(np.int8)
+    node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(np.dtype(np.uint8)), [3, 256])
+    graph = helper.make_graph([node], "g", [x], [helper.make_empty_tensor_value_info("y")], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    target = dataclasses.replace(Target.parse("x86-64-v4"), features=(*Target.parse("x86-64-v4").features, "avx512vnni"))
+
+    text = tc.lower(model, "scheduled", target).as_text()
+
+    assert "i8[7, 64, 32, 4]" in text and "dot4.u8.i8.512" in text

@@ -13,9 +13,14 @@ from tc.codegen.llvm.jit import disassemble
 from tc.interp import run_prim_func
 from tc.ir.dtype import bf16, f32, i8, i32, i64, u8
 from tc.ir.expr import Expr, Var, cast
+from tc.ir.graph import Attrs
 from tc.ir.loop import Alloc, IntrinsicCall, PrimFunc, Stmt
 from tc.ir.node import Node, children, walk
+from tc.ir.types import tensor_type
+from tc.ir.uses import buffers_read
 from tc.ir.x86_intrinsics import NUM_TILES, TILE_DOTS
+from tc.ops.blocked import compute_matmul_packed
+from tc.passes.graph.pack_matmul import in_groups
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
 from tc.passes.pipeline import finish_loops
@@ -53,7 +58,7 @@ def compiled(func: PrimFunc, arrays: list[np.ndarray], target: Target, *dims: in
     tile_model.used.clear()
     tile_model.errors.clear()
 
-    result, *_ = run(finish_loops(apply_rules(func, target).func, threads=1), arrays, dims, target=target)
+    result, *_ = run(finish_loops(apply_rules(func, target).func, threads=2), arrays, dims, target=target)
 
     assert tile_model.errors == []
     assert tile_model.held() == 0
@@ -108,6 +113,34 @@ def test_any_number_of_rows(target: Target, rows: int) -> None:
 
     np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
     assert ("tdpbusd" in tile_model.used) == (rows >= 16)
+
+
+def packed_product(rows: int | Var, n: int, k: int, block: int = 32) -> PrimFunc:
+    """The product with a literal that is packed for instructions on tiles."""
+    panels = (-(-n // block), -(-k // 64) * 16, block, 4)
+    x, w = placeholder((rows, k), u8, "A"), placeholder(panels, i8, "B")
+    total = compute_matmul_packed([x, w], Attrs((("columns", n),)), [tensor_type((rows, n), i32)])
+    return create_prim_func("product", [x, w], [total], [rows] if isinstance(rows, Var) else [])
+
+
+SIZES = [(16, 16, 64), (33, 100, 130), (70, 31, 200), (48, 96, 7), (90, 250, 64), (20, 1, 64), (3, 40, 100), (1, 64, 64)]
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("is_symbolic", [False, True], ids=("static", "symbolic"))
+def test_literals_that_were_packed_are_read_in_place(target: Target, sizes: tuple[int, int, int], block: int, is_symbolic: bool) -> None:
+    rng, (m, n, k) = np.random.default_rng(0), sizes
+    a, b = numbers(rng, (m, k), u8), numbers(rng, (k, n), i8)
+    func = packed_product(Var("m", i64) if is_symbolic else m, n, k, block)
+
+    result = compiled(func, [a, in_groups(b, block, 4, 64)], target, *([m] if is_symbolic else []))
+
+    np.testing.assert_array_equal(result, a.astype(np.int64) @ b.astype(np.int64))
+    scheduled = apply_rules(func, target).func
+    assert sum(buffer.dtype is i8 for buffer in buffers_read(scheduled.body)) == 1, "no copy of the literal"
+    copies = [node.buffer for node in walk(finish_loops(scheduled, threads=2).body) if isinstance(node, Alloc) and node.buffer.dtype is u8]
+    assert all(int(copy.shape[-2].value) <= 64 for copy in copies), "rows are filled up a tile at a time"
 
 
 def bf16_product(m: int, n: int, k: int) -> PrimFunc:

@@ -267,17 +267,18 @@ def import_gemm(n: NodeContext) -> NodeResult:
 
 @onnx_op("MatMulInteger")
 def import_matmul_integer(n: NodeContext) -> NodeResult:
-    a_zero, b_zero = (_scalar_zero_point(n, k) for k in (2, 3))
+    a_zero, b_zero = (_zero_points(n, k) for k in (2, 3))
     return n.call("matmul_integer", n.value(0), n.value(1), a_zero, b_zero)
 
 
-def _scalar_zero_point(n: NodeContext, index: int) -> ModelValue | None:
+def _zero_points(n: NodeContext, index: int) -> ModelValue | None:
+    """One for all, or a vector of those of the rows or columns."""
     zero = n.optional(index)
-    if zero is None:
-        return None
+    if zero is None or zero.rank == 0 or (zero.rank == 1 and prove(equal(zero.shape[0], 1)) is not True):
+        return zero
     if prove(equal(product(zero.shape), 1)) is not True:
-        raise UnsupportedError(f"{n.op_type}: a zero point per row or column")
-    return zero if zero.rank == 0 else n.call("reshape", zero, shape=())
+        raise UnsupportedError(f"{n.op_type}: zero points of rank {zero.rank}")
+    return n.call("reshape", zero, shape=())
 
 
 @onnx_op("Einsum")

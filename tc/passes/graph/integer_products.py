@@ -1,7 +1,8 @@
-"""Convolutions of bytes as matrix products: of the windows of the input, side by side, and the weights.
+"""Convolutions of bytes as matrix products, of the windows of the input, side by side, and the weights; and products without zero points.
 
-A product of bytes has instructions, which add the products of several values that follow each other in memory. All sums are in i32 and
-wrap, so results are exact.
+A product of bytes has instructions, which add the products of several values that follow each other in memory: unsigned ones on one side,
+signed ones on the other. All sums are in i32 and wrap, so results are exact: what all terms of one side are too large by comes off the
+sum at the end, as often as the other side sums up to.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tc.ir.graph import Atom, Attrs, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
-from tc.passes.graph.rewrite import GraphRule, Match, any_, op, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
 
 @graph_pass
 def integer_products(module: IRModule) -> IRModule:
-    """Make convolutions of bytes, widened to i32, products of bytes; see INTEGER_RULES."""
+    """Make convolutions of bytes, widened to i32, products of bytes, and take zero points out of products; see INTEGER_RULES."""
     return rewrite_module(module, INTEGER_RULES)
 
 
@@ -140,6 +141,52 @@ def _example(b: GraphBuilder) -> Atom:
     return b.call("conv", shifted, b.const(w), b.const(bias), pads=(1, 0, 2, 1), strides=(2, 1))
 
 
+# -- products with literals
+
+
+def _product_of_bytes(b: GraphBuilder, m: Match) -> Atom | None:
+    """The product with a literal, without zero points: rows unsigned, columns as they are less their own, if that is a byte."""
+    call, x, zero = m.call("matmul"), m.x, _argument(m, 2)
+    columns = _own_bytes(m.value("w"), _argument(m, 3))
+    is_one = zero is None or (isinstance(zero.type, TensorType) and (not zero.type.rank or is_const(zero.type.shape[0], 1)))
+    if columns is None or not is_one or (columns.dtype == np.uint8 and zero is None):
+        return None
+    is_signed = m.type_of("x").dtype is i8 and columns.dtype == np.int8
+    if zero is None and not is_signed and _argument(m, 3) is None:
+        return None
+    rows = _unsigned(b, _Bytes(x)) if is_signed else _Bytes(x)
+    total = b.call("matmul_integer", rows.value, b.const(columns), span=call.span)
+    sums = columns.astype(np.int64).sum(-2).astype(np.int32)
+    if zero is None or isinstance(zero, TensorConst):
+        shift = rows.zero + (0 if zero is None else int(zero.value.reshape(())))
+        return b.call("sub", total, b.const(sums * np.int32(shift))) if shift else total
+    by = b.call("reshape", b.call("cast", zero, dtype=i32), shape=())
+    if rows.zero:
+        by = b.call("add", by, b.const(np.array(rows.zero, np.int32)))
+    return b.call("sub", total, b.call("mul", by, b.const(sums)))
+
+
+def _argument(m: Match, place: int) -> Atom | None:
+    args = m.call("matmul").args
+    return args[place] if place < len(args) else None
+
+
+def _own_bytes(values: np.ndarray, zero: Atom | None) -> np.ndarray | None:
+    """The numbers less their zero points, as signed or unsigned bytes; None where they do not fit, or are not known."""
+    if zero is not None and not isinstance(zero, TensorConst):
+        return None
+    wide = values.astype(np.int32) - (0 if zero is None else zero.value.astype(np.int32))
+    found = _literal_bytes(wide)
+    return None if found is None else found.value.value  # type: ignore[union-attr]
+
+
+def _product_example(b: GraphBuilder) -> Atom:
+    rng = np.random.default_rng(0)
+    w = rng.integers(0, 100, (5, 3)).astype(np.uint8)
+    zeros = np.array([7, 0, 100], np.uint8)
+    return b.call("matmul_integer", b.param("x", tensor_type((2, 4, 5), i8)), b.const(w), b.const(np.array(-128, np.int8)), b.const(zeros))
+
+
 INTEGER_RULES = (
     GraphRule(
         "a convolution of bytes is a product of its windows",
@@ -147,5 +194,12 @@ INTEGER_RULES = (
         _product,
         when=_is_of_bytes,
         example=_example,
+    ),
+    GraphRule(
+        "a product with literal bytes needs no zero points",
+        op("matmul_integer", any_("x"), const_("w"), name="matmul", rest=True),
+        _product_of_bytes,
+        when=lambda m: m.type_of("x").dtype in (i8, u8) and m.type_of("x").rank > 0,
+        example=_product_example,
     ),
 )

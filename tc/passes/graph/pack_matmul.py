@@ -1,26 +1,34 @@
 """Give the right operand of a matrix product the layout that its kernel reads: panels of two vectors of columns, [n / b, k, b].
 
-Literals are packed at compile time, transposed ones too. Another right operand is packed by the kernel of the product, a tile at a time,
-if enough rows share it.
+Literals are packed at compile time, transposed ones too. Bytes, of which an instruction adds the products of several at once, lie with
+these side by side, [n / b, k / g, b, g]. Another right operand is packed by the kernel of the product, a tile at a time, if enough rows
+share it.
 Source: packing as in Goto and van de Geijn (2008).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
-from tc.ir.dtype import f32
+from tc.ir.dtype import f32, i8, u8
 from tc.ir.expr import Const, is_const
 from tc.ir.graph import Atom
+from tc.ir.intrinsic import INTRINSICS
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
+from tc.ir.x86_intrinsics import dot_name, tile_dot_name
+from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
+from tc.schedule.rules.matrix_tiles import terms_of_tile
 from tc.schedule.rules.tiling import MOST_SHALLOW_TERMS, NEAR_VECTORS, is_clashing_pitch
+from tc.target import Target
 
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
@@ -28,21 +36,24 @@ PANEL_VECTORS = 2
 PANELS = (1, 2, 4)
 """Vectors that a panel may have."""
 
+GROUP = 4
+"""Products of bytes that an instruction adds at once in each lane of 32 bits."""
+
 LEAST_COLUMNS = 8
 """With fewer columns most of a panel would be empty."""
 
 
 @graph_pass
-def pack_matmul(module: IRModule, *, lanes: int = 16, decide: Decide = take_default) -> IRModule:
+def pack_matmul(module: IRModule, *, lanes: int = 16, target: Target | None = None, decide: Decide = take_default) -> IRModule:
     """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns.
 
-    `decide` says how many vectors a panel has.
+    `decide` says how many vectors a panel has. Products of bytes are packed for the instructions of `target`.
     """
-    return rewrite_module(module, matmul_rules(lanes, decide))
+    return rewrite_module(module, matmul_rules(lanes, decide, () if target is None else target.features))
 
 
-def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[GraphRule, ...]:
-    """The rewrite rules for vectors of `lanes` columns."""
+def matmul_rules(lanes: int, decide: Decide = take_default, features: Sequence[str] = ()) -> tuple[GraphRule, ...]:
+    """The rewrite rules for vectors of `lanes` columns, and a processor with these features."""
 
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
@@ -58,6 +69,11 @@ def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[GraphRule, 
     def pack_transposed(b: GraphBuilder, m: Match) -> Atom:
         block = width(m, m.value("w").shape[0])
         return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
+
+    def pack_bytes(b: GraphBuilder, m: Match) -> Atom:
+        columns = m.value("w").shape[1]
+        panels = in_groups(m.value("w"), width(m, columns), GROUP, _terms_together(features))
+        return _packed(b, m, b.const(panels), columns)
 
     return (
         GraphRule(
@@ -76,7 +92,45 @@ def matmul_rules(lanes: int, decide: Decide = take_default) -> tuple[GraphRule, 
             example=lambda b: b.call("matmul", _x(b, 3, 20), b.call("transpose", b.const(_w(10, 20)), perm=(1, 0))),
             inexact=True,
         ),
+        *((bytes_rule(pack_bytes),) if _has_dots(lanes, features) else ()),
     )
+
+
+def bytes_rule(pack: Callable[[GraphBuilder, Match], Atom]) -> GraphRule:
+    """The rule for unsigned bytes times a literal of signed ones."""
+
+    def can_pack(m: Match) -> bool:
+        x, w = m.type_of("x"), m.type_of("w")
+        is_plain = all(arg is None for arg in m.call("matmul").args[2:])
+        is_matrix = x.rank > 0 and w.rank == 2 and m.value("w").size > 0
+        return is_plain and is_matrix and x.dtype is u8 and w.dtype is i8 and m.value("w").shape[1] >= LEAST_COLUMNS
+
+    return GraphRule(
+        "a product of bytes with a literal, packed",
+        op("matmul_integer", any_("x"), const_("w"), name="matmul", rest=True),
+        pack,
+        when=can_pack,
+        example=lambda b: b.call("matmul_integer", b.param("x", tensor_type((3, 7), u8)), b.const((100 * _w(7, 10)).astype(np.int8))),
+    )
+
+
+def _has_dots(lanes: int, features: Sequence[str]) -> bool:
+    """Whether there is an instruction that adds the products of bytes in vectors of so many sums."""
+    known = INTRINSICS.get(dot_name(32 * lanes, u8, i8))
+    return known is not None and known.is_there(features)
+
+
+def _terms_together(features: Sequence[str]) -> int:
+    """What the number of terms is rounded up to a multiple of: what the widest instruction takes at once."""
+    return terms_of_tile(i8) if INTRINSICS[tile_dot_name(u8, i8)].is_there(features) else GROUP
+
+
+def in_groups(array: np.ndarray, block: int, group: int, terms: int) -> np.ndarray:
+    """[k, n] as [ceil(n / block), k / group, block, group], zeros up to a multiple of `terms` of k and after the columns."""
+    depth, columns = array.shape
+    padded = np.pad(array, [(0, -depth % terms), (0, -columns % block)])
+    cut = padded.reshape(padded.shape[0] // group, group, padded.shape[1] // block, block)
+    return contiguous(cut.transpose(2, 0, 3, 1))
 
 
 def _packed(b: GraphBuilder, m: Match, panels: Atom, columns: int) -> Atom:

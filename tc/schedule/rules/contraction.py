@@ -14,10 +14,11 @@ from math import prod
 
 from tc.ir.expr import Const, Var, is_const
 from tc.ir.node import walk
+from tc.ir.x86_intrinsics import TILE_ROWS
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
-from tc.schedule.rules.operands import Dot, making_blocks, stage_operands
+from tc.schedule.rules.operands import Dot, choose_dot, making_blocks, stage_operands
 from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
@@ -102,9 +103,10 @@ def _schedule_versions(
     if dot is None and roles.blocks is None and columns is not None and not is_padded:
         lanes = min(lanes, columns)  # of part of a vector, where the rhs has no more: tiles of registers of one width
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
-    if dot is not None:
+    is_in_place = contraction.rhs.buffer in schedule.func.inputs
+    if dot is not None and not is_in_place:
         space = replace(space, vectors_divide=dot.columns(contraction, target) // lanes, is_row_major=False, panel=1)
-    elif contraction.rhs.buffer not in schedule.func.inputs:
+    elif not is_in_place:
         space = replace(space, is_row_major=False)
     heights = [] if dot is None else dot.heights()
     if dot is not None and dot.grid is not None:
@@ -115,12 +117,15 @@ def _schedule_versions(
         schedule_product_tiles(schedule, TiledProduct(contraction, roles, tile, target, dot=dot), operands_of(schedule, contraction))
         return
     for names, each in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None):
-        is_low = each.rows <= FEW_ROWS
+        is_low = each.rows <= FEW_ROWS and not (dot is not None and is_in_place)
         if is_low:  # a copy of the rhs would be read about as often as it is made
             inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
         copy = contraction_of(schedule, names[name])
         roles = roles_of(schedule, copy, names[final], lanes)
-        product = TiledProduct(copy, roles, each, target, dot=None if is_low else dot)
+        own = None if is_low else dot
+        if own is not None and own.grid is not None and each.rows < TILE_ROWS:
+            own = choose_dot(copy, target, tiles=False)
+        product = TiledProduct(copy, roles, each, target, dot=own)
         schedule_product_tiles(schedule, product, operands_of(schedule, copy))
 
 

@@ -72,6 +72,11 @@ class Dot:
         """How many terms of a sum one instruction takes: their number is rounded up to a multiple."""
         return self.depth if self.grid is None else terms_of_tile(self.lhs)
 
+    def takes_rhs_in_place(self, contraction: Contraction) -> bool:
+        """Whether the terms of the rhs lie as the instruction takes them."""
+        is_whole = _count(contraction, contraction.depth, 1) % self.terms == 0
+        return is_whole and _grouped_by(contraction) == self.depth and contraction.rhs.dtype == self.rhs
+
     def columns(self, contraction: Contraction, target: Target) -> int:
         """What the number of columns is rounded up to a multiple of: the columns of a tile."""
         return columns_block(contraction, target) if self.grid is None else self.grid[1] * TILE_ROWS
@@ -112,22 +117,38 @@ def _tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
     return TileProduct(rows, columns, depth, dtype)
 
 
-def choose_dot(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
+def choose_dot(contraction: Contraction, target: Target, strict: bool = False, tiles: bool = True) -> Dot | None:
     """The instruction for a sum of products of small integers, or of bf16, each exact in its types; None where none fits the loops.
 
-    Terms of one operand must follow each other along the one reduction axis. `strict`: floats are to be rounded one by one.
+    Terms of one operand must follow each other along the one reduction axis. `strict`: floats are to be rounded one by one. `tiles`: it
+    may be one on tile registers.
     """
     columns, depth = contraction.columns, contraction.depth
     shape_fits = len(depth) == 1 and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
-    tiles = choose_tiles(contraction, target, strict)
-    if tiles is not None:
-        return tiles
+    is_packed = _grouped_by(contraction) > 0
+    on_tiles = choose_tiles(contraction, target, strict) if tiles else None
+    if on_tiles is not None and (not is_packed or on_tiles.takes_rhs_in_place(contraction)):
+        return on_tiles
     for name, lhs, rhs in _fitting(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
-        if lhs is not bf16 or (not strict and _pays_for_bf16(contraction, target)):
-            return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
+        dot = Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
+        pays = lhs is not bf16 or (not strict and _pays_for_bf16(contraction, target))
+        if pays and (not is_packed or dot.takes_rhs_in_place(contraction)):
+            return dot
     return None
+
+
+def _grouped_by(contraction: Contraction) -> int:
+    """How many terms of each column of the rhs lie side by side: g where term k of column j is at [.., k // g, .., j, k % g]; else 0."""
+    rhs = contraction.rhs
+    is_plain = isinstance(contraction.rhs_value, Cast) and contraction.rhs_value.operand is rhs
+    if not is_plain or len(rhs.indices) < 3 or len(contraction.depth) != 1:
+        return 0
+    match rhs.indices[-1]:
+        case FloorMod(lhs=Var() as k, rhs=Const(value=int(group))) if k in contraction.depth and k // group in rhs.indices[:-2]:
+            return group
+    return 0
 
 
 def _pays_for_bf16(contraction: Contraction, target: Target) -> bool:
@@ -142,7 +163,8 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     """
     contraction = contraction_of(schedule, name)
     strict = annotation(schedule.func, "numerics") == "strict"
-    dot = choose_dot(contraction, target, strict) if _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
+    is_packed = _grouped_by(contraction) > 0
+    dot = choose_dot(contraction, target, strict) if is_packed or _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
         if dot.grid is not None:
             fitting = _tile_product(contraction, dot.lhs).grids()
@@ -197,8 +219,12 @@ def _count(contraction: Contraction, axes: tuple[Var, ...], unknown: int = LEAST
 
 
 def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, target: Target) -> None:
-    """Each operand in the instruction's type, its terms side by side, both padded where tiles are not full."""
+    """Each operand in the instruction's type, its terms side by side, both padded where tiles are not full, unless they are already."""
     name, (k,), (column,) = contraction.info.name, contraction.depth, contraction.columns
+    if _grouped_by(contraction):
+        if not _is_in_place(contraction.lhs_value, dot.lhs, k):
+            schedule.cache_operand(name, "lhs", dot.lhs.name)
+        return
     copies = []
     if not _is_in_place(contraction.lhs_value, dot.lhs, k):
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))

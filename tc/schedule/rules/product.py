@@ -425,7 +425,7 @@ def _schedule_rhs(schedule: Schedule, product: TiledProduct, names: list[str], n
         else:
             _, columns = s.split(s.loops_of(name)[-1], tile.columns)
             vectorize_loop(s, columns, lanes_for(block_info(s, name), product.target))
-    if dot is not None:
+    if dot is not None and packed:
         s.tensorize(packed, dot.interleave)
 
 
