@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from tc.codegen.kernels import finish_loops
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f16, f32, i8, i32, i64
-from tc.ir.expr import Const, Expr, Var, cast
-from tc.ir.loop import Alloc, PrimFunc
+from tc.ir.expr import Const, Expr, Load, Var, cast, is_const
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc
 from tc.ir.node import substitute, walk
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules import apply_rules
@@ -148,6 +149,17 @@ def times_run(func: PrimFunc, wanted: str) -> int:
     found = [info for info in block_infos(func) if wanted in info.name and not info.reduction_axes]
     assert found
     return sum(int(np.prod([int(loop.extent.value) for loop in info.loops])) for info in found)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "is_across"), [("x86-64-v3", True), ("x86-64-v4", False)])
+def test_what_all_rows_choose_is_chosen_once_where_gathers_are_slow(name: str, is_across: bool) -> None:
+    case = gathered_depth(np.random.default_rng(0), 50, 100, 40)
+
+    loops = apply_rules(product(case, 50, 100, 40), dataclasses.replace(TARGETS[name], machine="sapphirerapids")).func
+
+    copies = [node for node in walk(loops) if isinstance(node, For) and node.kind is LoopKind.UNROLLED and is_const(node.extent, 8)]
+    indices = [load for node in copies for load in walk(node) if isinstance(load, Load) and load.buffer.dtype is i64]
+    assert bool(indices) == is_across
 
 
 @pytest.mark.parametrize("columns", [16 * 13, 816, 1157, 1420])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
-from tc.ir.uses import variables
+from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.rules.common import (
     extent_value,
@@ -13,6 +13,7 @@ from tc.schedule.rules.common import (
     known_product,
     lanes_for,
     loads_of,
+    loops_inside,
     set_parallel,
     stream_lanes,
 )
@@ -20,9 +21,13 @@ from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.tile import cut_overlapped, is_moved, peel, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
+from tc.target.machine import machine_of
 
 LINE_BYTES = 64
 """Of a cache."""
+
+ROWS_ACROSS = 8
+"""Rows from which an element that was chosen for all is taken without a loop."""
 
 ROW_VECTORS = 4
 """Vectors of a row that are taken without a loop: what is chosen by the place, as in a concatenation, is known in each of them."""
@@ -85,10 +90,34 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
 def schedule_before(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
     """Compute blocks, which follow each other, inside the loop `place` of their reader; on their own where that cannot be, or is None."""
     for name in reversed(names):
-        if place is not None and is_moved(schedule, name, place):
-            vectorize_loop(schedule, schedule.loops_of(name)[-1], lanes_for(block_info(schedule, name), target))
-        else:
+        if place is None or not is_moved(schedule, name, place):
             schedule_block(schedule, name, target)
+        elif not _copy_across(schedule, block_info(schedule, name), place, target):
+            vectorize_loop(schedule, schedule.loops_of(name)[-1], lanes_for(block_info(schedule, name), target))
+
+
+def _copy_across(schedule: Schedule, info: BlockInfo, place: str, target: Target) -> bool:
+    """Copy rows of which the same elements are chosen by loads: element by element, each of them from a few rows.
+
+    One choice then serves these rows, and no vector is gathered. False: it is no such block, or vectors are gathered in less time than
+    elements are copied, one in each cycle.
+    """
+    loops = loops_inside(schedule, info.name, place)
+    cycles = machine_of(target).gather_cycles_per_lane * 512 / target.vector_bits  # measured in the widest vectors
+    if len(loops) < 2 or len(info.writes) != 1 or cycles <= 1:
+        return False
+    rows, last = loops[-2:]
+    places = {node.name: axis.var for axis in info.block.axes for node in walk(axis.value) if isinstance(node, Var)}
+    chosen = [index for load in loads_of(info) for index in load.indices if reads_memory(index)]
+    if last not in places or rows not in places or not chosen:
+        return False
+    if any(places[last] not in variables(index) or places[rows] in variables(index) for index in chosen):
+        return False
+    around, few = schedule.split(rows, ROWS_ACROSS)
+    schedule.reorder(around, last, few)
+    schedule.unroll(few)
+    peel(schedule, around)
+    return True
 
 
 def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> int:
