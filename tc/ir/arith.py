@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tc.errors import TcError
 from tc.ir.bounds import EMPTY, UNBOUNDED, Bounds, Facts, VarFact, bounds
-from tc.ir.dtype import i64
+from tc.ir.dtype import i64, int_range
 from tc.ir.expr import (
     Add,
     And,
@@ -23,6 +23,8 @@ from tc.ir.expr import (
     Div,
     Eq,
     Expr,
+    FloorDiv,
+    FloorMod,
     Load,
     MathCall,
     Mul,
@@ -31,10 +33,12 @@ from tc.ir.expr import (
     Sub,
     Var,
     logical_not,
+    neg,
     recast,
+    unwrapped,
 )
 from tc.ir.matching import make, multiply, recombine
-from tc.ir.node import map_children
+from tc.ir.node import map_children, walk
 from tc.ir.polynomial import Polynomial, atoms_of_polynomial, linear_coefficients, polynomial
 from tc.ir.samples import OPERATIONS, fails_somewhere
 from tc.ir.uses import reads_memory
@@ -94,15 +98,27 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
                 return make(Select, (condition, simplify(a, facts), simplify(b, facts)), facts)
             yes, no = simplify(a, facts.assume(condition)), simplify(b, facts.assume(logical_not(condition)))
             return make(Select, (condition, yes, no), facts)
+        case FloorDiv(lhs=a, rhs=Const() as b) | FloorMod(lhs=a, rhs=Const() as b) if b.value < 0 and not _never_wraps(neg(a), facts):
+            return type(expr)(simplify(a, facts), b)
         case BinaryExpr(lhs=a, rhs=b) | CompareExpr(lhs=a, rhs=b):
             return make(type(expr), (simplify(a, facts), simplify(b, facts)), facts)
         case Cast(operand=a):
-            return recast(expr, simplify(a, facts))
+            made = recast(expr, simplify(a, facts))
+            plain = unwrapped(made)
+            return simplify(plain, facts) if plain is not None and _never_wraps(plain, facts) else made
         case Load(buffer=buffer, indices=indices):
             return Load(buffer, tuple(simplify(index, facts) for index in indices))
         case MathCall(name=name, args=args, dtype=dtype):
             return MathCall(name, tuple(simplify(arg, facts) for arg in args), dtype)
     return map_children(expr, lambda child: simplify(child, facts) if isinstance(child, Expr) else child)
+
+
+def _never_wraps(expr: Expr, facts: Facts) -> bool:
+    """Whether a sum or product in i64 is known to be in its range: by its interval, or because it is made of dims and indices alone."""
+    if not any(isinstance(node, (Load, MathCall)) or (isinstance(node, Cast) and node.operand.dtype.is_float) for node in walk(expr)):
+        return True
+    found, (low, high) = bounds(expr, facts), int_range(i64)
+    return found.lo is not None and found.hi is not None and low <= found.lo and found.hi <= high
 
 
 def _simplified_polynomial(expr: Expr, facts: Facts) -> Polynomial:

@@ -20,7 +20,7 @@ from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # what 
 from dataclasses import dataclass
 from typing import Any, Union
 
-from tc.ir.dtype import DType, bool_, f64, i64
+from tc.ir.dtype import DType, bool_, f64, i64, u64
 from tc.ir.node import Node
 
 Value = Union[int, float, bool]
@@ -586,6 +586,21 @@ def recast(expr: Cast, operand: Expr) -> Expr:
     """The same cast of another operand."""
     made = cast(operand, expr.dtype)
     return Narrow(operand, expr.dtype) if isinstance(expr, Narrow) and isinstance(made, Cast) else made
+
+
+def wrapping(operation: type[BinaryExpr], a: Expr, b: Expr) -> Expr:
+    """A sum, difference or product of i64 values modulo 2**64: made in u64, of which nothing is read as unbounded."""
+    return Cast(operation(Cast(a, u64), Cast(b, u64)), i64)
+
+
+def unwrapped(expr: Expr) -> Expr | None:
+    """What `wrapping` was given, as an operation in i64; None where it did not make the expression."""
+    match expr:
+        case Cast(operand=(Add() | Sub() | Mul()) as made, dtype=dtype) if dtype == i64 and made.dtype == u64:
+            match made.lhs, made.rhs:
+                case Cast(operand=a), Cast(operand=b) if a.dtype == i64 and b.dtype == i64:
+                    return type(made)(a, b)
+    return None
 
 
 def call(name: str, *args: Expr, dtype: DType | None = None) -> MathCall:

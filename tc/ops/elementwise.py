@@ -13,6 +13,7 @@ from tc.errors import ShapeError
 from tc.ir.dtype import DType, bf16, bool_, f16, f32, f64, from_numpy, i8, i32, i64, int_range, u8
 from tc.ir.expr import (
     Add,
+    BinaryExpr,
     Cast,
     Div,
     Expr,
@@ -31,6 +32,7 @@ from tc.ir.expr import (
     neg,
     not_equal,
     select,
+    wrapping,
 )
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
@@ -176,7 +178,7 @@ for _name, _ufunc in (("floor", np.floor), ("ceil", np.ceil), ("round", np.round
     _register_unary(_name, _wrapped(_ufunc), _call(_name))
 _register_unary("abs", _wrapped(np.abs), _call("abs"))
 _register_unary("sign", _wrapped(np.sign), _call("sign"))
-_register_unary("neg", _wrapped(np.negative), neg)
+_register_unary("neg", _wrapped(np.negative), lambda x: wrapping(Sub, const(0), x) if x.dtype == i64 else neg(x))
 _register_unary("erf", _erf, _call("erf"), float_only=True)
 _register_unary("rsqrt", lambda x: 1 / np.sqrt(x), _call("rsqrt"), float_only=True)
 _register_unary("reciprocal", lambda x: 1 / x, lambda x: Div(_c(1.0, x), x), float_only=True)
@@ -446,9 +448,18 @@ def _shift_left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(b >= bits, 0, np.left_shift(a, np.minimum(b, bits - 1)))
 
 
-_register_binary("add", np.add, Add, samples=_binary_samples)
-_register_binary("sub", np.subtract, Sub)
-_register_binary("mul", np.multiply, Mul)
+def _wrapping(operation: type[BinaryExpr]) -> Element:
+    """Of i64 values modulo 2**64, as those of other dtypes: expressions in i64 are read as unbounded, which data need not be."""
+
+    def element(a: Expr, b: Expr) -> Expr:
+        return wrapping(operation, a, b) if a.dtype == i64 else operation(a, b)
+
+    return element
+
+
+_register_binary("add", np.add, _wrapping(Add), samples=_binary_samples)
+_register_binary("sub", np.subtract, _wrapping(Sub))
+_register_binary("mul", np.multiply, _wrapping(Mul))
 _register_binary("div", int_div, Div)
 _register_binary("maximum", np.maximum, Max)
 _register_binary("minimum", np.minimum, Min)
