@@ -28,7 +28,7 @@ from tc.runtime.entry import EntrySource
 from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.loading import load_sealed
 from tc.runtime.module import CompiledModule
-from tc.runtime.module_cache import ModuleCache, model_key
+from tc.runtime.module_cache import ModelKey, ModuleCache, model_key
 from tc.schedule.knobs import take_default
 from tc.target import Target, check_threads
 from tc.target.machine import machine_fingerprint
@@ -88,7 +88,7 @@ class CompileRequest:
         with seeing(self.operators):
             return run_stages(*what, builder and builder.want, self.passes, builder and builder.expect)
 
-    def key(self) -> str | None:
+    def key(self) -> ModelKey | None:
         """What the module cache knows the result by; None for IR, for files that cannot be read, and where somebody watches the passes."""
         if self.verify == "always" or self.passes != USUAL:
             return None
@@ -103,10 +103,10 @@ class CompileRequest:
 
     def profiled(self, key: str) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
-        if self.key() != key:
+        found = self.key()
+        if found is None or found.name != key:
             raise UserError("profile: the model's file has changed since it was compiled; compile it again")
-        builder = ModuleBuilder(self.target)
-        stages = self.stages(builder)
+        stages = self.stages(builder := ModuleBuilder(self.target))
         return timed_entry(LinkUnit.of(stages.plan, stages.kernels), builder)
 
     def overriding(self, names: tuple[str, ...]) -> CompiledModule:
@@ -128,9 +128,9 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     """The module, from the cache if it is there."""
     builder, always = ModuleBuilder(request.target), request.verify == "always"  # first: it begins with what every module needs
     start, key, threads = time.perf_counter(), request.key(), request.target.cores
-    known = ModuleCache().find(key, lambda path, seal: load_sealed(path, seal, threads)) if key is not None else None
+    known = ModuleCache().find_model(key, lambda path, seal: load_sealed(path, seal, threads), builder.beside)
     if isinstance(known, CompiledModule) and key is not None:
-        known.set_origin(time.perf_counter() - start, partial(request.profiled, key), request.general)
+        known.set_origin(time.perf_counter() - start, partial(request.profiled, key.name), request.general)
         known.set_overriding(known.overridable, request.overriding)
         return known
     stages = request.stages(None if always else builder)
@@ -144,7 +144,7 @@ def compile_request(request: CompileRequest) -> CompiledModule:
         compiled = {name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()}
         verify_kernels(stages.graph, stages.lowered, compiled, stages.imported.requirements, threads=threads)
     if key is not None and not stages.imported.data_files:  # the key says nothing of other files
-        ModuleCache().store(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)
+        ModuleCache().store_model(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)
     return module
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tc.codegen.kernels import object_key
-from tc.runtime.module_cache import module_key
+from tc.runtime.module_cache import ModelKey
 from tc.target import Target
 from tc.version import compiler_fingerprint, fingerprint_of
 
@@ -83,13 +83,13 @@ def test_a_file_from_the_future_does_not_switch_caches_off(package: Path, monkey
 
 def test_both_caches_go_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target.parse("x86-64-v3")
-    before = object_key("tc_kernel", target), module_key(b"model", "facts")
-    assert before == (object_key("tc_kernel", target), module_key(b"model", "facts"))
+    before = object_key("tc_kernel", target), ModelKey(b"model", ("facts",)).name
+    assert before == (object_key("tc_kernel", target), ModelKey(b"model", ("facts",)).name)
 
     for module in ("tc.codegen.kernels", "tc.runtime.module_cache"):
         monkeypatch.setattr(f"{module}.compiler_fingerprint", lambda: "edited")
 
-    after = object_key("tc_kernel", target), module_key(b"model", "facts")
+    after = object_key("tc_kernel", target), ModelKey(b"model", ("facts",)).name
     assert after[0] != before[0] and after[1] != before[1]
 
 

@@ -96,6 +96,10 @@ class ModuleBuilder:
         if sum(constant.value.nbytes for constant in values) >= LEAST_EXPECTED_BYTES:
             self._expected = values, self._queue.beside(partial(_placed, values))
 
+    def beside(self, task: Callable[[], object]) -> None:
+        """Run something else while kernels are scheduled, if a processor is free for it."""
+        self._queue.beside(task)
+
     def want(self, kernel: Kernel) -> None:
         """Say that a program will launch this kernel."""
         symbol = kernel.symbol

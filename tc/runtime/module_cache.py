@@ -1,7 +1,8 @@
 """Whole compiled modules on disk, so that compiling the same model again is reading a file.
 
-The key is a hash of all that the result depends on: the model's bytes, the options, and the compiler itself. Files appear whole or
-not at all, carry the user's seal instead of a plain hash (`tc.runtime.cache_root`), are verified when read, and the least recently
+The key is a hash of all that the result depends on: the model's bytes, the options, and the compiler itself. The bytes have a hash of
+their own in it, which is not waited for where no file can be the one: hashing a large model takes as long as importing it. Files appear
+whole or not at all, carry the user's seal instead of a plain hash (`tc.runtime.cache_root`), are verified when read, and the least recently
 used go first when the folder exceeds its bound.
 """
 
@@ -12,7 +13,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from tc.errors import ModelError
 from tc.frontend.onnx.tensors import map_file
+from tc.ir.cached import cached_property
 from tc.runtime.cache_root import open_cache_folder, warn_once
 from tc.runtime.digest import digest_of
 from tc.runtime.saved import Seal
@@ -29,32 +31,52 @@ DEFAULT_LIMIT_BYTES = 2 << 30
 LARGEST_SHARE = 4
 """A module that takes more than 1 / LARGEST_SHARE of the bound is not kept."""
 
+_BEGINNING = 32
+"""Characters of the part of a key that is known at once."""
+
 _log = logging.getLogger("tc.cache")
 
 
-def model_key(model: object, *facts: object, domains: Collection[str] = ()) -> str | None:
-    """`module_key` of a model's file or bytes; None for others, and for files that cannot be read: the importer says what is wrong.
+class ModelKey:
+    """What the compiled module of a model is found by: a hash of its size, of what else decides the result, and of the compiler; and,
+    computed when it is first asked for, that of its bytes."""
+
+    def __init__(self, model: bytes | memoryview, facts: Sequence[object], path: Path | None = None) -> None:
+        self.beginning = hashlib.sha256(repr((len(model), compiler_fingerprint(), *facts)).encode()).hexdigest()[:_BEGINNING]
+        self._model = model
+        self._path = path
+        self._state = None if path is None else _state(path)
+
+    @cached_property
+    def name(self) -> str:
+        """The whole key."""
+        return f"{self.beginning}{digest_of(self._model).hex()}"
+
+    def is_current(self) -> bool:
+        """Whether the file is the one that it was, so that what has been read of it since belongs to the key."""
+        return self._path is None or _state(self._path) == self._state
+
+
+def model_key(model: object, *facts: object, domains: Collection[str] = ()) -> ModelKey | None:
+    """The key of a model's file or bytes; None for others, and for files that cannot be read: the importer says what is wrong.
 
     `domains`: of operators that users have defined in Python, by code that nothing here can compare. A file that may use one of them, in
     that it names the domain, has no key; its kernels are in the cache of objects, which goes by what they compute.
     """
     data: bytes | memoryview
+    path = None
     match model:
         case bytes():
             data = model
         case str() | os.PathLike():
+            path = Path(model)
             try:
-                data = map_file(Path(model))
+                data = map_file(path)
             except ModelError:
                 return None
         case _:
             return None
-    return None if any(re.search(re.escape(domain.encode()), data) for domain in domains) else module_key(data, *facts)
-
-
-def module_key(model: bytes | memoryview, *facts: object) -> str:
-    """What a compiled module is found by: a hash of the model, of what else decides the result, and of the compiler."""
-    return hashlib.sha256(repr((digest_of(model), compiler_fingerprint(), *facts)).encode()).hexdigest()
+    return None if any(re.search(re.escape(domain.encode()), data) for domain in domains) else ModelKey(data, facts, path)
 
 
 class ModuleCache:
@@ -72,6 +94,22 @@ class ModuleCache:
     def _seal(self, key: str) -> Seal:
         assert self._at is not None
         return partial(self._at.seal, f"module {key}")
+
+    def find_model(
+        self, key: ModelKey | None, read: Callable[[Path, Seal], object], beside: Callable[[Callable[[], str]], object]
+    ) -> object | None:
+        """`find` of a model. Where no file can be its module, the rest of its key is computed `beside` what its caller does next."""
+        if key is None or self.folder is None:
+            return None
+        if any(self.folder.glob(f"{key.beginning}*.tcm")):
+            return self.find(key.name, read)
+        beside(lambda: key.name)
+        return None
+
+    def store_model(self, key: ModelKey, size_bytes: int, write: Callable[[Path, Seal], None]) -> None:
+        """`store` of a model, unless its file has been changed meanwhile."""
+        if self.folder is not None and key.is_current():
+            self.store(key.name, size_bytes, write)
 
     def find(self, key: str, read: Callable[[Path, Seal], object]) -> object | None:
         """What `read` makes of the file stored under `key`; None when there is none, or it is damaged or forged (and then removed)."""
@@ -127,6 +165,12 @@ class ModuleCache:
                 each.unlink()
             except OSError:
                 continue  # gone already, or not ours to remove
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What changes with the contents of a file, or when another takes its place."""
+    status = _status(path)
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def _status(path: Path) -> os.stat_result | None:

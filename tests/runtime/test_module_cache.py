@@ -19,7 +19,7 @@ from tc import compiler
 from tc.errors import ModelError, UserError
 from tc.frontend.registry import import_model
 from tc.runtime import builder
-from tc.runtime.module_cache import ModuleCache, module_key
+from tc.runtime.module_cache import ModelKey, ModuleCache
 from tc.runtime.saved import Seal, read_module, write_module
 
 
@@ -52,6 +52,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def entries(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.tcm"))
+
+
+def name_of(model: bytes, *facts: object) -> str:
+    return ModelKey(model, facts).name
 
 
 def was_cached(module: tc.CompiledModule) -> bool:
@@ -136,9 +140,48 @@ def test_another_compiler_does_not_find_it(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_the_key_is_of_bytes_and_facts() -> None:
-    keys = {module_key(b"a"), module_key(b"b"), module_key(b"a", 1), module_key(b"a", "1"), module_key(b"a", 1, 1)}
+    contents = ((b"a",), (b"b",), (b"a", 1), (b"a", "1"), (b"a", 1, 1))
 
-    assert len(keys) == 5 and module_key(b"a", 1) in keys
+    assert len({name_of(*each) for each in contents}) == 5
+    assert [name_of(*each) for each in contents] == [name_of(*each) for each in contents]
+
+
+def test_a_key_begins_with_what_is_known_at_once() -> None:
+    key, same_size, other = ModelKey(b"ab", (1,)), ModelKey(b"cd", (1,)), ModelKey(b"abc", (1,))
+
+    assert key.beginning == same_size.beginning != other.beginning
+    assert key.name.startswith(key.beginning) and key.name != same_size.name
+
+
+def test_the_bytes_of_a_model_are_hashed_beside_where_no_file_can_be_its_module(tmp_path: Path) -> None:
+    cache, beside = ModuleCache(tmp_path), []
+    key, same_size = ModelKey(b"ab", (1,)), ModelKey(b"cd", (1,))
+
+    missed = cache.find_model(key, lambda path, seal: path, beside.append)
+    cache.store_model(key, 900, _writer(1500))
+    found = cache.find_model(key, lambda path, seal: path, beside.append)
+    unlike = cache.find_model(same_size, lambda path, seal: path, beside.append)
+
+    assert missed is None and [task() for task in beside] == [key.name]
+    assert found == tmp_path / f"{key.name}.tcm" and unlike is None
+
+
+def test_a_module_of_a_file_that_changes_meanwhile_is_not_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key would be that of one of the contents, and it made of the other."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(seed=1))
+    importing = compiler.import_model
+
+    def import_and_change(*arguments: object) -> object:
+        imported = importing(*arguments)  # type: ignore[arg-type]
+        path.write_bytes(model(seed=2))
+        os.utime(path, (1000, 1000))
+        return imported
+
+    monkeypatch.setattr(compiler, "import_model", import_and_change)
+    tc.compile(str(path))
+
+    assert entries(folder) == []
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "one byte", "other version", "not a module"])

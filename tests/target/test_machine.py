@@ -121,7 +121,9 @@ def test_whatever_is_kept_is_kept_by_the_table_that_decided(settings: Path) -> N
 
     def keys() -> tuple[object, ...]:
         request = CompileRequest(small_model(), target, {}, "default", "auto", "fallback", None, None, (), USUAL)
-        return object_key("tc_1", target), request.key(), place_of(target)["rates"], tc.compile(small_model(), target).report().rates
+        key = request.key()
+        assert key is not None
+        return object_key("tc_1", target), key.name, place_of(target)["rates"], tc.compile(small_model(), target).report().rates
 
     before = keys()
     assert keys() == before and None not in before
