@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
@@ -32,7 +34,32 @@ def read_with_digest(file: BinaryIO, start: int, room: memoryview) -> bytes:
     return _digest(len(room), read)
 
 
-def _digest(size: int, piece: Callable[[int, int], memoryview]) -> bytes:
+def write_with_digest(file: BinaryIO, start: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+    """Write bytes one after the other into a file, from `start` on; returns their hash. The file has nothing buffered."""
+    ends = list(itertools.accumulate(map(len, pieces)))
+
+    def write(begin: int, end: int) -> bytes | memoryview:
+        data = _part(pieces, ends, begin, end)
+        done = 0
+        while done < len(data):
+            done += os.pwrite(file.fileno(), data[done:], start + begin + done)
+        return data
+
+    return _digest(ends[-1] if ends else 0, write)
+
+
+def _part(pieces: Sequence[bytes | memoryview], ends: Sequence[int], begin: int, end: int) -> bytes | memoryview:
+    """The bytes from `begin` to `end` of all pieces together, which end at `ends`; copied only if they lie in several."""
+    number = bisect.bisect_right(ends, begin)
+    found: list[bytes | memoryview] = []
+    while begin < end:
+        first = ends[number] - len(pieces[number])
+        found.append(memoryview(pieces[number])[begin - first : end - first])
+        begin, number = ends[number], number + 1
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _digest(size: int, piece: Callable[[int, int], bytes | memoryview]) -> bytes:
     """The hash over all pieces; those of large data are made by threads, as hashing and reading leave the interpreter to others."""
 
     def leaf(start: int) -> bytes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import hmac
 import json
-import mmap
 import os
 import struct
 import threading
@@ -45,7 +44,7 @@ from tc.ir.expr import (
     const,
     format_expr,
 )
-from tc.runtime.digest import digest_of, read_with_digest
+from tc.runtime.digest import digest_of, read_with_digest, write_with_digest
 from tc.runtime.memory import Arena
 
 MAGIC = b"tcmodule"
@@ -72,13 +71,8 @@ def write_module(
     length, pieces = _body(header, sections)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        with temporary.open("w+b") as file:
-            file.write(b"\0" * _HEAD.size)
-            file.writelines(pieces)
-            file.flush()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written, memoryview(written) as whole:
-                digest = digest_of(whole[_HEAD.size :])
-            file.seek(0)
+        with temporary.open("wb") as file:
+            digest = write_with_digest(file, _HEAD.size, list(pieces))
             file.write(_HEAD.pack(MAGIC, VERSION, seal(digest), length))
         os.replace(temporary, target)
     finally:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tc.errors import ModelError
-from tc.runtime.digest import CHUNK_BYTES, digest_of, read_with_digest
+from tc.runtime.digest import CHUNK_BYTES, digest_of, read_with_digest, write_with_digest
 
 SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 17]
 
@@ -61,3 +61,24 @@ def test_a_file_that_ends_early_is_damaged(tmp_path: Path) -> None:
 
     with path.open("rb") as file, pytest.raises(ModelError, match="ends too early"):
         read_with_digest(file, 0, memoryview(bytearray(CHUNK_BYTES + 4)))
+
+
+@pytest.mark.parametrize("start", [0, 60])
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [5], [CHUNK_BYTES], [0, 3, 0, 0, CHUNK_BYTES - 3, 1, 0], [7, 2 * CHUNK_BYTES + 1, 0, 64, CHUNK_BYTES]]
+)
+def test_pieces_are_written_one_after_the_other_and_hashed_at_once(tmp_path: Path, sizes: list[int], start: int) -> None:
+    pieces = [some_bytes(size + k)[:size] for k, size in enumerate(sizes)]
+    whole = b"".join(pieces)
+
+    with (tmp_path / "file").open("wb") as file:
+        found = write_with_digest(file, start, [memoryview(piece) if k % 2 else piece for k, piece in enumerate(pieces)])
+
+    assert found == digest_of(whole)
+    assert (tmp_path / "file").read_bytes()[start:] == whole
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+def test_what_cannot_be_written_is_said() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        write_with_digest(file, 0, [some_bytes(3 * CHUNK_BYTES)])
