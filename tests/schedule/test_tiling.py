@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -105,3 +106,29 @@ def test_tiles_are_wide_where_their_columns_stay_in_the_first_cache() -> None:
 
     assert (far.rows, far.vectors) == (14, 2)
     assert (near.rows, near.vectors) == (6, 4)
+
+
+def test_tiles_for_a_symbolic_number_of_columns_are_narrow_and_tall() -> None:
+    """One dim may be small, and all of a tile is computed: eight vectors of one row took five times as long for seven columns."""
+    several, one = TileSpace(24, 1, None, 16, 32), TileSpace(24, 1, None, 16, 32, is_one_dim=True)
+    narrow = TileSpace(24, 1, None, 16, 32, is_one_dim=True, has_narrow=True)
+
+    assert one.best().vectors <= 2 <= several.best().vectors
+    assert narrow.cycles(narrow.best()) <= one.cycles(one.best())
+
+
+def test_few_columns_get_narrower_tiles_where_rows_alone_keep_the_multipliers_busy() -> None:
+    space = TileSpace(24, 1, None, 16, 32, is_one_dim=True, has_narrow=True)
+
+    assert space.narrow_vectors(Tile(8, 3, 16)) < 3
+    assert replace(space, has_narrow=False).narrow_vectors(Tile(8, 3, 16)) == 3
+
+
+def test_tiles_that_overlap_may_take_any_number_of_a_prime_number_of_rows() -> None:
+    for rows in (7, 17, 19, 23, 29, 31, 37):
+        exact, overlapping = TileSpace(rows, 1, 2, 16, 32, exact=True), TileSpace(rows, 1, 2, 16, 32, overlaps=True)
+        tile = overlapping.best()
+
+        assert overlapping.cycles(tile) <= exact.cycles(exact.best())
+        whole = -(-rows // tile.rows) * tile.rows
+        assert overlapping.cycles(tile) == TileSpace(whole, 1, 2, 16, 32).cycles(tile)

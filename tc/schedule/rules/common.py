@@ -165,6 +165,11 @@ def extent_value(schedule: Schedule, loop: str) -> int | None:
     return int(extent.value) if isinstance(extent, Const) else None
 
 
+def works_in_place(schedule: Schedule) -> bool:
+    """Whether the result takes the place of an operand: no iteration may then run twice."""
+    return any(key == "in_place" for key, _ in schedule.func.attrs)
+
+
 def loops_inside(schedule: Schedule, block: str, anchor: str | None) -> list[str]:
     """The loops of a block inside of `anchor`, or all of them, that have more than one iteration."""
     loops = list(schedule.loops_of(block))

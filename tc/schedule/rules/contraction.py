@@ -12,11 +12,12 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from tc.ir.expr import Const, Var, is_const
+from tc.ir.expr import Const, Expr, Mul, is_const
 from tc.ir.node import walk
+from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import TILE_ROWS
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
-from tc.schedule.rules.common import depth_block, extent_value, lanes_for
+from tc.schedule.rules.common import depth_block, extent_value, lanes_for, works_in_place
 from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
 from tc.schedule.rules.operands import Dot, choose_dot, making_blocks, stage_operands
 from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles
@@ -108,13 +109,25 @@ def _schedule_versions(
         space = replace(space, vectors_divide=dot.columns(contraction, target) // lanes, is_row_major=False, panel=1)
     elif not is_in_place:
         space = replace(space, is_row_major=False)
+    if roles.is_part and not works_in_place(schedule):
+        space = replace(space, exact=False, overlaps=True)
+    has_rows = bool(roles.rows) and extent_value(schedule, roles.rows[-1]) is None
+    if space.is_one_dim and columns is None and dot is None and not has_rows and not works_in_place(schedule):
+        space = replace(space, has_narrow=True)
     heights = [] if dot is None else dot.heights()
     if dot is not None and dot.grid is not None:
         tile = Tile(heights[0], dot.columns(contraction, target) // lanes, lanes)
     else:
         tile = _choose(schedule, name, space)
-    if not roles.rows or extent_value(schedule, roles.rows[-1]) is not None or tile.rows == 1:
-        schedule_product_tiles(schedule, TiledProduct(contraction, roles, tile, target, dot=dot), operands_of(schedule, contraction))
+    if not has_rows or tile.rows == 1:
+        narrow = _narrow_version(schedule, name, final, space, tile, lanes) if space.has_narrow else None
+        product = TiledProduct(contraction, roles, tile, target, dot=dot, overlaps=narrow is not None)
+        schedule_product_tiles(schedule, product, operands_of(schedule, contraction))
+        if narrow is not None:
+            names, each = narrow
+            copy = contraction_of(schedule, names[name])
+            product = TiledProduct(copy, roles_of(schedule, copy, names[final], lanes), each, target)
+            schedule_product_tiles(schedule, product, operands_of(schedule, copy))
         return
     for names, each in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None):
         is_low = each.rows <= FEW_ROWS and not (dot is not None and is_in_place)
@@ -131,6 +144,20 @@ def _schedule_versions(
 
 Version = tuple[dict[str, str], Tile]
 """Its blocks by those of the program, and its tile."""
+
+
+def _narrow_version(schedule: Schedule, name: str, final: str, space: TileSpace, tile: Tile, lanes: int) -> Version | None:
+    """One for a symbolic number of columns that is less than a tile's, in narrower ones, if it pays."""
+    vectors = space.narrow_vectors(tile)
+    if vectors == tile.vectors:
+        return None
+    blocks = [info.name for info in block_infos(schedule.func)]
+
+    def lane_of(names: dict[str, str]) -> str:
+        return roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).lane
+
+    copies = lower_versions(schedule, blocks, lane_of, [tile.columns])
+    return (copies[0], space.best(vectors)) if copies else None
 
 
 def _versions(
@@ -161,6 +188,12 @@ def _versions(
     return versions
 
 
+def _is_one_dim(extent: Expr) -> bool:
+    """Whether a symbolic extent grows as one dim does, rather than as a product of several."""
+    products = (node for node in walk(extent) if isinstance(node, Mul))
+    return len(variables(extent)) == 1 and not any(variables(node.lhs) and variables(node.rhs) for node in products)
+
+
 def _num_blocks(schedule: Schedule, roles: Roles, lanes: int) -> int | None:
     """How many vectors the columns are; None when symbolic."""
     if roles.blocks is not None:
@@ -179,15 +212,26 @@ def _tile_space(
     panel_columns = depth_block(contraction.rhs, contraction.columns)
     panel = max(1, (panel_columns or lanes) // lanes) if roles.blocks is None else 1
     is_row_major = roles.blocks is None and panel_columns is None
-    divided = bool(rows) and _is_part(schedule, final, rows[-1])
     blocks = _num_blocks(schedule, roles, lanes)
-    registers = target.num_vector_registers
     is_even = roles.blocks is not None and blocks is not None and blocks % (NEAR_VECTORS * target.cores) == 0
     near = is_even and rhs_stays_near(contraction, NEAR_VECTORS * lanes, target)
-    clash = rows_clash(contraction)
-    machine, divide = machine_of(target), roles.vectors_divide
     each = _row_cycles(contraction) if roles.blocks is None else 0.0
-    return TileSpace(row_count, outer_rows, blocks, lanes, registers, divide, panel, divided, is_row_major, near, clash, machine, each)
+    return TileSpace(
+        rows=row_count,
+        outer_rows=outer_rows,
+        blocks=blocks,
+        lanes=lanes,
+        registers=target.num_vector_registers,
+        vectors_divide=roles.vectors_divide,
+        panel=panel,
+        exact=roles.is_part,
+        is_row_major=is_row_major,
+        near_rhs=near,
+        clashing_rows=rows_clash(contraction),
+        machine=machine_of(target),
+        row_cycles=each,
+        is_one_dim=_is_one_dim(schedule.extent_of(roles.lane)),
+    )
 
 
 def _row_cycles(contraction: Contraction) -> float:
@@ -204,15 +248,3 @@ def _choose(schedule: Schedule, block: str, space: TileSpace) -> Tile:
     best = space.best(vectors, height)
     outer = schedule.choose(block, "outer_rows", space.outer_heights(vectors, height), best.outer_rows)
     return Tile(height, vectors, space.lanes, outer)
-
-
-def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
-    """Whether an axis of the block is made of the loop and others: tiles must then not run over the end of the loop."""
-    loops = schedule.loops_of(final)
-    for axis in block_info(schedule, final).block.axes:
-        names = {node.name for node in walk(axis.value) if isinstance(node, Var) and node.name in loops}
-        if loop in names and len(names) > 1:
-            return True
-    return False
-
-

@@ -153,7 +153,7 @@ def _cut_result(schedule: Schedule, product: TiledProduct) -> Tiles:
     if roles.blocks is not None:
         (columns,), vectors = _cut_tiles(s, product, roles.blocks, tile.vectors)
         return Tiles(images, [], rows, columns, [*inner, *vectors, roles.lane])
-    lanes = cut_and_peel(s, roles.lane, tile.columns)
+    lanes = (cut_overlapped if product.overlaps else cut_and_peel)(s, roles.lane, tile.columns)
     return Tiles(images, [], rows, lanes.around, [*inner, lanes.inside])
 
 
@@ -161,6 +161,7 @@ def _cut_tiles(schedule: Schedule, product: TiledProduct, loop: str, size: int) 
     """The loop over tiles, and the loop inside one. They overlap at the end where their number is symbolic, or none can be cut short."""
     extent, dot = extent_value(schedule, loop), product.dot
     is_whole = dot is not None and dot.grid is not None  # of an instruction on tiles there is no part
+    is_whole |= product.roles.is_part and loop == product.roles.rows[-1]
     overlaps = extent is None or (is_whole and extent % size > 0)
     made = (cut_overlapped if overlaps else cut)(schedule, loop, size)
     peel(schedule, *([] if made.is_whole else [made.around]))

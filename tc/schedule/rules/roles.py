@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.expr import Const, Expr, FloorDiv, Var
-from tc.ir.node import children
+from tc.ir.node import children, walk
 from tc.schedule.analysis import Contraction
 from tc.schedule.rules.common import buffer_bytes, extent_value, loops_inside
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, is_single
@@ -22,6 +22,7 @@ class Roles:
     rows: choose elements of the lhs only, outermost first. blocks: counts vectors of columns, where the layout has such an
     axis (`vectors_divide`: how many of them share a group). lane: the last axis. others: the rest (batch, groups), of which
     those of `batch` choose elements of both operands; `samples` chooses the lhs's first index, be it one of them or of the rows.
+    `is_part`: the innermost loop over rows and others make one axis of the result, so tiles must not run over the end of the loop.
     """
 
     rows: list[str]
@@ -31,6 +32,7 @@ class Roles:
     others: list[str]
     batch: frozenset[str] = frozenset()
     samples: str | None = None
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class TiledProduct:
     """A contraction, and how its result is tiled by the loops of the block that stores it.
 
     `longest_sum`: where it is given, no more terms are summed at once. `around`: all is inside this loop.
-    `dot`: the instruction that sums.
+    `dot`: the instruction that sums. `overlaps`: there are no fewer columns than a tile's, of which the last may begin early.
     """
 
     contraction: Contraction
@@ -48,6 +50,7 @@ class TiledProduct:
     longest_sum: int | None = None
     around: str | None = None
     dot: Dot | None = None
+    overlaps: bool = False
 
     @property
     def name(self) -> str:
@@ -82,7 +85,17 @@ def roles_of(schedule: Schedule, contraction: Contraction, final: str, lanes: in
     lead = contraction.lhs.indices
     samples = loop_of.get(lead[0]) if len(lead) > 2 and isinstance(lead[0], Var) else None
     batch = frozenset(loop for axis, loop in loop_of.items() if axis in contraction.batch)
-    return Roles(rows, blocks, divide, lane, others, batch, samples)
+    return Roles(rows, blocks, divide, lane, others, batch, samples, bool(rows) and _is_part(schedule, final, rows[-1]))
+
+
+def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
+    """Whether an axis of the block is made of the loop and others."""
+    loops = schedule.loops_of(final)
+    for axis in block_info(schedule, final).block.axes:
+        names = {node.name for node in walk(axis.value) if isinstance(node, Var) and node.name in loops}
+        if loop in names and len(names) > 1:
+            return True
+    return False
 
 
 def _loop_of_axis(schedule: Schedule, contraction: Contraction, final: str, around: str | None) -> dict[Var, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from tc.cost.rates import L2_STREAMS
 from tc.ir.dtype import DType
@@ -31,8 +32,9 @@ ROW_CYCLES = 4.0
 MOST_SHALLOW_TERMS = 64
 """Terms of a sum up to which that counts: it then speaks for wide tiles, of which a row has fewer."""
 
-VARIOUS_ROWS = (*(round(8 * 1.11**step) for step in range(46)), *(8, 16, 24, 32, 48, 64, 96, 128, 256, 512))
-"""Numbers of rows that stand for a symbolic one, the mean over these counts: all sizes up to a thousand, round ones more than others."""
+VARIOUS_SIZES = (*(round(8 * 1.11**step) for step in range(46)), *(8, 16, 24, 32, 48, 64, 96, 128, 256, 512))
+"""Numbers of rows, or of columns, that stand for a symbolic one, the mean over these counts: all sizes up to a thousand, round ones more
+than others."""
 
 FEW_ROWS = 4
 """Rows of the tiles for a symbolic number of rows that is below the height of the others."""
@@ -90,6 +92,9 @@ class TileSpace:
     the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones. `near_rhs`: the rhs of a tile
     stays in the first-level cache from one tile to the next. `clashing_rows`: rows of the lhs share one set of that cache, so a tile
     had better have few of them. `row_cycles`: what a row of a tile costs beside its steps, for each of them.
+    `is_one_dim`: a symbolic number of columns is one dim, which may be any size, rather than several together, which make a large one.
+    `has_narrow`: there may be a version in narrower tiles for fewer columns than a tile's.
+    `overlaps`: the last tile of rows begins early rather than ends late.
     """
 
     rows: int | None
@@ -105,6 +110,9 @@ class TileSpace:
     clashing_rows: bool = False
     machine: CoreRates = GENERIC
     row_cycles: float = 0.0
+    is_one_dim: bool = False
+    has_narrow: bool = False
+    overlaps: bool = False
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -153,12 +161,42 @@ class TileSpace:
         }
 
     def cycles(self, tile: Tile) -> float:
-        """Cycles for one step of the sum over all rows and columns, or per row if their number is symbolic."""
-        blocks = self.blocks or 16
+        """Cycles for one step of the sum over all rows and columns; per row, or per vector of columns, where their number is symbolic."""
         if self.rows is None:
             return min(self._cycles_by_second(tile).values())
-        rows = self.rows * self.outer_rows * -(-blocks // tile.vectors)
-        return _total_cycles(self.rows, self.outer_rows, blocks, tile, self.near_rhs, self.machine) + rows * self.row_cycles
+        if self.blocks is not None or not self.is_one_dim:
+            return self._cycles_of(tile, self.blocks or 16)
+        wide = _mean_tiles(tile.lanes, tile.vectors, tile.vectors, inf)
+        return wide * self.tile_cycles(tile) + min(self._cycles_by_narrow(tile).values())
+
+    def narrow_vectors(self, tile: Tile) -> int:
+        """Vectors of a tile for fewer columns than a tile's, their number being symbolic; those of `tile` where no other pays."""
+        cycles = self._cycles_by_narrow(tile)
+        best = min(cycles, key=cycles.__getitem__)
+        return best if cycles[best] < (1 - LEAST_GAIN_OF_SECOND) * cycles[tile.vectors] else tile.vectors
+
+    def _cycles_by_narrow(self, tile: Tile) -> dict[int, float]:
+        """Cycles of a step for each vector of fewer columns than a tile's, in tiles of so many vectors."""
+        fewer = [vectors for vectors in self.vectors() if vectors < tile.vectors] if self.has_narrow else []
+        costs = {vectors: _least_tile_cycles(self, vectors) for vectors in fewer} | {tile.vectors: self.tile_cycles(tile)}
+        return {vectors: _mean_tiles(tile.lanes, vectors, 0, tile.vectors) * cost for vectors, cost in costs.items()}
+
+    def tile_cycles(self, tile: Tile) -> float:
+        """Cycles of a step for all rows and the columns of one tile, with what tiles cost beside their multiply-adds."""
+        return self._cycles_of(tile, tile.vectors) + self.outer_rows * -(-(self.rows or 1) // tile.rows) / tile.outer_rows * TILE_CYCLES
+
+    def _cycles_of(self, tile: Tile, blocks: int) -> float:
+        """Cycles of a step for all rows, a known number, and so many vectors of columns."""
+        known = self.rows or 1
+        rows = -(-known // tile.rows) * tile.rows if self.overlaps else known
+        beside = rows * self.outer_rows * -(-blocks // tile.vectors) * self.row_cycles
+        return _total_cycles(rows, self.outer_rows, blocks, tile, self.near_rhs, self.machine) + beside
+
+
+@lru_cache(maxsize=8192)
+def _least_tile_cycles(space: TileSpace, vectors: int) -> float:
+    """`tile_cycles` of the best tile of so many vectors."""
+    return min(space.tile_cycles(Tile(rows, vectors, space.lanes)) for rows in space.heights(vectors))
 
 
 @lru_cache(maxsize=8192)
@@ -199,6 +237,14 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs:
     return outer_rows * (full * over_blocks(tile.rows) + over_blocks(rest))
 
 
+@lru_cache(maxsize=256)
+def _mean_tiles(lanes: int, vectors: int, first: int, last: float) -> float:
+    """Tiles for each vector of columns, all of the last tile being computed, needed or not: the part of the mean over various numbers of
+    columns that is due to those of `first` vectors or more, but fewer than `last`."""
+    blocks = [-(-columns // lanes) for columns in VARIOUS_SIZES if first * lanes <= columns < last * lanes]
+    return sum(-(-count // vectors) / count for count in blocks) / len(VARIOUS_SIZES)
+
+
 @lru_cache(maxsize=8192)
 def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
@@ -207,7 +253,7 @@ def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: C
         whole = [height for height in heights if height <= rows] or [min(FEW_ROWS, *heights)]
         return min(-(-rows // height) * _tile_cycles(blocks, height, vectors, machine, row_cycles) for height in whole) / rows
 
-    return sum(map(cycles, VARIOUS_ROWS)) / len(VARIOUS_ROWS)
+    return sum(map(cycles, VARIOUS_SIZES)) / len(VARIOUS_SIZES)
 
 
 def _tile_cycles(blocks: int, height: int, vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
