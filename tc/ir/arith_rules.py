@@ -29,6 +29,8 @@ from dataclasses import dataclass
 
 from tc.ir.dtype import bool_, f32, i32, i64
 from tc.ir.expr import (
+    FALSE,
+    TRUE,
     Add,
     And,
     Const,
@@ -75,7 +77,6 @@ LITERALS = frozenset((c, d, e, g, k, m))
 ANY_INTEGER, ANY_FLOAT, ANY_VALUE = frozenset((w, w2)), frozenset((v,)), frozenset((u, t))
 
 ZERO, ONE = const(0), const(1)
-TRUE, FALSE = Const(True, bool_), Const(False, bool_)
 INT_ZERO, INT_ONE = const(0, i32), const(1, i32)
 FLOAT_ZERO, FLOAT_ONE = const(0.0, f32), const(1.0, f32)
 

@@ -69,7 +69,7 @@ class _Interned(type):
         names = cls.__match_args__
         if kwargs:
             args = (*args, *(kwargs[name] for name in names[len(args) :]))
-        key = (cls, *map(_key_part, args)) if cls.holds_numbers else (cls, *args)
+        key = (cls, *map(_key_part, args)) if cls.holds_numbers and type(args[0]) is not int else (cls, *args)
         entry = _INTERNED.get(key)
         if entry is not None and (found := entry()) is not None:
             return found
@@ -381,13 +381,33 @@ threads that run the iterations of a parallel loop, from 0: the same in one iter
 `normal_cdf(x)` is (1 + erf(x / sqrt(2))) / 2, the weight of the normal distribution below x."""
 
 
+TRUE = Const(True, bool_)
+FALSE = Const(False, bool_)
+
+_KEPT: dict[int, Const] = {}
+"""i64 literals that have been used, by their values: few numbers are most literals. Those that are not small are forgotten with the
+programs that hold them. Shared by all threads: of two that enter a number, both have the same node."""
+_LARGEST_KEPT = 1 << 12
+
+
 def const(value: Value, dtype: DType = i64) -> Const:
     """A literal of `dtype`, with the Python type that belongs to it."""
+    if dtype is i64:
+        known = _KEPT.get(value)  # type: ignore[call-overload]  # 1.0 and True are found as 1
+        return known if known is not None else _integer(int(value))
     if dtype.is_float:
         return Const(float(value), dtype)
     if dtype.is_bool:
-        return Const(bool(value), dtype)
+        return TRUE if value else FALSE
     return Const(int(value), dtype)
+
+
+def _integer(value: int) -> Const:
+    """An i64 literal that is not known yet, or not kept."""
+    made = Const(value, i64)
+    if -_LARGEST_KEPT <= value <= _LARGEST_KEPT:
+        _KEPT[value] = made
+    return made
 
 
 def as_expr(value: ExprLike, dtype: DType | None = None) -> Expr:
@@ -397,10 +417,10 @@ def as_expr(value: ExprLike, dtype: DType | None = None) -> Expr:
     if dtype is not None:
         return const(value, dtype)
     if isinstance(value, bool):
-        return Const(value, bool_)
+        return TRUE if value else FALSE
     if isinstance(value, float):
         return Const(value, f64)
-    return Const(int(value), i64)
+    return const(value)
 
 
 def _pair(lhs: ExprLike, rhs: ExprLike) -> tuple[Expr, Expr]:
@@ -421,7 +441,7 @@ def _binary(cls: type[BinaryExpr], lhs: ExprLike, rhs: ExprLike) -> Expr:
 def _compare(cls: type[CompareExpr], lhs: ExprLike, rhs: ExprLike) -> Expr:
     a, b = _pair(lhs, rhs)
     if isinstance(a, Const) and isinstance(b, Const) and not a.dtype.is_float:
-        return Const(_COMPARE[cls](a.value, b.value), bool_)
+        return TRUE if _COMPARE[cls](a.value, b.value) else FALSE
     return cls(a, b)
 
 
@@ -439,13 +459,13 @@ def is_const(expr: Expr, value: Value | None = None) -> bool:
 
 
 def _both_int(a: Expr, b: Expr) -> bool:
-    return isinstance(a, Const) and isinstance(b, Const) and a.dtype == i64
+    return isinstance(a, Const) and isinstance(b, Const) and a.dtype is i64
 
 
 def add(lhs: ExprLike, rhs: ExprLike) -> Expr:
     a, b = _pair(lhs, rhs)
     if _both_int(a, b):
-        return Const(a.value + b.value, i64)  # type: ignore[attr-defined]
+        return const(a.value + b.value)  # type: ignore[attr-defined]
     if a.dtype.is_int:
         if is_const(a, 0):
             return b
@@ -457,7 +477,7 @@ def add(lhs: ExprLike, rhs: ExprLike) -> Expr:
 def sub(lhs: ExprLike, rhs: ExprLike) -> Expr:
     a, b = _pair(lhs, rhs)
     if _both_int(a, b):
-        return Const(a.value - b.value, i64)  # type: ignore[attr-defined]
+        return const(a.value - b.value)  # type: ignore[attr-defined]
     if a.dtype.is_int and is_const(b, 0):
         return a
     return Sub(a, b)
@@ -466,7 +486,7 @@ def sub(lhs: ExprLike, rhs: ExprLike) -> Expr:
 def mul(lhs: ExprLike, rhs: ExprLike) -> Expr:
     a, b = _pair(lhs, rhs)
     if _both_int(a, b):
-        return Const(a.value * b.value, i64)  # type: ignore[attr-defined]
+        return const(a.value * b.value)  # type: ignore[attr-defined]
     if a.dtype.is_int:
         if is_const(a, 0) or is_const(b, 1):
             return a
@@ -485,7 +505,7 @@ def neg(operand: Expr) -> Expr:
 def floordiv(lhs: ExprLike, rhs: ExprLike) -> Expr:
     a, b = _pair(lhs, rhs)
     if _both_int(a, b):
-        return Const(a.value // b.value if b.value else 0, i64)  # type: ignore[attr-defined]
+        return const(a.value // b.value if b.value else 0)  # type: ignore[attr-defined]
     if is_const(b, 1) or is_const(a, 0):
         return a
     return FloorDiv(a, b)
@@ -494,7 +514,7 @@ def floordiv(lhs: ExprLike, rhs: ExprLike) -> Expr:
 def floormod(lhs: ExprLike, rhs: ExprLike) -> Expr:
     a, b = _pair(lhs, rhs)
     if _both_int(a, b):
-        return Const(a.value % b.value if b.value else 0, i64)  # type: ignore[attr-defined]
+        return const(a.value % b.value if b.value else 0)  # type: ignore[attr-defined]
     if is_const(b, 1):
         return const(0, a.dtype)
     return FloorMod(a, b)
@@ -530,7 +550,7 @@ def not_equal(lhs: ExprLike, rhs: ExprLike) -> Expr:
 
 def logical_and(*operands: ExprLike) -> Expr:
     """The conjunction; true when there are no operands."""
-    result: Expr = Const(True, bool_)
+    result: Expr = TRUE
     for operand in map(as_expr, operands):
         if is_const(operand, False) or is_const(result, True):
             result = operand
@@ -548,7 +568,7 @@ def conjuncts(condition: Expr) -> list[Expr]:
 
 def logical_or(*operands: ExprLike) -> Expr:
     """The disjunction; false when there are no operands."""
-    result: Expr = Const(False, bool_)
+    result: Expr = FALSE
     for operand in map(as_expr, operands):
         if is_const(operand, True) or is_const(result, False):
             result = operand
@@ -559,7 +579,7 @@ def logical_or(*operands: ExprLike) -> Expr:
 
 def logical_not(operand: Expr) -> Expr:
     if isinstance(operand, Const):
-        return Const(not operand.value, bool_)
+        return FALSE if operand.value else TRUE
     if isinstance(operand, Not):
         return operand.operand
     return Not(operand)

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
-from tc.ir.dtype import bool_
-from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.expr import TRUE, Buffer, Expr, Load, Var
 from tc.ir.hints import NO_HINTS, LoopHints
 from tc.ir.node import Located, Node
 from tc.ir.types import DimFact
 
-TRUE = Const(True, bool_)
-FALSE = Const(False, bool_)
 
 AnnotationValue = Union[int, float, str, bool, tuple[int, ...]]
 Annotations = tuple[tuple[str, AnnotationValue], ...]

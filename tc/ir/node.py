@@ -135,20 +135,25 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
-        stack += children(top)[::-1]
+        below = children(top)
+        if below:
+            stack += below[::-1]
 
 
 def replace(node: NodeT, **changes: Any) -> NodeT:
     """`node` with some fields changed; the same object when nothing differs."""
+    known = node.__dict__
     for name, value in changes.items():
-        if getattr(node, name) is not value:
-            break
-    else:
-        return node
+        if known[name] is not value:
+            return _changed(node, changes)
+    return node
+
+
+def _changed(node: NodeT, changes: dict[str, Any]) -> NodeT:
     cls = type(node)
     known = node.__dict__
     if not isinstance(node, Located):
-        return cls(**{name: changes.get(name, known[name]) for name in field_names(cls)})
+        return cls(*[changes[name] if name in changes else known[name] for name in field_names(cls)])
     values = {name: known[name] for name in _located_field_names(cls)}
     values.update(changes)
     changed = object.__new__(cls)  # all that the constructor of a frozen dataclass would do, in a third of the time
@@ -158,9 +163,10 @@ def replace(node: NodeT, **changes: Any) -> NodeT:
 
 def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
     """`node` with each direct child replaced by `visit(child)`; the same object when no child changed."""
+    known = node.__dict__
     changes: dict[str, Any] = {}
     for name in _child_fields(type(node)):
-        value = getattr(node, name)
+        value = known[name]
         if isinstance(value, Node):
             new: Any = visit(value)
         elif isinstance(value, tuple) and value:
@@ -169,12 +175,12 @@ def map_children(node: NodeT, visit: Callable[[Node], Node]) -> NodeT:
             continue
         if new is not value:
             changes[name] = new
-    return replace(node, **changes) if changes else node
+    return _changed(node, changes) if changes else node
 
 
 def _map_tuple(values: tuple[Any, ...], visit: Callable[[Node], Node]) -> tuple[Any, ...]:
     result = tuple(
-        visit(value) if isinstance(value, Node) else _map_tuple(value, visit) if isinstance(value, tuple) else value for value in values
+        [visit(value) if isinstance(value, Node) else _map_tuple(value, visit) if isinstance(value, tuple) else value for value in values]
     )
     return result if any(map(is_not, result, values)) else values
 
@@ -263,13 +269,20 @@ def cached_on_node(compute: Callable[[NodeT], ResultT]) -> Callable[[NodeT], Res
 def binders(node: Node) -> frozenset[Node]:
     """The variables and buffers that occur at or below a node."""
     if node.is_binder:
-        return frozenset((node,)).union(*map(binders, children(node)))
+        below = children(node)
+        return frozenset((node,)).union(*map(binders, below)) if below else frozenset((node,))
     return _binders_below(node)
+
+
+_NO_NODES: frozenset[Node] = frozenset()
 
 
 @cached_on_node
 def _binders_below(node: Node) -> frozenset[Node]:
-    return frozenset().union(*map(binders, children(node)))
+    below = children(node)
+    if len(below) < 2:
+        return binders(below[0]) if below else _NO_NODES
+    return _NO_NODES.union(*map(binders, below))
 
 
 def cached_by_identity(maxsize: int) -> Callable[[Callable[[NodeT], ResultT]], Callable[[NodeT], ResultT]]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
+from tc.ir.expr import FALSE, CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.loop import FALSE, Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
+from tc.ir.loop import Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.independence import CONCURRENT, check_iterations_apart, check_marked_loops

@@ -29,6 +29,8 @@ from tc.errors import CodegenError
 from tc.ir.arith import Facts, polynomial
 from tc.ir.dtype import bf16
 from tc.ir.expr import (
+    FALSE,
+    TRUE,
     Add,
     And,
     BinaryExpr,
@@ -50,7 +52,6 @@ from tc.ir.expr import (
     Var,
     conjuncts,
 )
-from tc.ir.loop import FALSE, TRUE
 from tc.ir.node import walk
 from tc.ir.uses import reads_memory
 
