@@ -28,6 +28,7 @@ from tc.ir.expr import (
     Load,
     MathCall,
     Mul,
+    Narrow,
     Not,
     Select,
     Sub,
@@ -38,7 +39,7 @@ from tc.ir.expr import (
     unwrapped,
 )
 from tc.ir.matching import make, multiply, recombine
-from tc.ir.node import map_children, walk
+from tc.ir.node import cached_on_node, children, map_children, walk
 from tc.ir.polynomial import Polynomial, atoms_of_polynomial, linear_coefficients, polynomial
 from tc.ir.samples import OPERATIONS, fails_somewhere
 from tc.ir.uses import reads_memory
@@ -73,12 +74,37 @@ def simplify(expr: Expr, facts: Facts | None = None) -> Expr:
         return expr
     found = facts.simplified.get(expr)
     if found is None:
-        found = _simplify(expr, facts)
+        found = _simplify(expr, facts) if asks_facts(expr) else _simplified_alone(expr)
+        if found is None:
+            found = expr
         if len(facts.simplified) > REMEMBERED:
             facts.simplified.clear()
         facts.simplified[expr] = found
         facts.simplified[found] = found
     return found
+
+
+_TERMS = frozenset((Add, Sub, Mul, Cast, Narrow, Load, MathCall))
+"""Nodes that no rule rewrites by what is known of their operands, unless a cast takes a sum that wraps back to i64. Nor are quotients
+of floats."""
+
+
+@cached_on_node
+def asks_facts(expr: Expr) -> bool:
+    """Whether what an expression becomes may depend on facts: not that of sums and products of variables, and of loads at such indices."""
+    cls = type(expr)
+    if cls is Const or cls is Var:
+        return False
+    if (cls not in _TERMS and not (cls is Div and expr.dtype.is_float)) or (cls is Cast and expr.dtype is i64):
+        return True
+    return any(asks_facts(child) for child in children(expr) if isinstance(child, Expr))
+
+
+@cached_on_node
+def _simplified_alone(expr: Expr) -> Expr | None:
+    """What an expression becomes whatever is known; None for itself."""
+    found = _simplify(expr, EMPTY)
+    return None if found is expr else found
 
 
 def _simplify(expr: Expr, facts: Facts) -> Expr:

@@ -33,7 +33,6 @@ from tc.ir.expr import (
     TRUE,
     Add,
     And,
-    Const,
     Div,
     Eq,
     Expr,

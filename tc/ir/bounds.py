@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tc.ir.dtype import i64, int_range
 from tc.ir.expr import (
@@ -68,7 +68,7 @@ class Facts:
         self.simplified: dict[Expr, Expr] = {}  # filled by arith.simplify
         self.intervals: dict[Expr, Bounds] = {}  # filled by bounds
         self.proofs: dict[tuple[object, ...], bool] = {}  # filled by prover.proves_nonnegative
-        self.samples: Sequence[dict[Expr, int]] | None = None  # made by samples.samples_of
+        self.samples: Any = None  # made by samples.samples_of, which knows their type
 
     @staticmethod
     def of(dim_facts: Iterable[DimFact]) -> Facts:

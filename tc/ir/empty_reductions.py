@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, Var, conjuncts, const, equal, logical_and, logical_not, logical_or
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, If, Let, LoopKind, PrimFunc, Stmt, seq
+from tc.ir.expr import TRUE, Buffer, Expr, Var, conjuncts, const, equal, logical_and, logical_not, logical_or
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, Let, LoopKind, PrimFunc, Stmt, seq
 from tc.ir.node import Node, cached_on_node, children, map_children, replace, substitute
 from tc.ir.paths import facts_along
 from tc.ir.structural import fresh_binders

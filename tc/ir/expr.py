@@ -384,7 +384,7 @@ threads that run the iterations of a parallel loop, from 0: the same in one iter
 TRUE = Const(True, bool_)
 FALSE = Const(False, bool_)
 
-_KEPT: dict[int, Const] = {}
+_KEPT: dict[Value, Const] = {}
 """i64 literals that have been used, by their values: few numbers are most literals. Those that are not small are forgotten with the
 programs that hold them. Shared by all threads: of two that enter a number, both have the same node."""
 _LARGEST_KEPT = 1 << 12
@@ -393,7 +393,7 @@ _LARGEST_KEPT = 1 << 12
 def const(value: Value, dtype: DType = i64) -> Const:
     """A literal of `dtype`, with the Python type that belongs to it."""
     if dtype is i64:
-        known = _KEPT.get(value)  # type: ignore[call-overload]  # 1.0 and True are found as 1
+        known = _KEPT.get(value)  # 1.0 and True are found as 1
         return known if known is not None else _integer(int(value))
     if dtype.is_float:
         return Const(float(value), dtype)

@@ -16,7 +16,6 @@ from tc.ir.hints import NO_HINTS, LoopHints
 from tc.ir.node import Located, Node
 from tc.ir.types import DimFact
 
-
 AnnotationValue = Union[int, float, str, bool, tuple[int, ...]]
 Annotations = tuple[tuple[str, AnnotationValue], ...]
 

@@ -199,24 +199,22 @@ class _Rewriting:
     """One `transform`. A class, as below: a function that calls itself from inside another one is part of a cycle, and it and all
     the nodes that it knows would stay until Python looks for cycles."""
 
-    __slots__ = ("done", "inside", "kept", "rewrite")
+    __slots__ = ("done", "inside", "rewrite")
 
     def __init__(self, rewrite: Callable[[Node], Node | None], inside: Callable[[Node], bool] | None) -> None:
         self.rewrite = rewrite
         self.inside = inside
-        self.done: dict[int, Node] = {}
-        self.kept: list[Node] = []  # keeps ids alive while they are keys
+        self.done: dict[Node, Node] = {}
 
     def visit(self, node: Node) -> Node:
-        found = self.done.get(id(node))
+        found = self.done.get(node)
         if found is not None:
             return found
         if self.inside is not None and not self.inside(node):
             return node
         rebuilt = node if node.is_binder else map_children(node, self.visit)
         result = self.rewrite(rebuilt)
-        final = self.done[id(node)] = rebuilt if result is None else result
-        self.kept.append(node)
+        final = self.done[node] = rebuilt if result is None else result
         return final
 
 
@@ -225,25 +223,33 @@ def substitute(node: NodeT, mapping: dict[Any, Any]) -> NodeT:
 
     The replacement itself is not searched again. Binders are replaced too when they are keys.
     """
-    return _Substitution(mapping).visit(node) if mapping else node  # type: ignore[return-value]
+    return Substitution(mapping)(node) if mapping else node
 
 
-class _Substitution:
-    """One `substitute`."""
+class Substitution:
+    """`substitute` of many nodes by one mapping. What is shared by several of them stays shared."""
 
-    __slots__ = ("done", "wanted")
+    __slots__ = ("_done", "_mapping", "_wanted")
 
     def __init__(self, mapping: dict[Any, Any]) -> None:
-        self.done: dict[int, Node] = {id(key): value for key, value in mapping.items()}
-        self.wanted = frozenset(mapping) if all(key.is_binder for key in mapping) else None
+        self._mapping = mapping
+        self._done: dict[Node, Node] = dict(mapping)
+        self._wanted = frozenset(mapping) if all(key.is_binder for key in mapping) else None
 
-    def visit(self, node: Node) -> Node:
-        found = self.done.get(id(node))
+    def __call__(self, node: NodeT) -> NodeT:
+        return self._visit(node) if self._mapping else node  # type: ignore[return-value]
+
+    def and_also(self, mapping: dict[Any, Any]) -> Substitution:
+        """That of more nodes."""
+        return Substitution({**self._mapping, **mapping})
+
+    def _visit(self, node: Node) -> Node:
+        found = self._done.get(node)
         if found is not None:
             return found
-        if not _child_fields(type(node)) or (self.wanted is not None and self.wanted.isdisjoint(binders(node))):
+        if not _child_fields(type(node)) or (self._wanted is not None and self._wanted.isdisjoint(binders(node))):
             return node
-        result = self.done[id(node)] = map_children(node, self.visit)
+        result = self._done[node] = map_children(node, self._visit)
         return result
 
 

@@ -15,6 +15,7 @@ from tc.ir import dtype as dtypes
 from tc.ir.dtype import DType, bool_, f32, i64
 from tc.ir.expr import (
     MATH_CALLS,
+    TRUE,
     Add,
     And,
     Buffer,
@@ -63,7 +64,6 @@ from tc.ir.graph import (
 )
 from tc.ir.hints import loop_hints
 from tc.ir.loop import (
-    TRUE,
     Alloc,
     Annotations,
     AxisKind,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tc.ir.expr import Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var, const, logical_and
-from tc.ir.loop import TRUE, For, If, LoopKind, Stmt, Store
+from tc.ir.expr import TRUE, Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var, const, logical_and
+from tc.ir.loop import For, If, LoopKind, Stmt, Store
 from tc.ir.node import replace, walk
 from tc.ir.uses import buffers_read
 

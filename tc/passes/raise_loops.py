@@ -13,9 +13,9 @@ from itertools import islice, product
 
 from tc.ir.arith import Facts, equal_shapes
 from tc.ir.dtype import DType, i64
-from tc.ir.expr import Add, BinaryExpr, Buffer, Checked, Const, Expr, Load, Max, Min, Mul, Var, is_const
+from tc.ir.expr import TRUE, Add, BinaryExpr, Buffer, Checked, Const, Expr, Load, Max, Min, Mul, Var, is_const
 from tc.ir.hints import NO_HINTS
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, For, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
+from tc.ir.loop import Alloc, AxisKind, Block, For, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
 from tc.ir.node import Node, children, substitute, transform, walk
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.te import MONOIDS, Monoid, Read, Stage, Tensor, checked

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, Load, Var, logical_and, logical_not
+from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, logical_and, logical_not
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.loop import TRUE, Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store
+from tc.ir.loop import Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store
 from tc.ir.node import Node, children, substitute
 from tc.ir.polynomial import polynomial
 from tc.ir.uses import buffers_read, buffers_written

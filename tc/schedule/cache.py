@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, bounds
 from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, i64, int_range
-from tc.ir.expr import Buffer, Cast, Expr, Load, Var, cast, const, select
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
+from tc.ir.expr import TRUE, Buffer, Cast, Expr, Load, Var, cast, const, select
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
 from tc.schedule.analysis import as_contraction, block_info_of

@@ -6,8 +6,8 @@ from collections.abc import Set as AbstractSet
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
-from tc.ir.expr import Buffer, Const, Expr, Load, Lt, Var, conjuncts, const, logical_and, maximum, minimum
-from tc.ir.loop import TRUE, Alloc, AxisKind, BlockAxis, For, PrimFunc, Seq, Stmt, Store, seq
+from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Lt, Var, conjuncts, const, logical_and, maximum, minimum
+from tc.ir.loop import Alloc, AxisKind, BlockAxis, For, PrimFunc, Seq, Stmt, Store, seq
 from tc.ir.node import Node, binders, replace, substitute, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, own_reads, variables
 from tc.schedule.independence import check_marked_loops

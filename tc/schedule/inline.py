@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
-from tc.ir.expr import Buffer, Load, Var, equal
-from tc.ir.loop import TRUE, AxisKind, Block, PrimFunc, Store
+from tc.ir.expr import TRUE, Buffer, Load, Var, equal
+from tc.ir.loop import AxisKind, Block, PrimFunc, Store
 from tc.ir.node import Node, binders, replace, substitute, transform, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
 from tc.schedule.tree import (

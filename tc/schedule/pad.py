@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove, simplify
-from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, Mul, Var, ceildiv, const, equal, select
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Store, annotation, seq
+from tc.ir.expr import TRUE, Add, Buffer, Cast, Const, Expr, Load, Mul, Var, ceildiv, const, equal, select
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Store, annotation, seq
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import variables
 from tc.schedule.cache import copy_nest

@@ -6,10 +6,9 @@ from tc.errors import ScheduleError
 from tc.ir import x86_intrinsics as _  # noqa: F401  fills the table
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, Lt, Var, const, equal, floordiv
+from tc.ir.expr import TRUE, Const, Expr, Lt, Var, const, equal, floordiv
 from tc.ir.intrinsic import INTRINSICS, perfect_nest
 from tc.ir.loop import (
-    TRUE,
     AxisKind,
     Block,
     BlockAxis,

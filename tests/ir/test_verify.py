@@ -13,7 +13,7 @@ from tc.errors import TcError, VerifyError
 from tc.frontend.registry import import_model
 from tc.interp import run_prim_func
 from tc.ir.dtype import f32, i32, i64
-from tc.ir.expr import Add, Buffer, FloorDiv, Load, MathCall, Not, Select, Var, const
+from tc.ir.expr import TRUE, Add, Buffer, FloorDiv, Load, MathCall, Not, Select, Var, const
 from tc.ir.graph import (
     Binding,
     Call,
@@ -29,7 +29,7 @@ from tc.ir.graph import (
     TensorVar,
     Tuple,
 )
-from tc.ir.loop import TRUE, Alloc, AxisKind, Block, BlockAxis, For, Let, LoopKind, PrimFunc, Seq, Store
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, LoopKind, PrimFunc, Seq, Store
 from tc.ir.loop import If as LoopIf
 from tc.ir.module import IRModule
 from tc.ir.node import replace

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tc.ir.loop import TRUE, Alloc, Block, For, If, IntrinsicCall, LoopKind, PrimFunc, Seq, Stmt, Store
+from tc.ir.expr import TRUE
+from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, LoopKind, PrimFunc, Seq, Stmt, Store
 
 
 def outline(func: PrimFunc) -> str:

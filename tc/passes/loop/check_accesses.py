@@ -15,6 +15,7 @@ from tc.ir.access import WORDS_PER_CHECK, AccessCheck, checks_attribute
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import i64
 from tc.ir.expr import (
+    TRUE,
     Buffer,
     Checked,
     Expr,
@@ -30,7 +31,6 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.loop import (
-    TRUE,
     Alloc,
     For,
     If,

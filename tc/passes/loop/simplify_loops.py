@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 from tc.ir.arith import Facts, prove, proves, simplify
-from tc.ir.expr import Expr, const, equal, is_const, logical_not
+from tc.ir.expr import Expr, const, equal, logical_not
 from tc.ir.loop import (
     Alloc,
     Block,
@@ -19,7 +21,7 @@ from tc.ir.loop import (
     While,
     seq,
 )
-from tc.ir.node import Node, replace, substitute
+from tc.ir.node import Substitution, replace
 from tc.passes.manager import loop_pass
 
 
@@ -29,90 +31,94 @@ def simplify_loops(func: PrimFunc) -> PrimFunc:
 
     A loop of one iteration is replaced by its body, unless it is bound to a GPU axis.
     """
-    body = _simplify(func.body, Facts.of(func.facts))
+    body = _simplify(func.body, Facts.of(func.facts), _NOTHING)
     return replace(func, body=body)
 
 
 def simplify_statement(stmt: Stmt, facts: Facts) -> Stmt:
     """`simplify_loops` for one statement, under what is known where it stands."""
-    return _simplify(stmt, facts)
+    return _simplify(stmt, facts, _NOTHING)
 
 
-def _simplify(stmt: Stmt, facts: Facts) -> Stmt:
+_NOTHING = Substitution({})
+"""No loop of one iteration is around a statement."""
+
+
+def _simplify(stmt: Stmt, facts: Facts, once: Substitution) -> Stmt:
+    """A statement simplified, inside of loops of one iteration whose variables are replaced."""
     match stmt:
         case For():
-            return _simplify_for(stmt, facts)
+            return _simplify_for(stmt, facts, once)
         case Block():
-            return _simplify_block(stmt, facts)
+            return _simplify_block(stmt, facts, once)
         case If():
-            return _simplify_if(stmt, facts)
+            return _simplify_if(stmt, facts, once)
         case Seq(stmts=stmts):
-            new = tuple(_simplify(inner, facts) for inner in stmts)
+            new = tuple([_simplify(inner, facts, once) for inner in stmts])
             nested = any(isinstance(inner, Seq) for inner in new)
-            if not nested and all(a is b for a, b in zip(new, stmts, strict=True)):
+            if not nested and all(map(is_, new, stmts)):
                 return stmt
             return seq(*new)
-        case Store(indices=indices, value=value):
-            return replace(stmt, indices=_all(indices, facts), value=simplify(value, facts))
+        case Store(buffer=buffer, indices=indices, value=value):
+            return replace(stmt, buffer=once(buffer), indices=_all(indices, facts, once), value=_expr(value, facts, once))
         case Let(value=value, body=body):
-            return replace(stmt, value=simplify(value, facts), body=_simplify(body, facts))
-        case Alloc(body=body):
-            return replace(stmt, body=_simplify(body, facts))
+            return replace(stmt, value=_expr(value, facts, once), body=_simplify(body, facts, once))
+        case Alloc():
+            return _simplify_alloc(stmt, facts, once)
         case While(condition=condition, body=body):
-            return replace(stmt, condition=simplify(condition, facts), body=_simplify(body, facts))
+            return replace(stmt, condition=_expr(condition, facts, once), body=_simplify(body, facts, once))
         case IntrinsicCall(operands=operands):
-            return replace(stmt, operands=_all(operands, facts))
+            return replace(stmt, operands=_all(operands, facts, once))
     raise AssertionError(f"unknown statement {type(stmt).__name__}")
 
 
-def _all(exprs: tuple[Expr, ...], facts: Facts) -> tuple[Expr, ...]:
-    new = tuple(simplify(expr, facts) for expr in exprs)
-    return exprs if all(a is b for a, b in zip(new, exprs, strict=True)) else new
+def _expr(expr: Expr, facts: Facts, once: Substitution) -> Expr:
+    return simplify(once(expr), facts)
 
 
-def _simplify_for(loop: For, facts: Facts) -> Stmt:
-    extent = simplify(loop.extent, facts)
+def _all(exprs: tuple[Expr, ...], facts: Facts, once: Substitution) -> tuple[Expr, ...]:
+    new = tuple([_expr(expr, facts, once) for expr in exprs])
+    return exprs if all(map(is_, new, exprs)) else new
+
+def _simplify_for(loop: For, facts: Facts, once: Substitution) -> Stmt:
+    extent = _expr(loop.extent, facts, once)
     if proves(extent <= 0, facts):
         return Seq(())
     if loop.kind is not LoopKind.BOUND and proves(equal(extent, 1), facts):
-        return _simplify(_once(loop), facts)
-    return replace(loop, extent=extent, body=_simplify(loop.body, facts.with_range(loop.var, extent)))
+        return _simplify(loop.body, facts, once.and_also({loop.var: const(0, loop.var.dtype)}))
+    return replace(loop, extent=extent, body=_simplify(loop.body, facts.with_range(loop.var, extent), once))
 
 
-def _once(loop: For) -> Stmt:
-    """The body of a loop of one iteration, and of further ones that are its whole body and say that they have one."""
-    first: dict[Node, Node] = {loop.var: const(0, loop.var.dtype)}
-    body = loop.body
-    while isinstance(body, For) and body.kind is not LoopKind.BOUND and is_const(body.extent, 1):
-        first[body.var] = const(0, body.var.dtype)
-        body = body.body
-    return substitute(body, first)
+def _simplify_alloc(stmt: Alloc, facts: Facts, once: Substitution) -> Stmt:
+    buffer = once(stmt.buffer)
+    inside = once if buffer is stmt.buffer else once.and_also({stmt.buffer: buffer})  # the same one in all of the body
+    return replace(stmt, buffer=buffer, body=_simplify(stmt.body, facts, inside))
 
 
-def _simplify_block(block: Block, facts: Facts) -> Block:
+def _simplify_block(block: Block, facts: Facts, once: Substitution) -> Block:
     axes = tuple(
-        replace(axis, extent=simplify(axis.extent, facts), value=simplify(axis.value, facts)) for axis in block.axes
+        [replace(axis, extent=_expr(axis.extent, facts, once), value=_expr(axis.value, facts, once)) for axis in block.axes]
     )
     inside = facts
     for axis in axes:
         inside = inside.with_range(axis.var, axis.extent)
     return replace(
         block,
-        axes=block.axes if all(a is b for a, b in zip(axes, block.axes, strict=True)) else axes,
-        where=simplify(block.where, facts),
-        init=None if block.init is None else _simplify(block.init, inside),
-        body=_simplify(block.body, inside),
+        axes=block.axes if all(map(is_, axes, block.axes)) else axes,
+        where=_expr(block.where, facts, once),
+        init=None if block.init is None else _simplify(block.init, inside, once),
+        body=_simplify(block.body, inside, once),
     )
 
 
-def _simplify_if(stmt: If, facts: Facts) -> Stmt:
-    condition = simplify(stmt.condition, facts)
+def _simplify_if(stmt: If, facts: Facts, once: Substitution) -> Stmt:
+    condition = _expr(stmt.condition, facts, once)
     known = prove(condition, facts)
     if known is True:
-        return _simplify(stmt.then_body, facts)
+        return _simplify(stmt.then_body, facts, once)
     if known is False:
-        return Seq(()) if stmt.else_body is None else _simplify(stmt.else_body, facts)
-    otherwise = None if stmt.else_body is None else _simplify(stmt.else_body, facts.assume(logical_not(condition)))
+        return Seq(()) if stmt.else_body is None else _simplify(stmt.else_body, facts, once)
+    otherwise = None if stmt.else_body is None else _simplify(stmt.else_body, facts.assume(logical_not(condition)), once)
     return replace(
-        stmt, condition=condition, then_body=_simplify(stmt.then_body, facts.assume(condition)), else_body=otherwise
+        stmt, condition=condition, then_body=_simplify(stmt.then_body, facts.assume(condition), once), else_body=otherwise
     )

@@ -1,0 +1,37 @@
+"""Loops of one iteration are replaced by their bodies, with all that depends on them."""
+
+from __future__ import annotations
+
+from tc.ir.arith import simplify
+from tc.ir.expr import const
+from tc.ir.loop import Alloc, Store
+from tc.ir.node import walk
+from tc.ir.parser import parse_prim_func
+from tc.ir.uses import buffers_read
+from tc.ir.verify import verify
+from tc.passes.loop.simplify_loops import simplify_loops
+
+TEXT = """
+@loops
+def f(x: f32[4], y: f32[4]):
+    outputs(1)
+    for i in range(1):
+        with alloc(f32[i + 4], scope='local') as T:
+            for j in range(4):
+                T[j] = x[j + i]
+            for k in range(1):
+                for j in range(4):
+                    y[j + k] = T[j + i + k]
+"""
+
+
+def test_a_buffer_whose_size_depends_on_a_loop_of_one_iteration_stays_one() -> None:
+    func = simplify_loops(parse_prim_func(TEXT))
+
+    verify(func)
+    (alloc,) = (node for node in walk(func.body) if isinstance(node, Alloc))
+    first, last = (node for node in walk(func.body) if isinstance(node, Store))
+    assert [simplify(dim) for dim in alloc.buffer.shape] == [const(4)]
+    assert first.buffer is alloc.buffer
+    assert buffers_read(last) == {alloc.buffer}
+    assert str(last.indices) == "(j,)"
