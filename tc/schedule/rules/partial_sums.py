@@ -232,10 +232,13 @@ def _in_parts(
     more = 1 if extent is None else more  # the last part may be short
     accumulators = accumulators_for(extent, lanes, most * more)
     chain = LATER_CHAIN if level else CHAIN
-    parts = cut(schedule, depth, others, lanes * accumulators * chain, chain, lanes * accumulators)
+    terms = lanes * accumulators * chain
+    is_cut = len(depth) > 1 and extent is not None and extent > terms and extent % terms > 0  # every few parts one, under a condition
+    parts = cut(schedule, depth, others, terms, chain, lanes * accumulators)
     part = schedule.rfactor(name, parts)
     loops = list(schedule.loops_of(part))
-    _in_lanes(schedule, part, loops[loops.index(parts) + 1 :], [], lanes, accumulators, extent is not None and is_plain)
+    is_unrolled = is_plain and extent is not None and not is_cut
+    _in_lanes(schedule, part, loops[loops.index(parts) + 1 :], [], lanes, accumulators, is_unrolled)
     peel(schedule, schedule.loops_of(part)[-2])
     for buffer in block_info(schedule, part).written_buffers:
         put_last(schedule, buffer)

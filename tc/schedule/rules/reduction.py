@@ -37,7 +37,8 @@ from tc.schedule.rules.partial_sums import (
     rounds,
     unroll_few,
 )
-from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.roles import shared_by
+from tc.schedule.rules.spatial import joined, schedule_block
 from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, split_off, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -214,6 +215,7 @@ class _Version:
 
     def _rows(self, final: str, rows: int) -> str:
         schedule = self.schedule
+        self._split_shared_rows(final, schedule.loops_of(final)[rows - 1])
         loops = list(schedule.loops_of(final))
         inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 256 if self._is_uneven() else 64
         row = set_parallel(schedule, final, loops[:rows], max(inner * 8, self._most_terms()))
@@ -228,6 +230,18 @@ class _Version:
         for name in computed:
             self._vectorize_inside(name, self._into_reduction(name) or row)
         return "row reduction"
+
+    def _split_shared_rows(self, final: str, loop: str) -> None:
+        """Cut a loop over rows of which several neighbours use the same reduced values, as channels of a group do: these are reduced once
+        for all of them, in the outer of the two loops."""
+        info = block_info(self.schedule, final)
+        axes = [axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == loop]
+        reduced = {buffer for each in self.infos() if each.reduction_axes for buffer in each.written_buffers}
+        indices = [index for load in info.reads if load.buffer in reduced for index in load.indices]
+        sizes = {size for axis in axes for index in indices for size in shared_by(index, axis)}
+        extent = extent_value(self.schedule, loop)
+        if len(sizes) == 1 and extent is not None and (size := sizes.pop()) and extent % size == 0:
+            self.schedule.split(loop, size)
 
     # -- elements of a row that are reduced, and used once more after that
 
@@ -269,6 +283,8 @@ class _Version:
             is_plain = is_plain and not _is_heavy(info)
             reduce_in_lanes(schedule, name, inside, self.target, is_short=self.is_short, is_plain=is_plain)
             return
+        inside = joined(schedule, info, inside, len(inside) - 1, lanes_for(info, self.target)) if len(inside) > 1 else inside
+        info = block_info(schedule, name)
         lanes = stream_lanes(info, self.target, extent_value(schedule, inside[-1]))
         vectors = vectorize_loop(schedule, inside[-1], lanes)
         if vectors is not None:

@@ -114,19 +114,15 @@ def _group_size(contraction: Contraction, axis: Var) -> int | None:
     """How many neighbours along `axis` read the same part of the lhs: q, if the lhs depends on it through axis // q alone."""
     if axis not in contraction.batch:
         return None
-    sizes = set()
-
-    def visit(node: Expr) -> None:
-        match node:
-            case FloorDiv(lhs=lhs, rhs=Const(value=value)) if lhs is axis:
-                sizes.add(int(value))
-            case _ if node is axis:
-                sizes.add(0)
-            case _:
-                for child in children(node):
-                    if isinstance(child, Expr):
-                        visit(child)
-
-    for index in contraction.lhs.indices:
-        visit(index)
+    sizes = {size for index in contraction.lhs.indices for size in shared_by(index, axis)}
     return sizes.pop() if len(sizes) == 1 and sizes != {0} else None
+
+
+def shared_by(index: Expr, axis: Var) -> set[int]:
+    """The numbers q of all axis // q in an index; 0 where it depends on the axis otherwise."""
+    match index:
+        case FloorDiv(lhs=lhs, rhs=Const(value=value)) if lhs is axis:
+            return {int(value)}
+        case _ if index is axis:
+            return {0}
+    return {size for child in children(index) if isinstance(child, Expr) for size in shared_by(child, axis)}

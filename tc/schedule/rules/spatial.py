@@ -156,10 +156,10 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
         return False
     row, block = found
     if loops.index(row) < len(loops) - 2:
-        loops = _joined(schedule, info, loops, len(loops) - 1, lanes)
+        loops = joined(schedule, info, loops, len(loops) - 1, lanes)
     elif not block and loops.index(row) > 0:
         place, count = loops.index(row), len(loops)
-        loops = _joined(schedule, info, loops, place, lanes)
+        loops = joined(schedule, info, loops, place, lanes)
         row = loops[place - (len(loops) < count)]
     *_, last = loops
     extents = extent_value(schedule, row), extent_value(schedule, last)
@@ -193,8 +193,9 @@ def _are_read_apart(rows: int | None, columns: int | None, target: Target) -> bo
     return rows is not None and columns is not None and rows <= columns and columns * LINE_BYTES > target.l1_bytes
 
 
-def _joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, lanes: int) -> list[str]:
-    """Make one loop of that at `place` and the one around it, if all is dense over both and the inner alone is not in vectors."""
+def joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, lanes: int) -> list[str]:
+    """Make one loop of that at `place` and the one around it, if what moves along them is dense over both, and the inner alone is not in
+    vectors."""
     around, loop = loops[place - 1], loops[place]
     extent = extent_value(schedule, loop)
     if extent is None or extent % lanes == 0 or extent_value(schedule, around) is None:
@@ -203,7 +204,7 @@ def _joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, l
     pair = (axes.get(around), axes.get(loop))
     accesses: tuple[Load | Store, ...] = (*loads_of(info), *info.writes)
     for access in accesses:
-        if all(isinstance(index, Const) for index in access.indices):
+        if not any(axis in axes_in(index) for index in access.indices for axis in pair):
             continue
         at = next((k for k, index in enumerate(access.indices) if index is pair[1]), 0)
         dense = at > 0 and access.indices[at - 1] is pair[0] and is_const(access.buffer.shape[at], extent)
