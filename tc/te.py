@@ -326,7 +326,10 @@ def reads(node: Node) -> tuple[Read, ...]:
 
 @cached_on_node
 def _reads_below(node: Node) -> tuple[Read, ...]:
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(map(reads, children(node)))))
+    below = children(node)
+    if len(below) < 2:
+        return reads(below[0]) if below else ()
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(map(reads, below))))
 
 
 def create_prim_func(

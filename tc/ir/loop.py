@@ -7,13 +7,14 @@ move loops and still know which iterations are independent. Source: TensorIR (Fe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Union
 
 from tc.ir.expr import TRUE, Buffer, Expr, Load, Var
 from tc.ir.hints import NO_HINTS, LoopHints
-from tc.ir.node import Located, Node
+from tc.ir.node import Located, Node, children
 from tc.ir.types import DimFact
 
 AnnotationValue = Union[int, float, str, bool, tuple[int, ...]]
@@ -46,6 +47,16 @@ class Stmt(Located):
 def is_statement(node: Node) -> bool:
     """For a `transform` of statements alone."""
     return isinstance(node, Stmt)
+
+
+def walk_statements(node: Node) -> Iterator[Node]:
+    """`walk` of statements, and of axes of blocks, without what is inside of expressions and buffers."""
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        yield top
+        if type(top) is not Store and type(top) is not IntrinsicCall:
+            stack += [child for child in children(top)[::-1] if not isinstance(child, (Expr, Buffer))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,7 +135,8 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
-        below = children(top)
+        get = _CHILDREN.get(type(top))
+        below = children(top) if get is None else get(top)
         if below:
             stack += below[::-1]
 
@@ -154,10 +155,11 @@ def _changed(node: NodeT, changes: dict[str, Any]) -> NodeT:
     known = node.__dict__
     if not isinstance(node, Located):
         return cls(*[changes[name] if name in changes else known[name] for name in field_names(cls)])
-    values = {name: known[name] for name in _located_field_names(cls)}
-    values.update(changes)
     changed = object.__new__(cls)  # all that the constructor of a frozen dataclass would do, in a third of the time
-    changed.__dict__.update(values)
+    values = changed.__dict__
+    for name in _located_field_names(cls):
+        values[name] = known[name]
+    values.update(changes)
     return changed
 
 
@@ -274,21 +276,18 @@ def cached_on_node(compute: Callable[[NodeT], ResultT]) -> Callable[[NodeT], Res
 
 def binders(node: Node) -> frozenset[Node]:
     """The variables and buffers that occur at or below a node."""
-    if node.is_binder:
-        below = children(node)
+    known: frozenset[Node] | None = node.__dict__.get("tc.ir.node.binders")
+    if known is not None:
+        return known
+    below = children(node)
+    if node.is_binder:  # which must not hold itself
         return frozenset((node,)).union(*map(binders, below)) if below else frozenset((node,))
-    return _binders_below(node)
+    found = _NO_NODES.union(*map(binders, below)) if len(below) > 1 else binders(below[0]) if below else _NO_NODES
+    node.__dict__["tc.ir.node.binders"] = found
+    return found
 
 
 _NO_NODES: frozenset[Node] = frozenset()
-
-
-@cached_on_node
-def _binders_below(node: Node) -> frozenset[Node]:
-    below = children(node)
-    if len(below) < 2:
-        return binders(below[0]) if below else _NO_NODES
-    return _NO_NODES.union(*map(binders, below))
 
 
 def cached_by_identity(maxsize: int) -> Callable[[Callable[[NodeT], ResultT]], Callable[[NodeT], ResultT]]:

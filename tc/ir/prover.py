@@ -51,8 +51,12 @@ def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[
     if depth >= _MAX_DEPTH or steps[0] < 0:
         return False
     known = facts.nonnegative if depth == 0 else ()
-    related = [each for each in known if not each.terms.keys().isdisjoint(poly.terms)]
-    others = [each for each in known if each not in related]
+    if not known:
+        return _search_by_bounds(poly, facts, depth, steps)
+    related: list[Polynomial] = []
+    others: list[Polynomial] = []
+    for each in known:
+        (others if each.terms.keys().isdisjoint(poly.terms) else related).append(each)
     return (
         _follows_from(related, poly, facts, steps)
         or _search_by_bounds(poly, facts, depth, steps)

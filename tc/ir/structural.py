@@ -8,18 +8,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Var
+from tc.ir.expr import Buffer, Const, Var
 from tc.ir.graph import Function, TensorConst, TensorVar
 from tc.ir.hints import LoopHints
-from tc.ir.loop import Alloc, BlockAxis, For, Let, PrimFunc
+from tc.ir.loop import Alloc, BlockAxis, For, Let, PrimFunc, Stmt, walk_statements
 from tc.ir.module import IRModule
-from tc.ir.node import Node, field_names, substitute, walk
+from tc.ir.node import Node, Substitution, field_names, substitute, walk
 
 NodeT = TypeVar("NodeT", bound=Node)
 _BINDERS = (Var, Buffer, TensorVar)
@@ -47,8 +48,59 @@ def _describe(token: Any) -> str:
 
 def structural_hash(node: Node) -> str:
     """A hash (hex, 40 digits) that equal programs share, in every process. The name of a function itself does not count."""
-    text = ";".join([*map(repr, _tokens(node, with_name=False)), ""])
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
+    words = map(repr, _tokens(node, with_name=False)) if isinstance(node, IRModule) else _words(node)
+    return hashlib.sha256(";".join([*words, ""]).encode()).hexdigest()[:40]
+
+
+def _words(root: Node) -> list[str]:
+    """The tokens of one function, without its name, or of a part of it, each as text: in a third of the time, as all kernels are hashed.
+    Those of a literal are one word."""
+    words: list[str] = []
+    numbers: dict[Node, int] = {}
+    known: dict[Any, str] = {}  # words of plain values, by their types too, and of literals
+    stack: list[Any] = [root]
+    while stack:
+        item = stack.pop()
+        kind: Any = type(item)
+        if isinstance(item, tuple):
+            words.append(f"('(', {len(item)})")
+            stack += item[::-1]
+        elif kind is Const:
+            word = known.get(item)
+            if word is None:
+                word = known[item] = f"'Const';{_plain(item.value)!r};{_plain(item.dtype)!r}"
+            words.append(word)
+        elif kind in _BINDERS:
+            number = numbers.get(item)
+            if number is None:
+                numbers[item] = len(numbers)
+                words.append(f"'{kind.__name__}'")
+                stack += _below(kind, False)(item)
+            else:
+                words.append(f"('#', {number})")
+        elif kind is LoopHints:
+            stack.append(item.items())
+        elif isinstance(item, TensorConst) or not isinstance(item, Node):
+            if kind is float or isinstance(item, Node):
+                words += map(repr, _tokens(item))
+                continue
+            word = known.get((kind, item))
+            if word is None:
+                word = known[kind, item] = repr(_plain(item))
+            words.append(word)
+        else:
+            words.append(f"'{kind.__name__}'")
+            stack += _below(kind, item is not root or not isinstance(item, (PrimFunc, Function)))(item)
+    return words
+
+
+@functools.cache
+def _below(cls: type, named: bool) -> Callable[[Any], tuple[Any, ...]]:
+    """What finds the fields of a node of a class that count, last first."""
+    names = _fields(cls, named)
+    if len(names) > 1:
+        return attrgetter(*names)
+    return (lambda node: (getattr(node, names[0]),)) if names else (lambda node: ())
 
 
 def _tokens(root: Node, with_name: bool = True) -> Iterator[Any]:
@@ -107,7 +159,7 @@ def _array_digest(array: np.ndarray) -> str:
 def fresh_binders(node: NodeT) -> NodeT:
     """A copy in which every variable and buffer bound inside is a new one. Those bound outside stay."""
     renewed: dict[Node, Node] = {}
-    for part in walk(node):
+    for part in walk_statements(node) if isinstance(node, (Stmt, PrimFunc)) else walk(node):
         match part:
             case For(var=var) | Let(var=var) | BlockAxis(var=var):
                 renewed.setdefault(var, Var(var.name, var.dtype))
@@ -122,9 +174,10 @@ def fresh_binders(node: NodeT) -> NodeT:
     for binder in list(renewed):
         if isinstance(binder, Var) and renewed[binder] is binder:
             renewed[binder] = Var(binder.name, binder.dtype)
+    variables = Substitution({old: new for old, new in renewed.items() if isinstance(old, Var)})
     for binder in list(renewed):
         if isinstance(binder, Buffer):
-            fresh = substitute(binder, {k: v for k, v in renewed.items() if isinstance(k, Var)})
+            fresh = variables(binder)
             renewed[binder] = (
                 fresh
                 if fresh is not binder

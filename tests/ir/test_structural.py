@@ -7,7 +7,7 @@ from tc.ir.dtype import f32
 from tc.ir.expr import Const, Var, const
 from tc.ir.loop import PrimFunc
 from tc.ir.printer import print_ir
-from tc.ir.structural import first_difference, fresh_binders, structural_equal, structural_hash
+from tc.ir.structural import _tokens, _words, first_difference, fresh_binders, structural_equal, structural_hash
 
 
 def matmul_relu(n: Var, name: str = "f", floor: float = 0.0) -> PrimFunc:
@@ -23,6 +23,12 @@ def test_names_of_variables_do_not_matter() -> None:
     assert structural_equal(one, other)
     assert structural_hash(one) == structural_hash(other)
     assert structural_hash(one) == structural_hash(matmul_relu(Var("n"), "another_name"))
+
+
+def test_the_words_that_are_hashed_are_the_tokens_that_are_compared() -> None:
+    func = matmul_relu(Var("n"), floor=-0.0)
+
+    assert ";".join(_words(func)) == ";".join(map(repr, _tokens(func, with_name=False)))
 
 
 def test_literals_are_compared_by_their_bits() -> None:

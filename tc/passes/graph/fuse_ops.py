@@ -156,9 +156,13 @@ def _needs_no_kernel(node: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
 def _dataflow(func: Function, facts: tuple[DimFact, ...], module: IRModule) -> list[_Node]:
     nodes: list[_Node] = []
     producer: dict[TensorVar, _Node] = {}
+    shapes: dict[object, LoopShape] = {}
     with inference(Facts.of(facts)):
         for index, binding in enumerate(func.bindings):
-            node = _Node(index, binding, _loop_shape(binding, module))
+            same = _alike(binding)
+            if same not in shapes:
+                shapes[same] = _loop_shape(binding, module)
+            node = _Node(index, binding, shapes[same])
             for atom in _used_by(binding):
                 source = producer.get(atom) if isinstance(atom, TensorVar) else None
                 if source is not None:
@@ -175,6 +179,18 @@ def _used_by(binding: Binding) -> Iterator[Atom]:
     yield from atoms_of(binding.value)
     for body in bodies_of(binding.value):
         yield from free_vars(body)
+
+
+def _alike(binding: Binding) -> object:
+    """All that the loop shape of an operator's call follows from, beside facts; the binding itself where that is not of tensors alone."""
+    call = binding.value
+    if not isinstance(call, Call):
+        return binding
+    types = (*operand_types(call), *(target.type for target in binding.targets))
+    if not all(type_ is None or isinstance(type_, TensorType) for type_ in types):
+        return binding
+    shapes = tuple([None if type_ is None else (type_.shape, type_.dtype) for type_ in types])
+    return call.op, len(binding.targets), shapes, tuple([(name, type(value), value) for name, value in call.attrs])
 
 
 def _loop_shape(binding: Binding, module: IRModule) -> LoopShape:

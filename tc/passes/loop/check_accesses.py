@@ -44,7 +44,7 @@ from tc.ir.loop import (
     While,
     seq,
 )
-from tc.ir.node import Node, binders, children, map_children, replace, substitute, walk
+from tc.ir.node import Node, binders, cached_on_node, children, map_children, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, reads_memory, variables
 from tc.passes.manager import loop_pass
 
@@ -65,7 +65,7 @@ def check_accesses(func: PrimFunc) -> PrimFunc:
     on. An access at an index that is loaded, or depends on a loop whose extent is, needs no check where it is proved in range.
     CodegenError where the condition of a `While` needs a check.
     """
-    if not any(_from_data(node) for node in walk(func.body)):
+    if not _depends_on_data(func.body):
         return func
     checker = _Checker(func)
     body = checker.function_body()
@@ -80,6 +80,12 @@ def check_accesses(func: PrimFunc) -> PrimFunc:
         num_outputs=func.num_outputs + 1,
         attrs=(*func.attrs, checks_attribute(checker.rows)),
     )
+
+
+@cached_on_node
+def _depends_on_data(node: Node) -> bool:
+    """Whether data decide that of it, or of anything below."""
+    return _from_data(node) or any(map(_depends_on_data, children(node)))
 
 
 def _from_data(node: object) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tc.ir.arith import Facts, linear_coefficients, proves, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
-from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store, While
-from tc.ir.node import Node, binders, children, replace, transform, walk
+from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store, While, walk_statements
+from tc.ir.node import Node, binders, children, replace, transform
 from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.loop.handed_on import hands_on
 from tc.passes.manager import loop_pass
@@ -24,7 +24,7 @@ def compact_buffers(func: PrimFunc) -> PrimFunc:
 
     A dimension whose accesses are not linear in the loops around them is kept whole. Expects a PrimFunc without blocks.
     """
-    allocs = [node for node in walk(func.body) if isinstance(node, Alloc)]
+    allocs = [node for node in walk_statements(func.body) if isinstance(node, Alloc)]
     body = func.body
     for alloc in allocs:
         body = _compact(body, alloc.buffer, Facts.of(func.facts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tc.ir.arith import Facts
 from tc.ir.expr import Buffer, Const, Expr, Load, const
-from tc.ir.loop import Alloc, For, If, IntrinsicCall, PrimFunc, Seq, Stmt, Store
+from tc.ir.loop import Alloc, For, If, IntrinsicCall, PrimFunc, Seq, Stmt, Store, walk_statements
 from tc.ir.node import Node, binders, children, replace, transform, walk
 from tc.ir.uses import touches, variables
 from tc.passes.loop.mark_in_place import Site, is_one_to_one, is_stored_once
@@ -28,7 +28,7 @@ def compute_in_outputs(func: PrimFunc, *, least_bytes: int = LEAST_BYTES) -> Pri
     """
     if any(name == "in_place" for name, _ in func.attrs):
         return func
-    for alloc in [node for node in walk(func.body) if isinstance(node, Alloc) and node.buffer.scope == "global"]:
+    for alloc in [node for node in walk_statements(func.body) if isinstance(node, Alloc) and node.buffer.scope == "global"]:
         version = replace(func, body=_version_with(func.body, alloc.buffer))
         output = next((output for output in func.outputs if _can_replace(version, alloc.buffer, output, least_bytes)), None)
         if output is not None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tc.cost.typical import typical
 from tc.ir.arith import EMPTY, Facts, linear_coefficients, prove, simplify
 from tc.ir.expr import Buffer, Expr, Load, Var, add, const, mul, sub
-from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, Store
-from tc.ir.node import replace, walk
-from tc.ir.uses import reads_memory, variables
+from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, Store, walk_statements
+from tc.ir.node import Node, children, replace, walk
+from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.passes.manager import loop_pass
 
 _UNLIKE_OTHERS = 37
@@ -61,15 +61,24 @@ def _is_same(a: Expr, b: Expr) -> bool:
 
 def _read_where_written(func: PrimFunc, buffer: Buffer, output: Buffer) -> bool:
     """Whether every load of `buffer` is at the indices, and in the value, of a store to `output`; and `output` is not read."""
+    if output in buffers_read(func.body) or buffer not in buffers_read(func.body):
+        return False
     allowed = 0
-    for node in walk(func.body):
+    for node in walk_statements(func.body):
         if isinstance(node, Store) and node.buffer is output:
-            loads = [part for part in walk(node.value) if isinstance(part, Load) and part.buffer is buffer]
+            loads = _loads(node.value, buffer)
             if not all(load.indices == node.indices for load in loads):
                 return False
             allowed += len(loads)
-    found = [node.buffer for node in walk(func.body) if isinstance(node, Load) and node.buffer in (buffer, output)]
-    return 0 < len(found) == allowed and output not in found
+    return len(_loads(func.body, buffer)) == allowed
+
+
+def _loads(node: Node, buffer: Buffer) -> list[Load]:
+    """The loads of a buffer at or below a node, one that is shared by several as often as it occurs."""
+    if buffer not in buffers_read(node):
+        return []
+    own = [node] if isinstance(node, Load) and node.buffer is buffer else []
+    return own + [load for child in children(node) for load in _loads(child, buffer)]
 
 
 def is_stored_once(func: PrimFunc, output: Buffer) -> bool:

@@ -10,6 +10,7 @@ from tc.ir.dtype import DType, bf16, f16, f32
 from tc.ir.expr import Add, BinaryExpr, Cast, Const, Div, Expr, Load, MathCall, Max, Min, Mul, Narrow, Select, Sub
 from tc.ir.loop import PrimFunc, Store, annotation
 from tc.ir.node import Node, children, map_children, replace, transform, walk
+from tc.ir.uses import buffers_read
 from tc.passes.manager import loop_pass
 
 _HALVES = (f16, bf16)
@@ -24,9 +25,7 @@ def round_once(func: PrimFunc) -> PrimFunc:
     A `cast` that rounds an f32 stays: whoever wrote it wants it; a `narrow` goes. Sums and extremes, which read what they store, stay,
     and all where numerics are strict.
     """
-    if annotation(func, "numerics") == "strict" or not any(
-        isinstance(node, Load) and node.buffer.dtype in _HALVES for node in walk(func.body)
-    ):
+    if annotation(func, "numerics") == "strict" or not any(buffer.dtype in _HALVES for buffer in buffers_read(func.body)):
         return func
 
     def rewrite(node: Node) -> Node | None:

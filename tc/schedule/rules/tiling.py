@@ -208,10 +208,11 @@ def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Til
         for rows in ([rows for rows in space.heights(count) if rows <= most_rows] if height is None else [height])
         for outer in space.outer_heights(count, rows)
     ]
-    least = min(map(space.cycles, tiles), default=0.0)
+    cycles = list(map(space.cycles, tiles))
+    least = min(cycles, default=0.0)
     most = least if space.rows is not None and not space.clashing_rows else (1 + NEAR_LEAST) * least
     return min(
-        (tile for tile in tiles if space.cycles(tile) <= most),
+        (tile for tile, its_cycles in zip(tiles, cycles, strict=True) if its_cycles <= most),
         key=lambda tile: (_distance(space, tile), -tile.all_rows),
         default=Tile(1, 1, space.lanes),
     )
@@ -249,9 +250,12 @@ def _mean_tiles(lanes: int, vectors: int, first: int, last: float) -> float:
 def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
 
+    few = min(FEW_ROWS, *heights)
+    costs = {height: _tile_cycles(blocks, height, vectors, machine, row_cycles) for height in (*heights, few)}
+
     def cycles(rows: int) -> float:
-        whole = [height for height in heights if height <= rows] or [min(FEW_ROWS, *heights)]
-        return min(-(-rows // height) * _tile_cycles(blocks, height, vectors, machine, row_cycles) for height in whole) / rows
+        whole = [height for height in heights if height <= rows] or [few]
+        return min([-(-rows // height) * costs[height] for height in whole]) / rows
 
     return sum(map(cycles, VARIOUS_SIZES)) / len(VARIOUS_SIZES)
 
