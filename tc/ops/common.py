@@ -20,6 +20,9 @@ Types = Sequence[TensorType | None]
 Arrays = Sequence[np.ndarray | None]
 Tensors = Sequence[Tensor | None]
 
+BEYOND_ANY_DIM = 1 << 40
+"""More than any dim, and so little that sums with dims are far from the end of i64: what steps and diagonals are cut to."""
+
 
 def given(item: object, op: str, name: str = "operand") -> object:
     """An operand that must be there."""

@@ -16,10 +16,13 @@ from tc.ir.expr import (
     cast,
     const,
     equal,
+    maximum,
+    minimum,
 )
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import (
+    BEYOND_ANY_DIM,
     Arrays,
     Tensors,
     exprs,
@@ -164,6 +167,7 @@ def _compute_trilu(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) 
 
     def body(*axes: Expr) -> Expr:
         k = as_expr(attrs.k) if given is None else given[tuple(const(0) for _ in given.shape)]
+        k = minimum(maximum(k, -BEYOND_ANY_DIM), BEYOND_ANY_DIM)
         i, j = axes[-2], axes[-1]
         keep = (i + k <= j) if attrs.upper else (j <= i + k)
         return Select(keep, x[axes], const(0, x.dtype))
@@ -173,7 +177,7 @@ def _compute_trilu(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) 
 
 def _run_trilu(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     k = int(arrays[1].reshape(())) if len(arrays) > 1 and arrays[1] is not None else int(attrs.k)
-    return (np.triu if attrs.upper else np.tril)(arrays[0], k)  # type: ignore[operator]
+    return (np.triu if attrs.upper else np.tril)(arrays[0], max(-BEYOND_ANY_DIM, min(k, BEYOND_ANY_DIM)))  # type: ignore[operator]
 
 
 register(

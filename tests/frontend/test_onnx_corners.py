@@ -172,3 +172,32 @@ def test_default_attributes_are_floats_beside_doubles_too(op: str) -> None:
 
     np.testing.assert_array_equal(tc.compile(model)(x), tc.compile(stated)(x))
     assert np.abs(tc.compile(model)(x) - onnx.reference.ReferenceEvaluator(stated).run(None, {"x": x})[0]).max() < 1e-15
+
+
+# -- numbers at the ends of i64
+
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [LEAST, LEAST + 1, MOST])
+def test_a_diagonal_outside_of_every_matrix_keeps_all_or_nothing(k: int, upper: int) -> None:
+    # Its sum with an index wrapped, where the sizes of the matrix are known when it runs.
+    model = make_model([node("Trilu", "x k", "y", upper=upper)], {"x": (F32, ["a", "b"])}, ["y"], {"k": np.array(k)})
+    x = normal(5, 6)
+
+    check_all(model, {"x": x}, [x if (k < 0) == bool(upper) else np.zeros_like(x)])
+
+
+@pytest.mark.parametrize("places", ["constants", "inputs"])
+@pytest.mark.parametrize(
+    ("start", "end", "step"), [(LEAST, 3, MOST), (0, MOST, MOST), (-7, LEAST, LEAST), (MOST, LEAST, -(2**62)), (0, 3, LEAST)]
+)
+def test_a_step_longer_than_every_axis_takes_one_element_or_none(start: int, end: int, step: int, places: str) -> None:
+    # What rounds a number of elements up was added to the step, and wrapped.
+    arrays = {"x": normal(6), "s": np.array([start]), "e": np.array([end])}
+    kept = ["x"] if places == "constants" else list(arrays)
+    constants = {"a": np.array([0]), "t": np.array([step])} | {name: array for name, array in arrays.items() if name not in kept}
+    inputs = {name: (arrays[name].dtype, ["n" if name == "x" else 1]) for name in kept}
+
+    check_all(make_model([node("Slice", "x s e a t", "y")], inputs, ["y"], constants), {name: arrays[name] for name in kept})

@@ -16,6 +16,7 @@ from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Mul, as_expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum, select
 from tc.ir.types import product
+from tc.ops.common import BEYOND_ANY_DIM
 from tc.ops.registry import Requirement
 
 # -- constants
@@ -299,7 +300,7 @@ def import_slice(n: NodeContext) -> NodeResult:
         raise ShapeError(f"Slice: the starts and ends must be vectors, one of known length, found {n.value(1).type}, {n.value(2).type}")
     count = known[0]
     axes = list(range(count)) if axes is None else axes
-    steps = [1] * count if steps is None else steps
+    steps = [1] * count if steps is None else [max(-BEYOND_ANY_DIM, min(step, BEYOND_ANY_DIM)) for step in steps]
     first, last = (n.value(k) if is_const(n.value(k).shape[0]) else n.call("reshape", n.value(k), shape=(const(count),)) for k in (1, 2))
     starts, ends = n.graph.elements(first), n.graph.elements(last)
     if starts is None or ends is None:
@@ -357,7 +358,7 @@ def _clamp(c: Calls, place: Expr, dim: Expr, lo: int, hi: Expr) -> Expr:
     """A slice bound as an index: negative ones count from the end; then clamped to lo..hi."""
     if isinstance(place, Const) and abs(int(place)) >= _TO_THE_END and not isinstance(dim, Const):
         far = abs(int(place))
-        if far < 1 << 40:
+        if far < BEYOND_ANY_DIM:
             c.graph.builder.require(Requirement(dim <= far, f"Slice: the dim {dim} must be at most {far}"))
         return hi if int(place) > 0 else const(lo)
     wrapped = place + dim
