@@ -105,12 +105,16 @@ def _schedule_version(schedule: Schedule, info: BlockInfo, final: str, before: l
 
 @dataclass(frozen=True)
 class _Roles:
-    """The loops of the block that stores the result: over rows of a tile, over what is cut into bands, over columns, and others."""
+    """The loops of the block that stores the result: over rows of a tile, over what is cut into bands, over columns, and others.
+
+    `bands_overlap`: windows move along what is cut into bands, so that two of them read some of the same.
+    """
 
     others: list[str]
     bands: str | None
     rows: str | None
     lane: str
+    bands_overlap: bool = False
 
 
 def _roles(schedule: Schedule, info: BlockInfo, final: str, before: list[str]) -> _Roles:
@@ -119,7 +123,8 @@ def _roles(schedule: Schedule, info: BlockInfo, final: str, before: list[str]) -
     rows = loops[-2] if len(loops) > 1 else None
     is_window = len(axes) == len(loops) and len(axes) > 1 and _shares_index(info, axes[-2])
     bands = loops[-3] if is_window and before and len(loops) > 2 else None
-    return _Roles([loop for loop in loops[:-1] if loop not in (rows, bands)], bands, rows, loops[-1])
+    overlap = bands is not None and _shares_index(info, axes[-3])
+    return _Roles([loop for loop in loops[:-1] if loop not in (rows, bands)], bands, rows, loops[-1], overlap)
 
 
 def _is_contiguous(info: BlockInfo) -> bool:
@@ -202,7 +207,7 @@ def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: Tile, before
         made = (cut_overlapped if overlaps else cut)(s, roles.rows, tile.rows)
         rows, unrolled = [made.around], [made.inside, *unrolled]
         peeled += [] if made.is_whole else rows
-    band = cut(s, roles.bands, _band_height(s, name, roles.bands, tile, before[-1], target)) if roles.bands is not None else None
+    band = cut(s, roles.bands, _band_height(s, name, roles, roles.bands, tile, before[-1], target)) if roles.bands is not None else None
     leading = [*roles.others, *([band.around] if band else [])]
     inside = [*([band.inside] if band else []), *rows, *columns]
     s.reorder(*leading, *inside, *unrolled, lane)
@@ -210,9 +215,11 @@ def _cut_result(schedule: Schedule, name: str, roles: _Roles, tile: Tile, before
     return _Nest(leading, band.around if band else None, inside, unrolled, lane)
 
 
-def _band_height(schedule: Schedule, name: str, loop: str, tile: Tile, padded: str, target: Target) -> int:
-    """Rows of a band, such that what the block `padded` makes for it stays in the first cache."""
+def _band_height(schedule: Schedule, name: str, roles: _Roles, loop: str, tile: Tile, padded: str, target: Target) -> int:
+    """Rows of a band, such that what the block `padded` makes for it stays in the first cache; one where bands share none of that."""
     rows = extent_value(schedule, loop)
+    if rows is not None and not roles.bands_overlap:
+        return schedule.choose(name, "band_rows", divisors(rows), 1)
     if rows is None:
         return schedule.choose(name, "band_rows", SYMBOLIC_BANDS, SYMBOLIC_BAND)
     buffer = block_info(schedule, padded).writes[0].buffer
