@@ -11,9 +11,10 @@ import pytest
 from tc.codegen.kernels import finish_loops
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f16, f32, i8, i32, i64
-from tc.ir.expr import Const, Expr, Load, Var, cast, is_const
-from tc.ir.loop import Alloc, For, LoopKind, PrimFunc
+from tc.ir.expr import Const, Expr, Load, Var, cast, const, is_const
+from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc
 from tc.ir.node import substitute, walk
+from tc.ir.uses import buffers_read, variables
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules import apply_rules
 from tc.target import Target
@@ -236,3 +237,37 @@ def test_products_of_any_number_of_rows(kind: str, rows: int) -> None:
 
     assert scheduled.rule == "contraction"
     np.testing.assert_allclose(result, expected, rtol=0, atol=33 * 2.0**-23 * largest_term(case))
+
+
+@pytest.mark.parametrize(("rows", "dtype", "is_copied"), [(28, bf16, False), (42, bf16, True), (14, i8, False), (16, i8, True)])
+def test_what_few_tiles_read_is_computed_in_each(rows: int, dtype: DType, is_copied: bool) -> None:
+    """A cast costs less than a copy for two tiles of rows; a cast, a shift and a scale do not."""
+    a, b, scale = placeholder((rows, 64), f32, "A"), placeholder((64, 96), dtype, "B"), placeholder((96,), f32, "S")
+
+    def term(i: Expr, j: Expr, k: Expr) -> Expr:
+        value = cast(b[k, j], f32)
+        return a[i, k] * (value if dtype is bf16 else (value - const(3.0, f32)) * scale[j])
+
+    total = reduce("sum", (rows, 96), (64,), term, "mm")
+    inputs = [a, b] if dtype is bf16 else [a, b, scale]
+
+    scheduled = apply_rules(create_prim_func("product", inputs, [total]), TARGETS["x86-64-v4"])
+
+    assert any(info.name.endswith("_rhs") for info in block_infos(scheduled.func)) == is_copied
+
+
+@pytest.mark.parametrize("columns", [12, 108, 300])
+def test_copies_of_the_last_columns_have_no_vectors_without_elements(columns: int) -> None:
+    """Those that a mask left none of took longer than the product."""
+    a, b = placeholder((84, 40), f32, "A"), placeholder((40, columns), bf16, "B")
+    total = reduce("sum", (84, columns), (40,), lambda i, j, k: a[i, k] * cast(b[k, j], f32), "mm")
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total]), TARGETS["x86-64-v4"])
+
+    final = finish_loops(scheduled.func, threads=2)
+
+    vectors = [node for node in walk(final) if isinstance(node, For) and node.kind is LoopKind.VECTORIZED]
+    copies = [loop for loop in vectors if b.buffer in buffers_read(loop.body)]
+    assert copies
+    for loop in copies:
+        conditions = [node.condition for node in walk(loop.body) if isinstance(node, If)]
+        assert all(variables(condition) == {loop.var} for condition in conditions)

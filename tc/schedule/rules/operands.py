@@ -15,6 +15,7 @@ from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import annotation
+from tc.ir.node import children
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import (
     DOT_OPERANDS,
@@ -39,6 +40,12 @@ LONGEST_CHAIN = 8192
 
 LEAST_STAGED_ROWS = 16
 """Rows that must share an operand's columns for a copy of what is computed of them to pay."""
+
+USUAL_TILE_ROWS = 14
+"""Rows of a tile: each tile after the first would compute again what is not copied."""
+
+COPY_OPERATIONS = 2
+"""What a copy costs beside the computation, for each vector: it is stored, and read from a farther cache."""
 
 LEAST_PACKED_ROWS = 192
 """The same for columns that are only read: their copy is contiguous, and lies in few lines of the cache."""
@@ -184,12 +191,23 @@ def _pays_for_rhs(schedule: Schedule, contraction: Contraction) -> bool:
     rhs, value = contraction.rhs, contraction.rhs_value
     if not moves_apart(contraction, rhs) or len(contraction.columns) != 1 or contraction.info.spatial_axes[-1:] != contraction.columns:
         return False
-    if not isinstance(value, Load) or any(map(reads_memory, rhs.indices)):
-        return _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS
+    rows = _count(contraction, contraction.rows)
+    if any(map(reads_memory, rhs.indices)):
+        return rows >= LEAST_STAGED_ROWS
+    if not isinstance(value, Load):
+        again = -(-rows // USUAL_TILE_ROWS) - 1
+        return rows >= LEAST_STAGED_ROWS and again * _operations(value) >= COPY_OPERATIONS
     is_row_major = rhs.indices[-1] is contraction.columns[0] and rhs.buffer in schedule.func.inputs
     rows, columns = _count(contraction, contraction.rows, 1), _count(contraction, contraction.columns, 1)
     is_large = rows >= LEAST_PACKED_ROWS and columns >= LEAST_STAGED_COLUMNS
     return is_row_major and is_large and len(contraction.depth) == 1 and all(isinstance(dim, Const) for dim in rhs.buffer.shape)
+
+
+def _operations(value: Expr) -> int:
+    """How many operations an operand takes, beside its load and what that reads."""
+    if isinstance(value, (Load, Const)):
+        return 0
+    return 1 + sum(_operations(child) for child in children(value) if isinstance(child, Expr))
 
 
 def moves_apart(contraction: Contraction, load: Load) -> bool:

@@ -424,8 +424,10 @@ def _schedule_rhs(schedule: Schedule, product: TiledProduct, names: list[str], n
             *_, place, columns, _ = s.loops_of(name)
             *_, packed = s.split(columns, (None, tile.vectors, tile.lanes))
         else:
-            _, columns = s.split(s.loops_of(name)[-1], tile.columns)
-            vectorize_loop(s, columns, lanes_for(block_info(s, name), product.target))
+            tiles, columns = s.split(s.loops_of(name)[-1], tile.columns)
+            vectors = vectorize_loop(s, columns, lanes_for(block_info(s, name), product.target))
+            if place is not None and is_peeled(s, place):  # the columns of the last tiles are fewer
+                peel(s, *([vectors] if vectors else []), tiles)
     if dot is not None and packed:
         s.tensorize(packed, dot.interleave)
 
