@@ -7,10 +7,10 @@ equal as polynomials over the same atoms become the same object.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from tc.ir.expr import Add, Const, Expr, Mul, Sub, Var, const
+from tc.ir.expr import Add, Const, Expr, FloorDiv, FloorMod, Mul, Sub, Var, const
 from tc.ir.node import cached_on_node, walk
 
 Monomial = tuple[Expr, ...]
@@ -70,11 +70,29 @@ class Polynomial(NamedTuple):
                     terms.pop(monomial, None)
         return Polynomial(terms, result.constant)
 
+    def rejoined(self, nonzero: Collection[Expr]) -> Polynomial:
+        """The same with k * x for k // d * (d * x) + k % d * x, where d is one of these atoms, which are not 0."""
+        for monomial, coefficient in self.terms.items():
+            for place, atom in enumerate(monomial):
+                if not isinstance(atom, FloorMod) or atom.rhs not in nonzero:
+                    continue
+                rest = (*monomial[:place], *monomial[place + 1 :])
+                other = tuple(sorted((*rest, atom.rhs, FloorDiv(atom.lhs, atom.rhs)), key=_atom_order))
+                factor = Polynomial({rest: coefficient}) if rest else Polynomial({}, coefficient)
+                if self.terms.get(other) == coefficient and (whole := polynomial(atom.lhs).times(factor)) is not None:
+                    terms = {each: count for each, count in self.terms.items() if each not in (monomial, other)}
+                    return Polynomial(terms, self.constant).plus(whole).rejoined(nonzero)
+        return self
+
+    def ordered(self) -> Polynomial:
+        """The same, its terms in the order of `to_expr`."""
+        terms = sorted(self.terms.items(), key=lambda item: (item[1] < 0, _monomial_order(item[0])))
+        return Polynomial(dict(terms), self.constant)
+
     def to_expr(self) -> Expr:
         """The canonical expression: terms in a fixed order, negative ones subtracted, the constant last."""
         result: Expr | None = None
-        ordered = sorted(self.terms.items(), key=lambda item: (item[1] < 0, _monomial_order(item[0])))
-        for monomial, coefficient in ordered:
+        for monomial, coefficient in self.ordered().terms.items():
             factor = _product(monomial)
             magnitude = abs(coefficient)
             term = factor if magnitude == 1 else Mul(factor, const(magnitude))

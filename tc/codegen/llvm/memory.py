@@ -19,11 +19,11 @@ from tc.errors import CodegenError
 from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
 from tc.ir.bounds import VarFact
 from tc.ir.dtype import ALL_DTYPES, DType
-from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, Var, const, logical_and, mul
+from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, MathCall, Max, Min, Var, const, logical_and, mul
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
 from tc.ir.polynomial import Monomial
-from tc.ir.uses import variables
+from tc.ir.uses import reads_memory, variables
 from tc.target import MOST_SHUFFLED_STRIDE
 
 
@@ -144,6 +144,9 @@ class MemoryEmitter:
         strides = buffer.strides or _row_major(buffer.shape)
         for index, stride in zip(indices, strides, strict=True):
             offset = offset + mul(_as_i64(index), stride)
+        whole = polynomial(offset).rejoined({dim for dim in buffer.shape if isinstance(dim, Var)})  # they have elements
+        if all(isinstance(atom, _SIMPLE) for monomial in whole.terms for atom in monomial):
+            return whole.ordered()
         found = polynomial(simplify(offset, self.facts))
         if any(isinstance(atom, FloorMod) for monomial in found.terms for atom in monomial):
             found = polynomial(simplify(offset, _with_elements(self.facts, buffer)))
@@ -192,7 +195,7 @@ class MemoryEmitter:
                 if atom is lane_var:
                     lane_count += 1
                     continue
-                value = known_values.get(atom) or self.value(atom)  # type: ignore[call-overload]
+                value = known_values.get(atom) or self._index(atom)  # type: ignore[call-overload]
                 if value.known is not None:
                     factor *= value.known
                     continue
@@ -219,6 +222,13 @@ class MemoryEmitter:
             lane = b.add(lane_value, lane)
         terms = tuple([part[0] for part in parts])
         return _Offset(self._sum(terms, parts), known, lane, varying, terms)
+
+    def _index(self, atom: Expr) -> Value:
+        """The value of a part of an index, computed once where that dominates unless it is read from memory."""
+        if isinstance(atom, Var) or reads_memory(atom):
+            return self.value(atom)
+        values = self.state.values
+        return self.b.once((atom, *[values.get(var) for var in variables(atom)]), lambda: self.value(atom))
 
     def _is_whole(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
         """Whether what all lanes share of an offset, its constant part aside, is known to be a whole number of bytes."""
@@ -622,6 +632,9 @@ def _as_i64(index: Expr) -> Expr:
 
 
 _I64 = const(0).dtype
+
+_SIMPLE = (Var, Min, Max, MathCall)
+"""Parts of offsets that are as simple as they are: passes have simplified indices, what is left is to sum up those of an access."""
 
 
 def _with_elements(facts: Facts, buffer: Buffer) -> Facts:
