@@ -74,6 +74,8 @@ class ExpressionEmitter(MemoryEmitter):
                 return found
             case Load():
                 return self.load(expr)
+            case Add() | Mul() | Sub() if not expr.dtype.is_storage:
+                return self._binary(expr)
             case Cast(operand=operand, dtype=dtype):
                 return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
             case Select():

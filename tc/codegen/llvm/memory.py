@@ -10,19 +10,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
+from tc.codegen.llvm.addresses import Address, Offset, Sum, offset_of
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value, llvm_type, mangled
 from tc.codegen.llvm.packed import PackedPlace, is_packed, load_packed, store_packed
 from tc.errors import CodegenError
-from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
-from tc.ir.bounds import VarFact
+from tc.ir.arith import Facts, prove
 from tc.ir.dtype import ALL_DTYPES, DType
-from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, Load, MathCall, Max, Min, Var, const, logical_and, mul
+from tc.ir.expr import Buffer, Expr, Load, Var, logical_and
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
-from tc.ir.polynomial import Monomial
 from tc.ir.uses import reads_memory, variables
 from tc.target import MOST_SHUFFLED_STRIDE
 
@@ -33,41 +31,6 @@ class Lane:
 
     var: Var
     lanes: int
-
-
-class _Address(NamedTuple):
-    """The polynomial offset of an access, in elements: `constant`, `factors` times the variables `numbers`, which are known numbers
-    wherever their unrolled loops are emitted, and the other terms."""
-
-    offset: Polynomial
-    numbers: tuple[Var, ...]
-    factors: tuple[int, ...]
-    others: tuple[tuple[Monomial, int], ...]
-
-    @classmethod
-    def of(cls, offset: Polynomial, values: Mapping[Var, Value]) -> _Address:
-        """Of an offset, where variables have these values."""
-        numbers: dict[Var, int] = {}
-        others = []
-        for monomial, factor in offset.terms.items():
-            var = monomial[0]
-            value = values.get(var) if len(monomial) == 1 and isinstance(var, Var) else None
-            if value is None or value.known is None:
-                others.append((monomial, factor))
-            else:
-                numbers[var] = factor
-        return cls(offset, tuple(numbers), tuple(numbers.values()), tuple(others))
-
-
-class _Offset(NamedTuple):
-    """Where an access lies, in elements: a sum that all lanes share, a constant, the distance between lanes (None where there are none),
-    and what differs between lanes otherwise. `terms`: the sum that is shared, as its terms are written."""
-
-    shared: Value
-    known: int
-    lane: Value | None
-    varying: Value | None
-    terms: tuple[str, ...]
 
 
 @dataclass
@@ -93,7 +56,8 @@ class MemoryEmitter:
         self.lane: Lane | None = None
         self.mask: Value | None = None
         self.guard: Value | None = None  # a number: where it is false, so is the mask in all lanes
-        self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], _Address] = {}
+        self.addresses: dict[tuple[Buffer, tuple[Expr, ...]], Address] = {}
+        self.sums: dict[object, tuple[Address, Var | None, list[Value | None], Sum]] = {}
         self.dependence: dict[Expr, bool] = {}
         self.aliasing = aliasing
         self.inputs: frozenset[Buffer] = frozenset()  # what the kernel stores nothing to
@@ -138,29 +102,14 @@ class MemoryEmitter:
         unchanged = state.stores == stores
         state.loaded, state.tiles = (loaded, tiles) if unchanged else ({}, {})
 
-    def _address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Polynomial:
-        """The offset of an access, in elements."""
-        offset: Expr = const(0)
-        strides = buffer.strides or _row_major(buffer.shape)
-        for index, stride in zip(indices, strides, strict=True):
-            offset = offset + mul(_as_i64(index), stride)
-        whole = polynomial(offset).rejoined({dim for dim in buffer.shape if isinstance(dim, Var)})  # they have elements
-        if all(isinstance(atom, _SIMPLE) for monomial in whole.terms for atom in monomial):
-            return whole.ordered()
-        found = polynomial(simplify(offset, self.facts))
-        if any(isinstance(atom, FloorMod) for monomial in found.terms for atom in monomial):
-            found = polynomial(simplify(offset, _with_elements(self.facts, buffer)))
-        return found
-
-    def _numbers(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[_Address, list[int]]:
+    def _numbers(self, key: tuple[Buffer, tuple[Expr, ...]]) -> tuple[Address, list[int]]:
         """An access, and the numbers that those of its variables are which are numbers here. Computed once, but for the numbers."""
-        values, key = self.state.values, (buffer, indices)
-        found = self.addresses.get(key)
+        values, found = self.state.values, self.addresses.get(key)
         if found is not None:
             numbers = [values[var].known for var in found.numbers]
             if None not in numbers:
                 return found, numbers  # type: ignore[return-value]
-        found = self.addresses[key] = _Address.of(self._address(buffer, indices) if found is None else found.offset, values)
+        found = self.addresses[key] = Address.of(offset_of(*key, self.facts) if found is None else found.offset, values)
         return found, [values[var].known for var in found.numbers]  # type: ignore[misc]
 
     def depends_on_lane(self, expr: Expr) -> bool:
@@ -178,18 +127,33 @@ class MemoryEmitter:
         value = self.state.values.get(var)
         return var is lane or (value is not None and value.lanes > 0)
 
-    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...]) -> _Offset:
+    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Offset:
+        key = (buffer, indices)
+        address, numbers = self._numbers(key)
+        found = self._sum(key, address)
+        known = sum(map(operator.mul, address.factors, numbers), address.offset.constant + found.known)
+        return Offset(self._shared(found), known, found.lane, found.varying, found.texts)
+
+    def _sum(self, key: object, address: Address) -> Sum:
+        """The terms of an address that are no numbers; what was found last as long as its variables have the values that they had."""
+        if address.unknown is None:
+            return self._add_up(address)
+        lane, values = None if self.lane is None else self.lane.var, [self.state.values.get(var) for var in address.unknown]
+        last = self.sums.get(key)
+        if last is not None and last[0] is address and last[1] is lane and last[2] == values:
+            return last[3]
+        found = self._add_up(address)
+        if not found.is_computed:
+            self.sums[key] = address, lane, values, found
+        return found
+
+    def _add_up(self, address: Address) -> Sum:
         b, lane_var, known_values = self.state.builder, None if self.lane is None else self.lane.var, self.state.values
-        address, numbers = self._numbers(buffer, indices)
-        known = sum(map(operator.mul, address.factors, numbers), address.offset.constant)
-        parts: list[tuple[str, int, list[Value]]] = []
-        lane_known = 0
+        parts: list[tuple[int, list[Value]]] = []
+        known = lane_known = 0
         lane_value: Value | None = None
         varying: Value | None = None
         for monomial, coefficient in address.others:
-            if monomial[0] is lane_var and len(monomial) == 1:
-                lane_known += coefficient
-                continue
             factor, values, lane_count, differs = coefficient, [], 0, False
             for atom in monomial:
                 if atom is lane_var:
@@ -205,8 +169,7 @@ class MemoryEmitter:
                 if not values:
                     known += factor
                 elif factor:
-                    text = values[0].text if len(values) == 1 else "*".join([v.text for v in values])
-                    parts.append((f"{text}*{factor}", factor, values))
+                    parts.append((factor, values))
             elif lane_count == 1 and not differs:
                 if not values:
                     lane_known += factor
@@ -220,8 +183,22 @@ class MemoryEmitter:
         lane = None if lane_var is None else int_value(lane_known)
         if lane_value is not None and lane is not None:
             lane = b.add(lane_value, lane)
-        terms = tuple([part[0] for part in parts])
-        return _Offset(self._sum(terms, parts), known, lane, varying, terms)
+        texts = tuple(["*".join([value.text for value in values] + [str(factor)]) for factor, values in parts])
+        return Sum(tuple(parts), texts, known, lane, varying)
+
+    def _shared(self, found: Sum) -> Value:
+        """The value of the terms that all lanes share, computed once for all accesses with the same terms."""
+        parts, texts = found.parts, found.texts
+        if not parts:
+            return int_value(0)
+
+        def total() -> Value:
+            result = self._term(*parts[0])
+            for part in parts[1:]:
+                result = self.b.add(result, self._term(*part))
+            return result
+
+        return self.state.builder.once(texts[0] if len(texts) == 1 else "+".join(sorted(texts)), total)
 
     def _index(self, atom: Expr) -> Value:
         """The value of a part of an index, computed once where that dominates unless it is read from memory."""
@@ -233,7 +210,7 @@ class MemoryEmitter:
     def _is_whole(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
         """Whether what all lanes share of an offset, its constant part aside, is known to be a whole number of bytes."""
         values, per_byte = self.state.values, buffer.dtype.per_byte
-        for monomial, coefficient in self._numbers(buffer, indices)[0].others:
+        for monomial, coefficient in self._numbers((buffer, indices))[0].others:
             if self.lane is not None and self.lane.var in monomial:
                 continue
             known = [value.known for atom in monomial if isinstance(atom, Var) and (value := values.get(atom)) is not None]
@@ -248,21 +225,6 @@ class MemoryEmitter:
         for value in values[1:]:
             result = self.b.binary("mul", result, value)
         return result if factor == 1 else self.b.binary("mul", result, self.b.int(factor, result))
-
-    def _sum(self, terms: tuple[str, ...], parts: list[tuple[str, int, list[Value]]]) -> Value:
-        """The sum of the terms, shared by all accesses with the same terms."""
-        if not parts:
-            return int_value(0)
-        key = terms[0] if len(terms) == 1 else "+".join(sorted(terms))
-
-        def total() -> Value:
-            _, factor, values = parts[0]
-            result = self._term(factor, values)
-            for _, factor, values in parts[1:]:
-                result = self.b.add(result, self._term(factor, values))
-            return result
-
-        return self.b.once(key, total)
 
     def pointer_to(self, buffer: Buffer, uniform: Value, known: int) -> Value:
         """base + uniform + known; the sum with `uniform` is shared, so that only constants differ between unrolled copies."""
@@ -625,35 +587,6 @@ _MEMORY_TYPES = {dtype: "i8" if dtype.is_bool else llvm_type(dtype) for dtype in
 
 def _short(element: str) -> str:
     return mangled(Value("", element))
-
-
-def _as_i64(index: Expr) -> Expr:
-    return index if index.dtype.bits == 64 else Cast(index, _I64)
-
-
-_I64 = const(0).dtype
-
-_SIMPLE = (Var, Min, Max, MathCall)
-"""Parts of offsets that are as simple as they are: passes have simplified indices, what is left is to sum up those of an access."""
-
-
-def _with_elements(facts: Facts, buffer: Buffer) -> Facts:
-    """Also that no dim of a buffer is 0: wherever it is accessed."""
-    for dim in buffer.shape:
-        if isinstance(dim, Var):
-            known = facts.variables.get(dim, VarFact())
-            if known.lo is None or (isinstance(known.lo, Const) and known.lo.value < 1):
-                facts = Facts({**facts.variables, dim: replace(known, lo=const(1))}, facts.nonnegative)
-    return facts
-
-
-def _row_major(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    strides: list[Expr] = []
-    stride: Expr = const(1)
-    for dim in reversed(shape):
-        strides.append(stride)
-        stride = mul(stride, dim)
-    return tuple(reversed(strides))
 
 
 def alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
