@@ -86,7 +86,7 @@ class CompileRequest:
         """`run_stages` of it; a builder is told of what it makes."""
         what = (self.model, self.target, self.dims, self.on_unsupported, self.numerics, self.tuned, assume_equal, self.overridden)
         with seeing(self.operators):
-            return run_stages(*what, builder and builder.want, self.passes, builder and builder.expect)
+            return run_stages(*what, builder.want if builder else None, self.passes, builder.expect if builder else None)
 
     def key(self) -> ModelKey | None:
         """What the module cache knows the result by; None for IR, for files that cannot be read, and where somebody watches the passes."""

@@ -31,10 +31,10 @@ class Address(NamedTuple):
         for monomial, factor in offset.terms.items():
             var = monomial[0]
             value = values.get(var) if len(monomial) == 1 and isinstance(var, Var) else None
-            if value is None or value.known is None:
-                others.append((monomial, factor))
-            else:
+            if isinstance(var, Var) and value is not None and value.known is not None:
                 numbers[var] = factor
+            else:
+                others.append((monomial, factor))
         atoms = [atom for monomial, _ in others for atom in monomial]
         unknown = [atom for atom in atoms if isinstance(atom, Var)]
         only_variables = len(unknown) == len(atoms)
