@@ -292,9 +292,12 @@ def poly_bounds(poly: Polynomial, facts: Facts) -> Bounds:
 def lower_bound(poly: Polynomial, facts: Facts) -> int | None:
     """A number that a polynomial is never below."""
     total = poly.constant
+    known = facts.intervals
     for monomial, factor in poly.terms.items():
-        part = _monomial_bounds(monomial, facts)
-        low = part.lo if factor > 0 else part.hi
+        part = known.get(monomial[0]) if len(monomial) == 1 else None
+        low, high = part or _monomial_bounds(monomial, facts)
+        if factor < 0:
+            low = high
         if low is None:
             return None
         total += low * factor

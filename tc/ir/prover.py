@@ -94,15 +94,25 @@ def _search_by_bounds(poly: Polynomial, facts: Facts, depth: int, steps: list[in
 
 def _elimination_order(poly: Polynomial, facts: Facts) -> list[Expr]:
     """Atoms that a bound may replace: variables whose bounds mention other variables, then divisions, min and max."""
-    atoms = dict.fromkeys(atom for monomial in poly.terms for atom in monomial)
-    symbolic = [atom for atom in atoms if isinstance(atom, Var) and _has_symbolic_range(atom, facts)]
-    others = [atom for atom in atoms if isinstance(atom, (FloorDiv, FloorMod, Min, Max))]
-    return [*others, *symbolic[:1]]
+    others: dict[Expr, None] = {}
+    symbolic: Var | None = None
+    for monomial in poly.terms:
+        for atom in monomial:
+            if type(atom) in _WITH_BOUNDS:
+                others[atom] = None
+            elif symbolic is None and isinstance(atom, Var) and _has_symbolic_range(atom, facts):
+                symbolic = atom
+    return list(others) if symbolic is None else [*others, symbolic]
+
+
+_WITH_BOUNDS = frozenset((FloorDiv, FloorMod, Min, Max))
 
 
 def _has_symbolic_range(var: Var, facts: Facts) -> bool:
     fact = facts.variables.get(var)
-    return fact is not None and any(end is not None and not isinstance(end, Const) for end in (fact.lo, fact.hi))
+    return fact is not None and not (
+        (fact.lo is None or isinstance(fact.lo, Const)) and (fact.hi is None or isinstance(fact.hi, Const))
+    )
 
 
 def _cases(poly: Polynomial, atom: Expr, facts: Facts) -> list[Polynomial]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -156,13 +157,14 @@ def _array_digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"").hexdigest()[:16]
 
 
-def fresh_binders(node: NodeT) -> NodeT:
-    """A copy in which every variable and buffer bound inside is a new one. Those bound outside stay."""
+def fresh_binders(node: NodeT, names: Mapping[Node, str] = MappingProxyType({})) -> NodeT:
+    """A copy in which every variable and buffer bound inside is a new one. Those bound outside stay. `names`: of new ones that are not
+    called as before, by the old ones."""
     renewed: dict[Node, Node] = {}
     for part in walk_statements(node) if isinstance(node, (Stmt, PrimFunc)) else walk(node):
         match part:
             case For(var=var) | Let(var=var) | BlockAxis(var=var):
-                renewed.setdefault(var, Var(var.name, var.dtype))
+                renewed.setdefault(var, Var(names.get(var, var.name), var.dtype))
             case Alloc(buffer=buffer):
                 renewed.setdefault(buffer, buffer)
             case PrimFunc(params=params):
@@ -173,14 +175,10 @@ def fresh_binders(node: NodeT) -> NodeT:
                     renewed.setdefault(variable, TensorVar(variable.name, variable.type, span=variable.span))
     for binder in list(renewed):
         if isinstance(binder, Var) and renewed[binder] is binder:
-            renewed[binder] = Var(binder.name, binder.dtype)
-    variables = Substitution({old: new for old, new in renewed.items() if isinstance(old, Var)})
+            renewed[binder] = Var(names.get(binder, binder.name), binder.dtype)
+    of_variables = Substitution({old: new for old, new in renewed.items() if isinstance(old, Var)})
     for binder in list(renewed):
         if isinstance(binder, Buffer):
-            fresh = variables(binder)
-            renewed[binder] = (
-                fresh
-                if fresh is not binder
-                else Buffer(binder.name, binder.shape, binder.dtype, binder.scope, binder.strides)
-            )
+            fresh = of_variables(binder)
+            renewed[binder] = Buffer(names.get(binder, binder.name), fresh.shape, fresh.dtype, fresh.scope, fresh.strides)
     return substitute(node, renewed)

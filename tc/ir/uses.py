@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Buffer, Expr, Load, Var
+from tc.ir.expr import Buffer, Load, Var
 from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, While
-from tc.ir.node import Node, binders, cached_on_node, children
+from tc.ir.node import Located, Node, binders, cached_on_node, children
 
 
 def variables(node: Node) -> frozenset[Var]:
@@ -20,19 +20,27 @@ def _variables_below(node: Node) -> frozenset[Var]:
 @cached_on_node
 def buffers_read(node: Node) -> frozenset[Buffer]:
     """Buffers that a block (or a part of one) loads from, its own result included for a reduction."""
-    own = (node.buffer,) if isinstance(node, Load) else ()
-    return frozenset(own).union(*map(buffers_read, children(node)))
+    below = _joined([buffers_read(child) for child in children(node)])
+    return below | {node.buffer} if isinstance(node, Load) else below
+
+
+def _joined(parts: list[frozenset[Buffer]]) -> frozenset[Buffer]:
+    """All of several sets, most of which are empty."""
+    some = [part for part in parts if part]
+    return frozenset().union(*some) if len(some) > 1 else some[0] if some else _NO_BUFFERS
+
+
+_NO_BUFFERS: frozenset[Buffer] = frozenset()
 
 
 @cached_on_node
 def buffers_written(node: Node) -> frozenset[Buffer]:
     """Buffers that a block (or a part of one) stores to; the operands of an intrinsic count as read and written."""
-    own: tuple[Buffer, ...] = ()
     if isinstance(node, Store):
-        own = (node.buffer,)
-    elif isinstance(node, IntrinsicCall):
-        own = tuple(operand.buffer for operand in node.operands if isinstance(operand, Load))
-    return frozenset(own).union(*(buffers_written(child) for child in children(node) if not isinstance(child, Expr)))
+        return frozenset((node.buffer,))
+    if isinstance(node, IntrinsicCall):
+        return frozenset(operand.buffer for operand in node.operands if isinstance(operand, Load))
+    return _joined([buffers_written(child) for child in children(node) if isinstance(child, Located)])
 
 
 @cached_on_node
@@ -47,7 +55,8 @@ def unbound(node: Stmt) -> frozenset[Node]:
     """The variables and buffers that a statement uses and does not bind itself: what has to be in scope where it stands."""
     match node:
         case For(var=var, extent=extent, body=body):
-            return binders(extent) | (unbound(body) - {var})
+            inside = unbound(body)
+            return (inside - {var} if var in inside else inside) | binders(extent)
         case Let(var=var, value=value, body=body):
             return binders(value) | (unbound(body) - {var})
         case Alloc(buffer=buffer, body=body):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
-from tc.ir.expr import Buffer, Expr, Var, ceildiv, const, logical_and
-from tc.ir.loop import Alloc, Block, For, If, PrimFunc, Stmt
-from tc.ir.node import Node, replace, substitute, transform
+from tc.ir.expr import Expr, ceildiv, const, logical_and
+from tc.ir.loop import Alloc, Block, For, If, PrimFunc, Stmt, is_statement
+from tc.ir.node import Node, replace, transform
 from tc.ir.structural import fresh_binders
 from tc.ir.uses import variables
 from tc.schedule.tree import Place, facts_at, fresh_block_name, fresh_buffer_name, fresh_names, replace_stmt, statements
@@ -67,18 +67,13 @@ def _with_versions(func: PrimFunc, place: Place, condition: Expr, claim: str) ->
 
 def _renamed_copy(func: PrimFunc, stmt: Stmt) -> Stmt:
     """A statement again, with binders and names of its own."""
-    copy = fresh_binders(stmt)
-    places = list(statements(copy))
+    places = list(statements(stmt))
     loops = [place.stmt.var for place in places if isinstance(place.stmt, For)]
     buffers = [place.stmt.buffer for place in places if isinstance(place.stmt, Alloc)]
-    renamed: dict[Node, Node] = {
-        var: Var(name, var.dtype) for var, name in zip(loops, fresh_names(func, [v.name for v in loops]), strict=True)
-    }
-    for buffer in buffers:
-        name = fresh_buffer_name(func, buffer.name)
-        renamed[buffer] = Buffer(name, buffer.shape, buffer.dtype, buffer.scope, buffer.strides)
+    names: dict[Node, str] = dict(zip(loops, fresh_names(func, [var.name for var in loops]), strict=True))
+    names.update((buffer, fresh_buffer_name(func, buffer.name)) for buffer in buffers)
 
     def rename(node: Node) -> Node | None:
         return replace(node, name=fresh_block_name(func, node.name)) if isinstance(node, Block) else None
 
-    return transform(substitute(copy, renamed), rename)
+    return transform(fresh_binders(stmt, names), rename, is_statement)

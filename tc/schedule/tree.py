@@ -75,14 +75,16 @@ def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
 @cached_on_node
 def loop_names(stmt: Stmt) -> tuple[str, ...]:
     """The names of all loops of a statement, in program order."""
-    own = (stmt.var.name,) if isinstance(stmt, For) else ()
-    return own + tuple(chain.from_iterable(map(loop_names, _sub_statements(stmt))))
+    below = _sub_statements(stmt)
+    names = loop_names(below[0]) if len(below) == 1 else tuple(chain.from_iterable(map(loop_names, below)))
+    return (stmt.var.name, *names) if isinstance(stmt, For) else names
 
 
 @cached_on_node
 def nesting(stmt: Stmt) -> int:
     """How many statements are around each other, down to blocks."""
-    return 1 + max(map(nesting, _sub_statements(stmt)), default=0)
+    below = _sub_statements(stmt)
+    return 1 + (nesting(below[0]) if len(below) == 1 else max(map(nesting, below), default=0))
 
 
 @cached_on_node
@@ -94,8 +96,9 @@ def block_names(stmt: Stmt) -> tuple[str, ...]:
 @cached_on_node
 def allocated_in(stmt: Stmt) -> tuple[Buffer, ...]:
     """The scratch buffers of a statement, in program order."""
-    own = (stmt.buffer,) if isinstance(stmt, Alloc) else ()
-    return own + tuple(chain.from_iterable(map(allocated_in, _sub_statements(stmt))))
+    below = _sub_statements(stmt)
+    buffers = allocated_in(below[0]) if len(below) == 1 else tuple(chain.from_iterable(map(allocated_in, below)))
+    return (stmt.buffer, *buffers) if isinstance(stmt, Alloc) else buffers
 
 
 @cached_by_identity(512)
@@ -173,7 +176,8 @@ def blocks_in(stmt: Stmt) -> tuple[Block, ...]:
 
 @cached_on_node
 def _blocks_below(stmt: Stmt) -> tuple[Block, ...]:
-    return tuple(block for child in _sub_statements(stmt) for block in blocks_in(child))
+    below = _sub_statements(stmt)
+    return blocks_in(below[0]) if len(below) == 1 else tuple(chain.from_iterable(map(blocks_in, below)))
 
 
 def own_root(place: Place) -> Place:
@@ -308,7 +312,7 @@ def _taken_names(stmt: Stmt) -> frozenset[tuple[type[Stmt], str]]:
         own = ((For, stmt.var.name),)
     elif isinstance(stmt, Block):
         own = ((Block, stmt.name),)
-    return frozenset(own).union(*(_taken_names(child) for child in children(stmt) if isinstance(child, Stmt)))
+    return frozenset(own).union(*[_taken_names(child) for child in children(stmt) if isinstance(child, Stmt)])
 
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:

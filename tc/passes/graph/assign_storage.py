@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import le
 
 from tc.cost.typical import SPREAD, typical_dims
 from tc.ir.arith import Facts, evaluate, polynomial, proves, simplify
@@ -180,7 +181,7 @@ class _Slot:
 def place_by_slots(regions: Sequence[StorageRegion], facts: Facts, samples: Sequence[Mapping[Var, int]]) -> StorageLayout:
     """Largest first, each region goes where the slots grow least; a new slot where none is free."""
     typical = {region: [evaluate(region.size_bytes, env) for env in samples] for region in regions}
-    fits = _comparison(facts)
+    fits = _comparison(facts, samples)
     slots: list[_Slot] = []
     for region in sorted(regions, key=lambda r: (-_logarithm(typical[r]), r.start)):
         slot, offset = _choose_slot(slots, region, typical[region], fits)
@@ -241,16 +242,23 @@ def _slot_bytes(slot: _Slot, facts: Facts, fits: Callable[[Expr, Expr], bool]) -
     return simplify(total, facts)
 
 
-def _comparison(facts: Facts) -> Callable[[Expr, Expr], bool]:
-    """A function that says whether one unit is proven to be at most another."""
+def _comparison(facts: Facts, samples: Sequence[Mapping[Var, int]]) -> Callable[[Expr, Expr], bool]:
+    """A function that says whether one unit is proven to be at most another: not where it is larger in a sample."""
     known: dict[tuple[Expr, Expr], bool] = {}
+    sizes: dict[Expr, list[int]] = {}
+
+    def sizes_of(unit: Expr) -> list[int]:
+        if unit not in sizes:
+            sizes[unit] = [evaluate(unit, env) for env in samples]
+        return sizes[unit]
 
     def fits(unit: Expr, other: Expr) -> bool:
         if unit is other:
             return True
         found = known.get((unit, other))
         if found is None:
-            found = known[unit, other] = _is_at_most(unit, other, facts)
+            may_fit = all(map(le, sizes_of(unit), sizes_of(other)))
+            found = known[unit, other] = may_fit and _is_at_most(unit, other, facts)
         return found
 
     return fits

@@ -186,11 +186,12 @@ def _alike(binding: Binding) -> object:
     call = binding.value
     if not isinstance(call, Call):
         return binding
-    types = (*operand_types(call), *(target.type for target in binding.targets))
-    if not all(type_ is None or isinstance(type_, TensorType) for type_ in types):
-        return binding
-    shapes = tuple([None if type_ is None else (type_.shape, type_.dtype) for type_ in types])
-    return call.op, len(binding.targets), shapes, tuple([(name, type(value), value) for name, value in call.attrs])
+    shapes: list[object] = []
+    for type_ in (*operand_types(call), *(target.type for target in binding.targets)):
+        if not (type_ is None or isinstance(type_, TensorType)):
+            return binding
+        shapes.append(type_ and (type_.shape, type_.dtype))
+    return call.op, len(binding.targets), tuple(shapes), tuple([(name, type(value), value) for name, value in call.attrs])
 
 
 def _loop_shape(binding: Binding, module: IRModule) -> LoopShape:
