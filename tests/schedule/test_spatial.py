@@ -21,11 +21,19 @@ def chosen(func: PrimFunc, what: str) -> list[Value]:
     return [choice.value for choice in apply_rules(func, WIDE).choices if choice.knob.name.endswith(f"/{what}")]
 
 
-@pytest.mark.parametrize(("shape", "order"), [((3000, 80), "columns"), ((3000, 3000), "columns"), ((80, 3000), "rows"), ((60, 50), "rows")])
+@pytest.mark.parametrize(("shape", "order"), [((3000, 80), "columns"), ((3000, 3000), "columns"), ((80, 1200), "rows"), ((60, 50), "rows")])
 def test_an_operand_of_many_rows_is_read_row_by_row(shape: tuple[int, int], order: str) -> None:
     func = make_prim_func(OPS["transpose"], [np.zeros(shape, np.float32)], {"perm": (1, 0)})
 
     assert chosen(func, "order") == [order]
+
+
+@pytest.mark.parametrize(("shape", "in_order"), [((500, 700), True), ((500, 1024), False), ((200, 300), False), ((3000, 80), False)])
+def test_what_lies_behind_the_caches_is_written_in_order(shape: tuple[int, int], in_order: bool) -> None:
+    """Squares begin lines of the result here and end them there; but lines of which many share a set do not stay until they are used up."""
+    func = make_prim_func(OPS["transpose"], [np.zeros(shape, np.float32)], {"perm": (1, 0)})
+
+    assert chosen(func, "squares") == [not in_order]
 
 
 def test_a_few_vectors_of_a_row_are_taken_without_a_loop() -> None:

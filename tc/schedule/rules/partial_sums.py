@@ -98,8 +98,8 @@ def reduce_in_lanes(
     if terms < lanes or (extent is not None and extent < lanes):
         schedule.decompose_reduction(name, depth[0])
         return
-    if len(info.written_buffers) > 1:
-        most = 1
+    if len(info.written_buffers) > 1:  # lanes are combined one after the other: twice as many pay where that saves as many steps of a row
+        most = 2 if extent is not None and extent // lanes >= 2 * lanes else 1
     registers = most * (4 if target.vector_bits == 512 else 2)
     accumulators = accumulators_for(extent, lanes, most)
     chain = LATER_CHAIN if level else CHAIN

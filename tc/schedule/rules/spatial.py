@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd, prod
+
 from tc.ir.expr import Const, FloorMod, Load, Var, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
@@ -22,6 +24,7 @@ from tc.schedule.rules.tile import cut_overlapped, is_moved, peel, vectorize_loo
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
+from tc.target.table import SET_BYTES
 
 LINE_BYTES = 64
 """Of a cache."""
@@ -103,8 +106,7 @@ def _copy_across(schedule: Schedule, info: BlockInfo, place: str, target: Target
     elements are copied, one in each cycle.
     """
     loops = loops_inside(schedule, info.name, place)
-    cycles = machine_of(target).gather_cycles_per_lane * 512 / target.vector_bits  # measured in the widest vectors
-    if len(loops) < 2 or len(info.writes) != 1 or cycles <= 1:
+    if len(loops) < 2 or len(info.writes) != 1 or _gather_cycles(target) <= 1:
         return False
     rows, last = loops[-2:]
     places = {node.name: axis.var for axis in info.block.axes for node in walk(axis.value) if isinstance(node, Var)}
@@ -118,6 +120,11 @@ def _copy_across(schedule: Schedule, info: BlockInfo, place: str, target: Target
     schedule.unroll(few)
     peel(schedule, around)
     return True
+
+
+def _gather_cycles(target: Target) -> float:
+    """Cycles for each lane of a gathered vector; they were measured in the widest vectors."""
+    return machine_of(target).gather_cycles_per_lane * 512 / target.vector_bits
 
 
 def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> int:
@@ -165,7 +172,8 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
     extents = extent_value(schedule, row), extent_value(schedule, last)
     if any(extent is not None and extent < lanes for extent in extents) or (block and block % lanes):
         return False
-    if not schedule.choose(info.name, "squares", (False, True), True, ordered=False):
+    in_order = not block and _is_better_in_order(info, last, target)
+    if not schedule.choose(info.name, "squares", (False, True), not in_order, ordered=False):
         return False
     around = [loop for loop in loops if loop not in (row, last)]
     rows, row = schedule.split(row, lanes)
@@ -185,6 +193,28 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
     else:
         set_parallel(schedule, info.name, [loop for loop in tiles if loop not in guarded][:1], inside)
     return True
+
+
+def _is_better_in_order(info: BlockInfo, last: str, target: Target) -> bool:
+    """Whether an operand that is read across, and the result, are better written in order, each vector gathered.
+
+    Both lie behind the second-level cache, where a result in squares, whose lines are begun here and ended there, waits for each of them;
+    gathering a line takes less time than reading one and writing one; and the lines that a row of the result comes from stay in the
+    first-level cache for the rows after it.
+    """
+    (load,) = [load for load in loads_of(info) if not all(isinstance(index, Const) for index in load.indices)][:1]
+    buffer, size = load.buffer, load.buffer.dtype.size_bytes
+    axes = [axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == last]
+    places = [k for k, index in enumerate(load.indices) if any(index is axis for axis in axes)]
+    if len(places) != 1 or not all(isinstance(dim, Const) for dim in buffer.shape):
+        return False
+    dims = [int(dim.value) for dim in buffer.shape if isinstance(dim, Const)]
+    lines, pitch = dims[places[0]], size * prod(dims[places[0] + 1 :])
+    sets = SET_BYTES // max(LINE_BYTES, gcd(pitch, SET_BYTES))  # that lines so far apart share
+    is_far = 2 * size * prod(dims) > target.l2_bytes
+    gathered = LINE_BYTES // size * _gather_cycles(target)
+    is_hidden = gathered <= 2 * machine_of(target).memory_cycles_per_line
+    return is_far and is_hidden and lines <= sets * (target.l1_bytes // SET_BYTES)
 
 
 def _are_read_apart(rows: int | None, columns: int | None, target: Target) -> bool:
