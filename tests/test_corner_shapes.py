@@ -13,6 +13,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import tc
+from tests.runtime.guarded import guarded_copy
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
@@ -197,3 +198,27 @@ def test_attention_is_one_kernel_whatever_is_promised(dim: tc.Dim, sizes: tuple[
 
     assert [kernel.rule.partition(",")[0] for kernel in kernels] == ["attention"]
     check(made, [[normal(*shape) for shape in shapes(2, s)] for s in sizes], 1e-4, {"s": dim})
+
+
+@pytest.mark.parametrize("columns", ["2", "k"])
+@pytest.mark.parametrize("zeros", ["uint8[n] z", "uint8[m] z"])
+def test_a_vector_of_zero_points_that_turns_out_to_have_one_is_that_of_all_columns(zeros: str, columns: str) -> None:
+    # Numbers behind it were read.
+    made = model(f"g (uint8[n,4] x, uint8[4,{columns}] w, uint8 a, {zeros}) => (int32[n,l] y) {{ y = MatMulInteger(x, w, a, z) }}")
+    rng = np.random.default_rng(3)
+    for rows, count in [(1, 1)] if "[n]" in zeros else [(1, 1), (3, 1), (5, 2)]:
+        x, w, a, z = (rng.integers(0, 256, shape).astype(np.uint8) for shape in ((rows, 4), (4, 2), (), (count,)))
+
+        found = tc.compile(made)(x, w, a, guarded_copy(z))
+
+        np.testing.assert_array_equal(found, (x.astype(np.int32) - a) @ (w.astype(np.int32) - z))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_vector_of_zero_points_of_rows_that_turns_out_to_have_one_is_that_of_all(rows: int) -> None:
+    made = model("g (uint8[n,4] x, uint8[4,2] w, uint8[m] a) => (int32[n,2] y) { y = MatMulInteger(x, w, a) }")
+    x, w, a = (np.random.default_rng(3).integers(0, 256, shape).astype(np.uint8) for shape in ((rows, 4), (4, 2), (1,)))
+
+    found = tc.compile(made)(x, w, guarded_copy(a))
+
+    np.testing.assert_array_equal(found, (x.astype(np.int32) - a) @ w.astype(np.int32))

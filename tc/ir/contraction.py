@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from tc.ir.expr import Expr, Mul, Var
@@ -31,22 +31,22 @@ class Product:
     reads: tuple[Expr, Expr]
 
 
-def product_of(value: Expr, is_read: Callable[[Node], bool]) -> Product | None:
+def product_of(value: Expr, axes: Collection[Var], is_read: Callable[[Node], bool]) -> Product | None:
     """The product that `value`, one term of a sum, is or contains: of two operands that each read data at one place.
 
-    Reads inside the indices of a read choose elements. Of several others the data is the one that depends on all variables that any
-    of them does; the rest are scales, zero points, masks. None where there is no such product.
+    Reads inside the indices of a read choose elements. Of several others the data is the one that depends on all of the sum's `axes`
+    that any of them does; the rest are scales, zero points, masks. None where there is no such product.
     """
     factors = _first_product(value, is_read)
     if factors is None:
         return None
-    reads = [_data_read(side, is_read) for side in (factors.lhs, factors.rhs)]
+    reads = [_data_read(side, frozenset(axes), is_read) for side in (factors.lhs, factors.rhs)]
     return None if None in reads else Product(factors.lhs, factors.rhs, (reads[0], reads[1]))  # type: ignore[arg-type]
 
 
-def _data_read(value: Expr, is_read: Callable[[Node], bool]) -> Expr | None:
+def _data_read(value: Expr, axes: frozenset[Var], is_read: Callable[[Node], bool]) -> Expr | None:
     found = list(data_reads(value, is_read))
-    used = frozenset().union(*map(variables, found))
+    used = axes.intersection(frozenset().union(*map(variables, found)))
     return next((read for read in found if variables(read) >= used), None)
 
 

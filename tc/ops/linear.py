@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.dtype import DType, i32
-from tc.ir.expr import Expr, cast, const, equal, is_const
+from tc.ir.expr import Expr, cast, equal
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import (
@@ -156,8 +156,8 @@ def _shifted(x: Tensor, zero: Tensor | None, per_row: bool) -> Tensor:
             return value
         if not zero.shape:
             return value - cast(zero[()], i32)
-        place = axes[-2] if per_row else axes[-1]
-        return value - cast(zero[const(0) if is_const(zero.shape[0], 1) else place], i32)
+        own = -2 if per_row else -1
+        return value - cast(zero[broadcast_index(axes[own], zero.shape[0], x.shape[own])], i32)
 
     return te.compute(x.shape, body, "shifted")
 

@@ -120,7 +120,7 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     """The contraction that a block computes, or None when it is something else."""
     if not info.reduction_axes or len(info.writes) != 1:
         return None
-    found = product_of(info.writes[0].value, lambda node: isinstance(node, Load))
+    found = product_of(info.writes[0].value, (*info.spatial_axes, *info.reduction_axes), lambda node: isinstance(node, Load))
     own = set(info.written_buffers)
     if found is None or any(load.buffer in own for load in found.reads):  # type: ignore[attr-defined]
         return None

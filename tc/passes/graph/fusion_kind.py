@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tc.ir.arith import Facts
-from tc.ir.contraction import product_of
+from tc.ir.contraction import Product, product_of
 from tc.ir.expr import Const, Expr, Load, Var, is_const
 from tc.ir.graph import Attrs
 from tc.ir.loop import PrimFunc
@@ -107,11 +107,15 @@ def reads_data(index: Expr) -> bool:
 
 def _reuses(operands: Sequence[Tensor | None], stages: Sequence[Stage]) -> tuple[Reuse | None, ...]:
     sums = [stage for stage in stages if stage.reduce_axes and is_contraction(stage)]
-    found = product_of(sums[0].values[0], lambda node: isinstance(node, (Read, Load))) if len(sums) == 1 else None
+    found = _product(sums[0]) if len(sums) == 1 else None
     if found is None:
         return tuple(None for _ in operands)
     sides = {read.tensor: _reuse(read, sums[0]) for read in found.reads if isinstance(read, Read)}
     return tuple(None if operand is None else sides.get(operand) for operand in operands)
+
+
+def _product(stage: Stage) -> Product | None:
+    return product_of(stage.values[0], (*stage.axes, *stage.reduce_axes), lambda node: isinstance(node, (Read, Load)))
 
 
 def _reuse(read: Read, stage: Stage) -> Reuse | None:
@@ -139,7 +143,7 @@ def is_contraction(stage: Stage) -> bool:
     """Whether the stage sums products of two operands, each of which misses a spatial axis that the other has."""
     if len(stage.values) != 1 or ("monoid", "sum") not in stage.annotations:
         return False
-    found = product_of(stage.values[0], lambda node: isinstance(node, (Read, Load)))
+    found = _product(stage)
     if found is None:
         return False
     spatial = frozenset(stage.axes)
