@@ -259,11 +259,13 @@ def _consumer_region(func: PrimFunc, place: Place, target: Place, producers: lis
     if not loads:
         raise ScheduleError(f"reverse_compute_at: block {name} reads nothing that loop {target.loop.var.name} makes")
     region: dict[Var, Interval] = {}
-    axes = {axis.var for axis in consumer.axes}
+    extents = {axis.var: axis.extent for axis in consumer.axes}
     for load in loads:
         parts = _written_region(target, producers, load.buffer, facts)
         for index, part, dim in zip(load.indices, parts, load.buffer.shape, strict=True):
-            if isinstance(index, Var) and index in axes:
+            if isinstance(index, Var) and index in extents:
+                if prove(extents[index] <= dim, facts) is not True:
+                    raise ScheduleError(f"reverse_compute_at: block {name} makes more than what it reads of {load.buffer.name}")
                 known = region.setdefault(index, part)
                 if known.low is not part.low or known.extent is not part.extent:
                     raise ScheduleError(f"reverse_compute_at: the operands of block {name} are made in different parts")

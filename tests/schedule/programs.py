@@ -6,10 +6,17 @@ import numpy as np
 
 from tc.interp import run_prim_func
 from tc.ir.dtype import f32, i64
-from tc.ir.expr import Var, call, const, maximum
+from tc.ir.expr import Var, call, const, maximum, select
 from tc.ir.loop import PrimFunc
 from tc.schedule.step import Schedule
 from tc.te import compute, create_prim_func, placeholder, reduce
+
+
+def filled_up() -> PrimFunc:
+    """a[5] doubled, and three zeros behind it."""
+    x = placeholder((5,), f32, "X")
+    a = compute((5,), lambda i: x[i] * 2.0, "a")
+    return create_prim_func("filled_up", [x], [compute((8,), lambda i: select(i < 5, a[i], const(0.0, f32)), "b")])
 
 
 def chain(n: int | Var = 20) -> PrimFunc:

@@ -15,8 +15,11 @@ import numpy as np
 from tc.errors import ScheduleError
 from tc.ir.dtype import f16, f32, i8, i32, i64, u8
 from tc.ir.expr import Buffer, Const, Var, call, cast, const, logical_and, maximum, minimum, select
+from tc.ir.graph import Attrs
 from tc.ir.loop import Alloc, AxisKind, For, PrimFunc
+from tc.ir.types import tensor_type
 from tc.ir.uses import buffers_read, buffers_written
+from tc.ops.blocked import compute_matmul_packed
 from tc.schedule.step import Schedule
 from tc.schedule.tree import Place, block_places, statements
 from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
@@ -197,6 +200,16 @@ def int8(rng: np.random.Generator) -> Problem:
     return create_prim_func("int8", [a, b, scale], [e]), arrays, ()
 
 
+def packed(rng: np.random.Generator) -> Problem:
+    """Bytes whose right operand lies in panels of columns, four terms side by side, after as many of the left one as fill these up."""
+    m, n, k = (int(v) for v in rng.integers(1, 14, 3))
+    panels = (-(-n // 4), -(-k // 4), 4, 4)
+    a, b = placeholder((m, k), u8, "A"), placeholder(panels, i8, "B")
+    total = compute_matmul_packed([a, b], Attrs((("columns", n),)), [tensor_type((m, n), i32)])
+    arrays = [rng.integers(0, 256, (m, k)).astype(np.uint8), rng.integers(-128, 128, panels).astype(np.int8)]
+    return create_prim_func("packed", [a, b], [total]), arrays, ()
+
+
 def half(rng: np.random.Generator) -> Problem:
     """Halves: a product summed in f32, a bias, and a chain that stays in halves."""
     m, n, k = (int(v) for v in rng.integers(1, 14, 3))
@@ -230,7 +243,7 @@ CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
     "ragged": _one_of("ragged_mean", "ragged_softmax", "ragged_scale", *["ragged_chain", "ragged_product_chain"] * 2),
     "csr": _one_of("csr_vector", "csr_matrix", *["csr_chain"] * 6),
     "paged": _one_of(*["paged_chain", "paged_sum_chain"]),
-    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, half, weights_as_inputs)},
+    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, half, weights_as_inputs)},
 }
 
 

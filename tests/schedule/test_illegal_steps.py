@@ -10,7 +10,18 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.schedule.step import Schedule
-from tests.schedule.programs import biased, chain, filled, gather, matmul, row_sum, shifted, softmax, two_readers
+from tests.schedule.programs import (
+    biased,
+    chain,
+    filled,
+    filled_up,
+    gather,
+    matmul,
+    row_sum,
+    shifted,
+    softmax,
+    two_readers,
+)
 
 Steps = Callable[[Schedule], object]
 
@@ -120,6 +131,7 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
     (biased(), lambda s: s.reverse_compute_at("act", "ri"), r"loop ri drives a reduction of block mm"),
     (biased(), lambda s: s.reverse_compute_at("mm", "i_1"), r"block mm is not elementwise"),
     (softmax(), lambda s: s.reverse_compute_at("y", "i_1"), r"block y must stay behind block s"),
+    (filled_up(), lambda s: s.reverse_compute_at("b", "i"), r"block b makes more than what it reads of a"),
     (
         chain(),
         _then(

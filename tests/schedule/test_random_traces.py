@@ -67,6 +67,10 @@ def test_a_row_that_moves_in_the_loops_that_it_stood_in_keeps_its_own_length() -
     check_seed("csr", 145)
 
 
+def test_zeros_behind_what_is_read_are_made_too() -> None:
+    check_seed("packed", 68)
+
+
 def test_lanes_do_not_share_a_buffer_that_is_no_longer_allocated_inside_their_loop() -> None:
     check_compiled("depthwise", 161)
 
