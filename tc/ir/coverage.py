@@ -7,7 +7,7 @@ from math import prod
 
 from tc.errors import VerifyError
 from tc.ir.arith import prove
-from tc.ir.expr import Const, Expr, const
+from tc.ir.expr import Const, Expr, const, is_const
 from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt
 from tc.ir.node import Node, children
 from tc.ir.paths import facts_along
@@ -73,6 +73,8 @@ def _counted(block: Block, axes: list[BlockAxis], loops: dict[Node, For]) -> str
     extents = [loop.extent for var, loop in loops.items() if var in used]
     sizes = [axis.extent for axis in axes]
     if not all(isinstance(extent, Const) for extent in (*extents, *sizes)) or not used <= loops.keys():
+        return None
+    if any(is_const(axis.extent, 0) for axis in block.axes):
         return None
     visits, points = (prod(int(each.value) for each in some if isinstance(each, Const)) for some in (extents, sizes))
     if visits >= points:

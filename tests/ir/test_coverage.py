@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tc.errors import VerifyError
+from tc.ir.coverage import check_covered
+from tc.ir.dtype import f32
 from tc.ir.parser import parse_prim_func
 from tc.ir.verify import verify
 from tc.schedule.rules import apply_rules
 from tc.schedule.step import Schedule
 from tc.target import Target
+from tc.te import compute, create_prim_func, placeholder, reduce
 
 
 def program(loops: str, axes: str) -> str:
@@ -60,3 +63,11 @@ COVERED = [
 @pytest.mark.parametrize(("loops", "axes"), COVERED)
 def test_axes_as_long_as_their_loops_are_well_formed(loops: str, axes: str) -> None:
     verify(parse_prim_func(program(loops, axes)))
+
+
+def test_of_no_points_none_are_left_out() -> None:
+    x = placeholder((0, 2), f32, "X")
+    doubled = compute((0, 2), lambda i, j: x[i, j] * 2.0, "doubled")
+    total = reduce("sum", (0,), (2,), lambda i, k: doubled[i, k], "total")
+
+    check_covered(create_prim_func("empty", [x], [compute((0,), lambda i: total[i] + 1.0, "one_more")]))

@@ -14,10 +14,10 @@ import numpy as np
 
 from tc.errors import ScheduleError
 from tc.ir.dtype import f16, f32, i8, i32, i64, u8
-from tc.ir.expr import Buffer, Const, Var, call, cast, const, logical_and, maximum, minimum, select
+from tc.ir.expr import Buffer, Const, Expr, Var, call, cast, const, logical_and, maximum, minimum, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import Alloc, AxisKind, For, PrimFunc
-from tc.ir.types import tensor_type
+from tc.ir.types import DimFact, tensor_type
 from tc.ir.uses import buffers_read, buffers_written
 from tc.ops.blocked import compute_matmul_packed
 from tc.schedule.step import Schedule
@@ -77,8 +77,6 @@ def depthwise(rng: np.random.Generator) -> Problem:
     x, w = placeholder((c, n), f32, "X"), placeholder((c, 3), f32, "W")
     y = reduce("sum", (c, n - 2), (3,), lambda ci, i, d: x[ci, i + d] * w[ci, d], "dw")
     z = compute((c, n - 2), lambda ci, i: y[ci, i] * 2.0, "scale")
-    from tc.ir.types import DimFact
-
     func = create_prim_func("depthwise", [x, w], [z], (n,), (DimFact(n, 3),))
     return func, [integers(rng, c, width), integers(rng, c, 3)], (width,)
 
@@ -210,6 +208,47 @@ def packed(rng: np.random.Generator) -> Problem:
     return create_prim_func("packed", [a, b], [total]), arrays, ()
 
 
+def joined(rng: np.random.Generator) -> Problem:
+    """Two values that are computed, one behind the other along the rows or the columns, sums of it, and a part of it shifted."""
+    n, width = Var("n"), int(rng.integers(2, 9))
+    size, more, along = int(rng.integers(0, 7)), int(rng.integers(1, 6)), int(rng.integers(2))
+    rows = n if rng.random() < 0.5 else const(size)
+    x, y = placeholder((rows, width), f32, "X"), placeholder((more, width) if along == 0 else (rows, more), f32, "Y")
+    a = compute(x.shape, lambda i, j: x[i, j] * 2.0, "a")
+    b = compute(y.shape, lambda i, j: maximum(y[i, j], 0.0), "b")
+    shape = (rows + more, const(width)) if along == 0 else (rows, const(width + more))
+
+    def pick(i: Expr, j: Expr) -> Expr:
+        if along == 0:
+            return select(i < rows, a[i, j], b[i - rows, j])
+        return select(j < width, a[i, j], b[i, j - width])
+
+    both = compute(shape, pick, "both")
+    total = reduce("sum", (shape[0],), (shape[1],), lambda i, k: both[i, k], "total")
+    last = compute(shape, lambda i, j: select(j < shape[1] - 1, both[i, j + 1], total[i]) + total[i], "shifted")
+    dims = (n,) if rows is n else ()
+    arrays = [integers(rng, size, width), integers(rng, *((more, width) if along == 0 else (size, more)))]
+    return create_prim_func("joined", [x, y], [last, total], dims), arrays, (size,) if dims else ()
+
+
+def pooled(rng: np.random.Generator) -> Problem:
+    """Windows over an input of any length with a margin of the least number, their maximum, and what follows them spread out again."""
+    n, channels = Var("n"), int(rng.integers(1, 5))
+    size, window, step = int(rng.integers(3, 14)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    length = n if rng.random() < 0.5 else const(size)
+    x = placeholder((channels, length), f32, "X")
+    pad = compute(
+        (channels, length + 2), lambda c, i: select(logical_and(i >= 1, i < length + 1), x[c, i - 1], const(-9.0, f32)), "pad"
+    )
+    count = (length + 2 - window) // step + 1
+    top = reduce("max", (channels, count), (window,), lambda c, i, d: pad[c, i * step + d], "top")
+    half_ = compute((channels, count), lambda c, i: top[c, i] * 0.5, "half")
+    wide = compute((channels, count * 2), lambda c, i: half_[c, i // 2] + select(i % 2 < 1, top[c, i // 2], const(1.0, f32)), "wide")
+    dims = (n,) if length is n else ()
+    facts = (DimFact(n, 3),) if dims else ()
+    return create_prim_func("pooled", [x], [wide], dims, facts), [integers(rng, channels, size)], (size,) if dims else ()
+
+
 def half(rng: np.random.Generator) -> Problem:
     """Halves: a product summed in f32, a bias, and a chain that stays in halves."""
     m, n, k = (int(v) for v in rng.integers(1, 14, 3))
@@ -243,7 +282,7 @@ CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
     "ragged": _one_of("ragged_mean", "ragged_softmax", "ragged_scale", *["ragged_chain", "ragged_product_chain"] * 2),
     "csr": _one_of("csr_vector", "csr_matrix", *["csr_chain"] * 6),
     "paged": _one_of(*["paged_chain", "paged_sum_chain"]),
-    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, half, weights_as_inputs)},
+    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, joined, pooled, half, weights_as_inputs)},
 }
 
 
