@@ -334,6 +334,25 @@ def test_pooling_of_odd_widths(kind: str, width: int) -> None:
     run_op(kind, [x], attrs, "window reduction", 9)
 
 
+@pytest.mark.parametrize("kind", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize("width", [2, 5, 15, 16, 17, 31, 33, 40])
+def test_plain_pooling_of_odd_widths(kind: str, width: int) -> None:
+    """Windows that move along the contiguous axis: each row of results padded all of its window's rows anew, a vector at a time."""
+    rng = np.random.default_rng(width)
+    kernel, stride = [(3, 3), (5, 5), (2, 3)][width % 3], 1 + width % 2
+    attrs = {"kernel": kernel, "strides": (stride, stride), "pads": (1, 1, 1, 1)}
+
+    run_op(kind, [normal(rng, 2, 3, 4 + width % 7, width)], attrs, "window reduction", 25)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("max_pool", "window reduction"), ("avg_pool", "column reduction")])
+def test_sums_over_large_windows_are_taken_apart(kind: str, rule: str) -> None:
+    """Of so many terms one after the other rounding errors grow; maxima have none."""
+    attrs = {"kernel": (9, 9), "strides": (1, 1), "pads": (4, 4, 4, 4)}
+
+    run_op(kind, [normal(np.random.default_rng(0), 1, 2, 12, 40)], attrs, rule, 81)
+
+
 @pytest.mark.parametrize("columns", [1, 5, 16, 17, 40, 64, 100])
 def test_sums_over_leading_axes_with_symbolic_length(columns: int) -> None:
     m = Var("m")

@@ -7,8 +7,10 @@ independent sums hide the latency of additions. Padding is materialized per band
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from tc.ir.expr import Const, Var
+from tc.ir.expr import Const, Expr, Var
+from tc.ir.polynomial import linear_coefficients
 from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos, is_stencil
 from tc.schedule.rules.common import (
     SYMBOLIC_BAND,
@@ -17,10 +19,11 @@ from tc.schedule.rules.common import (
     extent_value,
     known_product,
     lanes_for,
+    loads_of,
     set_parallel,
 )
 from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, final_block, is_single
-from tc.schedule.rules.partial_sums import is_long_sum
+from tc.schedule.rules.partial_sums import is_long_sum, rounds
 from tc.schedule.rules.spatial import schedule_before
 from tc.schedule.rules.tile import (
     cut,
@@ -34,7 +37,7 @@ from tc.schedule.rules.tile import (
 )
 from tc.schedule.rules.tiling import Tile
 from tc.schedule.step import Schedule
-from tc.target import Target
+from tc.target import MOST_SHUFFLED_STRIDE, Target
 
 MOST_ROWS = 8
 """Rows of a tile: a window of three taps then loads ten vectors for twenty-four operations."""
@@ -128,7 +131,7 @@ def _roles(schedule: Schedule, info: BlockInfo, final: str, before: list[str]) -
 
 
 def _is_contiguous(info: BlockInfo) -> bool:
-    """Whether every operand that varies along the last spatial axis is contiguous along it, and one is."""
+    """Whether every operand that varies along the last spatial axis is contiguous along it, be it in windows, and one is."""
     axes = driven_spatial(info)
     if not axes:
         return False
@@ -137,13 +140,29 @@ def _is_contiguous(info: BlockInfo) -> bool:
     for load in info.reads:
         if load.buffer in info.written_buffers:
             continue
-        if load.indices and load.indices[-1] is last:
+        is_window = bool(load.indices) and _is_window(load.indices[-1], last, info.reduction_axes) and _has_few_terms(info)
+        if load.indices and (load.indices[-1] is last or is_window):
             seen = True
-        elif last in axes_in(load.indices):
+            continue
+        if last in axes_in(load.indices):
             return False
         if load.indices and any(axis in axes_in(load.indices[-1]) for axis in info.reduction_axes):
             return False
     return seen
+
+
+def _has_few_terms(info: BlockInfo) -> bool:
+    """Whether terms may be added one after the other: where sums do not round, or are of no more taps than are unrolled."""
+    extents = [axis.extent for axis in info.block.axes if axis.var in info.reduction_axes]
+    terms = prod(int(extent.value) for extent in extents if isinstance(extent, Const))
+    return not rounds(info) or (all(isinstance(extent, Const) for extent in extents) and terms <= LONGEST_UNROLLED**2)
+
+
+def _is_window(index: Expr, last: Var, taps: tuple[Var, ...]) -> bool:
+    """Whether an index moves along `last` in steps that are loaded as whole vectors, and from tap to tap of a window there."""
+    found = linear_coefficients(index, [last, *taps])
+    step = None if found is None else found[0].get(last)
+    return isinstance(step, Const) and 1 <= step.value <= MOST_SHUFFLED_STRIDE and bool(axes_in(index) & set(taps))
 
 
 def _shares_index(info: BlockInfo, axis: Var) -> bool:
@@ -274,8 +293,9 @@ def _shifts(info: BlockInfo) -> bool:
 
     Where the length of a row is symbolic, the places of so many loads take more registers than there are.
     """
-    contraction = as_contraction(info)
-    return contraction is not None and is_stencil(contraction) and isinstance(contraction.rhs.buffer.shape[-1], Const)
+    last = info.spatial_axes[-1]
+    loads = [load for load in loads_of(info) if load.indices and _is_window(load.indices[-1], last, info.reduction_axes)]
+    return bool(loads) and all(isinstance(load.buffer.shape[-1], Const) for load in loads)
 
 
 def _short(schedule: Schedule, depth: list[str]) -> list[str]:
