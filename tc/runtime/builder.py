@@ -176,10 +176,10 @@ class Stages:
 def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
     """The module of a model, of whose kernels the builder was told; `notes` go into the report."""
     program = LinkUnit.of(stages.plan, stages.kernels)
-    constants = builder.constants(stages.plan)  # what LLVM has not finished goes on beside this
     sources = nodes_by_result(stages.graph)
     explanations = explain_nodes(stages.lowered, stages.kernels, sources)
     (linked,) = builder.link([program])
+    constants = builder.constants(stages.plan)  # which another thread has placed while this one helped LLVM
     report = dataclasses.replace(
         describe(stages.lowered, stages.kernels, stages.plan, sources, builder.made),
         seconds=tuple({**stages.seconds, **builder.watch.seconds}.items()),
