@@ -9,6 +9,7 @@ from tc.ir.dtype import f32, f64
 from tc.ir.graph import Atom, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
+from tc.ops.arrays import in_parts
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.rewrite import GraphRule, Match, absent, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
@@ -85,7 +86,13 @@ def _conv_with(b: GraphBuilder, m: Match, scale: np.ndarray, shift: np.ndarray, 
     bias = m.atoms.get("bias")
     old = bias.value.astype(np.float64) if isinstance(bias, TensorConst) else 0.0
     weights = np.empty_like(w)
-    np.multiply(w, scale.reshape(-1, *(1,) * (w.ndim - 1)), out=weights, dtype=np.float64, casting="unsafe")  # a cache's worth at a time
+    factors = scale.reshape(-1, *(1,) * (w.ndim - 1))
+
+    def multiply(start: int, stop: int) -> None:  # a cache's worth at a time
+        part = slice(start, stop)
+        np.multiply(w[part], factors[part], out=weights[part], dtype=np.float64, casting="unsafe")
+
+    in_parts(len(w), w.nbytes, multiply)
     new_bias = (old * scale + shift).astype(dtype)
     call = m.call("conv")
     return b.call_with(call.op, (m.atoms[x], b.const(weights), b.const(new_bias)), call.attrs, call.span)
