@@ -201,3 +201,29 @@ def test_a_step_longer_than_every_axis_takes_one_element_or_none(start: int, end
     inputs = {name: (arrays[name].dtype, ["n" if name == "x" else 1]) for name in kept}
 
     check_all(make_model([node("Slice", "x s e a t", "y")], inputs, ["y"], constants), {name: arrays[name] for name in kept})
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+@pytest.mark.parametrize(
+    ("start", "limit", "delta"), [(0, MOST, 2**62), (LEAST, MOST, 2**62), (MOST, LEAST, -(2**62)), (LEAST, 0, MOST), (MOST, 0, LEAST)]
+)
+def test_a_range_between_ends_further_apart_than_its_type_is_wide(start: int, limit: int, delta: int, bits: int) -> None:
+    # The distance wrapped, and what was added to the step.
+    dtype = np.dtype(f"int{bits}")
+    numbers = [value >> (64 - bits) for value in (start, limit, delta)]
+    model = make_model([node("Range", "s l d", "y")], {name: (dtype, []) for name in "sld"}, ["y"])
+
+    check_all(model, {name: np.array(value, dtype) for name, value in zip("sld", numbers, strict=True)}, [np.array(range(*numbers), dtype)])
+
+
+@pytest.mark.parametrize("pads", [(MOST, MOST), (LEAST, 0), (-7, 0), (LEAST + 1, LEAST)])
+@pytest.mark.parametrize("places", ["constants", "inputs"])
+def test_pads_that_leave_no_size_are_refused(pads: tuple[int, int], places: str) -> None:
+    # The size wrapped, and so did the negative of a pad.
+    arrays = {"x": normal(6), "p": np.array(pads)}
+    inputs: dict[str, Any] = {"x": (F32, ["n"])} | ({"p": (np.int64, [2])} if places == "inputs" else {})
+
+    with pytest.raises(tc.TcError, match=r"[Pp]ad"):
+        tc.compile(make_model([node("Pad", "x p", "y")], inputs, ["y"], {} if places == "inputs" else {"p": arrays["p"]})).run(
+            {name: arrays[name] for name in inputs}
+        )

@@ -13,7 +13,7 @@ from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue, constant_value, elements_value
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import i64
+from tc.ir.dtype import i64, u64
 from tc.ir.expr import Const, Expr, Mul, as_expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum, select
 from tc.ir.types import product
 from tc.ops.common import BEYOND_ANY_DIM
@@ -90,12 +90,21 @@ def import_range(n: NodeContext) -> NodeResult:
     if start.dtype.is_float:
         count = n.call("ceil", n.call("div", n.call("sub", limit, start), delta))
     else:
-        sign = n.call("sign", delta)
-        reach = n.call("add", n.call("sub", limit, start), n.call("sub", delta, sign))
-        count = n.call("div", reach, delta)
+        count = _steps_between(n, start, limit, delta)
     whole = n.call("maximum", n.call("cast", count, dtype=i64), n.const(0, i64))
     (size,) = n.graph.dims(whole, f"{n.label}.size", n.span)
     return n.call("range_like", start, delta, size=size)
+
+
+def _steps_between(n: NodeContext, start: ModelValue, limit: ModelValue, delta: ModelValue) -> ModelValue:
+    """How many steps of integers there are, in u64: the distance of two numbers need not be one of their type."""
+    is_up = n.call("less", n.const(0, delta.dtype), delta)
+    first, last = n.call("where", is_up, start, limit), n.call("where", is_up, limit, start)
+    low, high, step = (n.call("cast", value, dtype=u64) for value in (first, last, delta))
+    zero, one = n.const(0, u64), n.const(1, u64)
+    step = n.call("where", is_up, step, n.call("sub", zero, step))
+    whole = n.call("div", n.call("sub", n.call("sub", high, low), one), step)
+    return n.call("where", n.call("less", first, last), n.call("add", whole, one), zero)
 
 
 @onnx_op("EyeLike")
@@ -451,7 +460,7 @@ def import_center_crop_pad(n: NodeContext) -> NodeResult:
 
 def _signed_dims(n: NodeContext, value: ModelValue, what: str) -> list[Expr]:
     """Integers of any sign that are only known when it runs: dims are not negative, so each is a difference of two."""
-    zero = n.const(0, value.dtype)
+    zero, value = n.const(0, value.dtype), n.call("maximum", value, n.const(-BEYOND_ANY_DIM, value.dtype))
     above = n.graph.dims(n.call("maximum", value, zero), f"{n.label}.{what}.above", n.span)
     below = n.graph.dims(n.call("maximum", n.call("neg", value), zero), f"{n.label}.{what}.below", n.span)
     return [a - b for a, b in zip(above, below, strict=True)]
@@ -462,6 +471,9 @@ def pad_value(c: Calls, x: ModelValue, pads: Sequence[Expr], fill: ModelValue | 
         raise ShapeError(f"Pad: {len(pads)} pads for {x.type}; there must be two per axis")
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise UnsupportedError(f"Pad: there is no mode {mode!r}")
+    far = next((pad for pad in pads if isinstance(pad, Const) and abs(int(pad)) > BEYOND_ANY_DIM), None)
+    if far is not None:
+        raise ShapeError(f"Pad: {far} elements at one side of an axis of {x.type}")
     return c.call("pad", x, fill if mode == "constant" else None, pads=tuple(pads), mode=mode)
 
 
