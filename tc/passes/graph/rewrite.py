@@ -221,6 +221,8 @@ class _Rewriter:
 
     def _renamed_binding(self, binding: Binding) -> Binding:
         value = binding.value
+        if not self.renamed and not isinstance(value, (If, Loop)):
+            return binding
         renames = {a: self._atom(a) for a in atoms_of(value) if isinstance(a, TensorVar) and self._atom(a) is not a}
         changes = {body_name: self._rebuild(body) for body_name, body in _named_bodies(value)}
         if changes:
@@ -233,6 +235,8 @@ class _Rewriter:
         call = binding.value
         assert isinstance(call, Call)
         for rule in self.by_op.get(call.op, ()):
+            if not self._may_match(rule.pattern, binding.targets[0], root=True):
+                continue
             facts = Facts.of(self.facts)
             for match in self._matches(rule.pattern, binding.targets[0], Match(facts, self), root=True):
                 if not rule.when(match):
@@ -257,6 +261,27 @@ class _Rewriter:
                 self.changed = True
                 return
 
+    def _may_match(self, pattern: Pattern, atom: Atom | None, root: bool = False) -> bool:
+        """Whether there are calls of the pattern's operators where it has them; what it calls by one name may differ still."""
+        if not isinstance(pattern, OpPattern):
+            if isinstance(pattern, ConstPattern):
+                return isinstance(atom, TensorConst)
+            return (atom is None) is isinstance(pattern, AbsentPattern)
+        call = self._call_for(pattern, atom, root)
+        return call is not None and any(all(map(self._may_match, pattern.args, order)) for order in _orders(pattern, call))
+
+    def _call_for(self, pattern: OpPattern, atom: Atom | None, root: bool) -> Call | None:
+        """The call of one of the pattern's operators that makes `atom`."""
+        if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.uses.get(atom, 0) > 1):
+            return None
+        binding = self.definitions.get(atom)
+        call = None if binding is None or len(binding.targets) != 1 else binding.value
+        if not isinstance(call, Call) or call.op not in pattern.ops:
+            return None
+        if not pattern.rest and any(arg is not None for arg in call.args[len(pattern.args) :]):
+            return None
+        return call
+
     def _matches(self, pattern: Pattern, atom: Atom | None, match: Match, root: bool = False) -> Iterable[Match]:
         """Every way in which `atom` matches, extending `match`."""
         match pattern:
@@ -278,19 +303,11 @@ class _Rewriter:
                 yield from self._op_matches(pattern, atom, match, root)
 
     def _op_matches(self, pattern: OpPattern, atom: Atom | None, match: Match, root: bool) -> Iterable[Match]:
-        if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.uses.get(atom, 0) > 1):
+        call = self._call_for(pattern, atom, root)
+        if call is None:
             return
-        binding = self.definitions.get(atom)
-        call = binding.value if binding is not None else None
-        if not isinstance(call, Call) or call.op not in pattern.ops or len(binding.targets) != 1:  # type: ignore[union-attr]
-            return
-        if not pattern.rest and any(arg is not None for arg in call.args[len(pattern.args) :]):
-            return
-        args = (*call.args, *(None for _ in range(len(pattern.args) - len(call.args))))
-        orders = [args[: len(pattern.args)]]
-        if pattern.commutes and len(args) == 2:
-            orders.append((args[1], args[0]))
-        for order in orders:
+        assert isinstance(atom, TensorVar)
+        for order in _orders(pattern, call):
             extended = match.copy()
             extended.calls[pattern.name or pattern.ops[0]] = call
             extended.roots[pattern.name or pattern.ops[0]] = atom
@@ -303,6 +320,13 @@ class _Rewriter:
         (pattern, atom), *rest = pairs
         for extended in self._matches(pattern, atom, match):
             yield from self._all_match(rest, extended)
+
+
+def _orders(pattern: OpPattern, call: Call) -> list[tuple[Atom | None, ...]]:
+    """The operands of a call as the pattern may take them."""
+    args = (*call.args, *(None for _ in range(len(pattern.args) - len(call.args))))
+    given = args[: len(pattern.args)]
+    return [given, (args[1], args[0])] if pattern.commutes and len(args) == 2 else [given]
 
 
 def _same_type(result: Atom, target: TensorVar, facts: Facts) -> bool:
