@@ -249,6 +249,35 @@ def pooled(rng: np.random.Generator) -> Problem:
     return create_prim_func("pooled", [x], [wide], dims, facts), [integers(rng, channels, size)], (size,) if dims else ()
 
 
+def batched(rng: np.random.Generator) -> Problem:
+    """Products of two lists of matrices, one symbolic size being two of theirs, less the greatest of each row, masked below it."""
+    n, batch, k = Var("n"), int(rng.integers(1, 4)), int(rng.integers(1, 6))
+    size = int(rng.integers(0, 8))
+    a, b = placeholder((batch, n, k), f32, "A"), placeholder((batch, n, k), f32, "B")
+    c = reduce("sum", (batch, n, n), (k,), lambda q, i, j, r: a[q, i, r] * b[q, j, r], "scores")
+    mask = compute((batch, n, n), lambda q, i, j: select(j <= i, c[q, i, j], const(-99.0, f32)), "mask")
+    top = reduce("max", (batch, n), (n,), lambda q, i, j: mask[q, i, j], "top")
+    less = compute((batch, n, n), lambda q, i, j: mask[q, i, j] - top[q, i], "less")
+    d = reduce("sum", (batch, n, k), (n,), lambda q, i, r, j: less[q, i, j] * b[q, j, r], "mixed")
+    return create_prim_func("batched", [a, b], [d], (n,)), [integers(rng, batch, size, k) for _ in range(2)], (size,)
+
+
+def resized(rng: np.random.Generator) -> Problem:
+    """Neighbours of a picture that is spread out, the ends repeated, averaged over a window, and its rows and columns exchanged."""
+    h, w = Var("h"), int(rng.integers(1, 6))
+    size, up = int(rng.integers(1, 7)), int(rng.integers(1, 4))
+    rows = h if rng.random() < 0.5 else const(size)
+    x = placeholder((rows, w), f32, "X")
+    wide = compute((rows * up, w * up), lambda i, j: x[i // up, j // up], "wide")
+    last = rows * up - 1
+    edge = compute((rows * up + 2, w * up), lambda i, j: wide[minimum(maximum(i - 1, 0), last), j], "edge")
+    mean = reduce("sum", (rows * up, w * up), (3,), lambda i, j, d: edge[i + d, j], "window")
+    turned = compute((w * up, rows * up), lambda j, i: mean[i, j] * 0.5 + edge[i, j], "turned")
+    dims = (h,) if rows is h else ()
+    facts = (DimFact(h, 1),) if dims else ()
+    return create_prim_func("resized", [x], [turned], dims, facts), [integers(rng, size, w)], (size,) if dims else ()
+
+
 def half(rng: np.random.Generator) -> Problem:
     """Halves: a product summed in f32, a bias, and a chain that stays in halves."""
     m, n, k = (int(v) for v in rng.integers(1, 14, 3))
@@ -282,7 +311,8 @@ CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
     "ragged": _one_of("ragged_mean", "ragged_softmax", "ragged_scale", *["ragged_chain", "ragged_product_chain"] * 2),
     "csr": _one_of("csr_vector", "csr_matrix", *["csr_chain"] * 6),
     "paged": _one_of(*["paged_chain", "paged_sum_chain"]),
-    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, joined, pooled, half, weights_as_inputs)},
+    **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, half, weights_as_inputs)},
+    **{rule.__name__: rule for rule in (joined, pooled, batched, resized)},
 }
 
 

@@ -237,9 +237,8 @@ class _Emitter(ExpressionEmitter):
             self.statement(loop.body)
             return self.b.emit(f"add nuw nsw {number}, 1", "i64")
 
-        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
-        self._upwards(first, end, iterate)
-        self.facts = outer
+        with self.knowing(self.facts.with_range(loop.var, loop.extent)):
+            self._upwards(first, end, iterate)
 
     def _numbered(self, nest: Sequence[For], extents: Sequence[Value], first: Value, end: Value) -> None:
         """Iterations [first, end) of a nest, numbered as those of one loop; each run of the innermost loop is a loop of its own.
@@ -262,11 +261,11 @@ class _Emitter(ExpressionEmitter):
             self.counted(nest[-1], begin, last)
             return b.add(number, b.binary("sub nuw nsw", last, begin))
 
-        outer = self.facts
+        facts = self.facts
         for loop in nest[:-1]:
-            self.facts = self.facts.with_range(loop.var, loop.extent)
-        self._upwards(first, end, run)
-        self.facts = outer
+            facts = facts.with_range(loop.var, loop.extent)
+        with self.knowing(facts):
+            self._upwards(first, end, run)
 
     def _upwards(self, first: Value, end: Value, iterate: Callable[[Value], Value]) -> None:
         """A loop from `first` while below `end`; `iterate` emits its body and returns the next number.
@@ -339,10 +338,8 @@ class _Emitter(ExpressionEmitter):
         yes, no, done = b.label("then"), b.label("else"), b.label("endif")
         b.branch_if(condition, yes, no if stmt.else_body is not None else done)
         b.start_block(yes)
-        outer, self.facts = self.facts, self.facts.assume(stmt.condition)
-        with self.region():
+        with self.knowing(self.facts.assume(stmt.condition)), self.region():
             self.statement(stmt.then_body)
-        self.facts = outer
         b.branch(done)
         if stmt.else_body is not None:
             b.start_block(no)

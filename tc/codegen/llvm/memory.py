@@ -102,6 +102,16 @@ class MemoryEmitter:
         unchanged = state.stores == stores
         state.loaded, state.tiles = (loaded, tiles) if unchanged else ({}, {})
 
+    @contextmanager
+    def knowing(self, facts: Facts) -> Iterator[None]:
+        """Inside, these facts hold. Addresses that they made simpler are not those outside."""
+        outer, count = self.facts, len(self.addresses)
+        self.facts = facts
+        yield
+        self.facts = outer
+        while len(self.addresses) > count:
+            self.addresses.popitem()
+
     def _numbers(self, key: tuple[Buffer, tuple[Expr, ...]]) -> tuple[Address, list[int]]:
         """An access, and the numbers that those of its variables are which are numbers here. Computed once, but for the numbers."""
         values, found = self.state.values, self.addresses.get(key)
