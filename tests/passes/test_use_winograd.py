@@ -170,3 +170,17 @@ def test_the_answer_decides_which_tile_is_used() -> None:
 
     tiles = [[dict(b.value.attrs).get("tile", 0) for b in module.main.bindings if "conv" in b.value.op] for module in modules]
     assert tiles == [[0], [2], [4]]
+
+
+def test_small_images_are_transformed_where_all_weights_stay_in_a_cache() -> None:
+    """Weights of a small model are not read from memory again in each run: thirty-six numbers for nine then cost next to nothing."""
+    small = network(112, 32, (9, 12))
+    b = GraphBuilder()
+    (x,) = (b.param(param.name, param.type) for param in small.main.params)
+    far = b.const(np.zeros((12, 1 << 14), np.float32))
+    conv = small.main.bindings[0].value
+    y = b.call("conv", x, *conv.args[1:], pads=(1, 1, 1, 1))
+    large = IRModule((b.function("main", (y, b.call("exp", far))),))
+
+    assert "conv_winograd" in ops_of(use_winograd(convert_layout(small)))
+    assert "conv_winograd" not in ops_of(use_winograd(convert_layout(large)))

@@ -9,7 +9,7 @@ import numpy as np
 from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.cost.typical import USUAL_IMAGE, typical_dims
 from tc.ir.arith import Facts, bounds, evaluate
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, map_bodies
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, constants_of, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
@@ -18,12 +18,15 @@ from tc.ops.winograd import POINTS, transform_weights, weights_matrix
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
-from tc.schedule.rules.winograd_cost import WinogradShape
+from tc.schedule.rules.winograd_cost import WEIGHTS_OF_L2, WinogradShape
 from tc.target import Target
 from tc.target.machine import machine_of
 
 LEAST_GAIN = 1.15
 """How much faster the estimate must be."""
+
+MOST_GROWTH = 4
+"""How many times as large weights become at most: thirty-six numbers for nine."""
 
 
 @graph_pass
@@ -37,14 +40,20 @@ def use_winograd(
     """
     if not enable:
         return module
-    return map_graph_functions(module, _Rewriter(target, decide).function)
+    return map_graph_functions(module, _Rewriter(target, decide, _weights_stay(module, target)).function)
+
+
+def _weights_stay(module: IRModule, target: Target) -> bool:
+    """Whether a run leaves all weights of a small model in the second-level cache for the next, transformed ones included."""
+    values = {id(each.value): each.value.nbytes for func in module.graph_functions for each in constants_of(func)}
+    return MOST_GROWTH * sum(values.values()) <= WEIGHTS_OF_L2 * target.l2_bytes
 
 
 class _Rewriter:
     """Replaces convolutions; remembers transformed weights, which several may share."""
 
-    def __init__(self, target: Target, decide: Decide) -> None:
-        self.target, self.decide = target, decide
+    def __init__(self, target: Target, decide: Decide, weights_stay: bool) -> None:
+        self.target, self.decide, self.weights_stay = target, decide, weights_stay
         self.literals: dict[tuple[TensorConst, int], TensorConst] = {}
 
     def function(self, func: Function) -> Function:
@@ -64,7 +73,7 @@ class _Rewriter:
         tiles = legal_tiles(call, sizes)
         if not tiles:
             return [binding]
-        default = choose_tile(call, tiles, sizes, self.target)
+        default = choose_tile(call, tiles, sizes, self.target, self.weights_stay)
         tile = decide_number(self.decide, knob_of_call(call, "use_winograd", (0, *tiles), default))
         if not tile:
             return [binding]
@@ -104,13 +113,15 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 
 
-def choose_tile(call: Call, tiles: Sequence[int], sizes: Sequence[int], target: Target = USUAL_TARGET) -> int:
+def choose_tile(
+    call: Call, tiles: Sequence[int], sizes: Sequence[int], target: Target = USUAL_TARGET, weights_stay: bool = False
+) -> int:
     """Of the legal tile sizes the one that is estimated to be fastest; 0 for direct sums."""
     w = call.args[1]
     assert w is not None and isinstance(w.type, TensorType)
     shape = w.type.static_shape
     assert shape is not None, "legal tiles have static weights"
-    seconds = {tile: _seconds(tile, shape[1], sizes, target) for tile in (0, *tiles)}
+    seconds = {tile: _seconds(tile, shape[1], sizes, target, weights_stay) for tile in (0, *tiles)}
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
         for tile in tiles:
@@ -126,14 +137,16 @@ def _sizes(result: TensorType, facts: Facts) -> tuple[int, ...]:
     return max(bounds(samples, facts).lo or 1, 1), *(evaluate(dim, large) for dim in others)
 
 
-def _seconds(tile: int, inputs: int, result: Sequence[int], target: Target) -> float:
+def _seconds(tile: int, inputs: int, result: Sequence[int], target: Target, weights_stay: bool = False) -> float:
     """On one core, for a result [n, ob, h, w, b] of `inputs` blocks of channels, with tiles of this size, or by direct sums (0)."""
     n, outputs, height, width, block = result
     if tile:
-        shape = WinogradShape(tile, n, inputs, outputs, -(-height // tile), -(-width // tile), block, target.lanes(32), machine_of(target))
+        rows, across = -(-height // tile), -(-width // tile)
+        shape = WinogradShape(tile, n, inputs, outputs, rows, across, block, target.lanes(32), machine_of(target), weights_stay)
         l2_bytes, registers = target.l2_bytes, target.num_vector_registers
         return shape.seconds(shape.best_height(l2_bytes, registers, 1), l2_bytes, registers)
     channels = inputs * outputs * block * block
     flops = 2.0 * 9 * channels * n * height * width
     reached = kernel_rates(target)
-    return flops / reached.flops_per_second + 36 * channels / reached.weight_bytes_per_second
+    read = reached.l2_bytes_per_second if weights_stay else reached.weight_bytes_per_second
+    return flops / reached.flops_per_second + 36 * channels / read

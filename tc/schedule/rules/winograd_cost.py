@@ -19,7 +19,7 @@ TILES_OF_L2, WEIGHTS_OF_L2 = 0.5, 0.6
 @dataclass(frozen=True)
 class WinogradShape:
     """A convolution by tiles of `tile` x `tile` results: `samples` images of `rows` x `across` tiles; channels in blocks of `block`, which
-    are one vector unless `lanes` says how many f32 a vector of the core has."""
+    are one vector unless `lanes` says how many f32 a vector of the core has. `weights_stay`: from run to run, in the second-level cache."""
 
     tile: int
     samples: int
@@ -30,6 +30,7 @@ class WinogradShape:
     block: int
     lanes: int = 0
     machine: CoreRates = GENERIC
+    weights_stay: bool = False
 
     @property
     def places(self) -> int:
@@ -65,6 +66,7 @@ class WinogradShape:
             rate = reached.l2_bytes_per_second
         moved = self.samples * self.rows * self.row_bytes / rate
         stay = whole or self.weight_bytes <= WEIGHTS_OF_L2 * l2_bytes
-        weights = self.weight_bytes * (1 if stay else bands) / reached.weight_bytes_per_second
+        read = reached.l2_bytes_per_second if self.weights_stay and stay else reached.weight_bytes_per_second
+        weights = self.weight_bytes * (1 if stay else bands) / read
         shares = cores if whole else bands / -(-bands // cores)  # cores at work
         return (products + moved) * cores / shares + weights
