@@ -278,6 +278,41 @@ def resized(rng: np.random.Generator) -> Problem:
     return create_prim_func("resized", [x], [turned], dims, facts), [integers(rng, size, w)], (size,) if dims else ()
 
 
+def converted(rng: np.random.Generator) -> Problem:
+    """Numbers of several widths: bytes that wrap, a truth value for each, a table read where a number says, sums in 64 bits."""
+    n, m = Var("n"), int(rng.integers(1, 12))
+    size = int(rng.integers(0, 20))
+    x, table = placeholder((n, m), i8, "X"), placeholder((7,), f32, "T")
+    wrapped = compute((n, m), lambda i, j: x[i, j] * x[i, j] + const(100, i8), "wrapped")
+    is_less = compute((n, m), lambda i, j: wrapped[i, j] < x[i, j], "is_less")
+    place = compute((n, m), lambda i, j: cast(wrapped[i, j], i64) % 7, "place")
+    chosen = compute((n, m), lambda i, j: select(is_less[i, j], table[place[i, j]], cast(x[i, j], f32)), "chosen")
+    total = reduce("sum", (m,), (n,), lambda j, i: cast(place[i, j], i64) * cast(x[i, j], i64), "total")
+    best = reduce("max", (n,), (m,), lambda i, j: chosen[i, j], "best")
+    arrays = [rng.integers(-128, 128, (size, m)).astype(np.int8), integers(rng, 7)]
+    return create_prim_func("converted", [x, table], [chosen, total, best], (n,)), arrays, (size,)
+
+
+def grouped(rng: np.random.Generator) -> Problem:
+    """Windows of groups of channels over pictures of any height, several at once, with a margin, and a second operand per channel."""
+    groups, ins, outs, kernel = (int(v) for v in rng.integers(1, 4, 4))
+    h, width, samples = Var("h"), int(rng.integers(kernel, 7)), int(rng.integers(1, 3))
+    size = int(rng.integers(kernel, 8))
+    x, w = placeholder((samples, groups * ins, h, width), f32, "X"), placeholder((groups * outs, ins, kernel, kernel), f32, "W")
+    scale = placeholder((groups * outs,), f32, "S")
+    shape = (samples, groups * outs, h - (kernel - 1), width - (kernel - 1))
+
+    def term(s: Expr, o: Expr, i: Expr, j: Expr, c: Expr, p: Expr, q: Expr) -> Expr:
+        return x[s, o // outs * ins + c, i + p, j + q] * w[o, c, p, q]
+
+    y = reduce("sum", shape, (ins, kernel, kernel), term, "conv")
+    z = compute(shape, lambda s, o, i, j: maximum(y[s, o, i, j] * scale[o], 0.0), "scaled")
+    mean = reduce("sum", (samples, groups * outs), (h - (kernel - 1), width - (kernel - 1)), lambda s, o, i, j: z[s, o, i, j], "mean")
+    weights = integers(rng, groups * outs, ins, kernel, kernel)
+    arrays = [integers(rng, samples, groups * ins, size, width), weights, integers(rng, groups * outs)]
+    return create_prim_func("grouped", [x, w, scale], [z, mean], (h,), (DimFact(h, kernel),)), arrays, (size,)
+
+
 def half(rng: np.random.Generator) -> Problem:
     """Halves: a product summed in f32, a bias, and a chain that stays in halves."""
     m, n, k = (int(v) for v in rng.integers(1, 14, 3))
@@ -312,7 +347,7 @@ CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
     "csr": _one_of("csr_vector", "csr_matrix", *["csr_chain"] * 6),
     "paged": _one_of(*["paged_chain", "paged_sum_chain"]),
     **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, half, weights_as_inputs)},
-    **{rule.__name__: rule for rule in (joined, pooled, batched, resized)},
+    **{rule.__name__: rule for rule in (joined, pooled, batched, resized, converted, grouped)},
 }
 
 
