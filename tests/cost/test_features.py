@@ -22,7 +22,8 @@ from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.schedule import programs
-from tests.schedule.random_traces import CLASSES, random_schedule
+from tests.schedule.random_problems import CLASSES
+from tests.schedule.random_traces import random_schedule
 
 TARGET = Target.parse("x86-64-v4:cores=2")
 

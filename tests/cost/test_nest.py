@@ -15,7 +15,8 @@ from tc.schedule.step import Schedule
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.cost.enumeration import LINE_BYTES, Enumeration, Ran
 from tests.schedule import programs
-from tests.schedule.random_traces import CLASSES, random_schedule
+from tests.schedule.random_problems import CLASSES
+from tests.schedule.random_traces import random_schedule
 
 
 def tiled_matmul(m: int, n: int, k: int, tile: int) -> PrimFunc:
@@ -139,7 +140,7 @@ def enumerated(func: PrimFunc, dims: Mapping[str, int]) -> list[Ran]:
     return list(Enumeration(func, dims).stores.values())
 
 
-FROM_DATA = {"argmax", "gather", "gathered_rows", "gathered_depth", "ragged", "csr", "paged"}
+FROM_DATA = {"argmax", "gather", "gathered_rows", "gathered_depth", "ragged", "csr", "paged", "converted"}
 """Classes whose indices or extents are data, which an enumeration of the loops does not know."""
 
 

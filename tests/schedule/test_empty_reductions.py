@@ -15,7 +15,8 @@ from tc.ir.verify import verify
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.pipeline import finish_loops
 from tests.ops.kernels import run
-from tests.schedule.random_traces import integers, random_schedule
+from tests.schedule.random_problems import integers
+from tests.schedule.random_traces import random_schedule
 
 SIZES = (0, 0, 1, 3, 7)
 

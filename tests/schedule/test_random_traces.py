@@ -17,7 +17,8 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import finish_loops
 from tc.schedule.step import Trace
 from tests.ops.kernels import run
-from tests.schedule.random_traces import CLASSES, acceptance, random_schedule
+from tests.schedule.random_problems import CLASSES
+from tests.schedule.random_traces import acceptance, random_schedule
 
 
 def check_seed(name: str, seed: int) -> None:

@@ -19,7 +19,8 @@ from tc.ir.structural import fresh_binders
 from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tests.schedule.programs import biased, chain, matmul, row_sum, shifted, softmax
-from tests.schedule.random_traces import CLASSES, random_schedule
+from tests.schedule.random_problems import CLASSES
+from tests.schedule.random_traces import random_schedule
 
 THREADS = 3
 

@@ -18,7 +18,8 @@ from tc.schedule.step import DEEPEST_NEST, PRIMITIVES, Step, Trace
 from tc.schedule.tree import normalize_names
 from tc.target import Target
 from tests.schedule.programs import biased, chain, matmul, row_sum, softmax
-from tests.schedule.random_traces import CLASSES, random_schedule
+from tests.schedule.random_problems import CLASSES
+from tests.schedule.random_traces import random_schedule
 
 VALUES: tuple[Any, ...] = (
     0, 1, -1, 2, 3, 16, 10**6, 2**31, 2**63, 10**40, True, False, None, 1.0, 0.5, float("nan"), float("inf"), -1e308,
