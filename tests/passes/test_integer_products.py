@@ -127,3 +127,24 @@ def test_literals_of_bytes_keep_their_width_where_they_are_packed() -> None:
     text = tc.lower(model, "scheduled", target).as_text()
 
     assert "i8[7, 64, 32, 4]" in text and "dot4.u8.i8.512" in text
+
+
+RANKS = [((3, 3, 5), (3, 5, 9)), ((5,), (3, 5, 9)), ((3, 5), (5,)), ((5,), (5,)), ((2, 1, 4, 5), (3, 5, 9))]
+
+
+@pytest.mark.parametrize(("x_shape", "w_shape"), RANKS)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_products_with_literals_of_any_rank_are_exact(x_shape: tuple[int, ...], w_shape: tuple[int, ...], is_known: bool) -> None:
+    """What comes off the sums is that of their own matrix."""
+    rng = np.random.default_rng(0)
+    values = {"x": _bytes(rng, np.int8, x_shape), "w": _bytes(rng, np.int8, w_shape), "zx": np.array(-7, np.int8)}
+    given = {name: a for name, a in values.items() if name == "x" or (name == "zx" and not is_known)}
+    literals = [numpy_helper.from_array(a, name) for name, a in values.items() if name not in given]
+    inputs = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for name, a in given.items()]
+    node = helper.make_node("MatMulInteger", ["x", "w", "zx"], ["y"])
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], literals)
+
+    module = tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), threads=1)
+
+    expected = (values["x"].astype(np.int64) + 7) @ values["w"].astype(np.int64)
+    np.testing.assert_array_equal(module.run(given)["y"], expected.astype(np.int32))

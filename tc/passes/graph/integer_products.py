@@ -156,14 +156,15 @@ def _product_of_bytes(b: GraphBuilder, m: Match) -> Atom | None:
         return None
     rows = _unsigned(b, _Bytes(x)) if is_signed else _Bytes(x)
     total = b.call("matmul_integer", rows.value, b.const(columns), span=call.span)
-    sums = columns.astype(np.int64).sum(-2).astype(np.int32)
+    ones = np.ones((*(1,) * min(m.type_of("x").rank - 1, 1), columns.shape[max(columns.ndim - 2, 0)]), np.int64)
+    sums = np.asarray(ones @ columns.astype(np.int64))  # the product of a row of ones, which has the shape that a row's product has
     if zero is None or isinstance(zero, TensorConst):
         shift = rows.zero + (0 if zero is None else int(zero.value.reshape(())))
-        return b.call("sub", total, b.const(sums * np.int32(shift))) if shift else total
+        return b.call("sub", total, b.const(np.asarray(sums * shift).astype(np.int32))) if shift else total
     by = b.call("reshape", b.call("cast", zero, dtype=i32), shape=())
     if rows.zero:
         by = b.call("add", by, b.const(np.array(rows.zero, np.int32)))
-    return b.call("sub", total, b.call("mul", by, b.const(sums)))
+    return b.call("sub", total, b.call("mul", by, b.const(sums.astype(np.int32))))
 
 
 def _argument(m: Match, place: int) -> Atom | None:
