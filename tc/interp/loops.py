@@ -49,7 +49,22 @@ from tc.ir.expr import (
     Var,
 )
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, LoopKind, PrimFunc, Seq, Stmt, Store, While
+from tc.ir.loop import (
+    Alloc,
+    AxisKind,
+    Barrier,
+    Block,
+    For,
+    If,
+    IntrinsicCall,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Seq,
+    Stmt,
+    Store,
+    While,
+)
 from tc.ir.node import Node, walk
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 
@@ -207,6 +222,8 @@ class _Writer:
                 start = self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
                 self.emit(f"{self.name(buffer)} = [{start}] * ({count})")
                 self.statement(body)
+            case Barrier():
+                self.emit("pass")
             case IntrinsicCall(name=name, operands=operands):
                 self.statement(INTRINSICS[name].expand(operands))
             case _:

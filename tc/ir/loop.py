@@ -63,7 +63,14 @@ def walk_statements(node: Node) -> Iterator[Node]:
 class For(Stmt):
     """Run `body` for `var` = 0, 1, ..., `extent` - 1; not at all when `extent` <= 0.
 
-    `thread` names the GPU axis ("block.x", "thread.x") of a BOUND loop. `hints` guide passes and emitters.
+    `thread` names the axis ("block.x|y|z", "thread.x|y|z") of a BOUND loop: its iterations are independent, they are carried out by the
+    thread blocks or the threads of a GPU, and the loop ends when all of them have (fork and join). So a program means the same as with
+    the loop in order. An outermost nest of bound loops, with all that is in it, is a *launch*; what is outside of launches is host code.
+    The bound loops of one axis in a launch share the hardware's axis: as many threads as the largest extent needs are started, and of
+    those a loop of fewer iterations uses the first. The *finished form*, which `distribute_threads` makes, has one nest of thread loops
+    in a launch, as its only content but for `Alloc`s of scope "shared"; in it each thread runs the whole body, meeting the others at
+    `Barrier`s.
+    `hints` guide passes and emitters.
     """
 
     var: Var
@@ -146,10 +153,24 @@ class Store(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Alloc(Stmt):
-    """`buffer` exists inside `body`; its contents are undefined at first."""
+    """`buffer` exists inside `body`; its contents are undefined at first.
+
+    In a launch, one allocated inside of thread loops is the thread's own (scope "local"). One allocated outside of them is the thread
+    block's: of scope "shared", all its threads see it; of scope "local", each element is only ever touched by one thread, in whose own
+    memory it is kept. No other block sees it. An allocation outside of launches is a workspace in global memory.
+    """
 
     buffer: Buffer
     body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class Barrier(Stmt):
+    """Every thread of the block waits here until all have arrived; what they wrote to shared and global memory before is seen by all after.
+
+    It stands in the finished form of a launch alone, where all threads of a block reach the same barriers in the same order. Between two
+    of them no thread touches an element that another one writes.
+    """
 
 
 @dataclass(frozen=True, eq=False)

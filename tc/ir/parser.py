@@ -67,6 +67,7 @@ from tc.ir.loop import (
     Alloc,
     Annotations,
     AxisKind,
+    Barrier,
     Block,
     BlockAxis,
     For,
@@ -350,6 +351,8 @@ class _LoopParser(_ExprParser):
                 return LoopIf(self.expr(test), self.suite(body), self.suite(orelse) if orelse else None)
             case ast.While(test=test, body=body):
                 return While(self.expr(test), self.suite(body))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="barrier"), args=[], keywords=[])):
+                return Barrier()
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)):
                 return IntrinsicCall(name, tuple(map(self.expr, args)))
         raise self.source.error(node, f"not a statement of the loop IR: {ast.unparse(node).splitlines()[0]}")

@@ -45,6 +45,7 @@ from tc.ir.graph import (
 from tc.ir.loop import (
     Alloc,
     Annotations,
+    Barrier,
     Block,
     For,
     IntrinsicCall,
@@ -108,7 +109,7 @@ class _Names:
 _RESERVED = (
     "and as assert async await break class continue def del elif else except finally for from global if import in is lambda "
     "nonlocal not or pass raise return try while with yield None True False min max select cast narrow dim block init alloc let "
-    "where annotate range parallel vectorized unrolled bound spatial reduction ordered outputs promise attrs notes named "
+    "where annotate barrier range parallel vectorized unrolled bound spatial reduction ordered outputs promise attrs notes named "
     "const cond loop call_tir call_extern read_dims graph loops entry float tuple fn "
     "f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool"
 ).split()
@@ -184,6 +185,8 @@ class _LoopPrinter:
                 return lines
             case While(condition=condition, body=body):
                 return [f"{pad}while {self.names.expr(condition)}:", *self.statement(body, depth + 1)]
+            case Barrier():
+                return [f"{pad}barrier()"]
             case IntrinsicCall(name=name, operands=operands):
                 return [f"{pad}{name}({self.names.exprs(operands)})"]
         raise AssertionError(f"no text for {type(stmt).__name__}")

@@ -43,6 +43,7 @@ from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import (
     Alloc,
     AxisKind,
+    Barrier,
     Block,
     For,
     IntrinsicCall,
@@ -114,6 +115,8 @@ def _line_of(lines: list[str], marker: Node | None) -> int:
             words = [f"block({name!r}"]
         case Store(buffer=buffer):
             words = [f"{buffer.name}[", " = "]
+        case Barrier():
+            words = ["barrier()"]
         case Binding(targets=targets) if targets:
             words = [targets[0].name]
     for k, line in enumerate(lines):
@@ -209,6 +212,9 @@ class _LoopVerifier:
             case IntrinsicCall(operands=operands):
                 for operand in operands:
                     self.expr(operand, scope, operand.dtype, "an operand")
+            case Barrier():
+                if not any(loop.kind is LoopKind.BOUND for loop in racing):
+                    raise self.fail("a barrier stands outside of bound loops, where there are no threads to wait")
             case _:
                 raise self.fail(f"{type(stmt).__name__} is no statement of the loop IR")
 

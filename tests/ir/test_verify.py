@@ -29,7 +29,7 @@ from tc.ir.graph import (
     TensorVar,
     Tuple,
 )
-from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, Let, LoopKind, PrimFunc, Seq, Store
+from tc.ir.loop import Alloc, AxisKind, Barrier, Block, BlockAxis, For, Let, LoopKind, PrimFunc, Seq, Store
 from tc.ir.loop import If as LoopIf
 from tc.ir.module import IRModule
 from tc.ir.node import replace
@@ -90,6 +90,7 @@ LOOPS = {
     "the condition of block copy is i64": prim(block(where=const(1))),
     "is vectorized, but its extent n is not constant": prim(copy_loop(kind=LoopKind.VECTORIZED)),
     "is bound to no GPU axis": prim(copy_loop(kind=LoopKind.BOUND)),
+    "a barrier stands outside of bound loops": prim(Seq((copy_loop(), Barrier()))),
     "drives the reduction axis": prim(sum_block(LoopKind.PARALLEL)),
     "store to the same element of B": prim(
         copy_loop(index=const(0), value=const(0.0, f32), kind=LoopKind.PARALLEL, extent=const(8))

@@ -32,6 +32,7 @@ from tc.ir.expr import (
 )
 from tc.ir.loop import (
     Alloc,
+    Barrier,
     For,
     If,
     IntrinsicCall,
@@ -208,6 +209,8 @@ class _Checker:
             case IntrinsicCall(operands=operands):
                 checked = [self.expression(operand, scope) for operand in operands]
                 return replace(stmt, operands=tuple(new for new, _ in checked)), _unique(t for _, tests in checked for t in tests)
+            case Barrier():
+                return stmt, []
         raise CodegenError(f"{self.func.name}: no checks for {type(stmt).__name__}")
 
     def _sequence(self, stmt: Seq, parts: list[Tested]) -> Tested:

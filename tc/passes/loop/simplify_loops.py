@@ -8,6 +8,7 @@ from tc.ir.arith import Facts, prove, proves, simplify
 from tc.ir.expr import Expr, const, equal, logical_not
 from tc.ir.loop import (
     Alloc,
+    Barrier,
     Block,
     For,
     If,
@@ -69,6 +70,8 @@ def _simplify(stmt: Stmt, facts: Facts, once: Substitution) -> Stmt:
             return replace(stmt, condition=_expr(condition, facts, once), body=_simplify(body, facts, once))
         case IntrinsicCall(operands=operands):
             return replace(stmt, operands=_all(operands, facts, once))
+        case Barrier():
+            return stmt
     raise AssertionError(f"unknown statement {type(stmt).__name__}")
 
 
@@ -79,6 +82,7 @@ def _expr(expr: Expr, facts: Facts, once: Substitution) -> Expr:
 def _all(exprs: tuple[Expr, ...], facts: Facts, once: Substitution) -> tuple[Expr, ...]:
     new = tuple([_expr(expr, facts, once) for expr in exprs])
     return exprs if all(map(is_, new, exprs)) else new
+
 
 def _simplify_for(loop: For, facts: Facts, once: Substitution) -> Stmt:
     extent = _expr(loop.extent, facts, once)
