@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tc.errors import TcError
+from tc.ir.bits import bit_xor, is_xor, xor_operands
 from tc.ir.bounds import EMPTY, UNBOUNDED, Bounds, Facts, VarFact, bounds
 from tc.ir.dtype import i64, int_range
 from tc.ir.expr import (
@@ -33,6 +34,7 @@ from tc.ir.expr import (
     Select,
     Sub,
     Var,
+    const,
     logical_not,
     neg,
     recast,
@@ -135,8 +137,32 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
         case Load(buffer=buffer, indices=indices):
             return Load(buffer, tuple(simplify(index, facts) for index in indices))
         case MathCall(name=name, args=args, dtype=dtype):
-            return MathCall(name, tuple(simplify(arg, facts) for arg in args), dtype)
+            simple = tuple(simplify(arg, facts) for arg in args)
+            return _split_xor(bit_xor(*simple), facts) if is_xor(expr) else MathCall(name, simple, dtype)
     return map_children(expr, lambda child: simplify(child, facts) if isinstance(child, Expr) else child)
+
+
+def _split_xor(expr: Expr, facts: Facts) -> Expr:
+    """The exclusive or of sums, by the upper and the lower bits where more of it cancels so:
+
+    bit_xor(bit_xor(x, y) * 2 + a, y * 2 + b)  =>  x * 2 + bit_xor(a, b), for a and b of one bit.
+    """
+    if not is_xor(expr) or not any(isinstance(part, Add) for part in xor_operands(expr)):
+        return expr
+    places = {abs(factor) for part in xor_operands(expr) for factor in polynomial(part).terms.values()}
+    for factor in sorted(place for place in places if place > 1 and place & (place - 1) == 0):
+        upper, lower = (
+            _split_xor(bit_xor(*(make(cls, (part, const(factor)), facts) for part in xor_operands(expr))), facts)
+            for cls in (FloorDiv, FloorMod)
+        )
+        split = simplify(upper * factor + lower, facts)
+        if _num_xors(split) < _num_xors(expr):
+            return split
+    return expr
+
+
+def _num_xors(expr: Expr) -> int:
+    return sum(isinstance(node, MathCall) and is_xor(node) for node in walk(expr))
 
 
 def _never_wraps(expr: Expr, facts: Facts) -> bool:
@@ -204,6 +230,8 @@ def evaluate(expr: Expr, env: Mapping[Var, int]) -> int:
             return not evaluate(a, env)
         case Cast(operand=a):
             return int(evaluate(a, env))
+        case MathCall(args=(a, b)) if is_xor(expr):
+            return evaluate(a, env) ^ evaluate(b, env)
         case BinaryExpr(lhs=a, rhs=b) | CompareExpr(lhs=a, rhs=b):
             return OPERATIONS[type(expr)](evaluate(a, env), evaluate(b, env))
     raise TcError(f"cannot evaluate {expr}")

@@ -19,6 +19,7 @@ Left sides are matched against nodes whose operands are simplified already, firs
     x * g + k beside y * g             the positive terms, the constant, the negative terms of the difference of both sides
     z * y + ... // b * (b * y)         any two terms of a sum, in any order
     m, on the right side only          the quotient by c, when the interval of x tells it
+    bit_xor(x, y)                      any exclusive or: the rules take bits apart, and equal ones cancel
 
 Conditions `0 < a` and `a != 0` are read off the interval of a; others are proven; those on literals alone are computed.
 """
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tc.ir.bits import bit_xor
 from tc.ir.dtype import bool_, f32, i32, i64
 from tc.ir.expr import (
     FALSE,
@@ -86,18 +88,23 @@ SCALED_DIVISOR = c * g
 SCALED_AND_LESS = x * g + y
 SCALED_SIDE = y * g
 
+XOR = bit_xor(x, y)
+IS_POWER_OF_TWO = (0 < c, Eq(bit_xor(c, c - 1), c * 2 - 1))
+
 DIVISION = (
     Rule(FloorDiv(x, ZERO), ZERO),
     Rule(FloorDiv(x, ONE), x),
     Rule(FloorDiv(ZERO, x), ZERO),
     Rule(FloorDiv(x, c), neg(x) // neg(c), when=(c < 0,)),
     Rule(x // c // b, x // (c * b), when=(0 < c, 0 < b)),
+    Rule(x % c // d, x // d % (c // d), when=(0 < d, 0 < c, Eq(c % d, ZERO))),
     Rule(x // x, ONE, when=(0 < x,)),
     Rule(MULTIPLES // b, q + r // b, when=(0 < b,)),
     Rule(x // b, ZERO, when=(0 < b, 0 <= x, x < b)),
     Rule(SCALED_SUM // SCALED_DIVISOR, (x + k // g) // c, when=(0 < g, 0 < c)),
     Rule(x // c, m, when=(0 < c, m * c <= x, x < m * c + c)),
     Rule(SCALED_AND_LESS // SCALED_DIVISOR, x // c, when=(0 < g, 0 < c, 0 <= y, y < g)),
+    Rule(XOR // c, bit_xor(x // c, y // c), when=IS_POWER_OF_TWO),
     Rule(Div(x, b), x // b, when=(0 < b, 0 <= x)),
 )
 
@@ -112,6 +119,7 @@ REMAINDER = (
     Rule(x % b, x, when=(0 < b, 0 <= x, x < b)),
     Rule(x % c, x - m * c, when=(0 < c, m * c <= x, x < m * c + c)),
     Rule(SCALED_AND_LESS % SCALED_DIVISOR, x % c * g + y, when=(0 < g, 0 < c, 0 <= y, y < g)),
+    Rule(XOR % c, bit_xor(x % c, y % c), when=IS_POWER_OF_TWO),
 )
 
 SUMS = (  # the parts of numbers taken apart are joined: two terms of a sum become one

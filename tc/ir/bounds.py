@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from tc.ir.bits import is_xor, xor_limit
 from tc.ir.dtype import i64, int_range
 from tc.ir.expr import (
     Add,
@@ -21,6 +22,7 @@ from tc.ir.expr import (
     FloorMod,
     Le,
     Lt,
+    MathCall,
     Max,
     Min,
     Mul,
@@ -182,6 +184,8 @@ def _bounds(expr: Expr, facts: Facts) -> Bounds:
         case Max(lhs=a, rhs=b):
             x, y = bounds(a, facts), bounds(b, facts)
             return Bounds(_either(max, x.lo, y.lo), _both(max, x.hi, y.hi))
+        case MathCall(args=(a, b)) if is_xor(expr):
+            return _xor_bounds(bounds(a, facts), bounds(b, facts))
         case Checked(value=a):
             return bounds(a, facts)
         case Select(true_value=a, false_value=b):
@@ -273,6 +277,12 @@ def _remainder_bounds(a: Bounds, b: Bounds) -> Bounds:
             return a
         hi = a.hi if hi is None else min(a.hi, hi)
     return Bounds(0, hi)
+
+
+def _xor_bounds(a: Bounds, b: Bounds) -> Bounds:
+    if a.lo is None or a.lo < 0 or b.lo is None or b.lo < 0:
+        return UNBOUNDED
+    return Bounds(0, None if a.hi is None or b.hi is None else xor_limit(a.hi, b.hi))
 
 
 def poly_bounds(poly: Polynomial, facts: Facts) -> Bounds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Union
@@ -38,6 +39,7 @@ from tc.ir.arith_rules import (
     x,
     y,
 )
+from tc.ir.bits import bit_xor, is_xor
 from tc.ir.bounds import Facts, bounds, poly_bounds
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import (
@@ -51,6 +53,7 @@ from tc.ir.expr import (
     FloorMod,
     Le,
     Lt,
+    MathCall,
     Mul,
     Ne,
     Not,
@@ -149,7 +152,7 @@ def _match_pattern(pattern: Expr, bound: set[Var]) -> Match:
     cls = type(pattern)
 
     def match(expr: Expr, bindings: Bindings) -> bool:
-        if type(expr) is not cls:
+        if type(expr) is not cls or (cls is MathCall and not is_xor(expr)):
             return False
         operands = operands_of(expr)
         return all(part(operands[index], bindings) for index, part in parts)
@@ -163,6 +166,8 @@ def operands_of(expr: Expr) -> Operands:
         return expr.lhs, expr.rhs
     if isinstance(expr, Not):
         return (expr.operand,)
+    if isinstance(expr, MathCall):
+        return expr.args
     assert isinstance(expr, Select)
     return expr.condition, expr.true_value, expr.false_value
 
@@ -394,8 +399,9 @@ def _number(template: Expr) -> Callable[[Bindings], int]:
         return lambda bindings: value
     if isinstance(template, Var):
         return lambda bindings: bindings[template]  # type: ignore[return-value]
-    assert isinstance(template, BinaryExpr)
-    operate, first, second = _ARITHMETIC[type(template)], _number(template.lhs), _number(template.rhs)
+    assert isinstance(template, BinaryExpr) or is_xor(template)
+    operate = operator.xor if is_xor(template) else _ARITHMETIC[type(template)]
+    first, second = map(_number, operands_of(template))
     return lambda bindings: operate(first(bindings), second(bindings))
 
 
@@ -426,6 +432,8 @@ def _build(template: Expr) -> Build:
     if isinstance(template, CompareExpr) and template.lhs.dtype == i64 and not ({template.lhs, template.rhs} & ANY_VALUE):
         return _build_comparison(template)
     cls, parts = type(template), [_build(part) for part in operands_of(template)]
+    if is_xor(template):
+        return lambda bindings, facts: bit_xor(*(part(bindings, facts) for part in parts))
     return lambda bindings, facts: make(cls, tuple(part(bindings, facts) for part in parts), facts)
 
 

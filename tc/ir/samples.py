@@ -11,8 +11,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, repeat
 
+from tc.ir.bits import is_xor
 from tc.ir.bounds import Facts, VarFact
-from tc.ir.expr import Add, And, Const, Eq, Expr, FloorDiv, FloorMod, Le, Lt, Max, Min, Mul, Ne, Or, Select, Sub, Var
+from tc.ir.expr import (
+    Add,
+    And,
+    Const,
+    Eq,
+    Expr,
+    FloorDiv,
+    FloorMod,
+    Le,
+    Lt,
+    MathCall,
+    Max,
+    Min,
+    Mul,
+    Ne,
+    Or,
+    Select,
+    Sub,
+    Var,
+)
 from tc.ir.polynomial import Polynomial
 
 Column = Sequence[int]
@@ -55,11 +75,12 @@ class Samples:
             if condition is None or yes is None or no is None:
                 return None
             return [a if holds else b for holds, a, b in zip(condition, yes, no, strict=True)]
-        compute = OPERATIONS.get(type(expr))
+        compute = operator.xor if is_xor(expr) else OPERATIONS.get(type(expr))
         if compute is None:
             return None
-        first = self.column(expr.lhs)  # type: ignore[attr-defined]
-        second = None if first is None else self.column(expr.rhs)  # type: ignore[attr-defined]
+        lhs, rhs = expr.args if isinstance(expr, MathCall) else (expr.lhs, expr.rhs)  # type: ignore[attr-defined]
+        first = self.column(lhs)
+        second = None if first is None else self.column(rhs)
         return None if first is None or second is None else list(map(compute, first, second))
 
     def polynomial(self, poly: Polynomial) -> Column | None:

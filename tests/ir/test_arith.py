@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tc.ir.arith import Facts, bounds, equal_shapes, evaluate, linear_coefficients, prove, simplify
+from tc.ir.bits import bit_xor
 from tc.ir.expr import (
     Eq,
     Expr,
@@ -20,6 +21,7 @@ from tc.ir.expr import (
     Select,
     Var,
     add,
+    call,
     const,
     equal,
     minimum,
@@ -36,7 +38,7 @@ def random_expr(rng: random.Random, depth: int) -> Expr:
     """Any integer expression; divisors may be negative or zero."""
     if depth == 0 or rng.random() < 0.2:
         return rng.choice(VARIABLES) if rng.random() < 0.6 else const(rng.randint(-9, 9))
-    kind = rng.choice(["add", "sub", "mul", "//", "%", "min", "max", "select"])
+    kind = rng.choice(["add", "sub", "mul", "//", "%", "min", "max", "select", "xor"])
     a, b = random_expr(rng, depth - 1), random_expr(rng, depth - 1)
     match kind:
         case "add":
@@ -53,6 +55,8 @@ def random_expr(rng: random.Random, depth: int) -> Expr:
             return Min(a, b)
         case "max":
             return Max(a, b)
+        case "xor":
+            return bit_xor(a, b) if rng.random() < 0.5 else call("bit_xor", a, b)
     condition = rng.choice([Lt, Le, Eq, Ne])(random_expr(rng, depth - 1), random_expr(rng, depth - 1))
     return Select(condition, a, b)
 
@@ -198,3 +202,16 @@ def test_a_condition_that_does_not_help_hides_none_that_does() -> None:
         known = known.with_range(tile, (rows + 12) // 13).with_bounds(inside, 0, 12)
         assert prove(index >= 0, known) is True and prove(index < rows, known) is True
         assert prove(index >= 1, known) is not True
+
+
+def test_exclusive_ors_cancel_and_are_taken_apart_by_powers_of_two() -> None:
+    facts = Facts().with_bounds(N, 0, 63).with_bounds(M, 0, 63)
+    mixed = call("bit_xor", call("bit_xor", N, const(5)), M)
+
+    assert simplify(call("bit_xor", M, call("bit_xor", const(5), mixed)), facts) is N
+    assert simplify(call("bit_xor", N, N), facts) is const(0)
+    assert simplify(mixed // 64, facts) is const(0)
+    assert simplify((call("bit_xor", N % 8, M // 8) * 8 + N // 8) // 8, facts) is bit_xor(N % 8, M // 8)
+    assert simplify(bit_xor(N * 4 + 1, M * 4) % 4, facts) is const(1)
+    assert bounds(mixed, facts) == (0, 63)
+    assert bounds(bit_xor(N, P), facts) == (None, None)
