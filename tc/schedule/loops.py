@@ -16,6 +16,7 @@ from tc.schedule.independence import CONCURRENT, check_iterations_apart, check_m
 from tc.schedule.tree import (
     Place,
     axis_loops,
+    block_names,
     blocks_in,
     check_extent_stays,
     facts_at,
@@ -23,6 +24,7 @@ from tc.schedule.tree import (
     find_loop,
     fresh_names,
     guarded_read,
+    loop_names,
     loop_var,
     replace_stmt,
     statements,
@@ -200,6 +202,32 @@ def fuse(func: PrimFunc, outer: str, inner: str, name: str) -> PrimFunc:
         span=first.span,
     )
     return replace_stmt(func, place, merged)
+
+
+def add_unit_loop(func: PrimFunc, name: str, loop: str) -> PrimFunc:
+    """Put a loop of one iteration around a loop or a block, or, by the name of the function, around all of it.
+
+        S        =>        for u in range(1):
+                               S
+
+    A loop that can be bound, where there is none that may be: one thread then runs `S`. Allocations at the top stay around.
+    Source: `add_unit_loop` of TVM.
+    """
+    place = _place_called(func, name)
+    (fresh,) = fresh_names(func, (loop,))
+    return replace_stmt(func, place, For(loop_var(fresh), const(1), place.stmt))
+
+
+def _place_called(func: PrimFunc, name: str) -> Place:
+    """The place of a loop, or of a block, or the body of the function inside of its allocations."""
+    if name in loop_names(func.body):
+        return find_loop(func, name)
+    if name in block_names(func.body) or name != func.name:
+        return find_block(func, name)
+    place = Place(func.body, ())
+    while isinstance(place.stmt, Alloc):
+        place = Place(place.stmt.body, (*place.path, place.stmt))
+    return place
 
 
 def reorder(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:

@@ -43,6 +43,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "specialize_tiles": specialize.specialize_tiles,
     "fuse": loops.fuse,
     "reorder": loops.reorder,
+    "add_unit_loop": loops.add_unit_loop,
     "parallel": _kind(LoopKind.PARALLEL),
     "vectorize": _kind(LoopKind.VECTORIZED),
     "unroll": _kind(LoopKind.UNROLLED),
@@ -358,6 +359,12 @@ class Schedule:
     def reorder(self, *names: str) -> None:
         if len(names) > 1:
             self._do("reorder", tuple(names))
+
+    def add_unit_loop(self, name: str) -> str:
+        """Returns the name of the new loop."""
+        (loop,) = fresh_names(self.func, (f"{name}u",))
+        self._do("add_unit_loop", name, loop)
+        return loop
 
     def parallel(self, loop: str) -> None:
         self._do("parallel", loop)

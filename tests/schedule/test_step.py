@@ -72,7 +72,7 @@ def test_damaged_traces_are_refused(text: str, message: str) -> None:
 
 
 def test_unknown_primitives_and_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="there is no primitive 'spllit'; known: annotate_loop, bind"):
+    with pytest.raises(ScheduleError, match="there is no primitive 'spllit'; known: add_unit_loop, annotate_loop, bind"):
         Step("spllit", ("i", 4)).apply(chain())
     with pytest.raises(ScheduleError, match="parallel: too many positional arguments"):
         Step("parallel", ("i", 4)).apply(chain())

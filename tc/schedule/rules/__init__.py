@@ -11,6 +11,7 @@ from tc.schedule.knobs import Decide, Decision, take_default
 from tc.schedule.rules.attention import schedule_attention
 from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction
+from tc.schedule.rules.gpu import DEVICE_BEFORE_INLINING, DEVICE_RULES
 from tc.schedule.rules.reduction import schedule_reduction, schedule_stages
 from tc.schedule.rules.spatial import schedule_spatial
 from tc.schedule.rules.window import schedule_window
@@ -49,12 +50,13 @@ def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -
 
 
 def _apply(schedule: Schedule, target: Target) -> str | None:
-    return _first(BEFORE_INLINING, schedule, target) or _after_inlining(schedule, target)
+    before, after = (BEFORE_INLINING, RULES) if getattr(target, "device", None) is None else (DEVICE_BEFORE_INLINING, DEVICE_RULES)
+    return _first(before, schedule, target) or _after_inlining(schedule, target, after)
 
 
-def _after_inlining(schedule: Schedule, target: Target) -> str | None:
+def _after_inlining(schedule: Schedule, target: Target, rules: Iterable[ScheduleRule]) -> str | None:
     inline_elementwise(schedule)
-    return _first(RULES, schedule, target)
+    return _first(rules, schedule, target)
 
 
 def _first(rules: Iterable[ScheduleRule], schedule: Schedule, target: Target) -> str | None:

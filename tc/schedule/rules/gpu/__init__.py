@@ -1,0 +1,17 @@
+"""Schedule rules for devices that run blocks of threads: the same primitives and knobs, loops bound to the axes of a launch.
+
+What a rule makes is the fork-join form: a nest of block loops is a launch, thread loops inside run one after the other and each joins at
+its end, so that the program means what its loops mean in order. Sizes follow from `target.device`.
+"""
+
+from __future__ import annotations
+
+from tc.schedule.rules.gpu.fallback import schedule_launches
+
+DEVICE_BEFORE_INLINING = ()
+"""Tried before anything is inlined into the stages that these rules look for."""
+
+DEVICE_RULES = (schedule_launches,)
+"""Tried in this order; the last one takes everything."""
+
+__all__ = ["DEVICE_BEFORE_INLINING", "DEVICE_RULES"]

@@ -1,0 +1,54 @@
+"""Programs scheduled for devices, and what must hold of any such schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tc.interp import run_prim_func
+from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
+from tc.ir.node import children
+from tc.ir.verify import verify
+from tc.schedule.rules.common import inline_elementwise
+from tc.schedule.rules.gpu import DEVICE_RULES
+from tc.schedule.step import Schedule, Trace
+from tc.target import Target, native_target
+
+
+def device_schedule(func: PrimFunc, target: Target | None = None) -> tuple[Schedule, str]:
+    """What the rules for devices make of a function, and the name of the rule."""
+    schedule = Schedule(func)
+    inline_elementwise(schedule)
+    for rule in DEVICE_RULES:
+        name = schedule.attempt(lambda rule=rule: rule(schedule, target or native_target()))  # type: ignore[misc]
+        if name is not None:
+            return schedule, name
+    raise AssertionError("the last rule takes everything")
+
+
+def stores_of_host(stmt: Stmt) -> list[Stmt]:
+    """Statements that write memory and are under no bound loop."""
+    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
+        return []
+    if isinstance(stmt, (Store, IntrinsicCall)):
+        return [stmt]
+    return [found for child in children(stmt) if isinstance(child, Stmt) for found in stores_of_host(child)]
+
+
+def check_launches(func: PrimFunc, scheduled: PrimFunc) -> None:
+    """A schedule that verifies, in which the host touches no memory."""
+    verify(scheduled)
+    assert stores_of_host(scheduled.body) == []
+
+
+def check_schedule(func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5) -> Schedule:
+    """The schedule for devices does what the function does, in order and with independent iterations backward, and can be replayed."""
+    schedule, _ = device_schedule(func)
+    check_launches(func, schedule.func)
+    expected = run_prim_func(func, arrays, dims)
+    for backward in (False, True):
+        for want, got in zip(expected, run_prim_func(schedule.func, arrays, dims, backward=backward), strict=True):
+            np.testing.assert_allclose(got, want, rtol=rtol, err_msg=str(schedule.trace))
+    assert Trace.from_json(schedule.trace.to_json()) == schedule.trace
+    return schedule
