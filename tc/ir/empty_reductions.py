@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Buffer, Expr, Var, conjuncts, const, equal, logical_and, logical_not, logical_or
-from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, Let, LoopKind, PrimFunc, Stmt, seq
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, Let, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, cached_on_node, children, map_children, replace, substitute
 from tc.ir.paths import facts_along
 from tc.ir.structural import fresh_binders
@@ -184,11 +184,11 @@ def _initialisation(reduction: _Reduction, empty: Expr | None, changed: frozense
     values: dict[Node, Node] = {axis.var: substitute(axis.value, own) for axis in reduction.spatial}
     values |= {axis.var: Var(axis.var.name.removeprefix("v"), i64) for axis in whole}
     condition = substitute(logical_and(*conditions, *(() if empty is None else (empty,))), own)
-    loops = [(var, substitute(loop.extent, own), loop.kind) for loop, var in renamed.items()]
-    loops += [(values[axis.var], substitute(axis.extent, own), LoopKind.SERIAL) for axis in whole]  # type: ignore[misc]
+    loops = [For(var, substitute(loop.extent, own), _NOTHING, loop.kind, loop.thread) for loop, var in renamed.items()]
+    loops += [For(values[axis.var], substitute(axis.extent, own), _NOTHING) for axis in whole]  # type: ignore[arg-type]
     body: Stmt = substitute(fresh_binders(init), values)
     needed = variables(condition).union(*(variables(value) for value in values.values()))
-    if condition is not TRUE and not variables(condition) & {var for var, _, _ in loops}:
+    if condition is not TRUE and not variables(condition) & {loop.var for loop in loops}:
         return If(condition, _under(loops, body, needed))
     return _under(loops, body if condition is TRUE else If(condition, body), needed)
 
@@ -204,10 +204,13 @@ def _kept_loops(reduction: _Reduction) -> dict[For, Var]:
     return kept
 
 
-def _under(loops: list[tuple[Var, Expr, LoopKind]], body: Stmt, needed: frozenset[Var]) -> Stmt:
+_NOTHING = Seq(())
+
+
+def _under(loops: list[For], body: Stmt, needed: frozenset[Var]) -> Stmt:
     """A statement under those of some loops that it needs."""
-    for var, extent, kind in reversed(loops):
-        if var in needed:
-            body = For(var, extent, body, kind)
-            needed |= variables(extent)
+    for loop in reversed(loops):
+        if loop.var in needed:
+            body = replace(loop, body=body)
+            needed |= variables(loop.extent)
     return body

@@ -40,6 +40,7 @@ from tc.ir.graph import (
     atoms_of,
 )
 from tc.ir.intrinsic import INTRINSICS
+from tc.ir.launch import first_complaint
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -161,6 +162,10 @@ class _LoopVerifier:
         shared = annotation(self.func, "in_place", ())
         if not isinstance(shared, tuple) or not all(type(k) is int and 0 <= k < len(self.func.inputs) for k in shared):
             raise self.fail(f"in_place is {shared!r}, must be numbers of inputs")
+        complaint = first_complaint(self.func.body)
+        if complaint is not None:
+            self.at, message = complaint
+            raise self.fail(message)
         self.statement(self.func.body, scope, ())
         found = first_uncovered(self.func)
         if found is not None:
@@ -230,8 +235,6 @@ class _LoopVerifier:
         ahead = loop.hints.prefetch
         if ahead is not None and ahead.parameter >= len(self.func.buffers):
             raise self.fail(f"loop {loop.var.name} fetches buffer {ahead.parameter} ahead; there are {len(self.func.buffers)}")
-        if loop.kind is LoopKind.BOUND and not loop.thread:
-            raise self.fail(f"loop {loop.var.name} is bound to no GPU axis")
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.BOUND):
             racing = (*racing, loop)
         self.statement(loop.body, self._bind(loop.var, scope), racing)

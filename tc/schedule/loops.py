@@ -9,6 +9,7 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import FALSE, CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
+from tc.ir.launch import AXES, first_complaint
 from tc.ir.loop import Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, variables
@@ -331,7 +332,8 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, thread: str = "") -> Pri
     """Mark how the iterations of a loop are carried out.
 
     Parallel, vectorized and bound loops must drive spatial axes only; a vectorized or unrolled loop must have a constant
-    extent; a loop is vectorized only when no loop around or inside it is, and `thread` names a GPU axis once on a path.
+    extent; a loop is vectorized only when no loop around or inside it is. Bound loops, whose axis `thread` names, make launches: block
+    loops outermost, each the whole body of the one around it; thread loops of constant extents; no axis twice on a path.
     """
     place = find_loop(func, loop)
     stmt = place.loop
@@ -347,20 +349,17 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, thread: str = "") -> Pri
                 raise ScheduleError(f"vectorize: loop {loop} is nested with loop {other.var.name}, which is vectorized")
     if kind is LoopKind.UNROLLED and not isinstance(stmt.extent, Const):
         raise ScheduleError(f"unroll: the extent of loop {loop} is {stmt.extent}; only constant extents unroll")
-    if kind is LoopKind.BOUND:
-        _check_thread(place, thread)
-    return replace_stmt(func, place, replace(stmt, kind=kind, thread=thread))
+    if kind is LoopKind.BOUND and thread not in AXES:
+        raise ScheduleError(f"bind: there is no axis {thread!r}; there are: {', '.join(AXES)}")
+    return check_launches(replace_stmt(func, place, replace(stmt, kind=kind, thread=thread)), verb)
 
 
-THREAD_AXES = tuple(f"{level}.{axis}" for level in ("block", "thread") for axis in "xyz")
-
-
-def _check_thread(place: Place, thread: str) -> None:
-    if thread not in THREAD_AXES:
-        raise ScheduleError(f"bind: there is no axis {thread!r}; there are: {', '.join(THREAD_AXES)}")
-    for outer in place.loops:
-        if outer.thread == thread:
-            raise ScheduleError(f"bind: loop {outer.var.name} around loop {place.loop.var.name} has {thread} already")
+def check_launches(func: PrimFunc, what: str) -> PrimFunc:
+    """`func`; ScheduleError when its bound loops make no launches (see `first_complaint`)."""
+    found = first_complaint(func.body)
+    if found is not None:
+        raise ScheduleError(f"{what}: {found[1]}")
+    return func
 
 
 def annotate_loop(func: PrimFunc, loop: str, key: str, value: HintValue | str) -> PrimFunc:

@@ -173,6 +173,7 @@ class Step:
             raise ScheduleError(f"{self}: {names} would be used where it means nothing")
         if nesting(func.body) > DEEPEST_NEST:
             raise ScheduleError(f"{self}: more than {DEEPEST_NEST} loops around each other")
+        loops.check_launches(func, str(self))
         if len(block_names(func.body)) > MOST_BLOCKS:
             raise ScheduleError(f"{self}: more than {MOST_BLOCKS} blocks")
 

@@ -93,6 +93,46 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
         r"loop i around loop j has block.x already",
     ),
     (
+        matmul(),
+        _then(lambda s: s.bind("j", "block.x"), lambda s: s.bind("i", "block.x")),
+        r"bind: loop i around loop j has block.x already",
+    ),
+    (
+        matmul(),
+        _then(lambda s: s.bind("i", "thread.x"), lambda s: s.bind("j", "block.x")),
+        r"bind: loop j has block.x inside of loop i, which has thread.x",
+    ),
+    (
+        matmul(),
+        _then(lambda s: [s.reorder("i", "ri", "j"), s.bind("i", "block.y")], lambda s: s.bind("j", "block.x")),
+        r"bind: loop j has block.x inside of a launch, but is not all of what loop i does",
+    ),
+    (chain(Var("n")), lambda s: s.bind("i", "thread.x"), r"bind: the extent of loop i is n; that of thread.x is constant"),
+    (chain(1025), lambda s: s.bind("i", "thread.x"), r"bind: loop i is of a launch of 1025 of thread.x threads, more than 1024"),
+    (
+        chain(2048),
+        _then(lambda s: [s.bind(loop, f"thread.{axis}") for loop, axis in zip(s.split("i", (2, 32, 32))[:2], "xy", strict=True)],
+              lambda s: s.bind("i_2", "thread.z")),
+        r"bind: .*launch of 2 of thread.x x 32 of thread.y x 32 of thread.z threads, more than 1024",
+    ),
+    (
+        matmul(),
+        _then(lambda s: s.parallel("i"), lambda s: s.bind("j", "thread.x")),
+        r"bind: loop i is parallel and nested with loop j, which is bound to thread.x",
+    ),
+    (
+        matmul(),
+        _then(lambda s: s.bind("j", "thread.x"), lambda s: s.vectorize("i")),
+        r"vectorize: loop i is vectorized around loop j, which is bound",
+    ),
+    (
+        matmul(),
+        _then(
+            lambda s: [s.bind("i", "block.y"), s.bind("j", "block.x")], lambda s: s.decompose_reduction("mm", "j"),
+        ),
+        r"decompose_reduction\('mm', 'j'\): loop j_init has block.x inside of a launch, but is not all of what loop i does",
+    ),
+    (
         chain(),
         _then(lambda s: s.vectorize("i"), lambda s: s.loop_partition("i")),
         r"loop_partition: loop i is vectorized",
