@@ -50,8 +50,11 @@ def utc_now() -> str:
 
 
 def target_key(target: Target | str) -> str:
-    """The facts of a target that a record holds for: all but the number of cores. Text is taken to be such a key already."""
-    return target if isinstance(target, str) else _CORES.sub("", str(replace(target, cores=1)), count=1)
+    """The facts of a target that a record holds for: those of a device where there is one, else all but the number of cores. Text is taken
+    to be such a key already."""
+    if isinstance(target, str):
+        return target
+    return target.device_text or _CORES.sub("", str(replace(target, cores=1)), count=1)
 
 
 def place_of(target: Target) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What code is compiled for: instruction set, vector shape, cores and caches.
+"""What code is compiled for: instruction set, vector shape, cores and caches, and the device, where kernels run on one.
 
 A `Target` is plain data and prints as text that `Target.parse` reads back, so that it can stand in file names, reports
 and tuning records. It names no operating system and no object format: those belong to code generation.
@@ -14,7 +14,9 @@ from functools import cache
 
 from llvmlite import binding as llvm
 
-from tc.errors import UnsupportedError, UserError
+from tc.errors import UserError
+from tc.target.detect import cuda_facts, opencl_facts
+from tc.target.device import DEVICE_KINDS, DeviceFacts, device_called, known_archs, occupancy, with_facts
 from tc.target.host import (
     MAX_THREADS,
     SIZE_UNITS,
@@ -33,6 +35,7 @@ from tc.target.table import kind_called, kind_of_cpu
 __all__ = [
     "MAX_THREADS",
     "MOST_SHUFFLED_STRIDE",
+    "DeviceFacts",
     "Target",
     "affinity_cpus",
     "available_cores",
@@ -40,8 +43,12 @@ __all__ = [
     "check_threads",
     "default_threads",
     "native_target",
+    "occupancy",
     "widest_vector_bits",
 ]
+
+HOST_KINDS = ("cpu",)
+"""Kinds whose kernels run on the CPU."""
 
 MOST_SHUFFLED_STRIDE = 4
 """Elements that the lanes of a vector may lie apart in memory to be loaded as whole vectors and shuffled; beyond they are gathered, which
@@ -72,6 +79,8 @@ class Target:
     (LLVM's names, sorted). `cores` counts the cores that the process may use. Cache sizes are in bytes:
     L1 data and L2 of one core, and the whole L3 that the cores share, 0 where there is none. `machine` names the kind of CPU whose rates
     are taken (an entry of `tc.target.table`); "": that of `cpu` and `features`, and what the user has had measured.
+    Of the kinds "cuda", "opencl" and "rocm", whose kernels run on a `device`, all this is about the host, and `number` says which of the
+    machine's devices runs them.
     """
 
     kind: str = "cpu"
@@ -85,16 +94,19 @@ class Target:
     l3_bytes: int = 8 << 20
     cache_line_bytes: int = 64
     machine: str = ""
+    device: DeviceFacts | None = None
+    number: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or type(self.vector_bits) is not int:
             raise UserError("target: kind must be a name, and vector_bits a whole number")
-        if self.kind in ("cuda", "opencl"):
-            raise UnsupportedError(
-                f"target: {self.kind} devices are not supported yet; use 'native' or another CPU target"
-            )
-        if self.kind != "cpu":
-            raise UserError(f"target: unknown kind '{self.kind}'; the only kind is 'cpu'")
+        if self.kind not in (*HOST_KINDS, *DEVICE_KINDS):
+            raise UserError(f"target: unknown kind '{self.kind}'; known are {', '.join((*HOST_KINDS, *DEVICE_KINDS))}")
+        of_device = self.device.kind if isinstance(self.device, DeviceFacts) else None
+        if of_device != (self.kind if self.kind in DEVICE_KINDS else None) or (self.device is not None and of_device is None):
+            raise UserError(f"target: {self.kind} {'needs the facts of such a device' if self.kind in DEVICE_KINDS else 'has no device'}")
+        if type(self.number) is not int or self.number < 0 or (self.number and self.device is None):
+            raise UserError(f"target: number is {self.number!r}, must be that of a device")
         if not isinstance(self.cpu, str) or not isinstance(self.features, tuple) or not all(isinstance(f, str) for f in self.features):
             raise UserError("target: cpu must be a name, and features a tuple of names")
         if self.vector_bits not in (128, 256, 512):
@@ -134,13 +146,29 @@ class Target:
     def fingerprint(self) -> str:
         """16 hex digits that differ when the same program may become different machine code.
 
-        Cores, cache sizes and rates are not part of it: they act through the schedule, which is part of the program.
+        Cores, cache sizes, rates and what a device can hold are not part of it: they act through the schedule, which is part of the
+        program.
         """
-        code_facts = (self.kind, self.cpu, self.features, self.vector_bits)
+        code_facts: tuple[object, ...] = (self.kind, self.cpu, self.features, self.vector_bits)
+        if self.device is not None:
+            code_facts += (self.device.arch, self.device.features)
         return hashlib.sha256(repr(code_facts).encode()).hexdigest()[:16]
 
+    @property
+    def device_text(self) -> str:
+        """The device without its number and its host: `cuda:sm_80`; "" where there is none."""
+        return "" if self.device is None else f"{self.kind}:{self.device}"
+
+    @property
+    def host(self) -> Target:
+        """The CPU that runs what does not run on a device."""
+        return self if self.device is None else replace(self, kind="cpu", device=None, number=0)
+
     def __str__(self) -> str:
-        """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise."""
+        """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise; `DEVICE@HOST` where there is a device."""
+        if self.device is not None:
+            number = f",number={self.number}" if self.number else ""
+            return f"{self.device_text}{number}@{self.host}"
         for level, machine in _LEVELS.items():
             if self == replace(machine, cores=self.cores):
                 return f"{level}:cores={self.cores}"
@@ -177,14 +205,21 @@ class Target:
             native:cores=1,l2=1M          the same with some facts changed
             x86-64-v4:machine=znver4      the same, with the rates of a kind of CPU
             cpu:name=...,features=a+b     every fact given, the rest as for plain x86-64
+            cuda, cuda:1                  the first, the second CUDA device of this machine
+            cuda:sm_80, rocm:gfx942       a device of that architecture, which need not be here
+            cuda:sm_80,processors=56      the same with some facts changed
+            opencl, opencl:1              the first, the second OpenCL device of this machine
+            opencl:generic                a plain OpenCL device, which need not be here
+            cuda:sm_80@x86-64-v4          a device and its host; without one it is this machine
 
-        Raises UserError for a name or a fact that is not known, UnsupportedError for devices that are not CPUs.
+        Raises UserError for a name or a fact that is not known, and for a device of this machine that is not there.
         """
         if not isinstance(text, str):
             raise UserError(f"target is a {type(text).__name__}, must be a name such as 'native'")
         base, _, facts = text.strip().partition(":")
-        if base in ("cuda", "opencl"):
-            return Target(kind=base)
+        kind = base.partition("@")[0]
+        if kind in DEVICE_KINDS:
+            return _parse_device_target(kind, text.strip().removeprefix(kind).removeprefix(":"))
         if base == "native":
             target = native_target()
         elif base == "cpu":
@@ -192,9 +227,37 @@ class Target:
         elif base in _LEVELS:
             target = replace(_LEVELS[base], cores=default_threads())
         else:
-            known = ", ".join(("native", *_LEVELS, "cpu:..."))
+            known = ", ".join(("native", *_LEVELS, "cpu:...", "cuda", "cuda:sm_80", "opencl"))
             raise UserError(f"target: unknown target '{text}'; known are {known}")
         return _with_facts(target, facts) if facts else target
+
+
+def _parse_device_target(kind: str, text: str) -> Target:
+    """The device and its host that `text`, what stands after the kind, names."""
+    which, _, host_text = text.partition("@")
+    host = Target.parse(host_text) if host_text else native_target()
+    if host.device is not None:
+        raise UserError(f"target: '{host_text}' is a device, must be a CPU")
+    first, *rest = which.split(",")
+    if "=" in first or not first:
+        first, rest = "0", list(filter(None, (first, *rest)))
+    facts = dict(map(_split_fact, rest))
+    if first.isdecimal():
+        return replace(host, kind=kind, device=with_facts(_facts_of_number(kind, int(first)), facts), number=int(first))
+    number = facts.pop("number", "0")
+    if not number.isdecimal():
+        raise UserError(f"target: number={number} is not the number of a device")
+    return replace(host, kind=kind, device=with_facts(device_called(kind, first), facts), number=int(number))
+
+
+def _facts_of_number(kind: str, number: int) -> DeviceFacts:
+    """What is known of a device of this machine. UserError when it is not there."""
+    if kind not in _DETECTION:
+        raise UserError(f"target: no {kind} device is looked for; name the architecture: {', '.join(known_archs(kind))}")
+    return _DETECTION[kind](number)
+
+
+_DETECTION = {"cuda": cuda_facts, "opencl": opencl_facts}
 
 
 def widest_vector_bits(features: tuple[str, ...]) -> int:
@@ -255,9 +318,7 @@ def _with_facts(target: Target, text: str) -> Target:
     """`target` with the facts of `key=value,...` put in. Without a word on vectors, they follow the features."""
     changes: dict[str, object] = {}
     for fact in text.split(","):
-        key, equals, value = fact.strip().partition("=")
-        if not equals or (not value and key != "features"):
-            raise UserError(f"target: '{fact}' is not of the form key=value")
+        key, value = _split_fact(fact)
         if key == "name":
             changes["cpu"] = value
         elif key == "features":
@@ -274,6 +335,16 @@ def _with_facts(target: Target, text: str) -> Target:
         changes.setdefault("vector_bits", vector_bits)
         changes.setdefault("num_vector_registers", 32 if vector_bits == 512 else 16)
     return replace(target, **changes)  # type: ignore[arg-type]
+
+
+def _split_fact(fact: str) -> tuple[str, str]:
+    key, equals, value = fact.strip().partition("=")
+    if not equals or (not value and not key.endswith(_MAY_BE_NONE)):
+        raise UserError(f"target: '{fact}' is not of the form key=value")
+    return key, value
+
+
+_MAY_BE_NONE = ("features", "tensor_flops_per_cycle")
 
 
 def _parse_fact(key: str, value: str) -> int:

@@ -43,7 +43,7 @@ def machine_of(target: Target) -> CoreRates:
 
 def machine_fingerprint(target: Target) -> str:
     """16 hex digits that differ when the same program may get another schedule for the target: part of the key of whatever is kept."""
-    return machine_of(target).fingerprint()
+    return machine_of(target).fingerprint() if target.device is None else target.device.fingerprint()
 
 
 def table_of(target: Target) -> MachineTable:

@@ -7,7 +7,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from tc.errors import UnsupportedError, UserError
+from tc.errors import UserError
 from tc.target import Target, _with_caches, available_cores, available_cpus, host, native_target, widest_vector_bits
 from tc.target.tile_permission import may_use_tiles
 
@@ -58,12 +58,6 @@ def test_features_given_alone_decide_on_the_vectors() -> None:
 )
 def test_bad_text_is_refused(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Target.parse(text)
-
-
-@pytest.mark.parametrize("text", ["cuda:sm_90", "opencl"])
-def test_devices_are_refused_as_unsupported(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="devices are not supported yet"):
         Target.parse(text)
 
 
