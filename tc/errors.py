@@ -11,6 +11,7 @@
     ├── ScheduleError          a schedule step that is not legal here
     ├── LoweringError          no loops for this graph
     ├── CodegenError           no machine code for these loops
+    ├── DeviceError            a device that cannot be reached, or failed
     ├── MeasureError           a candidate that could not be built, run or timed
     ├── CheckError             a result differs from the reference                             exit code 3
     └── LimitError             a size, time or memory bound was reached                        exit code 4
@@ -103,6 +104,10 @@ class LoweringError(TcError):
 
 class CodegenError(TcError):
     """Loops for which no target code can be made."""
+
+
+class DeviceError(TcError):
+    """A device that is not there, cannot be reached from here, or failed at what it was given."""
 
 
 class MeasureError(TcError):

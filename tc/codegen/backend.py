@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tc.codegen.device import Device
 from tc.errors import UnsupportedError
 from tc.ir.loop import PrimFunc
 from tc.passes.manager import PassCall
@@ -16,7 +17,10 @@ from tc.target import Target
 
 
 class Loaded(Protocol):
-    """Code in the process."""
+    """Code in the process. `device`: where its kernels run and keep their values; None for the process itself."""
+
+    @property
+    def device(self) -> Device | None: ...
 
     def address(self, name: str) -> int:
         """Where a symbol is; CodegenError when there is none of that name."""
@@ -28,14 +32,17 @@ class Backend:
 
     `finish`: the passes from a scheduled PrimFunc to loops that `emit` takes. `emit`: the text of a kernel under a linker symbol.
     `make`: the artifacts (object files, binaries) of texts that define different symbols and do not call each other; the bool says whether
-    they are worth optimizing. An artifact depends on nothing but its text and the target. `load`: artifacts, linked.
+    they are worth optimizing. An artifact depends on nothing but its text and the target. `load`: artifacts, linked, for a target.
+    `calls`: how the names of the functions begin by which a program reaches a device and its memory ("<calls>_launch", "_read", "_write",
+    "_copy", "_allocate", "_free", "_finish"); "" for a target whose memory is the program's own.
     """
 
     kind: str
     finish: tuple[PassCall, ...]
     emit: Callable[[PrimFunc, str, Target], str]
     make: Callable[[Sequence[str], bool, Target], list[bytes]]
-    load: Callable[[Iterable[bytes]], Loaded]
+    load: Callable[[Iterable[bytes], Target], Loaded]
+    calls: str = ""
 
 
 def find_backend(backends: Iterable[Backend], target: Target) -> Backend:

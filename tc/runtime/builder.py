@@ -32,6 +32,7 @@ from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
 from tc.runtime.callbacks import callback_for
+from tc.runtime.device_module import module_class
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
@@ -119,7 +120,7 @@ class ModuleBuilder:
         wanted, self._wanted = self._wanted, {}
         queue, self._queue = self._queue, ObjectQueue(self.target)
         with self.watch.time("emit"):
-            entries = [emit_entry(each.plan, dict(each.symbols), ENTRY, profile) for each in programs]
+            entries = [emit_entry(each.plan, dict(each.symbols), ENTRY, profile, self._backend.calls) for each in programs]
         with self.watch.time("llvm"):
             for entry in entries:
                 queue.put(entry.ir_text, optimized=len(entry.ir_text) > PLAIN_ENTRY_BYTES)
@@ -137,7 +138,7 @@ class ModuleBuilder:
 
     def _linked(self, program: LinkUnit, entry: EntrySource, code: bytes) -> Linked:
         objects = (*(self._code[symbol] for symbol in dict.fromkeys(program.symbols.values())), code)
-        return Linked(entry, self._backend.load(objects), objects)
+        return Linked(entry, self._backend.load(objects, self.target), objects)
 
     def constants(self, plan: ExecutionPlan) -> list[np.ndarray]:
         """The constants of a plan, where kernels may read them: those that were expected, unless they are others."""
@@ -190,7 +191,7 @@ def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tu
     with seeing(stages.operators):
         callback = callback_for(linked.entry.calls)
     facts = (callback, report, explanations, linked.objects, str(builder.target), partial(timed_entry, program, builder))
-    return CompiledModule(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
+    return module_class(linked.library)(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
 
 
 def timed_entry(program: LinkUnit, builder: ModuleBuilder) -> tuple[EntrySource, Loaded]:

@@ -127,27 +127,28 @@ class EntrySource:
     timed: tuple[Launch, ...] = ()
 
 
-def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False) -> EntrySource:
-    """Emit `<symbol>_prepare` and `<symbol>_run`. `kernels` maps kernel names to linker symbols."""
-    emitter = _EntryEmitter(plan, kernels, profile)
+def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False, calls: str = "") -> EntrySource:
+    """Emit `<symbol>_prepare` and `<symbol>_run`. `kernels` maps kernel names to linker symbols; `calls`: see `Backend`."""
+    emitter = _EntryEmitter(plan, kernels, profile, calls)
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
     return EntrySource(
-        str(emitter.module), tuple(emitter.checks), tuple(emitter.calls), emitter.layout, tuple(emitter.timed)
+        str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed)
     )
 
 
 class _EntryEmitter:
     """Writes the two functions. While one is being written, `dims` evaluates dim expressions in it."""
 
-    def __init__(self, plan: ExecutionPlan, kernels: dict[str, str], profile: bool) -> None:
+    def __init__(self, plan: ExecutionPlan, kernels: dict[str, str], profile: bool, calls: str) -> None:
         self.plan = plan
+        self.calls = calls
         self.kernels = kernels
         self.profile = profile
         self.layout = frame_layout(plan)
         self.module = Module()
         self.checks: list[FailedCheck] = []
-        self.calls: list[CallOut] = []
+        self.callbacks: list[CallOut] = []
         self.facts = Facts.of(plan.facts)
         self.timed: list[Launch] = []
         self._start()
@@ -376,13 +377,9 @@ class _EntryEmitter:
             case Check():
                 self._check(step)
             case Copy(source=source, target=target, size_bytes=size):
-                self.module.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
-                b = self.b
-                amount = self.dims.value(simplify(size, self.facts))
-                to, start = self.pointer(target), self.pointer(source)
-                b.emit_void(f"call void @llvm.memcpy.p0.p0.i64({to}, {start}, {amount}, i1 false)")
+                self._copy(self.pointer(target), self.pointer(source), self.dims.value(simplify(size, self.facts)))
             case StoreIndex(slot=slot, value=value):
-                self.b.emit_void(f"store {self.dims.value(value)}, {self.pointer(slot)}, align 8")
+                self._write_word(self.pointer(slot), self.dims.value(value))
             case BindDims(slot=slot, dims=dims):
                 self._bind_dims(step, slot, dims)
             case Allocate(index=index, size_bytes=size):
@@ -395,6 +392,59 @@ class _EntryEmitter:
                 self._call_out(step)
             case _:
                 raise CodegenError(f"no code for the step {type(step).__name__}")
+
+    # -- memory that may be a device's
+
+    def _device_call(self, name: str, *arguments: Value, result: str = "void") -> Value:
+        """Call a function of the runtime of a device, on the queue of this call."""
+        values = (self.b.emit(f"inttoptr {self.threads} to ptr", "ptr"), *arguments)
+        self.module.declare(f"{self.calls}_{name}", result, [value.type for value in values])
+        text = f"call {result} @{self.calls}_{name}({', '.join(map(str, values))})"
+        if result != "void":
+            return self.b.emit(text, result)
+        self.b.emit_void(text)
+        return self.threads
+
+    def _read(self, place: Value, element: str) -> Value:
+        """The integer at `place`, as it is when everything before has run."""
+        size = int(element[1:]) // 8
+        if self.calls:
+            room = self.b.alloca("i64", 1, 8, "word")
+            self._device_call("read", room, place, int_value(size))
+            place = room
+        return self.b.emit(f"load {element}, {place}, align {size}", element)
+
+    def _write_word(self, place: Value, value: Value) -> None:
+        """Store an i64."""
+        if not self.calls:
+            self.b.emit_void(f"store {value}, {place}, align 8")
+            return
+        room = self.b.alloca("i64", 1, 8, "word")
+        self.b.emit_void(f"store {value}, {room}, align 8")
+        self._device_call("write", place, room, int_value(8))
+
+    def _copy(self, to: Value, start: Value, amount: Value) -> None:
+        if self.calls:
+            self._device_call("copy", to, start, amount)
+            return
+        self.module.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
+        self.b.emit_void(f"call void @llvm.memcpy.p0.p0.i64({to}, {start}, {amount}, i1 false)")
+
+    def _free(self, block: Value) -> None:
+        if self.calls:
+            self._device_call("free", block)
+            return
+        self.module.declare("free", "void", ["ptr"])
+        self.b.emit_void(f"call void @free({block})")
+
+    def _allocated(self, size: Value) -> Value:
+        """A block of `size` bytes, null where there is no memory for it."""
+        b = self.b
+        rounded = b.binary("and", b.binary("add", size, int_value(127)), int_value(-64))
+        if self.calls:
+            return self._device_call("allocate", rounded, result="ptr")
+        self.module.declare("aligned_alloc", "ptr", ["i64", "i64"])
+        return b.emit(f"call ptr @aligned_alloc(i64 64, {rounded})", "ptr")
 
     def _launch(self, step: Launch) -> None:
         symbol = self.kernels[step.kernel]
@@ -413,8 +463,7 @@ class _EntryEmitter:
         b = self.b
 
         def word(k: int) -> Value:
-            place = b.emit(f"getelementptr i64, {report}, i64 {WORDS_PER_CHECK * row + k}", "ptr")
-            return b.emit(f"load i64, {place}, align 8", "i64")
+            return self._read(b.emit(f"getelementptr i64, {report}, i64 {WORDS_PER_CHECK * row + k}", "ptr"), "i64")
 
         good = b.compare("icmp eq", word(0), int_value(0))
         self._fail_unless(good, FailedCheck(message), details=lambda: {DETAIL: word(1), SIZE: word(2)})
@@ -431,6 +480,8 @@ class _EntryEmitter:
 
     def _record(self, start: Value, step: Launch) -> None:
         """Add the time since `start` to this launch's word of the profile, which follows the frame."""
+        if self.calls:
+            self._device_call("finish")
         end = self._clock()
         place = self._word_pointer(self.layout.words + len(self.timed))
         self.timed.append(step)
@@ -444,7 +495,7 @@ class _EntryEmitter:
         bits = slot.type.dtype.bits
         for k, dim in enumerate(dims):
             place = b.emit(f"getelementptr i{bits}, {base}, i64 {k}", "ptr")
-            value = b.emit(f"load i{bits}, {place}, align {bits // 8}", f"i{bits}")
+            value = self._read(place, f"i{bits}")
             if bits < 64:
                 value = b.convert("sext" if slot.type.dtype.kind == "int" else "zext", value, "i64")
             message = _located(step, f"the size {dim.name} is {{value}}, but must not be negative")
@@ -454,12 +505,9 @@ class _EntryEmitter:
 
     def _allocate(self, index: int, size: Value) -> None:
         b = self.b
-        self.module.declare("free", "void", ["ptr"])
-        self.module.declare("aligned_alloc", "ptr", ["i64", "i64"])
         word = self.layout.dynamic + 2 * index
-        b.emit_void(f"call void @free({self._word(word, 'ptr')})")
-        rounded = b.binary("and", b.binary("add", size, int_value(127)), int_value(-64))
-        pointer = b.emit(f"call ptr @aligned_alloc(i64 64, {rounded})", "ptr")
+        self._free(self._word(word, "ptr"))
+        pointer = self._allocated(size)
         self._set_word(word, pointer)
         present = b.compare("icmp ne", pointer, Value("null", "ptr"))
         self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
@@ -467,7 +515,7 @@ class _EntryEmitter:
 
     def _branch(self, condition: Slot, then_steps: tuple[PlanStep, ...], else_steps: tuple[PlanStep, ...]) -> None:
         b = self.b
-        flag = b.emit(f"load i8, {self.pointer(condition)}, align 1", "i8")
+        flag = self._read(self.pointer(condition), "i8")
         yes, no, done = b.label("then"), b.label("else"), b.label("endif")
         b.branch_if(b.compare("icmp ne", flag, int_value(0, "i8")), yes, no)
         b.start_block(yes)
@@ -495,7 +543,7 @@ class _EntryEmitter:
         if limit is not None:
             go = b.compare("icmp slt", Value(counter, "i64"), limit)
         if step.condition is not None:
-            flag = b.emit(f"load i8, {self.pointer(step.condition)}, align 1", "i8")
+            flag = self._read(self.pointer(step.condition), "i8")
             holds = b.compare("icmp ne", flag, int_value(0, "i8"))
             go = holds if go is None else b.binary("and", go, holds)
         self.depth -= 1
@@ -516,6 +564,8 @@ class _EntryEmitter:
     def _call_out(self, step: CallOut) -> None:
         b = self.b
         if step.symbol.startswith("c:"):
+            if self.calls:
+                raise CodegenError(_located(step, f"{step.symbol[2:]} is a function of the host, which does not read a device's memory"))
             name = step.symbol[2:]
             slots = [slot for slot in (*step.args, *step.results) if slot is not None]
             pointers = [self.pointer(slot) for slot in slots]
@@ -523,8 +573,8 @@ class _EntryEmitter:
             self.module.declare(name, "void", [value.type for value in (*pointers, *dims)])
             b.emit_void(f"call void @{name}({', '.join(map(str, (*pointers, *dims)))})")
             return
-        number = len(self.calls)
-        self.calls.append(step)
+        number = len(self.callbacks)
+        self.callbacks.append(step)
         slots = [slot for slot in (*step.args, *step.results) if slot is not None]
         table = b.alloca("ptr", max(len(slots), 1), 8, "slots")
         self._store_dims([dim for dim in self.dims.values if dim in self.layout.dim_vars])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from tc.codegen.device import Block
 from tc.errors import LimitError, TcError, located
 from tc.ir.arith import evaluate
 from tc.ir.dtype import pack, unpack
@@ -24,13 +25,54 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
 _ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(("aligned_alloc", _LIBC))
 
 
+class Memory(Protocol):
+    """Where kernels read and write: the process's own memory, or a device's."""
+
+    def view(self, address: int, size_bytes: int) -> np.ndarray:
+        """uint8[size_bytes]: what is there when all work before is done; maybe a copy."""
+
+    def store(self, address: int, array: np.ndarray) -> None:
+        """Put the bytes of a C-contiguous array there."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of a new block, aligned to ALIGNMENT; 0 where there is no memory for it."""
+
+    def free(self, address: int) -> None:
+        """Give such a block back."""
+
+
+class HostMemory:
+    """The memory of the process. See `Memory`."""
+
+    def view(self, address: int, size_bytes: int) -> np.ndarray:
+        """The memory itself."""
+        raw: np.ndarray = np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
+        return raw
+
+    def store(self, address: int, array: np.ndarray) -> None:
+        """See `Memory`."""
+        ctypes.memmove(address, data_address(array), array.nbytes)
+
+    def allocate(self, size_bytes: int) -> int:
+        """See `Memory`."""
+        return _ALLOC(ALIGNMENT, -(-max(size_bytes, 1) // ALIGNMENT) * ALIGNMENT) or 0
+
+    def free(self, address: int) -> None:
+        """See `Memory`."""
+        _FREE(address)
+
+
+HOST_MEMORY = HostMemory()
+
+
 @dataclass
 class Frame:
-    """Machine words for one running call, and the arena it uses."""
+    """Machine words for one running call, the arena it uses, and where its values are."""
 
     words: Any
     address: int
-    arena: Arena | None = None
+    arena: Arena | Block | None = None
+    memory: Memory = HOST_MEMORY
     error: BaseException | None = None
     thread: int = 0
     """That of the call, or of the last one."""
@@ -48,7 +90,7 @@ def free_block(frame: Frame, word: int) -> None:
     """Free a block of a size that depends on data, if there is one."""
     address, frame.words[word] = frame.words[word], 0
     if address:
-        _FREE(address)
+        frame.memory.free(address)
 
 
 def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Callback, table: int) -> None:
@@ -65,7 +107,7 @@ def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Ca
         if slot is None:
             args.append(None)
             continue
-        array = _view(pointers[place] or 0, slot, env)
+        array = _view(frame.memory, pointers[place] or 0, slot, env)
         args.append(array if lends else array.copy())
         place += 1
     results = callback(call, args, env)
@@ -93,7 +135,7 @@ def _store_result(
                 frame.words[layout.dims + layout.dim_vars.index(dim)] = size
         word = layout.dynamic + 2 * slot.index
         free_block(frame, word)
-        address = _ALLOC(ALIGNMENT, -(-max(result.nbytes, 1) // ALIGNMENT) * ALIGNMENT)
+        address = frame.memory.allocate(result.nbytes)
         if not address:
             raise LimitError(f"out of memory: a result of {result.nbytes} bytes")
         frame.words[word] = address
@@ -101,17 +143,14 @@ def _store_result(
     if result.shape != expected:
         raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
     if result.nbytes:
-        memory = pack(result)
-        ctypes.memmove(address, data_address(memory), memory.nbytes)
+        frame.memory.store(address, pack(result))
 
 
-def _view(address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
+def _view(memory: Memory, address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
     """The slot's memory as an array."""
     shape = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
     dtype = slot.type.dtype
     size = dtype.bytes_of(math.prod(shape))
     if size == 0:
         return np.empty(shape, dtype.numpy)
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    raw: np.ndarray = np.ctypeslib.as_array(memory)
-    return unpack(raw, dtype, shape)
+    return unpack(memory.view(address, size), dtype, shape)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.llvm.jit import link
+from tc.codegen.backends import backend_of
 from tc.errors import ModelError, UserError
 from tc.runtime.callbacks import callback_for
+from tc.runtime.device_module import module_class
 from tc.runtime.interface import interface_from_json
 from tc.runtime.module import CompiledModule
 from tc.runtime.pool import get_pool
@@ -79,8 +80,8 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         rates=rates,
     )
     get_pool()
-    library = link(objects)
-    module = CompiledModule(
+    library = backend_of(target).load(objects, target)
+    module = module_class(library)(
         plan,
         entry,
         library,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.backend import Loaded
+from tc.codegen.device import Block
 from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
@@ -88,6 +89,8 @@ class CompiledModule:
     anything holds them; their memory then serves later results of this module, until `trim` gives it back.
     """
 
+    _takes_host_addresses = True
+
     def __init__(
         self,
         plan: ExecutionPlan,
@@ -125,7 +128,7 @@ class CompiledModule:
         self._report = report or Report(())
         self._explanations = dict(explanations or {})
         self._constants = list(constants)
-        self._table = (ctypes.c_void_p * max(len(constants), 1))(*(data_address(c) for c in constants))
+        self._table = (ctypes.c_void_p * max(len(constants), 1))(*self._place_constants())
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
         self._prepare = kind(library.address(f"{symbol}_prepare"))
         self._run = kind(library.address(f"{symbol}_run"))
@@ -136,7 +139,7 @@ class CompiledModule:
         self._dtypes = [v.type.dtype.numpy for v in plan.inputs]  # type: ignore[union-attr]
         self._static_in = [v.type.static_shape for v in plan.inputs]  # type: ignore[union-attr]
         self._static_out = [v.type.static_shape for v in plan.outputs]  # type: ignore[union-attr]
-        self._is_static = all(s is not None for s in (*self._static_in, *self._static_out))
+        self._is_static = self._takes_host_addresses and all(s is not None for s in (*self._static_in, *self._static_out))
         self._static_arena = int(plan.arena_bytes.value) if isinstance(plan.arena_bytes, Const) else None
         self._static_results = sum(v.type.dtype.size_bytes * math.prod(v.type.static_shape or (0,)) for v in plan.outputs)  # type: ignore[union-attr,misc]
         # Blocks of a size that depends on data are freed after every call, which is not for the short way.
@@ -166,6 +169,10 @@ class CompiledModule:
         if threads > 1:
             get_pool().start(threads)
         _living.add(self)
+
+    def _place_constants(self) -> list[int]:
+        """The addresses of the constants."""
+        return [data_address(c) for c in self._constants]
 
     def address(self, symbol: str) -> int:
         """Where the machine code of a kernel starts; CodegenError when there is none of that symbol."""
@@ -315,14 +322,18 @@ class CompiledModule:
         if self.plan.num_dynamic:
             self._run_dynamic(frame, results)
         else:
-            status = self._run(frame.address)
-            if status:
-                self._fail(status, frame)
+            self._run_once(frame)
         for k, memory in packed.items():
             results[k][...] = unpack(memory, from_numpy(results[k].dtype), results[k].shape)
         for k, array in meant.items():
             array[...] = results[k]
         return results if out is None else listed(out)
+
+    def _run_once(self, frame: Frame) -> None:
+        """Run the program. Raises what its checks say."""
+        status = self._run(frame.address)
+        if status:
+            self._fail(status, frame)
 
     def _set_packed(self, frame: Frame, results: list[Any]) -> dict[int, np.ndarray]:
         """Memory for the results whose elements share bytes, by number; set in the frame."""
@@ -355,9 +366,13 @@ class CompiledModule:
     def _provide(self, frame: Frame, needed: int) -> None:
         """Give a frame an arena of so many bytes at least. LimitError when there is no memory for it, and for results of known size."""
         if needed and (frame.arena is None or frame.arena.size_bytes < needed):
-            check_fits(needed + self._static_results)
-            frame.arena = Arena(needed)
+            frame.arena = self._new_arena(needed)
             frame.words[ARENA] = frame.arena.address
+
+    def _new_arena(self, size_bytes: int) -> Arena | Block:
+        """Memory for values in between."""
+        check_fits(size_bytes + self._static_results)
+        return Arena(size_bytes)
 
     def _make_outputs(self, frame: Frame, wanted: Sequence[_Wanted]) -> list[Any]:
         """Fresh arrays for results, None for those whose size data decide."""
@@ -388,13 +403,16 @@ class CompiledModule:
     def _set_apart(self, arrays: Sequence[np.ndarray], results: list[np.ndarray]) -> dict[int, np.ndarray]:
         """Put fresh arrays in the place of results that lie upon inputs; returns those, by number."""
         over_input, pair = overlapping(arrays, results)
-        if pair is not None:
-            one, other = (self.outputs[k].name for k in pair)
-            raise InputError(f'out: the buffers for "{one}" and "{other}" overlap')
+        self._refuse_overlap(pair)
         meant = {k: results[k] for k in over_input}
         for k, array in meant.items():
             results[k] = result_array(array.shape, array.dtype)
         return meant
+
+    def _refuse_overlap(self, pair: tuple[int, int] | None) -> None:
+        if pair is not None:
+            one, other = (self.outputs[k].name for k in pair)
+            raise InputError(f'out: the buffers for "{one}" and "{other}" overlap')
 
     def _check_outputs(self, given: list[Any], wanted: Sequence[_Wanted]) -> list[np.ndarray]:
         """The memory of the caller's arrays for results. InputError for what cannot hold them."""
@@ -422,20 +440,24 @@ class CompiledModule:
         return frame
 
     def _new_frame(self) -> Frame:
-        if self.threads > 1:
-            get_pool().start(self.threads)  # a forked child has none yet
         count = self._entry.layout.words + len(self._entry.timed)
         words = (ctypes.c_int64 * max(count, 1))()
         frame = Frame(words, ctypes.addressof(words))
         words[CONSTANTS] = ctypes.addressof(self._table)
         if self._native_callback is not None:
             words[CALLBACK] = ctypes.cast(self._native_callback, ctypes.c_void_p).value or 0
-        words[THREADS] = self.threads
+        self._connect(frame)
         if self._is_static:
             self._provide(frame, self._static_arena or 0)
         with self._lock:
             self._frames[frame.address] = frame
         return frame
+
+    def _connect(self, frame: Frame) -> None:
+        """Give a new frame what its kernels run on."""
+        if self.threads > 1:
+            get_pool().start(self.threads)  # a forked child has none yet
+        frame.words[THREADS] = self.threads
 
     def trim(self) -> None:
         """Give memory back that is kept for calls to come: arenas, and blocks for results. The next calls ask for it again."""
@@ -457,7 +479,7 @@ class CompiledModule:
         for address, frame in list(self._frames.items()):
             if id(frame) in idle or frame.thread != get_ident():
                 del self._frames[address]
-                if frame.arena is not None:
+                if isinstance(frame.arena, Arena):
                     frame.arena.discard()  # the frame of a thread that is not here is never freed
 
     def _fail(self, status: int, frame: Frame) -> None:
@@ -487,9 +509,7 @@ class CompiledModule:
     def _run_dynamic(self, frame: Frame, results: list[Any]) -> None:
         """Run, and give what results of unknown size there are; blocks are freed whatever happens."""
         try:
-            status = self._run(frame.address)
-            if status:
-                self._fail(status, frame)
+            self._run_once(frame)
             self._take_dynamic(frame, results)
         finally:
             self._free_dynamic(frame)
@@ -503,9 +523,8 @@ class CompiledModule:
         for (k, word), array in zip(found, self._results.arrays(wanted, len(self._frames)), strict=True):
             results[k] = array
             if array.nbytes:
-                memory = tensor_memory(from_numpy(array.dtype), array.shape)
-                ctypes.memmove(data_address(memory), words[word], memory.nbytes)
-                array[...] = unpack(memory, from_numpy(array.dtype), array.shape)
+                dtype = from_numpy(array.dtype)
+                array[...] = unpack(frame.memory.view(words[word], dtype.bytes_of(array.size)), dtype, array.shape)
 
     # -- reference kernels
 
@@ -579,7 +598,7 @@ class CompiledModule:
         if self._profiled is None:
             self._profiled = self._make_profiled()
         entry, library = self._profiled
-        timed = CompiledModule(
+        timed = type(self)(
             self.plan, entry, library, self._symbol, self._constants, self.threads, self._callback, make_general=self._make_general
         )
         try:

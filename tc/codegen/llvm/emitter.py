@@ -71,12 +71,12 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     name = symbol or func.name
     module = Module(features)
     chosen = keep_in_tiles(select_intrinsics(func, module.features))
-    emitter = _Emitter(module, name, chosen)
+    emitter = KernelEmitter(module, name, chosen)
     emitter.emit_entry()
     return KernelSource(name, (MARK if emitter.is_all_products else "") + str(module))
 
 
-class _Emitter(ExpressionEmitter):
+class KernelEmitter(ExpressionEmitter):
     """Walks the statements of one PrimFunc."""
 
     def __init__(self, module: Module, symbol: str, func: PrimFunc) -> None:
@@ -163,8 +163,8 @@ class _Emitter(ExpressionEmitter):
 
     def _for(self, loop: For) -> None:
         if loop.kind is LoopKind.BOUND:
-            name = f"loop {loop.var.name} of {self.func.name}"
-            raise CodegenError(f"{name} is bound to {loop.thread}, an axis of a GPU; the target is a CPU, which has none")
+            self.bound(loop)
+            return
         count = loop.extent.value if isinstance(loop.extent, Const) else None
         if loop.kind is LoopKind.PARALLEL and not self.in_parallel and self.lane is None:
             self._parallel(loop)
@@ -179,6 +179,11 @@ class _Emitter(ExpressionEmitter):
             self._unrolled(loop, int(count))
         else:
             self._serial(loop)
+
+    def bound(self, loop: For) -> None:
+        """A loop that is bound to an axis of a device."""
+        name = f"loop {loop.var.name} of {self.func.name}"
+        raise CodegenError(f"{name} is bound to {loop.thread}, an axis of a GPU; the target is a CPU, which has none")
 
     def _can_vectorize(self, loop: For) -> bool:
         """`_can_vectorize` of a loop, found out once for all its copies."""

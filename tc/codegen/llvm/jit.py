@@ -194,6 +194,8 @@ def _emit_unlocked(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes
 class Library:
     """Linked object code. Addresses are valid as long as the library is alive."""
 
+    device = None
+
     def __init__(self, engine: llvm.ExecutionEngine) -> None:
         self._engine = engine
 

@@ -1,0 +1,116 @@
+"""The launches of a PrimFunc: its outermost nests of loops that are bound to axes of a device.
+
+Everything outside of launches is host code. Host code emits a call for each, device code a function for each; both go by this list, so
+that they agree on the order of arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tc.errors import CodegenError
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
+from tc.ir.loop import Alloc, For, IntrinsicCall, Let, LoopKind, PrimFunc, Stmt, Store, walk_statements
+from tc.ir.node import children, walk
+from tc.ir.types import product
+from tc.ir.uses import buffers_read, buffers_written, unbound, variables
+
+AXES = ("x", "y", "z")
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+"""Blocks along each axis that every device takes. Source: CUDA C++ Programming Guide, table of technical specifications."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch of a device function.
+
+    `body`: the outermost bound loop. Arguments: the addresses of `buffers`, then `scalars` as i64, each in order of first use in the
+    PrimFunc's parameters and then in the host code around. `grid`: blocks along x, y, z, over `scalars`; `threads`: of a block, along x,
+    y, z. `shared`: buffers of the block. `written`: those of `buffers` that it writes.
+    """
+
+    index: int
+    body: For
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[Var, ...]
+    grid: tuple[Expr, Expr, Expr]
+    threads: tuple[int, int, int]
+    shared: tuple[Buffer, ...]
+    written: frozenset[Buffer]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of a block's shared buffers."""
+        return sum(buffer.dtype.bytes_of(int(size.value)) for buffer in self.shared if isinstance(size := product(buffer.shape), Const))
+
+
+def launches_of(func: PrimFunc) -> tuple[Launch, ...]:
+    """The launches of a PrimFunc whose bound loops are in the finished form (see `distribute_threads`), in the order of the text.
+
+    CodegenError where host code would touch memory, which is the device's, and for sizes that only the device knows.
+    """
+    _check_host(func.body, func)
+    return tuple(_launch(index, loop, func) for index, loop in enumerate(_outermost(func.body)))
+
+
+def _outermost(stmt: Stmt) -> Iterator[For]:
+    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
+        yield stmt
+        return
+    for child in children(stmt):
+        if isinstance(child, Stmt):
+            yield from _outermost(child)
+
+
+def _check_host(stmt: Stmt, func: PrimFunc) -> None:
+    """CodegenError if statements outside of launches read or write memory."""
+    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
+        return
+    if isinstance(stmt, (Store, IntrinsicCall, Alloc)):
+        raise CodegenError(f"{func.name}: a {type(stmt).__name__.lower()} stands outside of every loop that is bound to a device")
+    for child in children(stmt):
+        if isinstance(child, Stmt):
+            _check_host(child, func)
+        elif any(isinstance(node, Load) for node in walk(child)):
+            raise CodegenError(f"{func.name}: the host would read memory of the device to run a {type(stmt).__name__.lower()}")
+
+
+def _launch(index: int, body: For, func: PrimFunc) -> Launch:
+    used = unbound(body)
+    bound = _bound_loops(body)
+    inside = {loop.var for loop in walk_statements(body) if isinstance(loop, (For, Let))}
+    grid: list[Expr] = [const(1)] * 3
+    threads = [1, 1, 1]
+    for loop in bound:
+        level, _, axis = loop.thread.partition(".")
+        place = AXES.index(axis)
+        if level == "thread":
+            if not isinstance(loop.extent, Const):
+                raise CodegenError(f"{func.name}: {loop.thread} runs over {loop.extent}, must be a known number of threads")
+            threads[place] = max(threads[place], int(loop.extent.value))
+        elif not inside.isdisjoint(variables(loop.extent)) or any(isinstance(node, Load) for node in walk(loop.extent)):
+            raise CodegenError(f"{func.name}: the number of blocks along {loop.thread}, {loop.extent}, is not known before the launch")
+        else:
+            grid[place] = loop.extent
+    scalars = tuple(var for var in (*func.dims, *_host_variables(func.body)) if var in used)
+    buffers = tuple(param for param in func.buffers if param in used)
+    shared = tuple(s.buffer for s in walk_statements(body) if isinstance(s, Alloc) and s.buffer.scope == "shared")
+    assert buffers_read(body) | buffers_written(body) >= set(buffers)
+    return Launch(index, body, buffers, scalars, tuple(grid), tuple(threads), shared, buffers_written(body))  # type: ignore[arg-type]
+
+
+def _bound_loops(stmt: Stmt) -> list[For]:
+    return [node for node in walk_statements(stmt) if isinstance(node, For) and node.kind is LoopKind.BOUND]
+
+
+def _host_variables(stmt: Stmt) -> Iterator[Var]:
+    """What host code binds around launches, outermost first."""
+    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
+        return
+    if isinstance(stmt, (For, Let)):
+        yield stmt.var
+    for child in children(stmt):
+        if isinstance(child, Stmt):
+            yield from _host_variables(child)

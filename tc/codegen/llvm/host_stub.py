@@ -1,0 +1,93 @@
+"""The host's part of a kernel that runs on a device: its launches, as a function that the program's entry calls like any kernel.
+
+    void symbol(ptr per buffer, i64 per scalar, i64 queue)
+
+computes the sizes of each launch and hands them to the runtime (`<calls>_launch`) with the addresses and numbers that the device function
+takes. The device's text lies in the same object under `<symbol>_image`; where the runtime keeps the handles of its functions,
+`<symbol>_handles`, begins empty. So an object file is a whole kernel, and is cached, saved and linked like any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tc.codegen.launches import MAX_GRID, Launch, launches_of
+from tc.codegen.llvm.builder import Module, Value, int_value
+from tc.codegen.llvm.emitter import KernelEmitter
+from tc.errors import CodegenError
+from tc.ir.expr import Const
+from tc.ir.loop import For, PrimFunc
+
+IMAGE, HANDLES = "_image", "_handles"
+"""Endings of the symbols of a kernel's device text and handles."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """The device's part of a kernel: its text, and the functions in it, by the number of the launch.
+
+    `shared_bytes`: of the buffers of a block, for each. `options`: what the compiler of the text is to be told.
+    """
+
+    text: str
+    functions: tuple[str, ...]
+    shared_bytes: tuple[int, ...]
+    options: str = ""
+
+    def to_bytes(self) -> bytes:
+        """As it stands in the object."""
+        return json.dumps([self.text, self.functions, self.shared_bytes, self.options]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Image:
+        """The inverse."""
+        text, functions, shared_bytes, options = json.loads(data)
+        return cls(text, tuple(functions), tuple(shared_bytes), options)
+
+
+def emit_host_stub(func: PrimFunc, symbol: str, image: Image, calls: str) -> str:
+    """LLVM IR of the host's part of a kernel whose device functions are in `image`. `calls`: how names of the runtime's functions begin.
+
+    CodegenError for host code that touches memory.
+    """
+    module = Module()
+    stub = _HostStub(module, symbol, func, launches_of(func), calls)
+    data = image.to_bytes()
+    text = "".join(f"\\{byte:02X}" for byte in len(data).to_bytes(8, "little") + data)
+    module.declarations[IMAGE] = f'@{symbol}{IMAGE} = constant [{len(data) + 8} x i8] c"{text}", align 8'
+    module.declarations[HANDLES] = f"@{symbol}{HANDLES} = global [{max(len(image.functions), 1)} x [2 x i64]] zeroinitializer, align 16"
+    stub.emit_entry()
+    return str(module)
+
+
+class _HostStub(KernelEmitter):
+    """A kernel whose bound loops are calls of the runtime."""
+
+    def __init__(self, module: Module, symbol: str, func: PrimFunc, launches: Sequence[Launch], calls: str) -> None:
+        super().__init__(module, symbol, func)
+        self.launches = {launch.body: launch for launch in launches}
+        self.calls = calls
+
+    def bound(self, loop: For) -> None:
+        """Call the runtime: queue, handle, blocks and threads along x, y and z, addresses of arguments and how many there are of either
+        kind."""
+        launch, b = self.launches[loop], self.b
+        sizes = [self.value(extent) for extent in launch.grid]
+        for extent, size, most in zip(launch.grid, sizes, MAX_GRID, strict=True):
+            if isinstance(extent, Const) and extent.value > most:
+                raise CodegenError(f"{self.func.name}: {extent} blocks along one axis, at most {most} can be launched")
+            assert size.element == "i64"
+        values = [self.state.pointers[buffer] for buffer in launch.buffers] + [self.state.values[var] for var in launch.scalars]
+        table = b.alloca("i64", max(len(values), 1), 16, "arguments")
+        for k, value in enumerate(values):
+            b.emit_void(f"store {value}, {b.emit(f'getelementptr i64, {table}, i64 {k}', 'ptr')}, align 8")
+        handle = Value(f"getelementptr inbounds ([2 x i64], ptr @{self.symbol}{HANDLES}, i64 {launch.index})", "ptr")
+        queue = b.emit("inttoptr i64 %max_threads to ptr", "ptr")
+        threads = [int_value(count) for count in launch.threads]
+        counts = int_value(len(launch.buffers)), int_value(len(launch.scalars))
+        arguments = (queue, handle, *sizes, *threads, table, *counts)
+        self.module.declare(f"{self.calls}_launch", "void", [value.type for value in arguments])
+        b.emit_void(f"call void @{self.calls}_launch({', '.join(map(str, arguments))})")
+        self.forget_memory()

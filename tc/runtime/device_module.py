@@ -1,0 +1,124 @@
+"""Modules whose kernels run on a device: the same program and calls, with constants, arena and values in the device's memory.
+
+Inputs are copied there and results back; nothing in between crosses, but for nodes on reference kernels and sizes that data decide. Each
+frame has a queue of its own, so calls from several threads do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc.codegen.backend import Loaded
+from tc.codegen.device import Block, Device, Queue
+from tc.ir.dtype import from_numpy, pack, unpack
+from tc.runtime.arrays import listed, overlapping
+from tc.runtime.entry import THREADS
+from tc.runtime.frames import Frame
+from tc.runtime.module import CompiledModule
+
+
+@dataclass
+class _DeviceMemory:
+    """A device's memory as a running call sees it (see `Memory`), the queue of the call, and the blocks of inputs and results by word."""
+
+    device: Device
+    queue: Queue
+    blocks: dict[int, Block]
+
+    def view(self, address: int, size_bytes: int) -> np.ndarray:
+        """A copy."""
+        return self.device.read(self.queue, address, size_bytes)
+
+    def store(self, address: int, array: np.ndarray) -> None:
+        """See `Memory`."""
+        self.queue.upload(address, np.ascontiguousarray(array))
+
+    def allocate(self, size_bytes: int) -> int:
+        """See `Memory`."""
+        return self.device.allocate_raw(size_bytes)
+
+    def free(self, address: int) -> None:
+        """See `Memory`."""
+        self.queue.finish()
+        self.device.free_raw(address)
+
+    def block(self, word: int, size_bytes: int) -> int:
+        """The address of a block of so many bytes at least for the value whose address is in a word of the frame."""
+        known = self.blocks.get(word)
+        if known is None or known.size_bytes < size_bytes:
+            self.blocks[word] = known = self.device.allocate(size_bytes)
+        return known.address
+
+
+class DeviceModule(CompiledModule):
+    """A compiled model on a device."""
+
+    _takes_host_addresses = False
+
+    def __init__(self, plan: Any, entry: Any, library: Loaded, *args: Any, **kwargs: Any) -> None:
+        assert library.device is not None
+        self._device: Device = library.device
+        super().__init__(plan, entry, library, *args, **kwargs)
+
+    def _place_constants(self) -> list[int]:
+        queue = self._device.new_queue()
+        self._blocks = [self._device.allocate(constant.nbytes) for constant in self._constants]
+        for block, constant in zip(self._blocks, self._constants, strict=True):
+            queue.upload(block.address, constant)
+        queue.finish()
+        return [block.address for block in self._blocks]
+
+    def _new_arena(self, size_bytes: int) -> Block:
+        return self._device.allocate(size_bytes)
+
+    def _connect(self, frame: Frame) -> None:
+        self._device.check_process()
+        frame.memory = _DeviceMemory(self._device, self._device.new_queue(), {})
+        frame.words[THREADS] = frame.memory.queue.address
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        self._idle, self._frames = [], {}
+
+    def _run_frame(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
+        self._device.check_process()
+        memory, words = frame.memory, frame.words
+        assert isinstance(memory, _DeviceMemory)
+        for word, array in zip(self._entry.layout.inputs, arrays, strict=True):
+            data = np.ascontiguousarray(pack(array))
+            words[word] = memory.block(word, data.nbytes)
+            memory.queue.upload(words[word], data)
+        shapes = [array.shape for array in arrays]
+        if shapes != frame.shapes:
+            self._set_shapes(frame, shapes)
+        results = self._results_for(frame, arrays, out)
+        for word, result in zip(self._entry.layout.outputs, results, strict=True):
+            if result is not None:
+                words[word] = memory.block(word, from_numpy(result.dtype).bytes_of(result.size))
+        if self.plan.num_dynamic:
+            self._run_dynamic(frame, results)
+        else:
+            self._run_once(frame)
+        for k, (word, result) in enumerate(zip(self._entry.layout.outputs, results, strict=True)):
+            if not self._dynamic_out[k]:
+                dtype = from_numpy(result.dtype)
+                result[...] = unpack(memory.view(words[word], dtype.bytes_of(result.size)), dtype, result.shape)
+        memory.queue.finish()
+        return results if out is None else listed(out)
+
+    def _results_for(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[Any]:
+        """The caller's arrays for results, or fresh ones; None for those whose size data decide."""
+        if out is None:
+            fresh = iter(self._results.arrays(frame.wanted, len(self._frames)))
+            return [None if is_dynamic else next(fresh) for is_dynamic in self._dynamic_out]
+        results = self._check_outputs(listed(out), frame.wanted)
+        self._refuse_overlap(overlapping(arrays, results)[1])
+        return list(results)
+
+
+def module_class(library: Loaded) -> type[CompiledModule]:
+    """What a program is called through, by where it runs."""
+    return CompiledModule if library.device is None else DeviceModule
