@@ -42,7 +42,7 @@ class Device(Protocol):
     """One device. Valid in the process that opened it (see `check_process`)."""
 
     def allocate(self, size_bytes: int) -> Block:
-        """Memory, its contents not set, aligned to 256 bytes. LimitError when there is none left."""
+        """Memory, its contents not set, aligned to 128 bytes. LimitError when there is none left."""
 
     def new_queue(self) -> Queue:
         """An empty queue."""

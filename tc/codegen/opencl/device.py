@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _READ_WRITE = 1
 _SIMULATORS = ("Oclgrind",)
-ALIGNMENT = 256
+ALIGNMENT = 128
+"""Bytes: the most that OpenCL promises, the size of its longest vector."""
 
 
 def opencl_devices() -> list[pyopencl.Device]:
