@@ -23,7 +23,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class DeviceLaunch:
     """One launch of a device function.
 
     `body`: the outermost bound loop. Arguments: the addresses of `buffers`, then `scalars` as i64, each in order of first use in the
@@ -46,7 +46,7 @@ class Launch:
         return sum(buffer.dtype.bytes_of(int(size.value)) for buffer in self.shared if isinstance(size := product(buffer.shape), Const))
 
 
-def launches_of(func: PrimFunc) -> tuple[Launch, ...]:
+def launches_of(func: PrimFunc) -> tuple[DeviceLaunch, ...]:
     """The launches of a PrimFunc whose bound loops are in the finished form (see `distribute_threads`), in the order of the text.
 
     CodegenError where host code would touch memory, which is the device's, and for sizes that only the device knows.
@@ -77,7 +77,7 @@ def _check_host(stmt: Stmt, func: PrimFunc) -> None:
             raise CodegenError(f"{func.name}: the host would read memory of the device to run a {type(stmt).__name__.lower()}")
 
 
-def _launch(index: int, body: For, func: PrimFunc) -> Launch:
+def _launch(index: int, body: For, func: PrimFunc) -> DeviceLaunch:
     used = unbound(body)
     bound = _bound_loops(body)
     inside = {loop.var for loop in walk_statements(body) if isinstance(loop, (For, Let))}
@@ -98,7 +98,7 @@ def _launch(index: int, body: For, func: PrimFunc) -> Launch:
     buffers = tuple(param for param in func.buffers if param in used)
     shared = tuple(s.buffer for s in walk_statements(body) if isinstance(s, Alloc) and s.buffer.scope == "shared")
     assert buffers_read(body) | buffers_written(body) >= set(buffers)
-    return Launch(index, body, buffers, scalars, tuple(grid), tuple(threads), shared, buffers_written(body))  # type: ignore[arg-type]
+    return DeviceLaunch(index, body, buffers, scalars, tuple(grid), tuple(threads), shared, buffers_written(body).intersection(buffers))  # type: ignore[arg-type]
 
 
 def _bound_loops(stmt: Stmt) -> list[For]:

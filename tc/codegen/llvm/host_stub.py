@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tc.codegen.launches import MAX_GRID, Launch, launches_of
+from tc.codegen.launches import MAX_GRID, DeviceLaunch, launches_of
 from tc.codegen.llvm.builder import Module, Value, int_value
 from tc.codegen.llvm.emitter import KernelEmitter
 from tc.errors import CodegenError
@@ -65,7 +65,7 @@ def emit_host_stub(func: PrimFunc, symbol: str, image: Image, calls: str) -> str
 class _HostStub(KernelEmitter):
     """A kernel whose bound loops are calls of the runtime."""
 
-    def __init__(self, module: Module, symbol: str, func: PrimFunc, launches: Sequence[Launch], calls: str) -> None:
+    def __init__(self, module: Module, symbol: str, func: PrimFunc, launches: Sequence[DeviceLaunch], calls: str) -> None:
         super().__init__(module, symbol, func)
         self.launches = {launch.body: launch for launch in launches}
         self.calls = calls
