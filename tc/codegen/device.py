@@ -13,7 +13,7 @@ import numpy as np
 from tc.errors import DeviceError
 
 
-class Block(Protocol):
+class DeviceBlock(Protocol):
     """Memory of a device, given back when nothing refers to it."""
 
     address: int
@@ -41,7 +41,7 @@ class Queue(Protocol):
 class Device(Protocol):
     """One device. Valid in the process that opened it (see `check_process`)."""
 
-    def allocate(self, size_bytes: int) -> Block:
+    def allocate(self, size_bytes: int) -> DeviceBlock:
         """Memory, its contents not set, aligned to 128 bytes. LimitError when there is none left."""
 
     def new_queue(self) -> Queue:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.backend import Loaded
-from tc.codegen.device import Block, Device, Queue
+from tc.codegen.device import DeviceBlock, Device, Queue
 from tc.ir.dtype import from_numpy, pack, unpack
 from tc.runtime.arrays import listed, overlapping
 from tc.runtime.entry import THREADS
@@ -22,26 +22,26 @@ from tc.runtime.module import CompiledModule
 
 @dataclass
 class _DeviceMemory:
-    """A device's memory as a running call sees it (see `Memory`), the queue of the call, and the blocks of inputs and results by word."""
+    """A device's memory as a running call sees it (see `ValueMemory`), the queue of the call, and the blocks of inputs and results by word."""
 
     device: Device
     queue: Queue
-    blocks: dict[int, Block]
+    blocks: dict[int, DeviceBlock]
 
     def view(self, address: int, size_bytes: int) -> np.ndarray:
         """A copy."""
         return self.device.read(self.queue, address, size_bytes)
 
     def store(self, address: int, array: np.ndarray) -> None:
-        """See `Memory`."""
+        """See `ValueMemory`."""
         self.queue.upload(address, np.ascontiguousarray(array))
 
     def allocate(self, size_bytes: int) -> int:
-        """See `Memory`."""
+        """See `ValueMemory`."""
         return self.device.allocate_raw(size_bytes)
 
     def free(self, address: int) -> None:
-        """See `Memory`."""
+        """See `ValueMemory`."""
         self.queue.finish()
         self.device.free_raw(address)
 
@@ -71,7 +71,7 @@ class DeviceModule(CompiledModule):
         queue.finish()
         return [block.address for block in self._blocks]
 
-    def _new_arena(self, size_bytes: int) -> Block:
+    def _new_arena(self, size_bytes: int) -> DeviceBlock:
         return self._device.allocate(size_bytes)
 
     def _connect(self, frame: Frame) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tc.codegen.device import Block
+from tc.codegen.device import DeviceBlock
 from tc.errors import LimitError, TcError, located
 from tc.ir.arith import evaluate
 from tc.ir.dtype import pack, unpack
@@ -25,7 +25,7 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
 _ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(("aligned_alloc", _LIBC))
 
 
-class Memory(Protocol):
+class ValueMemory(Protocol):
     """Where kernels read and write: the process's own memory, or a device's."""
 
     def view(self, address: int, size_bytes: int) -> np.ndarray:
@@ -42,7 +42,7 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """The memory of the process. See `Memory`."""
+    """The memory of the process. See `ValueMemory`."""
 
     def view(self, address: int, size_bytes: int) -> np.ndarray:
         """The memory itself."""
@@ -50,15 +50,15 @@ class HostMemory:
         return raw
 
     def store(self, address: int, array: np.ndarray) -> None:
-        """See `Memory`."""
+        """See `ValueMemory`."""
         ctypes.memmove(address, data_address(array), array.nbytes)
 
     def allocate(self, size_bytes: int) -> int:
-        """See `Memory`."""
+        """See `ValueMemory`."""
         return _ALLOC(ALIGNMENT, -(-max(size_bytes, 1) // ALIGNMENT) * ALIGNMENT) or 0
 
     def free(self, address: int) -> None:
-        """See `Memory`."""
+        """See `ValueMemory`."""
         _FREE(address)
 
 
@@ -71,8 +71,8 @@ class Frame:
 
     words: Any
     address: int
-    arena: Arena | Block | None = None
-    memory: Memory = HOST_MEMORY
+    arena: Arena | DeviceBlock | None = None
+    memory: ValueMemory = HOST_MEMORY
     error: BaseException | None = None
     thread: int = 0
     """That of the call, or of the last one."""
@@ -146,7 +146,7 @@ def _store_result(
         frame.memory.store(address, pack(result))
 
 
-def _view(memory: Memory, address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
+def _view(memory: ValueMemory, address: int, slot: Slot, env: dict[Var, int]) -> np.ndarray:
     """The slot's memory as an array."""
     shape = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
     dtype = slot.type.dtype

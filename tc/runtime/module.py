@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.backend import Loaded
-from tc.codegen.device import Block
+from tc.codegen.device import DeviceBlock
 from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
@@ -369,7 +369,7 @@ class CompiledModule:
             frame.arena = self._new_arena(needed)
             frame.words[ARENA] = frame.arena.address
 
-    def _new_arena(self, size_bytes: int) -> Arena | Block:
+    def _new_arena(self, size_bytes: int) -> Arena | DeviceBlock:
         """Memory for values in between."""
         check_fits(size_bytes + self._static_results)
         return Arena(size_bytes)

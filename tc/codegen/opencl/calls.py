@@ -209,7 +209,7 @@ STEPS = ("the sizes of a launch", "an argument", "a number", "a launch", "a copy
 """What failed, by the last word of a queue."""
 
 
-class Calls:
+class DriverCalls:
     """The functions in the process, as addresses and for Python."""
 
     def __init__(self, library: Library) -> None:
@@ -223,14 +223,14 @@ class Calls:
 _lock = threading.Lock()
 
 
-def provide_calls(driver: ctypes.CDLL) -> Calls:
+def provide_calls(driver: ctypes.CDLL) -> DriverCalls:
     """Make the functions known to `link`, over the functions of a driver's library; once."""
     with _lock:
         return _provided(driver)
 
 
 @functools.cache
-def _provided(driver: ctypes.CDLL) -> Calls:
+def _provided(driver: ctypes.CDLL) -> DriverCalls:
     for name in _DRIVER:
         address = ctypes.cast(getattr(driver, name), ctypes.c_void_p).value
         assert address, f"the OpenCL loader has {name}"
@@ -238,4 +238,4 @@ def _provided(driver: ctypes.CDLL) -> Calls:
     library = link([compile_object(_IR)])
     for name in _FUNCTIONS:
         llvm.add_symbol(f"{CALLS}_{name}", library.address(f"{CALLS}_{name}"))
-    return Calls(library)
+    return DriverCalls(library)

@@ -14,7 +14,7 @@ from tc.codegen.device import Queue, check_same_process
 from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
 from tc.codegen.llvm.jit import Library, link
 from tc.codegen.llvm.object_symbols import symbols_of
-from tc.codegen.opencl.calls import CALLED, CONTEXT, QUEUE, STATUS, STEPS, TOO_MANY_BLOCKS, Calls, provide_calls
+from tc.codegen.opencl.calls import CALLED, CONTEXT, QUEUE, STATUS, STEPS, TOO_MANY_BLOCKS, DriverCalls, provide_calls
 from tc.errors import CodegenError, DeviceError, LimitError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class OpenClDevice:
         self._pid = os.getpid()
         self.context = cl.Context([device])
         self._driver = ctypes.CDLL(cl._cl.__file__)
-        self.calls: Calls = provide_calls(self._driver)
+        self.calls: DriverCalls = provide_calls(self._driver)
         self._alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint32)(
             ("clSVMAlloc", self._driver)
         )
