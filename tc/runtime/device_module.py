@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.backend import Loaded
-from tc.codegen.device import DeviceBlock, Device, Queue
+from tc.codegen.device import Device, DeviceBlock, Queue
 from tc.ir.dtype import from_numpy, pack, unpack
 from tc.runtime.arrays import listed, overlapping
 from tc.runtime.entry import THREADS
@@ -22,7 +22,7 @@ from tc.runtime.module import CompiledModule
 
 @dataclass
 class _DeviceMemory:
-    """A device's memory as a running call sees it (see `ValueMemory`), the queue of the call, and the blocks of inputs and results by word."""
+    """A device's memory as a running call sees it (see `ValueMemory`), its queue, and the blocks of inputs and results by word."""
 
     device: Device
     queue: Queue
