@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,16 +17,13 @@ from tc.codegen.llvm.object_symbols import symbols_of
 from tc.codegen.opencl.calls import CALLED, CONTEXT, QUEUE, STATUS, STEPS, TOO_MANY_BLOCKS, DriverCalls, provide_calls
 from tc.errors import CodegenError, DeviceError, LimitError
 
-if TYPE_CHECKING:
-    import pyopencl
-
 _READ_WRITE = 1
 _SIMULATORS = ("Oclgrind",)
 ALIGNMENT = 128
 """Bytes: the most that OpenCL promises, the size of its longest vector."""
 
 
-def opencl_devices() -> list[pyopencl.Device]:
+def opencl_devices() -> list[Any]:
     """All OpenCL devices, those of simulators last. DeviceError without pyopencl or any device."""
     try:
         import pyopencl as cl
@@ -103,7 +100,7 @@ class _Queue:
 class OpenClDevice:
     """One device and a context of its own. DeviceError for a device without shared virtual memory."""
 
-    def __init__(self, device: pyopencl.Device) -> None:
+    def __init__(self, device: Any) -> None:
         import pyopencl as cl
 
         self.device = device
@@ -146,7 +143,7 @@ class OpenClDevice:
         """See `Device`."""
         check_same_process(self._pid, self.name)
 
-    def build(self, image: Image) -> list[pyopencl.Kernel]:
+    def build(self, image: Image) -> list[Any]:
         """The functions of an image. CodegenError, with the compiler's words, for text that it refuses."""
         import pyopencl as cl
 
@@ -157,7 +154,7 @@ class OpenClDevice:
         return [cl.Kernel(program, name) for name in image.functions]
 
 
-def _has_shared_memory(device: pyopencl.Device) -> bool:
+def _has_shared_memory(device: Any) -> bool:
     import pyopencl as cl
 
     try:
