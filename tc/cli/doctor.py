@@ -7,7 +7,10 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
+import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,12 @@ from llvmlite import binding as llvm
 from rich.console import Console
 
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
-from tc.errors import UserError
+from tc.errors import TcError, UserError
 from tc.measure.rates import measure_rates
 from tc.runtime.cache_root import cache_path, cache_problem
 from tc.runtime.pool import fork_join_seconds
-from tc.target import affinity_cpus, available_cpus, native_target
+from tc.target import Target, affinity_cpus, available_cpus, native_target
+from tc.target.detect import cuda_count, cuda_driver_name, opencl_devices, opencl_driver_name
 from tc.target.machine import forget_measured, measured_path, table_of, write_measured
 from tc.version import __version__
 
@@ -32,6 +36,14 @@ OPTIONAL = {
     "cuda-bindings": "CUDA devices",
     "pyopencl": "OpenCL devices",
 }
+TOOLS = {
+    "gcc": ("C to native code", "a package of the system: gcc"),
+    "nvcc": ("CUDA-C to PTX and machine code, without a device", "NVIDIA's CUDA toolkit"),
+    "ptxas": ("PTX to machine code, without a device", "NVIDIA's CUDA toolkit"),
+    "nvdisasm": ("machine code of NVIDIA's devices as text", "pip install nvidia-cuda-nvdisasm"),
+}
+"""Programs that are not needed to compile or run a model: what each is for, and how to get it."""
+
 INSTRUCTION_SETS = (
     *("sse4.2", "avx2", "fma", "f16c", "avx512f", "avx512vnni", "avxvnni", "avx512bf16", "avx512fp16", "amx-int8"),
     "neon",
@@ -64,6 +76,8 @@ def execute(args: argparse.Namespace) -> Outcome:
         "rates": rate_facts() | done,
         "threads": thread_facts(),
         "cache": cache_facts(cache_path()),
+        "devices": device_facts(),
+        "tools": tool_facts(),
         "optional": {name: {"version": version_of(name), "for": purpose} for name, purpose in OPTIONAL.items()},
     }
     data["problems"] = problems(data)
@@ -98,6 +112,53 @@ def cpu_facts() -> dict[str, Any]:
         "l3_bytes": target.l3_bytes,
         "target": str(target),
     }
+
+
+def device_facts() -> dict[str, Any]:
+    """The devices of each kind with their facts, or why there are none."""
+    return {
+        "cuda": _devices("cuda", cuda_count, lambda number: cuda_driver_name()),
+        "opencl": _devices("opencl", lambda: len(opencl_devices()), opencl_driver_name),
+    }
+
+
+def _devices(kind: str, count: Callable[[], int], driver_of: Callable[[int], str]) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    try:
+        for number in range(count()):
+            found.append({"target": f"{kind}:{number}", "driver": driver_of(number), **_one_device(f"{kind}:{number}")})
+    except TcError as error:
+        return {"found": found, "problem": str(error)}
+    return {"found": found, "problem": None}
+
+
+def _one_device(name: str) -> dict[str, Any]:
+    """A device that may be of a kind for which no code is generated."""
+    try:
+        device = Target.parse(name).device
+    except TcError as error:
+        return {"facts": None, "problem": str(error)}
+    assert device is not None
+    return {"facts": dataclasses.asdict(device), "problem": None}
+
+
+def tool_facts() -> dict[str, Any]:
+    """Programs that compile what is generated for devices and for C: where they are, and the line that tells their version."""
+    return {
+        name: {"path": shutil.which(name), "version": _tool_version(name), "for": use, "get": get} for name, (use, get) in TOOLS.items()
+    }
+
+
+def _tool_version(name: str) -> str | None:
+    path = shutil.which(name)
+    if path is None:
+        return None
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = [line.strip() for line in said.splitlines() if any(letter.isdigit() for letter in line)]
+    return next((line for line in lines if "release" in line), lines[0] if lines else None)
 
 
 def change_rates(args: argparse.Namespace) -> dict[str, Any]:
@@ -187,6 +248,24 @@ def describe_cache(cache: dict[str, Any]) -> str:
     return f"{cache['folder']}: {cache['files']} files, {format_bytes(cache['size_bytes'])}"
 
 
+def describe_device(device: dict[str, Any]) -> str:
+    """A device in a line: its number, name, driver, and what decides on schedules."""
+    facts = device["facts"]
+    if facts is None:
+        return f"{device['target']}: {device['problem']}"
+    return (
+        f"{device['target']}: {facts['product']} ({facts['arch']} device; {device['driver']}), {facts['processors']} processors, "
+        f"{format_bytes(facts['memory_bytes'])}, {format_bytes(facts['max_shared_bytes_per_block'])} shared and at most "
+        f"{facts['max_threads_per_block']} threads a block, {', '.join(facts['features'])}"
+    )
+
+
+def describe_tool(name: str, tool: dict[str, Any]) -> str:
+    if tool["path"] is None:
+        return f"{name} not found ({tool['for']}); to get it: {tool['get']}"
+    return f"{name}: {tool['version'] or tool['path']}"
+
+
 def measured_now(data: dict[str, Any]) -> list[tuple[str, float]]:
     return list(data["rates"].get("measured_now", {}).items())
 
@@ -224,6 +303,11 @@ def show(console: Console, data: dict[str, Any]) -> None:
         rows.append(("measured now", "other programs were at work: memory and clock are theirs too; measure again on an idle machine"))
     if "forgotten" in data["rates"]:
         rows.append(("forgotten", data["rates"]["forgotten"] or "nothing was measured"))
+    for kind, devices in data["devices"].items():
+        rows += [(f"{kind} device", describe_device(device)) for device in devices["found"]]
+        if devices["problem"]:
+            rows.append((f"{kind} devices", devices["problem"].removeprefix(f"{kind}: ")))
+    rows += [("tools", describe_tool(name, tool)) for name, tool in data["tools"].items()]
     for name, package in data["optional"].items():
         rows.append(("optional", f"{name} {package['version'] or 'not installed'} ({package['for']})"))
     console.print(make_table("", ("", ""), rows))

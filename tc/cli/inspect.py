@@ -82,7 +82,7 @@ def describe_compiled(path: Path) -> Outcome:
 def show_compiled(console: Console, data: dict[str, Any]) -> None:
     console.print(f"[bold]compiled module[/bold] of {format_bytes(data['size_bytes'])}", highlight=False)
     target = Target.parse(data["target"])
-    where = f"{target.cpu}, {target.vector_bits}-bit vectors"
+    where = target.device_text or f"{target.cpu}, {target.vector_bits}-bit vectors"
     console.print(f"  for {where}, at most {data['threads']} threads (--json has every feature)", highlight=False, markup=False)
     show_signature(console, data)
     rows = [(k["name"], k["calls"], k["rule"], ", ".join(k["nodes"])) for k in data["kernels"]]

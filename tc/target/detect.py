@@ -57,6 +57,13 @@ def cuda_count() -> int:
     return int(_checked(driver, driver.cuDeviceGetCount()))
 
 
+def cuda_driver_name() -> str:
+    """What runs on CUDA devices here: the newest version of CUDA that the driver knows. UserError without a driver."""
+    driver = cuda_driver()
+    version = int(_checked(driver, driver.cuDriverGetVersion()))
+    return f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+
 @cache
 def cuda_facts(number: int = 0) -> DeviceFacts:
     """The facts of a CUDA device of this machine: those of its architecture, and what the driver says of it.
@@ -144,6 +151,12 @@ def opencl_devices() -> tuple[Any, ...]:
         advice = f"pip install 'tc[opencl]' brings one that is the CPU; {_PLAIN_DEVICE}"
         raise UserError(f"opencl: no device is on this machine{problem}; {advice}")
     return tuple(sorted(devices, key=lambda device: not _svm_features(device)))
+
+
+def opencl_driver_name(number: int) -> str:
+    """The platform and the driver of an OpenCL device."""
+    device = opencl_devices()[number]
+    return f"{device.platform.name.strip()} {device.driver_version}"
 
 
 _PLAIN_DEVICE = "for a device that is not here, use opencl:generic"

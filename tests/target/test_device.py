@@ -4,6 +4,7 @@ import ctypes.util
 import json
 import math
 import multiprocessing
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from enum import Enum
@@ -278,6 +279,22 @@ def test_a_forked_child_is_told_that_the_driver_does_not_work_there(forgetful: N
     child.join()
 
     assert "opencl: this process was forked from one that had used the opencl driver" in answer
+
+
+@pytest.mark.parametrize(
+    ("package", "text", "words"),
+    [
+        ("cuda.bindings", "cuda", r"cuda-bindings is not installed: pip install 'tc\[cuda\]'; for a device that is not here, name"),
+        ("pyopencl", "opencl", r"pyopencl is not installed: pip install 'tc\[opencl\]'; for a device that is not here, use opencl:generic"),
+    ],
+)
+def test_without_the_package_the_error_says_what_to_install(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch, package: str, text: str, words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(UserError, match=words):
+        Target.parse(text)
 
 
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a driver")
