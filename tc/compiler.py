@@ -141,7 +141,7 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     module.set_general(request.general)
     module.set_overriding(stages.imported.defaults, request.overriding)
     if always:
-        compiled = {name: CompiledKernel(name, kernel.final, module.address(kernel.symbol)) for name, kernel in stages.kernels.items()}
+        compiled = {n: CompiledKernel(n, k.final, module.address(k.symbol), module.device) for n, k in stages.kernels.items()}
         verify_kernels(stages.graph, stages.lowered, compiled, stages.imported.requirements, threads=threads)
     if key is not None and not stages.imported.data_files:  # the key says nothing of other files
         ModuleCache().store_model(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)

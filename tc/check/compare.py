@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tc.codegen.device import Device
 from tc.errors import InputError, UnsupportedError, VerifyError
 from tc.interp.graph import Observation, run_function
 from tc.ir.arith import evaluate
@@ -48,11 +49,13 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Machine code of a PrimFunc: its finished loops (parameters and workspaces included), and where it starts."""
+    """Machine code of a PrimFunc: its finished loops (parameters and workspaces included), where it starts, and where its buffers must
+    be (None: in the memory of the process)."""
 
     name: str
     func: PrimFunc
     address: int
+    device: Device | None = None
 
 
 def verify_kernels(
@@ -177,8 +180,26 @@ def run_kernel(kernel: CompiledKernel, inputs: Sequence[np.ndarray], dims: Seque
     arrays = [*(pack(np.ascontiguousarray(x).reshape(x.shape)) for x in inputs), *outputs]
     pointers = [ctypes.c_void_p] * len(arrays)
     call = ctypes.CFUNCTYPE(None, *pointers, *[ctypes.c_int64] * len(dims), ctypes.c_int64)(kernel.address)
-    call(*(array.ctypes.data for array in arrays), *dims, threads)
+    if kernel.device is None:
+        call(*(array.ctypes.data for array in arrays), *dims, threads)
+    else:
+        _call_on_device(kernel.device, call, arrays, len(outputs), dims)
     return [unpack(memory, buffer.dtype, shape) for memory, buffer, shape in zip(outputs, func.outputs, shapes, strict=True)]
+
+
+def _call_on_device(
+    device: Device, call: Callable[..., None], arrays: Sequence[np.ndarray], num_outputs: int, dims: Sequence[int]
+) -> None:
+    """Call with copies of the arrays on the device, and copy the last ones back."""
+    queue = device.new_queue()
+    blocks = [device.allocate(array.nbytes) for array in arrays]
+    for block, array in zip(blocks, arrays, strict=True):
+        queue.upload(block.address, array)
+    call(*(block.address for block in blocks), *dims, queue.address)
+    first = len(arrays) - num_outputs
+    for block, array in zip(blocks[first:], arrays[first:], strict=True):
+        queue.download(array, block.address)
+    queue.finish()
 
 
 def _problem(kernel: CompiledKernel, index: int, expected: np.ndarray, actual: np.ndarray, slack: float = 0.0) -> str | None:

@@ -5,12 +5,9 @@ Addresses are numbers that kernels take; the host never looks behind them.
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
 import numpy as np
-
-from tc.errors import DeviceError
 
 
 class DeviceBlock(Protocol):
@@ -57,13 +54,4 @@ class Device(Protocol):
         """Give back what `allocate_raw`, or generated code, allocated; nothing may use it any more."""
 
     def check_process(self) -> None:
-        """DeviceError in a process that was forked after the device was opened: drivers do not survive that."""
-
-
-def check_same_process(pid: int, name: str) -> None:
-    """DeviceError when `pid`, which opened the device `name`, is not this process."""
-    if os.getpid() != pid:
-        raise DeviceError(
-            f"{name} was opened before this process was forked, and drivers do not work in forked children; "
-            "start processes with 'spawn', or compile in the child"
-        )
+        """UserError in a process that was forked after the device was opened: drivers do not survive that."""

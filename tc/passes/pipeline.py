@@ -108,6 +108,9 @@ STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
 STRICT_FUSE = "pack_matmul, remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
+DEVICE_FUSE = "fuse_ops"
+"""For devices nothing is laid out or packed for the vectors of a CPU."""
+
 FINISH = """
     lower_blocks,
     expand_intrinsics,
@@ -140,6 +143,8 @@ class Pipeline:
 
 DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, LAY_OUT, FUSE, LOWER)))
 STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
+DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, "", DEVICE_FUSE, LOWER)))
+DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, "", DEVICE_FUSE, STRICT_LOWER)))
 FINISH_CALLS = parse_pipeline(FINISH)
 
 
@@ -150,9 +155,12 @@ class PassOptions:
     hooks: Hooks = NO_HOOKS
     text: str | None = None
 
-    def pipeline(self, numerics: str) -> Pipeline:
+    def pipeline(self, numerics: str, on_device: bool = False) -> Pipeline:
         """The graph's passes. UserError for a text that makes no kernels, or where a loop pass meets no loops."""
-        usual = STRICT if numerics == "strict" else DEFAULT
+        if on_device:
+            usual = DEVICE_STRICT if numerics == "strict" else DEVICE
+        else:
+            usual = STRICT if numerics == "strict" else DEFAULT
         if self.text is None:
             return usual
         calls = parse_pipeline(self.text)
@@ -180,7 +188,7 @@ class PreparedModel:
     @property
     def pipeline(self) -> Pipeline:
         """The passes that the model goes through."""
-        return self.passes.pipeline(self.numerics)
+        return self.passes.pipeline(self.numerics, self.target.device is not None)
 
     def run(self, calls: tuple[PassCall, ...], decide: Decide = take_default) -> IRModule:
         """Some of them, on the graph as it is."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.backend import Loaded
-from tc.codegen.device import DeviceBlock
+from tc.codegen.device import Device, DeviceBlock
 from tc.errors import InputError, UnsupportedError, UserError
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
@@ -177,6 +177,11 @@ class CompiledModule:
     def address(self, symbol: str) -> int:
         """Where the machine code of a kernel starts; CodegenError when there is none of that symbol."""
         return self._library.address(symbol)
+
+    @property
+    def device(self) -> Device | None:
+        """Where its kernels run; None for the process itself."""
+        return self._library.device
 
     # -- calling
 

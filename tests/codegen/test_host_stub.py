@@ -9,7 +9,7 @@ import pytest
 from tc.codegen.launches import launches_of
 from tc.codegen.llvm.host_stub import Image, emit_host_stub
 from tc.codegen.llvm.jit import compile_object
-from tc.errors import CodegenError, DeviceError
+from tc.errors import CodegenError, UserError
 from tc.ir.expr import Const
 from tc.ir.parser import parse_prim_func
 
@@ -98,9 +98,9 @@ def test_a_forked_child_is_told_that_the_device_is_not_its_own(device):
     if child == 0:
         try:
             device.check_process()
-        except DeviceError as error:
+        except UserError as error:
             os.write(writing, str(error).encode())
         os._exit(0)
     os.waitpid(child, 0)
 
-    assert "before this process was forked" in os.read(reading, 1000).decode()
+    assert "was forked from one that had used the opencl driver" in os.read(reading, 1000).decode()

@@ -10,41 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.device import Queue, check_same_process
+from tc.codegen.device import Queue
 from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
 from tc.codegen.llvm.jit import Library, link
 from tc.codegen.llvm.object_symbols import symbols_of
 from tc.codegen.opencl.calls import CALLED, CONTEXT, QUEUE, STATUS, STEPS, TOO_MANY_BLOCKS, DriverCalls, provide_calls
 from tc.errors import CodegenError, DeviceError, LimitError
+from tc.target.detect import opencl_devices, opencl_facts, refuse_forked_child
 
 _READ_WRITE = 1
-_SIMULATORS = ("Oclgrind",)
 ALIGNMENT = 128
 """Bytes: the most that OpenCL promises, the size of its longest vector."""
-
-
-def opencl_devices() -> list[Any]:
-    """All OpenCL devices, those of simulators last. DeviceError without pyopencl or any device."""
-    try:
-        import pyopencl as cl
-    except ImportError as error:
-        raise DeviceError(f"OpenCL needs the package pyopencl (pip install 'tc[opencl]', with a CPU device): {error}") from None
-    try:
-        found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
-    except cl.Error as error:
-        raise DeviceError(f"no OpenCL device: {error}; 'pip install tc[opencl]' brings one that runs on the CPU") from None
-    if not found:
-        raise DeviceError("no OpenCL device; 'pip install tc[opencl]' brings one that runs on the CPU")
-    return sorted(found, key=lambda device: device.platform.name in _SIMULATORS)
 
 
 @functools.cache
 def open_device(number: int) -> OpenClDevice:
     """Device `number` of `opencl_devices()`, opened once in a process."""
-    found = opencl_devices()
-    if number >= len(found):
-        raise DeviceError(f"there is no OpenCL device {number}; there are {len(found)}")
-    return OpenClDevice(found[number])
+    opencl_facts(number)  # which says what is wrong with the number
+    return OpenClDevice(opencl_devices()[number])
 
 
 class _Block:
@@ -141,7 +124,7 @@ class OpenClDevice:
 
     def check_process(self) -> None:
         """See `Device`."""
-        check_same_process(self._pid, self.name)
+        refuse_forked_child("opencl")
 
     def build(self, image: Image) -> list[Any]:
         """The functions of an image. CodegenError, with the compiler's words, for text that it refuses."""
