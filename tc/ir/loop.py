@@ -245,3 +245,8 @@ def in_place_inputs(func: PrimFunc) -> tuple[int, ...]:
     """The inputs that may be the same memory as the first output."""
     found = annotation(func, "in_place", ())
     return found if isinstance(found, tuple) else ()
+
+
+def row_padding_of(buffer: Buffer) -> str:
+    """The attribute of a PrimFunc that says by how many elements rows of a scratch buffer are to be longer once it is compact."""
+    return f"pad_rows:{buffer.name}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Buffer, Expr, Load, ceildiv, const, equal, logical_and
-from tc.ir.loop import BlockAxis, IntrinsicCall, PrimFunc, Store
+from tc.ir.loop import BlockAxis, IntrinsicCall, PrimFunc, Store, row_padding_of
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.schedule.tree import block_places, find_buffer
 
@@ -186,3 +186,18 @@ def set_scope(func: PrimFunc, buffer: str, scope: str) -> PrimFunc:
     if old.scope == scope:
         return func
     return substitute(func, {old: replace(old, scope=scope)})
+
+
+def pad_rows(func: PrimFunc, buffer: str, elements: int) -> PrimFunc:
+    """Leave `elements` unused behind each row (the last dimension) of a scratch buffer, when `compact_buffers` has made it small.
+
+    Elements that lie in a column of a tile then fall into different banks of shared memory. The attribute `pad_rows:<buffer>` says so.
+    Source: `storage_align` of TVM.
+    """
+    found = find_buffer(func, buffer)
+    if found in func.buffers or not found.shape:
+        raise ScheduleError(f"pad_rows: {buffer} is {'a parameter of ' + func.name if found.shape else 'one number'}")
+    if elements < 0:
+        raise ScheduleError(f"pad_rows: rows of {buffer} cannot have {elements} elements more")
+    kept = tuple((name, value) for name, value in func.attrs if name != row_padding_of(found))
+    return replace(func, attrs=(*kept, (row_padding_of(found), elements)))

@@ -61,6 +61,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "cache_write": cache.cache_write,
     "pad_einsum": pad.pad_einsum,
     "set_scope": layout.set_scope,
+    "pad_rows": layout.pad_rows,
     "transform_layout": layout.transform_layout,
     "blockize": tensorize.blockize,
     "tensorize": tensorize.tensorize,
@@ -111,7 +112,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "factor at_least tile tile_cost other other_cost".split()
+_NUMBERS = "factor elements at_least tile tile_cost other other_cost".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -422,6 +423,9 @@ class Schedule:
 
     def set_scope(self, buffer: str, scope: str) -> None:
         self._do("set_scope", buffer, scope)
+
+    def pad_rows(self, buffer: str, elements: int) -> None:
+        self._do("pad_rows", buffer, elements)
 
     def transform_layout(self, buffer: str, layout: str) -> None:
         self._do("transform_layout", buffer, layout)

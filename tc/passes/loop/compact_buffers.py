@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 from tc.ir.arith import Facts, linear_coefficients, proves, simplify
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
-from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store, While, walk_statements
+from tc.ir.loop import (
+    Alloc,
+    For,
+    If,
+    LoopKind,
+    PrimFunc,
+    Stmt,
+    Store,
+    While,
+    annotation,
+    row_padding_of,
+    walk_statements,
+)
 from tc.ir.node import Node, binders, children, replace, transform
 from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.loop.handed_on import hands_on
@@ -22,13 +34,17 @@ def compact_buffers(func: PrimFunc) -> PrimFunc:
             for j in range(8): T[io * 8 + j] = ...   =>     for j in range(8): T[j] = ...
             for j in range(8): ... T[io * 8 + j]            for j in range(8): ... T[j]
 
-    A dimension whose accesses are not linear in the loops around them is kept whole. Expects a PrimFunc without blocks.
+    A dimension whose accesses are not linear in the loops around them is kept whole. Rows get the padding that `pad_rows` asks for.
+    Expects a PrimFunc without blocks.
     """
     allocs = [node for node in walk_statements(func.body) if isinstance(node, Alloc)]
     body = func.body
+    padding = {row_padding_of(alloc.buffer): annotation(func, row_padding_of(alloc.buffer), 0) for alloc in allocs}
     for alloc in allocs:
-        body = _compact(body, alloc.buffer, Facts.of(func.facts))
-    return replace(func, body=body)
+        extra = padding[row_padding_of(alloc.buffer)]
+        assert isinstance(extra, int), "a number of elements"
+        body = _compact(body, alloc.buffer, Facts.of(func.facts), extra)
+    return replace(func, body=body, attrs=tuple(attr for attr in func.attrs if attr[0] not in padding))
 
 
 _IN_ORDER = (LoopKind.SERIAL, LoopKind.UNROLLED)
@@ -41,7 +57,7 @@ class _Access:
     loops: tuple[For, ...]
 
 
-def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
+def _compact(body: Stmt, buffer: Buffer, facts: Facts, padding: int) -> Stmt:
     stripped = _without_alloc(body, buffer)
     found = _common_path(stripped, buffer, facts)
     if found is None:
@@ -64,6 +80,8 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts) -> Stmt:
             low, extent = const(0), dim
         lows.append(low)
         extents.append(extent)
+    if padding:
+        extents[-1] = simplify(extents[-1] + padding, facts)
     small = replace(buffer, shape=tuple(extents))
 
     def rewrite(node: Node) -> Node | None:

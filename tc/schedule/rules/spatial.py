@@ -53,7 +53,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     loops = list(schedule.loops_of(block))
     if not loops:
         return
-    if len(loops) > 1 and _is_flat(info) and schedule.choose(block, "flat", (False, True), True, ordered=False):
+    if len(loops) > 1 and is_flat(info) and schedule.choose(block, "flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
     if _schedule_squares(schedule, info, loops, target):
         return
@@ -158,7 +158,7 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
 
     Codegen exchanges the axes of a square in registers. False: there is no such loop, or it is short.
     """
-    found, lanes = _read_along(info, loops), lanes_for(info, target)
+    found, lanes = read_along(info, loops), lanes_for(info, target)
     if found is None:
         return False
     row, block = found
@@ -244,7 +244,7 @@ def joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, la
     return [*loops[: place - 1], schedule.fuse(around, loop), *loops[place + 1 :]]
 
 
-def _read_along(info: BlockInfo, loops: list[str]) -> tuple[str, int] | None:
+def read_along(info: BlockInfo, loops: list[str]) -> tuple[str, int] | None:
     """The one loop along which operands are contiguous, if it is not the last, and the length of its runs (0: all of it)."""
     values = {axis.var: axis.value for axis in info.block.axes}
     found: set[tuple[str, int]] = set()
@@ -268,7 +268,7 @@ def _read_along(info: BlockInfo, loops: list[str]) -> tuple[str, int] | None:
     return None if name == loops[-1] else (name, run)
 
 
-def _is_flat(info: BlockInfo) -> bool:
+def is_flat(info: BlockInfo) -> bool:
     """Whether every operand is read at the place that is written, or is one number: then all axes are one."""
     store = info.writes[0]
     if len(info.writes) != 1:

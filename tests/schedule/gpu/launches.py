@@ -10,6 +10,9 @@ from tc.interp import run_prim_func
 from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
 from tc.ir.node import children
 from tc.ir.verify import verify
+from tc.passes.loop.compact_buffers import compact_buffers
+from tc.passes.loop.lower_blocks import lower_blocks
+from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.gpu import DEVICE_RULES
 from tc.schedule.step import Schedule, Trace
@@ -47,8 +50,9 @@ def check_schedule(func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int
     schedule, _ = device_schedule(func)
     check_launches(func, schedule.func)
     expected = run_prim_func(func, arrays, dims)
-    for backward in (False, True):
-        for want, got in zip(expected, run_prim_func(schedule.func, arrays, dims, backward=backward), strict=True):
-            np.testing.assert_allclose(got, want, rtol=rtol, err_msg=str(schedule.trace))
+    for final in (schedule.func, simplify_loops(compact_buffers(simplify_loops(lower_blocks(schedule.func))))):
+        for backward in (False, True):
+            for want, got in zip(expected, run_prim_func(final, arrays, dims, backward=backward), strict=True):
+                np.testing.assert_allclose(got, want, rtol=rtol, err_msg=str(schedule.trace))
     assert Trace.from_json(schedule.trace.to_json()) == schedule.trace
     return schedule

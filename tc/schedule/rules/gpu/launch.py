@@ -69,24 +69,30 @@ def perfect_loops(schedule: Schedule, loop: str) -> list[str]:
 
 def can_run_at_once(schedule: Schedule, loop: str) -> bool:
     """Whether a loop may be bound, and its extent is known before the nest runs."""
-    place = find_loop(schedule.func, loop)
-    extent = place.loop.extent
-    known = {*schedule.func.dims, *(stmt.var for stmt in place.path if isinstance(stmt, Let))}
-    if reads_memory(extent) or not variables(extent) <= known:
-        return False
     try:
         set_kind(schedule.func, loop, LoopKind.PARALLEL)
     except ScheduleError:
         return False
-    return True
+    return _is_known_to_host(schedule, loop)
+
+
+def _is_known_to_host(schedule: Schedule, loop: str) -> bool:
+    place = find_loop(schedule.func, loop)
+    known = {*schedule.func.dims, *(stmt.var for stmt in place.path if isinstance(stmt, Let))}
+    return not reads_memory(place.loop.extent) and variables(place.loop.extent) <= known
 
 
 # -- loops on the axes of a launch
 
 
 def bind_all(schedule: Schedule, loops: Sequence[str], threads: int) -> None:
-    """Run neighbouring loops, outermost first, as one: cut in blocks of so many threads. ScheduleError where they are not independent."""
+    """Run neighbouring loops, outermost first, as one: cut in blocks of so many threads.
+
+    ScheduleError where they are not independent, or only data or other loops say how many iterations there are.
+    """
     fused = schedule.fuse(*loops)
+    if not _is_known_to_host(schedule, fused):
+        raise ScheduleError(f"the host does not know the extent of loop {fused}")
     extent = extent_value(schedule, fused)
     if extent is not None and 0 < extent <= threads:
         schedule.bind(fused, "thread.x")
