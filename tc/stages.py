@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
 import numpy as np
 
-from tc.codegen.backends import backend_of
-from tc.codegen.kernels import Kernel
-from tc.codegen.llvm.jit import disassemble
+from tc.codegen.backends import language_names, language_of
 from tc.compiler import check_words, run_stages
 from tc.errors import InputError, UserError
 from tc.frontend.dims import Dim, checked_dims
@@ -21,16 +22,25 @@ from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
 from tc.target import Target
 
-STAGES = ("graph", "loops", "scheduled", "final", "llvm", "asm", "plan")
+IR_STAGES = ("graph", "loops", "scheduled", "final", "plan")
+"""Stages that are the same for all targets; the others are the languages of a target's kernels."""
+
+
+def known_stages() -> tuple[str, ...]:
+    """Every stage that there is for some target."""
+    return IR_STAGES + language_names()
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A model at one stage. `as_text()` prints all of it, `as_text(kernel=name)` one kernel."""
+    """A model at one stage. `as_text()` prints all of it, `as_text(kernel=name)` one kernel; `files()` are files to keep."""
 
     stage: str
     whole: Callable[[], str]
     kernels: Mapping[str, Callable[[], str]]
+    plan: Callable[[], str] = str
+    suffix: str = ".tc"
+    build: Callable[[str], str] | None = None
 
     def as_text(self, kernel: str | None = None) -> str:
         """UserError for a kernel that does not exist, or a stage that has no kernels."""
@@ -39,6 +49,19 @@ class Lowered:
         if not isinstance(kernel, str) or kernel not in self.kernels:
             raise UserError(f"no kernel {kernel!r}; there are: {', '.join(self.kernels) or 'none at this stage'}")
         return self.kernels[kernel]()
+
+    def files(self) -> dict[str, str]:
+        """Names of files and their texts: each kernel; what the host does with them ("plan.txt"); for a language, how to compile them
+        ("build.sh"). UserError for a stage that has no kernels."""
+        if not self.kernels:
+            raise UserError(f"the stage {self.stage!r} is one text, not a file for each kernel")
+        names = {kernel: f"{stem}{self.suffix}" for kernel, stem in _stems(self.kernels).items()}
+        found = {names[kernel]: make() for kernel, make in self.kernels.items()}
+        found["plan.txt"] = self.plan()
+        if self.build is not None:
+            lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(self.build(name) for name in names.values())]
+            found["build.sh"] = "\n".join(lines) + "\n"
+        return found
 
 
 def lower(
@@ -52,34 +75,46 @@ def lower(
     """A model at a stage of compilation.
 
     "graph": after graph passes and fusion. "loops": each kernel before scheduling. "scheduled": after its schedule, with blocks.
-    "final": the loops that code generation takes. "llvm", "asm": optimized LLVM IR, assembly. The other arguments are those of
-    `tc.compile`.
+    "final": the loops that code generation takes. "plan": what the host does with the kernels. Else a language in which kernels of the
+    target are written; "llvm", "asm": optimized LLVM IR, assembly, of a CPU. No device needs to be there. The other arguments are those
+    of `tc.compile`.
     """
-    if not isinstance(stage, str) or stage not in STAGES:
-        raise UserError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
+    if not isinstance(stage, str) or stage not in known_stages():
+        raise UserError(f"no stage {stage!r}; there are: {', '.join(known_stages())}")
     chosen = Target.of(target)
     check_words(numerics, on_unsupported)
+    language = None if stage in IR_STAGES else language_of(stage, chosen)
     stages = run_stages(model, chosen, checked_dims(dims), on_unsupported, numerics)
     if stage == "graph":
         return Lowered(stage, lambda: print_ir(stages.graph), {})
     if stage == "plan":
         return Lowered(stage, lambda: print_plan(stages.plan), {})
-    texts = {
-        name: (lambda kernel=kernel: _kernel_text(kernel, stage, chosen)) for name, kernel in stages.kernels.items()
-    }
-    return Lowered(stage, lambda: "\n\n".join(make() for make in texts.values()) + "\n", texts)
+    plan = partial(print_plan, stages.plan)
+    if language is None:
+        of_stage = {"loops": "lowered", "scheduled": "scheduled", "final": "final"}[stage]
+        texts = {name: partial(print_ir, getattr(kernel, of_stage)) for name, kernel in stages.kernels.items()}
+        return Lowered(stage, partial(_joined, texts), texts, plan)
+    stems = _stems(stages.kernels)
+    texts = {name: partial(language.write, kernel.final, f"tc_{stems[name]}", chosen) for name, kernel in stages.kernels.items()}
+    return Lowered(stage, partial(_joined, texts), texts, plan, language.suffix, lambda file: language.build(file, chosen))
 
 
-def _kernel_text(kernel: Kernel, stage: str, target: Target) -> str:
-    match stage:
-        case "loops":
-            return print_ir(kernel.lowered)
-        case "scheduled":
-            return print_ir(kernel.scheduled)
-        case "final":
-            return print_ir(kernel.final)
-    optimized = disassemble(backend_of(target).emit(kernel.final, kernel.symbol, target), target)
-    return optimized.ir_text if stage == "llvm" else optimized.assembly
+def _joined(texts: Mapping[str, Callable[[], str]]) -> str:
+    return "\n\n".join(make() for make in texts.values()) + "\n"
+
+
+def _stems(names: Iterable[str]) -> dict[str, str]:
+    """What files and functions are called after kernels: an identifier of its own for each, whatever a user called it."""
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:_LONGEST_STEM] or "kernel"
+        taken = {stem.lower() for stem in found.values()}
+        candidates = (plain if number == 0 else f"{plain}_{number}" for number in count())
+        found[name] = next(stem for stem in candidates if stem.lower() not in taken)
+    return found
+
+
+_LONGEST_STEM = 100
 
 
 def interpret(model: Model, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,8 @@ from tc.codegen.kernels import SCHEDULE_STEP
 from tc.errors import UserError
 from tc.passes.manager import PASSES, Hooks, Stopwatch
 from tc.passes.pipeline import USUAL, PassOptions
+from tc.stages import known_stages
 from tc.target import Target
-
-STAGES = ("graph", "loops", "scheduled", "llvm", "asm")
 
 EPILOG = """\
 examples:
@@ -27,6 +28,7 @@ examples:
   tc compile model.onnx --emit graph                   the graph after all graph passes
   tc compile model.onnx --emit scheduled --kernel k    one kernel's loops as they are compiled
   tc compile model.onnx --emit asm -o model.s          machine code as text
+  tc compile model.onnx --emit asm -o folder           the same, a file for each kernel, what the host does, how to build it
   tc compile model.onnx --target x86-64-v3 -o any.tcm  for every machine of that level
   tc compile model.onnx --verify-each                  check the IR after every pass; a pass that breaks it is named
   tc compile model.onnx --print-after fuse_ops         the program after a pass, or after "schedule"
@@ -39,8 +41,9 @@ A compiled module is native code: run only those that you trust as you trust a p
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="an ONNX file")
-    parser.add_argument("-o", "--output", type=Path, help="file to write; without it, text goes to the terminal")
-    parser.add_argument("--emit", choices=STAGES, help="write this stage as text instead of a compiled module")
+    where = "file to write, with --emit also a folder: a name without a dot; without it, text goes to the terminal"
+    parser.add_argument("-o", "--output", type=Path, help=where)
+    parser.add_argument("--emit", choices=known_stages(), help="write this stage as text instead of a compiled module")
     parser.add_argument("--kernel", metavar="NAME", help="only this kernel of the stage")
     add_compile_arguments(parser)
     group = parser.add_argument_group("passes")
@@ -66,7 +69,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Compile, or with `--emit` stop at a stage and print it."""
     need_model(args.model, "tc compile", "not a model")
     if args.output:
-        check_output(args.output, "--output")
+        check_output(args.output / "plan.txt" if is_for_folder(args) and args.output.is_dir() else args.output, "--output")
     if args.emit:
         return emit_stage(args)
     if args.kernel:
@@ -108,6 +111,25 @@ def show_timings(console: Console, timings: dict[str, dict[str, Any]]) -> None:
     )
 
 
+def is_for_folder(args: argparse.Namespace) -> bool:
+    """Whether there is to be a file for each kernel: what is written has kernels, and the output is a folder, or its name has no dot."""
+    has_kernels = args.emit is not None and args.emit not in ("graph", "plan") and not args.kernel
+    return has_kernels and args.output is not None and (args.output.is_dir() or not args.output.suffix)
+
+
+def write_folder(folder: Path, texts: Mapping[str, str], data: dict[str, Any]) -> Outcome:
+    """Write files into a folder, which is made if it is not there."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        write_file(folder / name, partial(_write_text, text))
+    data |= {"output": str(folder), "files": list(texts)}
+    return Outcome(data, lambda console: console.print(f"wrote {len(texts)} files into {folder}", highlight=False, markup=False))
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
 def emit_stage(args: argparse.Namespace) -> Outcome:
     options = compile_options(args)
     if args.passes is not None or args.verify_each or args.print_after or args.timings:
@@ -119,10 +141,12 @@ def emit_stage(args: argparse.Namespace) -> Outcome:
         target = replace(target, cores=options["threads"])
     chosen = {name: options[name] for name in ("dims", "numerics", "on_unsupported")}
     lowered = tc.lower(args.model, stage=args.emit, target=target, **chosen)
-    text = lowered.as_text(kernel=args.kernel) if args.kernel else lowered.as_text()
     data = {"model": str(args.model), "stage": args.emit, "kernel": args.kernel}
+    if is_for_folder(args):
+        return write_folder(args.output, lowered.files(), data)
+    text = lowered.as_text(kernel=args.kernel) if args.kernel else lowered.as_text()
     if args.output:
-        write_file(args.output, lambda path: path.write_text(text, encoding="utf-8"))
+        write_file(args.output, partial(_write_text, text))
         data |= {"output": str(args.output)}
         return Outcome(data, lambda console: console.print(f"wrote {args.output}", highlight=False, markup=False))
     return Outcome(data | {"text": text}, lambda console: print(text, file=console.file))

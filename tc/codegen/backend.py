@@ -5,8 +5,8 @@ Everything above code generation asks the record and knows no kind by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tc.codegen.device import Device
@@ -27,6 +27,19 @@ class Loaded(Protocol):
 
 
 @dataclass(frozen=True)
+class Language:
+    """Kernels of a target as text to keep, to read and to build elsewhere.
+
+    `suffix`: of the files. `write`: the text of a kernel (finished loops) whose functions' names begin with a name. `build`: the shell
+    command that compiles a file of such text for the target.
+    """
+
+    suffix: str
+    write: Callable[[PrimFunc, str, Target], str]
+    build: Callable[[str, Target], str]
+
+
+@dataclass(frozen=True)
 class Backend:
     """How kernels for one kind of target become code that runs.
 
@@ -34,7 +47,8 @@ class Backend:
     `make`: the artifacts (object files, binaries) of texts that define different symbols and do not call each other; the bool says whether
     they are worth optimizing. An artifact depends on nothing but its text and the target. `load`: artifacts, linked, for a target.
     `calls`: how the names of the functions begin by which a program reaches a device and its memory ("<calls>_launch", "_read", "_write",
-    "_copy", "_allocate", "_free", "_finish"); "" for a target whose memory is the program's own.
+    "_copy", "_allocate", "_free", "_finish"); "" for a target whose memory is the program's own. `languages`: in which its kernels can be
+    written, by name.
     """
 
     kind: str
@@ -43,6 +57,7 @@ class Backend:
     make: Callable[[Sequence[str], bool, Target], list[bytes]]
     load: Callable[[Iterable[bytes], Target], Loaded]
     calls: str = ""
+    languages: Mapping[str, Language] = field(default_factory=dict)
 
 
 def find_backend(backends: Iterable[Backend], target: Target) -> Backend:

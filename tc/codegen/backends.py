@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tc.codegen.backend import Backend, find_backend
+from tc.codegen.backend import Backend, Language, find_backend
 from tc.codegen.llvm.backend import CPU
+from tc.errors import UserError
 from tc.target import Target
 
 BACKENDS = (CPU,)
@@ -12,3 +13,20 @@ BACKENDS = (CPU,)
 def backend_of(target: Target) -> Backend:
     """How kernels for this target become code; UnsupportedError for a kind without a back end."""
     return find_backend(BACKENDS, target)
+
+
+def language_names() -> tuple[str, ...]:
+    """The languages in which kernels of some target can be written."""
+    return tuple(dict.fromkeys(name for backend in BACKENDS for name in backend.languages))
+
+
+def language_of(name: str, target: Target) -> Language:
+    """How kernels for a target are written in a language. UserError when they are not."""
+    known = backend_of(target).languages
+    if name not in known:
+        others = ", ".join(backend.kind for backend in BACKENDS if name in backend.languages)
+        raise UserError(
+            f"{name}: kernels of target kind '{target.kind}' are written as {', '.join(known) or 'nothing'}"
+            + (f"; those of the kinds {others} are written as {name}" if others else "")
+        )
+    return known[name]

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tc import target
+import tc
+from tc import stages, target
 from tc.cli import doctor, main
+from tc.codegen import backends
+from tc.codegen.backend import Language
+from tc.codegen.llvm.backend import CPU
+from tc.demo import MODEL_PATH
 from tc.errors import UserError
 from tc.target.device import device_called
 
@@ -59,3 +68,53 @@ def test_doctor_tells_of_a_device_for_which_no_code_is_generated(monkeypatch: py
     found = doctor.device_facts()["cuda"]["found"]
 
     assert [doctor.describe_device(device) for device in found] == ["cuda:0: cuda: of compute capability 7.0"]
+
+
+# -- kernels as files
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+def test_compile_writes_a_file_for_each_kernel_the_plan_and_how_to_build_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "kernels"
+
+    assert main(["compile", str(MODEL_PATH), "--target", "x86-64-v3", "--emit", "asm", "-o", str(folder), "--json"]) == 0
+
+    files = json.loads(capsys.readouterr().out)["files"]
+    kernels = [Path(name).stem for name in files if name.endswith(".s")]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(files) == sorted([f"{k}.s" for k in kernels] + ["build.sh", "plan.txt"])
+    assert set(re.findall(r"^(\w+)\(", (folder / "plan.txt").read_text(), re.MULTILINE)) == set(kernels)
+    subprocess.run(["sh", str(folder / "build.sh")], check=True)
+    assert {path.stem for path in folder.glob("*.o")} == set(kernels)
+    assert all(f"tc_{kernel}:" in (folder / f"{kernel}.s").read_text() for kernel in kernels)
+
+
+def test_names_of_files_are_plain_whatever_users_call_their_kernels(tmp_path: Path) -> None:
+    names = ["../up", "a b", "A_b", "x" * 300, ""]
+
+    stems = stages._stems(names)
+
+    assert list(stems.values()) == ["___up", "a_b", "A_b_1", "x" * 100, "kernel"]
+
+
+def test_a_kernel_or_a_name_with_a_dot_is_written_to_one_file(tmp_path: Path) -> None:
+    assert main(["compile", str(MODEL_PATH), "--emit", "scheduled", "-o", str(tmp_path / "all.tc")]) == 0
+    assert main(["compile", str(MODEL_PATH), "--emit", "scheduled", "--kernel", "softmax", "-o", str(tmp_path / "one")]) == 0
+    assert main(["compile", str(MODEL_PATH), "--emit", "scheduled", "-o", str(tmp_path)]) == 0
+
+    kernel = (tmp_path / "softmax.tc").read_text()
+    assert (tmp_path / "one").read_text() == kernel
+    assert kernel in (tmp_path / "all.tc").read_text()
+    assert not (tmp_path / "build.sh").exists() and "output 0" in (tmp_path / "plan.txt").read_text()
+
+
+def test_a_language_that_the_target_is_not_written_in_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = Language(".c", lambda func, name, target: name, lambda file, target: f"cc {file}")
+    made_up = replace(CPU, kind="npu", languages={"npu-c": language})
+    monkeypatch.setattr(backends, "BACKENDS", (CPU, made_up))
+
+    with pytest.raises(UserError, match=r"are written as llvm, asm; those of the kinds npu are written as npu-c"):
+        tc.lower(str(MODEL_PATH), "npu-c")
+    with pytest.raises(UserError, match=r"no stage 'ebcdic'; there are: graph, .*, plan, llvm, asm, npu-c"):
+        tc.lower(str(MODEL_PATH), "ebcdic")
+    with pytest.raises(UserError, match="the stage 'graph' is one text"):
+        tc.lower(str(MODEL_PATH)).files()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tc.codegen.backend import Backend
+from tc.codegen.backend import Backend, Language
 from tc.codegen.llvm.emitter import emit_prim_func
-from tc.codegen.llvm.jit import Library, compile_group, link
+from tc.codegen.llvm.jit import Library, compile_group, disassemble, link
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import FINISH_CALLS
 from tc.target import Target
@@ -22,4 +22,22 @@ def load_objects(objects: Iterable[bytes], target: Target) -> Library:
     return link(objects)
 
 
-CPU = Backend("cpu", FINISH_CALLS, emit_kernel, compile_group, load_objects)
+def _write_ir(func: PrimFunc, symbol: str, target: Target) -> str:
+    return disassemble(emit_kernel(func, symbol, target), target).ir_text
+
+
+def _write_assembly(func: PrimFunc, symbol: str, target: Target) -> str:
+    return disassemble(emit_kernel(func, symbol, target), target).assembly
+
+
+def _build_ir(file: str, target: Target) -> str:
+    return f"llc -O3 -filetype=obj -relocation-model=pic -mcpu={target.cpu} -mattr={target.llvm_features} {file}"
+
+
+def _build_assembly(file: str, target: Target) -> str:
+    return f"cc -c {file}"
+
+
+LANGUAGES = {"llvm": Language(".ll", _write_ir, _build_ir), "asm": Language(".s", _write_assembly, _build_assembly)}
+
+CPU = Backend("cpu", FINISH_CALLS, emit_kernel, compile_group, load_objects, languages=LANGUAGES)
