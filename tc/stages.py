@@ -20,6 +20,7 @@ from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
 from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
+from tc.runtime.host_work import HostWork, host_work
 from tc.target import Target
 
 IR_STAGES = ("graph", "loops", "scheduled", "final", "plan")
@@ -53,7 +54,7 @@ class Lowered:
     def files(self) -> dict[str, str]:
         """Names of files and their texts: each kernel; what the host does with them ("plan.txt"); for a language, how to compile them
         ("build.sh"). UserError for a stage that has no kernels."""
-        if not self.kernels:
+        if self.stage in ("graph", "plan"):
             raise UserError(f"the stage {self.stage!r} is one text, not a file for each kernel")
         names = {kernel: f"{stem}{self.suffix}" for kernel, stem in _stems(self.kernels).items()}
         found = {names[kernel]: make() for kernel, make in self.kernels.items()}
@@ -115,6 +116,15 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
 
 
 _LONGEST_STEM = 100
+
+
+def on_host(model: Model, target: str | Target, dims: Mapping[str, Dim | int] | None = None) -> tuple[HostWork, ...]:
+    """What stays with the host when a model is compiled for a device, which need not be there. UserError for a target without one."""
+    chosen = Target.of(target)
+    if chosen.device is None:
+        raise UserError(f"target: '{target}' has no device, all of a model runs on the host")
+    stages = run_stages(model, chosen, checked_dims(dims))
+    return host_work(stages.plan, {name: kernel.scheduled for name, kernel in stages.kernels.items()})
 
 
 def interpret(model: Model, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

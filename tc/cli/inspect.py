@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from rich.console import Console
 import tc
 from tc.cli.options import is_compiled
 from tc.cli.outcome import Outcome, format_bytes, format_shape, make_table
+from tc.errors import UserError
+from tc.stages import on_host
 from tc.target import Target
 
 STATUSES = {
@@ -25,6 +28,7 @@ EPILOG = """\
 examples:
   tc inspect model.onnx                 inputs, outputs, dims, operators; every node that is not native
   tc inspect model.onnx --nodes         every node
+  tc inspect model.onnx --target cuda:sm_90   also what stays on the host of such a device, and why
   tc inspect model.tcm                  a compiled module: inputs, outputs, dims, target, kernels
   tc inspect model.onnx --json | jq '.nodes[] | select(.status != "native")'
 
@@ -35,11 +39,14 @@ exit code 2 when a node is refused
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="an ONNX file, or a module from `tc compile`")
     parser.add_argument("--nodes", action="store_true", help="list every node, not only those that are not native")
+    parser.add_argument("--target", help="a device, such as cuda:sm_90, which need not be here: list what stays on its host, and why")
 
 
 def execute(args: argparse.Namespace) -> Outcome:
     """Read the model named by `args.model` and describe it. A refused node makes the exit code 2."""
     if is_compiled(args.model):
+        if args.target is not None:
+            raise UserError(f"--target: {args.model} is compiled already; the option is for its ONNX file")
         return describe_compiled(args.model)
     inspection = tc.inspect(args.model)
     nodes: list[dict[str, str]] = [
@@ -55,6 +62,9 @@ def execute(args: argparse.Namespace) -> Outcome:
         "statuses": {status: sum(node["status"] == status for node in nodes) for status in STATUSES},
         "nodes": nodes,
     }
+    if args.target is not None and not data["statuses"]["refused"]:
+        work = on_host(args.model, args.target)
+        data["host"] = {"target": args.target, "work": [dataclasses.asdict(each) for each in work]}
     exit_code = 2 if data["statuses"]["refused"] else 0
     return Outcome(data, lambda console: show(console, data, args.nodes), exit_code)
 
@@ -120,6 +130,17 @@ def show(console: Console, data: dict[str, Any], all_nodes: bool) -> None:
         columns = ("node", "operator", "status", "why")
         rows = [(n["name"], qualified(n), n["status"], n["reason"]) for n in listed]
         console.print(make_table("nodes", columns, rows))
+    if "host" in data:
+        show_host(console, data["host"]["work"])
+
+
+def show_host(console: Console, work: list[dict[str, str]]) -> None:
+    """What does not run on the device."""
+    if work:
+        rows = [(each["node"], each["what"], each["why"]) for each in work]
+        console.print(make_table("on the host", ("node", "what", "why"), rows))
+    else:
+        console.print("[bold]on the host[/bold]\n  nothing but launches", highlight=False)
 
 
 def qualified(node: dict[str, str]) -> str:
