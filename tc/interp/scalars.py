@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import VerifyError
-from tc.ir.dtype import FLOAT8, DType, bf16, f64, i64, int_range
+from tc.ir.dtype import FLOAT8, DType, bf16, f32, f64, i64, int_range
 from tc.ir.expr import Const
 
 Scalar = Any
@@ -158,6 +158,7 @@ def _float_functions(dtype: DType) -> dict[str, Callable[..., Scalar]]:
     return {name: rounded(exact) for name, exact in _IN_FLOAT64.items()} | {
         "isnan": lambda x: bool(x != x),
         "isinf": lambda x: math.isinf(float(x)),
+        "round_tf32": lambda x: _round_tf32(x, dtype),
         "fma": lambda a, b, c: _fma(float(a), float(b), float(c), dtype),
     }
 
@@ -196,6 +197,16 @@ _IN_FLOAT64: dict[str, Callable[..., Any]] = {
     "fmod": np.fmod,
 }
 """For f32 and narrower, sqrt, and all functions with exact results, come out exact: a double has twice their digits and more."""
+
+
+def _round_tf32(x: Scalar, dtype: DType) -> Scalar:
+    """An f32 rounded to 11 significant bits, ties away from zero. VerifyError for another type."""
+    if dtype != f32:
+        raise VerifyError(f"round_tf32 is not defined for {dtype}")
+    if not math.isfinite(float(x)):
+        return x
+    bits = np.float32(x).view(np.uint32)
+    return (bits + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def _fma(a: float, b: float, c: float, dtype: DType) -> Scalar:

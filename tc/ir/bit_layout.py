@@ -22,7 +22,7 @@ from tc.ir.arith import Facts
 from tc.ir.bits import bit_xor
 from tc.ir.cached import cached_property
 from tc.ir.expr import Expr, add, const, floordiv, floormod, mul
-from tc.ir.gf2 import Elimination, bits_of, eliminate
+from tc.ir.gf2 import Elimination, bits_of, eliminate, product
 
 BitDim = tuple[str, int]
 """A name, and how many values there are: a power of two."""
@@ -49,14 +49,15 @@ class BitLayout:
 
     def __post_init__(self) -> None:
         for names in ([name for name, _ in self.outputs], [name for name, _ in self.images]):
-            wrong = [name for name in names if not name.isidentifier() or keyword.iskeyword(name) or names.count(name) > 1]
-            if wrong:
-                raise ShapeError(f"layout: {wrong[0]!r} is no name of a dim, or that of two")
+            for name in names:
+                if not name.isidentifier() or keyword.iskeyword(name) or names.count(name) > 1:
+                    raise ShapeError(f"layout: {name!r} is no name of a dim, or that of two")
         for name, size in self.outputs:
             _bit_count(name, size)
+        sizes = [size for _, size in self.outputs]
         for name, points in self.images:
             for point in points:
-                if len(point) != len(self.outputs) or not all(0 <= x < size for x, (_, size) in zip(point, self.outputs)):
+                if len(point) != len(sizes) or any(x < 0 or x >= size for x, size in zip(point, sizes)):
                     raise ShapeError(f"layout: an image of {name} is {point}, which is not in {_dims(self.outputs)}")
 
     # -- facts
@@ -116,7 +117,8 @@ class BitLayout:
         sizes = dict(self.inputs)
         for name, value in coordinates.items():
             self._check_input(name)
-            if np.any(np.less(value, 0)) or np.any(np.greater_equal(value, sizes[name])):
+            low, high = (value, value) if isinstance(value, int) else (np.min(value, initial=0), np.max(value, initial=0))
+            if low < 0 or high >= sizes[name]:
                 raise ShapeError(f"layout: {name} is {value}; it must be from 0 to {sizes[name] - 1}")
         return tuple(self._value(place, coordinates) for place in range(len(self.outputs)))
 
@@ -181,10 +183,11 @@ class BitLayout:
         """`after` of this: the outputs of this are the inputs of `after`, in any order."""
         if dict(self.outputs) != dict(after.inputs):
             raise ShapeError(f"layout: {_dims(self.outputs)} cannot be mapped by a layout of {_dims(after.inputs)}")
-        names = [name for name, _ in self.outputs]
+        places = [[name for name, _ in self.outputs].index(name) for name, _ in after.inputs]
 
         def moved(point: Point) -> Point:
-            return after(**dict(zip(names, point, strict=True)))  # type: ignore[return-value]
+            number = _packed([point[place] for place in places], after.inputs)
+            return tuple(_unpacked(product(after.columns, number), after.outputs).values())
 
         return self._with(after.outputs, {name: tuple(map(moved, points)) for name, points in self.images})
 
@@ -354,7 +357,7 @@ def _bit_count(name: str, size: int) -> int:
     return size.bit_length() - 1
 
 
-def _packed(point: Point, dims: Sequence[BitDim]) -> int:
+def _packed(point: Sequence[int], dims: Sequence[BitDim]) -> int:
     total, stride = 0, 1
     for value, (_, size) in zip(point, dims, strict=True):
         total += value * stride

@@ -192,7 +192,8 @@ class Buffer(Node):
 
     `scope` says where it lives: "global" (a parameter, or the caller's memory), "local" (the stack of one task, or scratch of one
     thread), "register" (SSA values: every index must be a constant after unrolling), "tile" (one register for a tile, touched by
-    intrinsics alone), "shared" (a GPU block's memory).
+    intrinsics alone), "shared" (a GPU block's memory), "fragment" (registers of all lanes of a warp, or of a group of warps, each of which
+    holds some of the elements: see `bit_layout`).
     """
 
     is_binder = True
@@ -369,7 +370,7 @@ class MathCall(Expr):
 MATH_CALLS: dict[str, int] = {
     **dict.fromkeys(
         "exp exp2 log log2 log1p expm1 tanh erf normal_cdf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
-        "floor ceil round trunc abs sign isnan isinf bit_not".split(),
+        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32".split(),
         1,
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
@@ -378,7 +379,8 @@ MATH_CALLS: dict[str, int] = {
 }
 """Name -> number of arguments. `round` is half to even; `shift_right` is arithmetic for signed types. `thread_index` numbers the
 threads that run the iterations of a parallel loop, from 0: the same in one iteration, different in iterations that run at once.
-`normal_cdf(x)` is (1 + erf(x / sqrt(2))) / 2, the weight of the normal distribution below x."""
+`normal_cdf(x)` is (1 + erf(x / sqrt(2))) / 2, the weight of the normal distribution below x. `round_tf32(x)` is the f32 nearest to x that
+has 11 significant bits, of two the one with the greater magnitude: what a matrix instruction on tf32 takes; NaN and infinities stay."""
 
 
 TRUE = Const(True, bool_)

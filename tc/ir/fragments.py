@@ -10,6 +10,7 @@ Source of all tables: the PTX ISA, "Matrix Fragments" of mma, ldmatrix and wgmma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from tc.ir.bit_layout import BitLayout, layout
 
@@ -44,6 +45,7 @@ def core_matrix(bits: int, row: str, column: str) -> BitLayout:
     return layout({row: MATRIX_ROWS, column: 4 * width}, register=inside, lane=across)
 
 
+@cache
 def mma_fragments(k: int, bits: int) -> ProductFragments:
     """Those of `mma.sync.m16n8k{k}` on operands of so many bits: core matrices in two rows, then in as many columns as k needs."""
     below, beside = layout({"m": 2}, register=[1]), layout({"k": k * bits // 128}, register=[1] if k * bits == 256 else [])
@@ -54,6 +56,7 @@ def mma_fragments(k: int, bits: int) -> ProductFragments:
     )
 
 
+@cache
 def wgmma_fragments(n: int, bits: int) -> ProductFragments:
     """Those of `wgmma.mma_async.m64n{n}k{256 / bits}`, its left operand in registers, its right one in shared memory.
 
@@ -65,15 +68,11 @@ def wgmma_fragments(n: int, bits: int) -> ProductFragments:
     return ProductFragments(of_one_warp.lhs * warps, None, of_one_warp.sums * beside * warps)
 
 
-MMA_FRAGMENTS: dict[tuple[int, int], ProductFragments] = {
-    (k, bits): mma_fragments(k, bits) for k, bits in ((8, 16), (16, 16), (4, 32), (8, 32), (16, 8), (32, 8))
-}
-"""k and bits of the operands -> the fragments of `mma.sync.m16n8k{k}`: f16 and bf16, tf32, s8 and u8."""
+MMA_SHAPES = ((8, 16), (16, 16), (4, 32), (8, 32), (16, 8), (32, 8))
+"""k and bits of the operands of the `mma.sync.m16n8k{k}` that there are: f16 and bf16, tf32, s8 and u8."""
 
-WGMMA_FRAGMENTS: dict[tuple[int, int], ProductFragments] = {
-    (n, bits): wgmma_fragments(n, bits) for n in (8, 16, 32, 64, 128, 256) for bits in (8, 16, 32)
-}
-"""n and bits of the operands -> the fragments of `wgmma.mma_async.m64n{n}`."""
+WGMMA_SHAPES = tuple((n, bits) for n in (8, 16, 32, 64, 128, 256) for bits in (8, 16, 32))
+"""n and bits of the operands of those `wgmma.mma_async.m64n{n}` whose fragments are layouts by themselves."""
 
 MFMA_FRAGMENTS: dict[str, ProductFragments] = {
     "f32_16x16x16f16": ProductFragments(
@@ -107,6 +106,29 @@ def ldmatrix_result(count: int, bits: int = 16, transposed: bool = False) -> Bit
     assert bits == 16 or not transposed, "ldmatrix transposes elements of 16 bits"
     of_one = core_matrix(bits, "column", "row") if transposed else core_matrix(bits, "row", "column")
     return of_one.only("row", "column") * layout({"matrix": count}, register=_bits(count))
+
+
+@dataclass(frozen=True)
+class MatrixLoad:
+    """An `ldmatrix` of `count` matrices; `addresses` maps lanes to the place in memory of the row of 16 bytes whose address each gives."""
+
+    count: int
+    transposed: bool
+    addresses: BitLayout
+
+
+def ldmatrix_of(fragment: BitLayout, bits: int) -> MatrixLoad | None:
+    """The `ldmatrix` that fills a fragment of one warp from memory whose rows are along its last dim; None where there is none."""
+    count = dict(fragment.inputs)["register"] * bits // 32
+    if count not in (1, 2, 4):
+        return None
+    for transposed in (False, True)[: 2 if bits == 16 else 1]:
+        result = ldmatrix_result(count, bits, transposed)
+        if set(result.inputs) == set(fragment.inputs):
+            places = result.inverse().then(fragment)
+            if places.contiguous("column") == 8 * ROW_BYTES // bits:
+                return MatrixLoad(count, transposed, ldmatrix_rows(count).then(places.without("column")))
+    return None
 
 
 def _bits(size: int) -> list[int]:

@@ -10,9 +10,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts, linear_coefficients, simplify
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.bit_layout import BitLayout
 from tc.ir.dtype import DType, f32, i64
-from tc.ir.expr import Add, BinaryExpr, Buffer, Cast, Const, Expr, Load, MathCall, Mul, Var, add, cast, const
+from tc.ir.expr import (
+    Add,
+    BinaryExpr,
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    MathCall,
+    Mul,
+    Var,
+    add,
+    cast,
+    const,
+    equal,
+    floormod,
+)
 from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import Node, replace, substitute, transform, walk
 
@@ -25,13 +42,18 @@ class Intrinsic:
     parameters, buffers of constant shape, are the operands in order. A machine has the instruction if it has all features of one of
     the tuples in `features`; with none, every machine of the backends that emit it has. Rows of the operands whose numbers are in
     `apart` may lie at any distance in memory; those of the others follow each other. Operands that the pattern has in scope `tile` are
-    tile registers.
+    tile registers; those in scope `shared` are in a block's memory.
+
+    Operands in scope `fragment` are matrices that the lanes of a warp hold together; of each, `layouts` has the layout that maps the
+    numbers of registers and lanes to its indices, at the operand's place (None at those of the others, nothing where there are none). A
+    part of a larger fragment is an operand where it starts at multiples of the operand's extents.
     """
 
     name: str
     pattern: PrimFunc
     features: tuple[tuple[str, ...], ...] = ()
     apart: frozenset[int] = frozenset()
+    layouts: tuple[BitLayout | None, ...] = ()
 
     def is_there(self, features: Iterable[str]) -> bool:
         """Whether a machine with these features has the instruction."""
@@ -100,13 +122,26 @@ def has_all_of_one(features: Iterable[str], groups: tuple[tuple[str, ...], ...])
 
 
 def register_intrinsic(intrinsic: Intrinsic) -> Intrinsic:
-    """Add an intrinsic to the table; its name must be new, its pattern one nest of constant extents."""
+    """Add an intrinsic to the table; its name must be new, its pattern one nest of constant extents, and each element of a fragment is
+    held once."""
     if intrinsic.name in INTRINSICS:
         raise ScheduleError(f"intrinsic {intrinsic.name} is registered twice")
     if not all(isinstance(loop.extent, Const) for loop in intrinsic.nest[0]):
         raise ScheduleError(f"intrinsic {intrinsic.name}: the loops of its pattern must have constant extents")
+    _check_layouts(intrinsic)
     INTRINSICS[intrinsic.name] = intrinsic
     return intrinsic
+
+
+def _check_layouts(intrinsic: Intrinsic) -> None:
+    buffers = intrinsic.pattern.buffers
+    for buffer, layout in zip(buffers, intrinsic.layouts or (None,) * len(buffers), strict=True):
+        if (layout is not None) != (buffer.scope == "fragment"):
+            raise ScheduleError(f"intrinsic {intrinsic.name}: {buffer.name} must have a layout if it is a fragment, and only then")
+        if layout is None:
+            continue
+        if not layout.is_invertible or tuple(const(size) for _, size in layout.outputs) != buffer.shape:
+            raise ScheduleError(f"intrinsic {intrinsic.name}: {buffer} is not what {layout} holds once")
 
 
 def perfect_nest(stmt: Stmt) -> tuple[list[For], Stmt]:
@@ -128,6 +163,9 @@ def _sizes(extents: Sequence[Expr]) -> str:
 
 
 # -- matching
+
+_PLACES = frozenset(("tile", "fragment", "shared"))
+"""Scopes that what stands for an operand must be in, too. Operands in others may be anywhere, but no fragments."""
 
 Found = dict[Buffer, Load]
 """Operands of the pattern -> first elements of what stands for them."""
@@ -152,12 +190,18 @@ class _Accesses:
             moving = linear_coefficients(p.indices[d - lead], self.variables) if d >= lead else ({}, None)
             if form is None or moving is None or form[0] != moving[0]:
                 return None
+            if p.buffer.scope == "fragment" and not self._starts_whole(form[1], p, d - lead):
+                return None
             first.append(form[1])
         operand = Load(b.buffer, tuple(first))
         return {**found, p.buffer: operand} if found.get(p.buffer, operand) is operand else None
 
+    def _starts_whole(self, first: Expr, p: Load | Store, d: int) -> bool:
+        """Whether a part of a fragment starts, along dim d of the operand or one before, where registers do."""
+        return d < 0 or prove(equal(floormod(first, p.buffer.shape[d]), const(0)), self.facts) is True
+
     def _follows(self, pattern: Buffer, buffer: Buffer) -> bool:
-        if pattern.scope == "tile" and buffer.scope != "tile":
+        if pattern.scope != buffer.scope and (pattern.scope in _PLACES or buffer.scope == "fragment"):
             return False
         inner = pattern.shape[1:]
         if self.intrinsic.pattern.buffers.index(pattern) in self.intrinsic.apart:
@@ -239,9 +283,9 @@ def tile_dot_pattern(name: str, lhs: DType, rhs: DType, total: DType) -> PrimFun
     return make_pattern(name, (16, 16, 16, depth), (a, b, c), body, num_reduced=2)
 
 
-def fill_pattern(name: str, shape: Sequence[int], value: Const) -> PrimFunc:
+def fill_pattern(name: str, shape: Sequence[int], value: Const, scope: str = "global") -> PrimFunc:
     """t[i, ...] = value."""
-    t = Buffer("t", sizes(*shape), value.dtype)
+    t = Buffer("t", sizes(*shape), value.dtype, scope)
     return make_pattern(name, shape, (t,), lambda *indices: Store(t, indices, value))
 
 

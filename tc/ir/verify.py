@@ -177,7 +177,7 @@ class _LoopVerifier:
             self.expr(dim, scope, i64, f"a dim of {buffer.name}")
         if buffer.strides is not None and len(buffer.strides) != len(buffer.shape):
             raise self.fail(f"{buffer.name} has {len(buffer.strides)} strides for {len(buffer.shape)} dims")
-        if buffer.scope not in ("global", "local", "register", "tile", "shared"):
+        if buffer.scope not in ("global", "local", "register", "tile", "shared", "fragment"):
             raise self.fail(f"{buffer.name} is in the unknown scope {buffer.scope!r}")
 
     def _bind(self, binder: Node, scope: set[Node]) -> set[Node]:

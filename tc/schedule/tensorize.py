@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tc.errors import ScheduleError
-from tc.ir import x86_intrinsics as _  # noqa: F401  fills the table
+from tc.ir import nvidia_intrinsics as _nvidia  # noqa: F401  fills the table
+from tc.ir import x86_intrinsics as _x86  # noqa: F401  fills the table
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Const, Expr, Lt, Var, const, equal, floordiv

@@ -11,7 +11,11 @@ import pytest
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
 from tc.codegen.llvm.jit import compile_object, link
 from tc.codegen.llvm.vecmath import MATH_ULPS, emit_math
+from tc.interp import run_prim_func
+from tc.ir.dtype import f32
+from tc.ir.expr import call
 from tc.target import native_target
+from tc.te import compute, create_prim_func, placeholder
 
 EXACT = {
     "exp": np.exp,
@@ -138,3 +142,25 @@ def test_the_normal_distribution_is_right_to_1e_7(native: bool) -> None:
 
 def test_values_print_their_type() -> None:
     assert str(Value("%x", "float", 4)) == "<4 x float> %x"
+
+
+@pytest.mark.parametrize("lanes", [0, 8])
+def test_rounding_to_tf32_is_to_the_nearest_and_away_from_zero_in_the_middle(lanes: int, rng: np.random.Generator) -> None:
+    edges = [0.0, -0.0, 1 + 2**-11, -1 - 2**-11, 1 + 3 * 2**-12, 3.4e38, -3.4e38, 1e-45, -1e-40, np.inf, -np.inf, np.nan]
+    bits = rng.integers(0, 2**32, 500, dtype=np.uint32)
+    values = np.concatenate([np.array(edges, np.float32), bits.view(np.float32)])
+    x = placeholder((values.size,), f32, "x")
+    func = create_prim_func("rounded", [x], [compute((values.size,), lambda i: call("round_tf32", x[i]), "y")])
+
+    found = apply("round_tf32", values, lanes)
+    (interpreted,) = run_prim_func(func, [values])
+
+    finite = np.isfinite(values)
+    wide = values[finite].astype(np.float64)
+    step = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(wide), 2.0**-126))) - 10)
+    with np.errstate(over="ignore"):
+        nearest = (np.sign(wide) * np.floor(np.abs(wide) / step + 0.5) * step).astype(np.float32)
+    np.testing.assert_array_equal(found[finite], nearest)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(values))
+    np.testing.assert_array_equal(found[~finite].view(np.uint32), values[~finite].view(np.uint32))
+    np.testing.assert_array_equal(interpreted.view(np.uint32), found.view(np.uint32))

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from tc.ir.bit_layout import BitLayout, layout
 from tc.ir.fragments import (
     MFMA_FRAGMENTS,
-    MMA_FRAGMENTS,
-    WGMMA_FRAGMENTS,
+    MMA_SHAPES,
+    WGMMA_SHAPES,
     ProductFragments,
     ldmatrix_result,
     ldmatrix_rows,
+    mma_fragments,
+    wgmma_fragments,
 )
-
-Formula = Callable[[int, int, int], tuple[int, int]]
-"""Element, group of the lane (lane // 4) and place in the group (lane % 4) -> the indices, as the PTX ISA writes them."""
-
-LHS: dict[tuple[int, int], Formula] = {
-    (8, 16): lambda i, group, place: (group if i < 2 else group + 8, place * 2 + (i & 1)),
-    (16, 16): lambda i, group, place: (
-        group if 0 <= i < 2 or 4 <= i < 6 else group + 8,
-        place * 2 + (i & 1) + (8 if i >= 4 else 0),
-    ),
-    (4, 32): lambda i, group, place: (group if i == 0 else group + 8, place),
-    (8, 32): lambda i, group, place: (group if i in (0, 2) else group + 8, place if i in (0, 1) else place + 4),
-    (16, 8): lambda i, group, place: (group if i < 4 else group + 8, place * 4 + (i & 3)),
-    (32, 8): lambda i, group, place: (
-        group if 0 <= i < 4 or 8 <= i < 12 else group + 8,
-        place * 4 + (i & 3) + (16 if i >= 8 else 0),
-    ),
-}
-RHS: dict[tuple[int, int], Formula] = {
-    (8, 16): lambda i, group, place: (place * 2 + i, group),
-    (16, 16): lambda i, group, place: (place * 2 + (i & 1) + (8 if i >= 2 else 0), group),
-    (4, 32): lambda i, group, place: (place, group),
-    (8, 32): lambda i, group, place: (place if i == 0 else place + 4, group),
-    (16, 8): lambda i, group, place: (place * 4 + (i & 3), group),
-    (32, 8): lambda i, group, place: (place * 4 + (i & 3) + (16 if i >= 4 else 0), group),
-}
-
-
-def sums_of(i: int, group: int, place: int) -> tuple[int, int]:
-    return group if i < 2 else group + 8, place * 2 + (i & 1)
+from tests.ir.lanes import LHS, RHS, Formula, gathered, held, ldmatrix, sums_of
 
 
 def agrees(held: BitLayout, formula: Formula) -> bool:
@@ -57,9 +28,9 @@ def agrees(held: BitLayout, formula: Formula) -> bool:
     )
 
 
-@pytest.mark.parametrize("shape", MMA_FRAGMENTS, ids=str)
+@pytest.mark.parametrize("shape", MMA_SHAPES, ids=str)
 def test_fragments_of_mma_are_those_of_the_manual(shape: tuple[int, int]) -> None:
-    fragments = MMA_FRAGMENTS[shape]
+    fragments = mma_fragments(*shape)
 
     assert fragments.extents == (16, 8, shape[0])
     assert agrees(fragments.lhs, LHS[shape])
@@ -67,10 +38,10 @@ def test_fragments_of_mma_are_those_of_the_manual(shape: tuple[int, int]) -> Non
     assert agrees(fragments.sums, sums_of)
 
 
-@pytest.mark.parametrize("shape", WGMMA_FRAGMENTS, ids=str)
+@pytest.mark.parametrize("shape", WGMMA_SHAPES, ids=str)
 def test_fragments_of_wgmma_are_those_of_the_manual(shape: tuple[int, int]) -> None:
     n, bits = shape
-    fragments = WGMMA_FRAGMENTS[shape]
+    fragments = wgmma_fragments(*shape)
     lhs = LHS[256 // bits, bits]
 
     assert fragments.extents == (64, n, 256 // bits)
@@ -105,23 +76,10 @@ def test_fragments_of_mfma_are_those_of_the_manual() -> None:
 
 
 EVERY: dict[str, ProductFragments] = {
-    **{f"mma k{k} {bits} bits": each for (k, bits), each in MMA_FRAGMENTS.items()},
-    **{f"wgmma n{n} {bits} bits": each for (n, bits), each in WGMMA_FRAGMENTS.items()},
+    **{f"mma k{k} {bits} bits": mma_fragments(k, bits) for k, bits in MMA_SHAPES},
+    **{f"wgmma n{n} {bits} bits": wgmma_fragments(n, bits) for n, bits in WGMMA_SHAPES},
     **{f"mfma {name}": each for name, each in MFMA_FRAGMENTS.items()},
 }
-
-
-def held(fragment: BitLayout, matrix: np.ndarray) -> np.ndarray:
-    """What the lanes hold of a matrix: [register, lane, ...]."""
-    places = np.indices([size for _, size in fragment.inputs])
-    return matrix[fragment(**{name: place for (name, _), place in zip(fragment.inputs, places, strict=True)})]
-
-
-def gathered(fragment: BitLayout, lanes: np.ndarray) -> np.ndarray:
-    """The matrix that the lanes hold."""
-    inverse = fragment.inverse()
-    places = np.indices([size for _, size in inverse.inputs])
-    return lanes[inverse(**{name: place for (name, _), place in zip(inverse.inputs, places, strict=True)})]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -136,10 +94,10 @@ def test_lanes_hold_every_element_once(name: str) -> None:
             assert np.array_equal(gathered(fragment, held(fragment, matrix)), matrix)
 
 
-@pytest.mark.parametrize("shape", MMA_FRAGMENTS, ids=str)
+@pytest.mark.parametrize("shape", MMA_SHAPES, ids=str)
 def test_four_lanes_of_a_row_have_all_that_a_dot_product_needs(shape: tuple[int, int]) -> None:
     """The product of registers as the hardware does it: sums of a lane from the rows and columns of the eight lanes of its groups."""
-    fragments = MMA_FRAGMENTS[shape]
+    fragments = mma_fragments(*shape)
     m, n, k = fragments.extents
     random = np.random.default_rng(2)
     lhs, rhs, start = (random.integers(-8, 8, size) for size in ((m, k), (k, n), (m, n)))
@@ -159,9 +117,9 @@ def test_four_lanes_of_a_row_have_all_that_a_dot_product_needs(shape: tuple[int,
 
 def test_sums_beside_each_other_are_the_left_operand_of_the_next_product() -> None:
     """What attention relies on: the weights need not leave their registers."""
-    beside = MMA_FRAGMENTS[16, 16].sums * layout({"n": 2}, register=[1])
+    beside = mma_fragments(16, 16).sums * layout({"n": 2}, register=[1])
 
-    assert beside.rename(n="k") == MMA_FRAGMENTS[16, 16].lhs
+    assert beside.rename(n="k") == mma_fragments(16, 16).lhs
 
 
 # -- ldmatrix
@@ -175,22 +133,10 @@ def test_addresses_of_ldmatrix_are_those_of_eight_lanes_a_matrix(count: int) -> 
     assert all(rows(lane=lane) == (lane % 8, lane // 8) for lane in range(8 * count))
 
 
-def ldmatrix(memory: np.ndarray, addresses: list[int], count: int, transposed: bool) -> np.ndarray:
-    """The instruction as the manual says it, on memory of 16-bit elements: [register, lane]."""
-    result = np.zeros((2 * count, 32), memory.dtype)
-    for matrix in range(count):
-        rows = np.array([memory[addresses[8 * matrix + row] :][:8] for row in range(8)])
-        for lane in range(32):
-            row, column = lane // 4, lane % 4 * 2
-            pair = rows[column : column + 2, row] if transposed else rows[row, column : column + 2]
-            result[2 * matrix : 2 * matrix + 2, lane] = pair
-    return result
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_results_of_ldmatrix_are_where_the_layout_says(count: int, transposed: bool) -> None:
-    memory = np.random.default_rng(count).permutation(64 * count)
+    memory = np.random.default_rng(count).permutation(64 * count).astype(np.uint16)
     addresses = [64 * (lane // 8) + 8 * (lane % 8) for lane in range(8 * count)]
     where = ldmatrix_result(count, transposed=transposed)
 
@@ -207,7 +153,7 @@ def placed(result: BitLayout, place: BitLayout) -> BitLayout:
 
 def test_ldmatrix_makes_the_operands_of_mma() -> None:
     """Four matrices are the left operand of m16n8k16; two, transposed, the right one from rows of k, or, as they are, from rows of n."""
-    lhs, rhs = MMA_FRAGMENTS[16, 16].lhs, MMA_FRAGMENTS[16, 16].rhs
+    lhs, rhs = mma_fragments(16, 16).lhs, mma_fragments(16, 16).rhs
     four = layout({"m": 16, "k": 16}, row=[(1, 0), (2, 0), (4, 0)], column=[(0, 1), (0, 2), (0, 4)], matrix=[(8, 0), (0, 8)])
     by_k = layout({"k": 16, "n": 8}, row=[(1, 0), (2, 0), (4, 0)], column=[(0, 1), (0, 2), (0, 4)], matrix=[(8, 0)])
     by_n = layout({"k": 16, "n": 8}, row=[(0, 1), (0, 2), (0, 4)], column=[(1, 0), (2, 0), (4, 0)], matrix=[(8, 0)])
@@ -222,7 +168,7 @@ def test_ldmatrix_makes_the_operands_of_eight_bit_and_tf32_products() -> None:
         width = [(0, 1 << bit) for bit in range((128 // bits).bit_length() - 1)]
         four = layout({"m": 16, "k": k}, row=[(1, 0), (2, 0), (4, 0)], column=width, matrix=[(8, 0), (0, k // 2)])
 
-        assert placed(ldmatrix_result(4, bits), four) == MMA_FRAGMENTS[k, bits].lhs
+        assert placed(ldmatrix_result(4, bits), four) == mma_fragments(k, bits).lhs
 
 
 # -- other machines' packing

@@ -84,6 +84,14 @@ def _sign(b: FunctionBuilder, x: Value) -> Value:
     return b.select(_is_nan(b, x), x, b.select(keep, one, b.float(0.0, x)))
 
 
+def _round_tf32(b: FunctionBuilder, x: Value) -> Value:
+    """11 significant bits of an f32, ties away from zero; NaN and infinities stay."""
+    bits = b.bitcast(x, "i32")
+    rounded = b.binary("and", b.binary("add", bits, b.int(0x1000, bits)), b.int(-0x2000, bits))
+    finite = b.compare("fcmp olt", b.intrinsic("fabs", x), b.float(math.inf, x))
+    return b.select(finite, b.bitcast(rounded, "float"), x)
+
+
 def _rsqrt(b: FunctionBuilder, x: Value) -> Value:
     return b.binary("fdiv", b.float(1.0, x), b.intrinsic("sqrt", x))
 
@@ -300,4 +308,5 @@ _FAST: dict[str, Callable[..., Value]] = {
     "erf": _erf,
     "sigmoid": _sigmoid,
     "normal_cdf": _normal_cdf,
+    "round_tf32": _round_tf32,
 }
