@@ -1,0 +1,356 @@
+"""CUDA devices, through cuda-bindings and the driver's own functions.
+
+A device is used in its primary context, the one that the CUDA runtime and torch use, so that their arrays and streams are ours. Memory
+comes from a pool of tc's own that gives and takes in the order of a stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tc.codegen.cuda.calls import CALLED, CONTEXT, OUT_OF_MEMORY, POOL, STATUS, STEPS, STREAM, TOO_MANY_BLOCKS, CudaCalls, provide_calls
+from tc.codegen.cuda.compile import arch_of, binary_in, capability_of, compile_cuda, is_ptx
+from tc.codegen.device import Queue, check_same_process
+from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
+from tc.codegen.llvm.jit import Library, link
+from tc.codegen.llvm.object_symbols import symbols_of
+from tc.errors import CodegenError, DeviceError, LimitError
+from tc.target.detect import cuda_driver, cuda_facts
+
+KEPT_SHARE = 8
+"""A pool keeps at most this part of the device's memory for allocations to come."""
+
+_LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+_LOG_BYTES = 1 << 14
+
+
+@functools.cache
+def open_device(number: int) -> CudaDevice:
+    """CUDA device `number`, opened once in a process. UserError when it is not there."""
+    return CudaDevice(number)
+
+
+class _CudaBlock:
+    """Memory of a device, given back when nothing refers to it and all that was launched is done."""
+
+    def __init__(self, device: CudaDevice, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.address = device.allocate_raw(size_bytes)
+        if not self.address:
+            raise LimitError(device.no_memory(size_bytes))
+        weakref.finalize(self, device.free_raw, self.address).atexit = False
+
+
+class _CudaQueue:
+    """A stream, and the words by which generated code knows it. Begins with a stream of its own."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._own = device.new_stream()
+        self._words = (ctypes.c_int64 * 5)()
+        self._words[STREAM], self._words[CONTEXT], self._words[POOL] = self._own, device.context, device.pool
+        self.address = ctypes.addressof(self._words)
+        weakref.finalize(self, device.drop_stream, self._own).atexit = False
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream that work goes to."""
+        return self._words[STREAM]
+
+    def follow(self, stream: int | None) -> None:
+        """Work goes to this stream from now on; None: to the queue's own. What was given to the other one is not waited for."""
+        self._words[STREAM] = self._own if stream is None else stream
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Inside, the device's context is that of the calling thread."""
+        entered = self._device.calls.enter(self.address)
+        try:
+            yield
+        finally:
+            self._device.calls.leave(self.address, entered)
+
+    def upload(self, address: int, array: np.ndarray) -> None:
+        """See `Queue`."""
+        self._device.calls.write(self.address, address, array.ctypes.data, array.nbytes)
+        self.check()
+
+    def download(self, array: np.ndarray, address: int) -> None:
+        """See `Queue`."""
+        self._device.calls.download(self.address, array.ctypes.data, address, array.nbytes)
+        self.check()
+
+    def copy(self, to: int, start: int, size_bytes: int) -> None:
+        """Copy within the device, in the order of the queue."""
+        self._device.calls.copy(self.address, to, start, size_bytes)
+        self.check()
+
+    def finish(self) -> None:
+        """See `Queue`."""
+        self._device.calls.finish(self.address)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong since the last time, as far as it is known without waiting."""
+        status = self._words[STATUS]
+        if not status:
+            return
+        self._words[STATUS] = 0
+        if status == TOO_MANY_BLOCKS:
+            raise LimitError(f"{self._device.name}: a launch has more blocks than devices take along one axis")
+        raise self._device.error(STEPS[self._words[CALLED]], status)
+
+
+class CudaDevice:
+    """One device in its primary context."""
+
+    kind = "cuda"
+
+    def __init__(self, number: int) -> None:
+        self._driver = driver = cuda_driver()
+        self.facts = cuda_facts(number)
+        self.number = number
+        self._pid = os.getpid()
+        self.name = f"CUDA device {number} ({self.facts.product})"
+        self._device = self._of(driver.cuDeviceGet(number), "finding the device")
+        attribute = driver.CUdevice_attribute
+        self.capability = (
+            self._asked(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self._asked(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
+        if not self._asked(attribute.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
+            raise DeviceError(f"{self.name} has no memory pools, which tc needs")
+        self._context = self._of(driver.cuDevicePrimaryCtxRetain(self._device), "making a context")
+        self.context = int(self._context)
+        self.calls: CudaCalls = provide_calls(ctypes.CDLL(_LIBRARY))
+        self._lock = threading.RLock()  # the garbage collector may give memory back while some is asked for
+        with self._current():
+            self._pool = self._new_pool()
+            self.pool = int(self._pool)
+            self._home = _CudaQueue(self)
+
+    # -- the driver
+
+    def _of(self, answer: tuple[Any, ...], step: str) -> Any:
+        """The value of a call of the driver. DeviceError, LimitError for memory, when it failed."""
+        if answer[0] != self._driver.CUresult.CUDA_SUCCESS:
+            raise self.error(step, int(answer[0]))
+        return answer[1] if len(answer) > 1 else None
+
+    def _asked(self, attribute: Any) -> int:
+        return int(self._of(self._driver.cuDeviceGetAttribute(attribute, self._device), "asking the device"))
+
+    def error(self, step: str, status: int) -> DeviceError | LimitError:
+        """What to raise when the driver fails in a step with a status."""
+        try:
+            name = self._driver.CUresult(status).name
+        except ValueError:
+            name = "an unknown error"
+        found = self._driver.cuGetErrorString(self._driver.CUresult(status)) if name != "an unknown error" else (None, None)
+        said = f": {found[1].decode()}" if found[1] else ""
+        if status == OUT_OF_MEMORY:
+            return LimitError(f"{self.name}: {step} failed: out of memory ({self._free_memory()})")
+        lost = "; the context is lost, start the process afresh" if status in _LOST else ""
+        return DeviceError(f"{self.name}: {step} failed: {name} ({status}){said}{lost}")
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """Inside, the device's context is that of the calling thread."""
+        self._of(self._driver.cuCtxPushCurrent(self._context), "making the context current")
+        try:
+            yield
+        finally:
+            self._driver.cuCtxPopCurrent()
+
+    def _new_pool(self) -> Any:
+        driver = self._driver
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.number
+        pool = self._of(driver.cuMemPoolCreate(properties), "making a pool of memory")
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        kept = driver.cuuint64_t(self.facts.memory_bytes // KEPT_SHARE)
+        self._of(driver.cuMemPoolSetAttribute(pool, threshold, kept), "bounding a pool of memory")
+        return pool
+
+    def new_stream(self) -> int:
+        """The handle of a stream that waits for no other."""
+        with self._current():
+            flag = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            return int(self._of(self._driver.cuStreamCreate(flag), "making a stream"))
+
+    def drop_stream(self, stream: int) -> None:
+        """Give a stream back; the driver does so when its work is done."""
+        if self._is_mine():
+            with self._current():
+                self._driver.cuStreamDestroy(stream)
+
+    def _is_mine(self) -> bool:
+        return os.getpid() == self._pid
+
+    # -- memory
+
+    def allocate(self, size_bytes: int) -> _CudaBlock:
+        """See `Device`."""
+        return _CudaBlock(self, size_bytes)
+
+    def allocate_raw(self, size_bytes: int) -> int:
+        """See `Device`. For any stream."""
+        with self._lock:
+            address = self.calls.allocate(self._home.address, max(size_bytes, 1)) or 0
+            self._home.finish()
+        return address
+
+    def free_raw(self, address: int) -> None:
+        """See `Device`. Waits for all work of the device: it may use the memory."""
+        if not address or not self._is_mine():
+            return
+        self.finish()
+        with self._lock:
+            self.calls.free(self._home.address, address)
+            self._home.finish()
+
+    def finish(self) -> None:
+        """Wait for all work on the device."""
+        with self._current():
+            self._of(self._driver.cuCtxSynchronize(), "waiting")
+
+    def trim(self) -> None:
+        """Give the memory back that the pool keeps."""
+        if self._is_mine():
+            with self._current():
+                self._of(self._driver.cuMemPoolTrimTo(self._pool, 0), "giving memory back")
+
+    def no_memory(self, size_bytes: int) -> str:
+        """What to say when there is no memory for so many bytes."""
+        return f"{self.name} has no memory for {size_bytes} bytes ({self._free_memory()})"
+
+    def _free_memory(self) -> str:
+        with self._current():
+            status, free, total = self._driver.cuMemGetInfo()
+        known = status == self._driver.CUresult.CUDA_SUCCESS
+        return f"{free} of {total} bytes are free" if known else "how much is free is not known"
+
+    def new_queue(self) -> _CudaQueue:
+        """See `Device`."""
+        return _CudaQueue(self)
+
+    def read(self, queue: Queue, address: int, size_bytes: int) -> np.ndarray:
+        """See `Device`."""
+        found = np.empty(size_bytes, np.uint8)
+        queue.download(found, address)
+        return found
+
+    def check_process(self) -> None:
+        """See `Device`."""
+        check_same_process(self._pid, self.name)
+
+    # -- code
+
+    def load(self, image: Image) -> CudaImage:
+        """The functions of an image in the context. CodegenError, with the compiler's words, for text that is refused; DeviceError for an
+        image of another architecture."""
+        data = self._code_of(image)
+        driver = self._driver
+        log = bytearray(_LOG_BYTES)
+        option = driver.CUjit_option
+        names = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        with self._current():
+            status, module = driver.cuModuleLoadDataEx(data + b"\0", len(names), names, [log, len(log)])
+            if status != driver.CUresult.CUDA_SUCCESS:
+                said = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
+                raise CodegenError(f"{self.name} refuses a kernel: {status.name}{f': {said}' if said else ''}")
+            return CudaImage(self, module, [self._function(module, *each) for each in zip(image.functions, image.shared_bytes, strict=True)])
+
+    def _code_of(self, image: Image) -> bytes:
+        """What the driver takes: a binary, or PTX."""
+        arch = arch_of(image.options)
+        major, minor, is_exact = capability_of(arch)
+        is_binary_good = self.capability == (major, minor) if is_exact else self.capability[0] == major and self.capability[1] >= minor
+        if not is_binary_good and (is_exact or self.capability < (major, minor)):
+            raise DeviceError(
+                f"the module was compiled for {arch}, and {self.name} is sm_{self.capability[0]}{self.capability[1]}; "
+                f"compile it for target 'cuda:{self.facts.arch}'"
+            )
+        binary = binary_in(image.text)
+        if binary is not None:
+            if not is_binary_good:
+                raise DeviceError(f"the module has binaries for {arch} alone, which {self.name} does not run; compile it again")
+            return binary
+        if is_ptx(image.text):
+            return image.text.encode()
+        virtual = arch.replace("sm_", "compute_")
+        return compile_cuda(image.text, image.options if is_binary_good else image.options.replace(f"={arch}", f"={virtual}"))
+
+    def _function(self, module: Any, name: str, shared_bytes: int) -> tuple[int, int]:
+        """The handle of a function, and how many bytes of shared memory its launches ask for: what its own do not hold."""
+        driver = self._driver
+        attribute = driver.CUfunction_attribute
+        function = self._of(driver.cuModuleGetFunction(module, name.encode()), f"finding {name}")
+        own = int(self._of(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), f"asking {name}"))
+        most = self.facts.max_shared_bytes_per_block
+        asked = 0 if own >= shared_bytes else shared_bytes
+        if own + asked > most:
+            raise LimitError(f"{name} needs {own + asked} bytes of shared memory for a block; {self.name} has {most}")
+        if own + asked > self.facts.static_shared_bytes_per_block:
+            which = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._of(driver.cuFuncSetAttribute(function, which, asked), f"giving {name} shared memory")
+        return int(function), asked
+
+    def unload(self, module: Any) -> None:
+        """Give code back when all work is done."""
+        if self._is_mine():
+            with self._current():
+                self._driver.cuCtxSynchronize()
+                self._driver.cuModuleUnload(module)
+
+
+_LOST = (700, 702, 709, 710, 714, 715, 716, 717, 718, 719)
+"""Statuses after which a context takes no more work. Source: CUDA driver API, CUresult."""
+
+
+class CudaImage:
+    """Code on a device, given back when nothing refers to it. `handles`: of each function the two words that launches take."""
+
+    def __init__(self, device: CudaDevice, module: Any, handles: list[tuple[int, int]]) -> None:
+        self.handles = handles
+        weakref.finalize(self, device.unload, module).atexit = False
+
+
+class CudaLibrary:
+    """Host code in the process, and the kernels that it launches on a device."""
+
+    def __init__(self, device: CudaDevice, library: Library, images: list[CudaImage]) -> None:
+        self.device = device
+        self._library = library
+        self._images = images  # alive as long as the code that has their handles
+
+    def address(self, name: str) -> int:
+        """See `Loaded`."""
+        return self._library.address(name)
+
+
+def load_kernels(objects: list[bytes], device: CudaDevice) -> CudaLibrary:
+    """Link host code, load the device code that is in it, and tell the one where the other is."""
+    names = [name for data in objects for name in sorted(symbols_of(data).defined) if name.endswith(IMAGE)]
+    library = link(objects)
+    images = []
+    for name in names:
+        start = library.address(name)
+        size = ctypes.c_int64.from_address(start).value
+        loaded = device.load(Image.from_bytes(ctypes.string_at(start + 8, size)))
+        images.append(loaded)
+        words = (ctypes.c_int64 * (2 * len(loaded.handles))).from_address(library.address(name.removesuffix(IMAGE) + HANDLES))
+        for k, (function, shared) in enumerate(loaded.handles):
+            words[2 * k], words[2 * k + 1] = function, shared
+    return CudaLibrary(device, library, images)
