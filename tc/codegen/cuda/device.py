@@ -19,12 +19,12 @@ import numpy as np
 
 from tc.codegen.cuda.calls import CALLED, CONTEXT, OUT_OF_MEMORY, POOL, STATUS, STEPS, STREAM, TOO_MANY_BLOCKS, CudaCalls, provide_calls
 from tc.codegen.cuda.compile import arch_of, binary_in, capability_of, compile_cuda, is_ptx
-from tc.codegen.device import Queue, check_same_process
+from tc.codegen.device import Queue
 from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
 from tc.codegen.llvm.jit import Library, link
 from tc.codegen.llvm.object_symbols import symbols_of
 from tc.errors import CodegenError, DeviceError, LimitError
-from tc.target.detect import cuda_driver, cuda_facts
+from tc.target.detect import cuda_driver, cuda_facts, refuse_forked_child
 
 KEPT_SHARE = 8
 """A pool keeps at most this part of the device's memory for allocations to come."""
@@ -253,7 +253,7 @@ class CudaDevice:
 
     def check_process(self) -> None:
         """See `Device`."""
-        check_same_process(self._pid, self.name)
+        refuse_forked_child("cuda")
 
     # -- code
 

@@ -1,0 +1,119 @@
+"""The fake driver (`fake.c`) from Python: building it, and running kernels that are launched on it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+Kernel = Callable[..., None]
+"""Takes grid and block, then the parameters: arrays of bytes from where pointers point to the end of their allocations, and numbers."""
+
+
+def build_driver(folder: Path) -> Path:
+    """Compile the driver into a folder for LD_LIBRARY_PATH."""
+    command = ["gcc", "-O1", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"), str(HERE / "fake.c")]
+    subprocess.run([*command, "-ldl", "-lpthread"], check=True, capture_output=True)
+    return folder
+
+
+def run_scenarios(folder: Path, script: Path, names: list[str], facts: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run functions of a script in one process whose CUDA driver is that in `folder`."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE.parent))), **facts}
+    return subprocess.run(
+        [sys.executable, str(script), *names], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+_LAUNCH = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p, *[ctypes.POINTER(ctypes.c_uint)] * 2, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint64
+)
+
+
+class FakeDriver:
+    """The driver in this process. `kernels`: what runs, by the names of functions; others are left to `run_image`."""
+
+    def __init__(self) -> None:
+        self.library = library = ctypes.CDLL("libcuda.so.1")
+        for name in ("fake_log", "fake_complaints"):
+            getattr(library, name).restype = ctypes.c_char_p
+        for name in ("fake_shift", "fake_in_use", "fake_max_in_use", "fake_allocation"):
+            getattr(library, name).restype = ctypes.c_uint64
+        self.kernels: dict[str, Kernel] = {}
+        self.run_image: Callable[[str, str, tuple[int, ...], tuple[int, ...], int, list[object]], object] | None = None
+        self.errors: list[str] = []
+        self._callback = _LAUNCH(self._launched)
+        library.fake_on_launch(self._callback)
+
+    @property
+    def log(self) -> list[str]:
+        """The calls so far, one a line."""
+        return self.library.fake_log().decode().splitlines()
+
+    @property
+    def complaints(self) -> list[str]:
+        """What was wrong with them."""
+        return self.library.fake_complaints().decode().splitlines() + self.errors
+
+    def clear(self) -> None:
+        """Forget calls and complaints."""
+        self.library.fake_clear()
+        self.errors.clear()
+
+    def count(self, name: str) -> int:
+        """How often a function was called."""
+        return self.log.count(name)
+
+    def memory(self, address: int) -> tuple[np.ndarray, int]:
+        """The bytes of the allocation that holds an address of the device, and where in it the address is."""
+        size = ctypes.c_uint64()
+        start = self.library.fake_allocation(ctypes.c_uint64(address), ctypes.byref(size))
+        if not start:
+            raise ValueError(f"{address:#x} is in no live memory of the device")
+        raw = (ctypes.c_uint8 * size.value).from_address((start + self.library.fake_shift()) % 2**64)
+        return np.frombuffer(raw, np.uint8), address - start
+
+    def _launched(self, image: int, size: int, name: bytes, grid: object, block: object, shared: int, words: int, num_bytes: int) -> None:
+        try:
+            values = list((ctypes.c_uint64 * (num_bytes // 8)).from_address(words)) if num_bytes else []
+            sizes = tuple(grid[:3]), tuple(block[:3])  # type: ignore[index]
+            kernel = self.kernels.get(name.decode())
+            text = ctypes.string_at(image, size).decode()
+            if kernel is not None:
+                kernel(*sizes, *(self._argument(value) for value in values))
+            elif self.run_image is not None:
+                self.run_image(text, name.decode(), *sizes, shared, values)
+            else:
+                raise ValueError(f"nobody runs {name.decode()}")
+        except BaseException:
+            self.errors.append(traceback.format_exc())
+            self.library.fake_complain(b"a kernel failed")
+
+    def _argument(self, value: int) -> object:
+        try:
+            memory, place = self.memory(value)
+        except ValueError:
+            return value - 2**64 if value >= 2**63 else value
+        return memory[place:]
+
+
+def main(scenarios: Mapping[str, object]) -> None:
+    """Run those named on the command line; say which of them failed, and how."""
+    failed = 0
+    for name in sys.argv[1:]:
+        try:
+            scenarios[name]()  # type: ignore[operator]
+            print(f"{name}: good", flush=True)
+        except BaseException:
+            failed += 1
+            print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
+    sys.exit(1 if failed else 0)
