@@ -21,8 +21,9 @@ Kernel = Callable[..., None]
 
 def build_driver(folder: Path) -> Path:
     """Compile the driver into a folder for LD_LIBRARY_PATH."""
-    command = ["gcc", "-O1", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"), str(HERE / "fake.c")]
-    subprocess.run([*command, "-ldl", "-lpthread"], check=True, capture_output=True)
+    flags = ["-O1", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    files = ["-o", str(folder / "libcuda.so.1"), str(HERE / "fake.c")]
+    subprocess.run(["gcc", *flags, *files, "-ldl", "-lpthread"], check=True, capture_output=True)
     return folder
 
 
@@ -34,8 +35,9 @@ def run_scenarios(folder: Path, script: Path, names: list[str], facts: Mapping[s
     )
 
 
+_SIZES = ctypes.POINTER(ctypes.c_uint)
 _LAUNCH = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p, *[ctypes.POINTER(ctypes.c_uint)] * 2, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint64
+    None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p, _SIZES, _SIZES, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint64
 )
 
 

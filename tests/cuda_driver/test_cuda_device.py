@@ -12,10 +12,8 @@ OTHER_MACHINES = {
     "a_device_without_pools_is_refused": {"FAKE_CUDA_NO_POOLS": "1"},
     "a_driver_that_does_not_start_is_an_error_in_words": {"FAKE_CUDA_INIT": "803"},
 }
-NAMES = [
-    node.name for node in ast.parse(SCRIPT.read_text()).body if isinstance(node, ast.FunctionDef) and "_" in node.name and not node.args.args
-]
-SCENARIOS = [name for name in NAMES if "__" not in name]
+FUNCTIONS = [node for node in ast.parse(SCRIPT.read_text()).body if isinstance(node, ast.FunctionDef)]
+SCENARIOS = [function.name for function in FUNCTIONS if "_" in function.name and not function.args.args]
 
 
 @pytest.fixture(scope="session")

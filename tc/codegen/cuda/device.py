@@ -17,7 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.cuda.calls import CALLED, CONTEXT, OUT_OF_MEMORY, POOL, STATUS, STEPS, STREAM, TOO_MANY_BLOCKS, CudaCalls, provide_calls
+from tc.codegen.cuda.calls import (
+    CALLED,
+    CONTEXT,
+    OUT_OF_MEMORY,
+    POOL,
+    STATUS,
+    STEPS,
+    STREAM,
+    TOO_MANY_BLOCKS,
+    CudaCalls,
+    provide_calls,
+)
 from tc.codegen.cuda.compile import arch_of, binary_in, capability_of, compile_cuda, is_ptx
 from tc.codegen.device import Queue
 from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
@@ -270,7 +281,8 @@ class CudaDevice:
             if status != driver.CUresult.CUDA_SUCCESS:
                 said = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
                 raise CodegenError(f"{self.name} refuses a kernel: {status.name}{f': {said}' if said else ''}")
-            return CudaImage(self, module, [self._function(module, *each) for each in zip(image.functions, image.shared_bytes, strict=True)])
+            wanted = zip(image.functions, image.shared_bytes, strict=True)
+            return CudaImage(self, module, [self._function(module, *each) for each in wanted])
 
     def _code_of(self, image: Image) -> bytes:
         """What the driver takes: a binary, or PTX."""
