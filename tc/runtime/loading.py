@@ -60,9 +60,10 @@ def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]
 
 def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | None) -> CompiledModule:
     target = Target.parse(header["target"])
-    missing = sorted(set(target.features) - set(native_target().features))
+    missing = target.missing_here()
     if missing:
-        raise ModelError(f"the module was compiled for a CPU with {', '.join(missing)}, which this one lacks")
+        where = "a CPU" if target.device is None else f"{target.kind} device {target.number} and a CPU"
+        raise ModelError(f"the module was compiled for {where} with {', '.join(missing)}, which this machine lacks")
     plan, entry = interface_from_json(header)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]

@@ -16,7 +16,7 @@ from llvmlite import binding as llvm
 
 from tc.errors import UserError
 from tc.target.detect import cuda_facts, opencl_facts
-from tc.target.device import DEVICE_KINDS, DeviceFacts, device_called, known_archs, occupancy, with_facts
+from tc.target.device import DEVICE_KINDS, DeviceFacts, device_called, known_archs, lacking, occupancy, with_facts
 from tc.target.host import (
     MAX_THREADS,
     SIZE_UNITS,
@@ -163,6 +163,14 @@ class Target:
     def host(self) -> Target:
         """The CPU that runs what does not run on a device."""
         return self if self.device is None else replace(self, kind="cpu", device=None, number=0)
+
+    def missing_here(self) -> tuple[str, ...]:
+        """What this machine, and the device with this number, do not have of what code for the target may use. UserError where there is no
+        such device."""
+        missing = tuple(sorted(set(self.features) - set(native_target().features)))
+        if self.device is None:
+            return missing
+        return missing + lacking(self.device, _facts_of_number(self.kind, self.number))
 
     def __str__(self) -> str:
         """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise; `DEVICE@HOST` where there is a device."""

@@ -133,6 +133,19 @@ def _problem(name: str, value: object) -> str | None:
     return None if isinstance(value, str) and _PLAIN.fullmatch(value) else "a plain name"
 
 
+def lacking(wanted: DeviceFacts, there: DeviceFacts) -> tuple[str, ...]:
+    """What a device does not have of what code for another may use: features by name, and sizes in words. Versions of OpenCL do not count:
+    code is text that the driver compiles, and what it uses beyond the first is a feature of its own."""
+    features = [name for name in wanted.features if name not in there.features and not name.startswith("opencl_")]
+    sizes = [name for name in _LIMITS if getattr(there, name) < getattr(wanted, name)]
+    if wanted.has("shuffle") and wanted.warp_size != there.warp_size:
+        sizes.append("warp_size")
+    return (*features, *(f"{name}={getattr(wanted, name)} (it has {getattr(there, name)})" for name in sizes))
+
+
+_LIMITS = ("max_threads_per_block", "max_shared_bytes_per_block", "max_registers_per_thread")
+
+
 def plain_name(text: str) -> str:
     """A vendor's name of a device in the letters that a target's text may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unnamed"

@@ -19,7 +19,7 @@ from tc.errors import UnsupportedError, UserError
 from tc.ir.intrinsic import has_all_of_one
 from tc.records.record import target_key
 from tc.target import DeviceFacts, Target, detect, native_target, occupancy
-from tc.target.device import DEVICE_TABLE, device_called, device_table, plain_name
+from tc.target.device import DEVICE_TABLE, device_called, device_table, lacking, plain_name
 from tc.target.machine import machine_fingerprint
 
 DEMO = Path(tc.__file__).parent / "demo"
@@ -236,6 +236,34 @@ def test_a_cuda_device_gets_the_nearest_architecture_with_all_its_instructions(c
 def test_a_cuda_device_of_another_family_is_refused(capability: tuple[int, int]) -> None:
     with pytest.raises(UnsupportedError, match=rf"for a device, of compute capability {capability[0]}\.{capability[1]}; known are sm_75"):
         detect.cuda_arch(*capability, "a device")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "missing"),
+    [
+        ("sm_80", "sm_90a", ()),
+        ("sm_75", "sm_75", ()),
+        ("sm_90a", "sm_90", ("sm_90a", "wgmma")),
+        (
+            "sm_80",
+            "sm_75",
+            ("sm_80", "bf16", "cp.async", "max_shared_bytes_per_block=166912 (it has 65536)"),
+        ),
+        ("sm_80", "sm_86", ("max_shared_bytes_per_block=166912 (it has 101376)",)),
+    ],
+)
+def test_what_a_device_lacks_of_what_code_may_use_is_told(wanted: str, there: str, missing: tuple[str, ...]) -> None:
+    assert lacking(facts_of(wanted), facts_of(there)) == missing
+
+
+def test_a_target_tells_what_this_machine_lacks_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tc.target._DETECTION", {"cuda": lambda number: facts_of("sm_86")})
+    host = native_target()
+
+    assert host.missing_here() == ()
+    assert replace(host, features=(*host.features, "sve2")).missing_here() == ("sve2",)
+    assert Target.parse("cuda:sm_86").missing_here() == ()
+    assert Target.parse("cuda:sm_89,max_shared_bytes_per_block=65536").missing_here() == ("sm_89", "fp8")
 
 
 def test_names_of_products_become_plain() -> None:
