@@ -18,6 +18,7 @@ from llvmlite import binding as llvm
 from rich.console import Console
 
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
+from tc.codegen.cuda.compile import compiler as cuda_compiler
 from tc.errors import TcError, UserError
 from tc.measure.rates import measure_rates
 from tc.runtime.cache_root import cache_path, cache_problem
@@ -43,6 +44,8 @@ TOOLS = {
     "nvdisasm": ("machine code of NVIDIA's devices as text", "pip install nvidia-cuda-nvdisasm"),
 }
 """Programs that are not needed to compile or run a model: what each is for, and how to get it."""
+
+NO_CUDA_COMPILER = "nothing here compiles it: pip install nvidia-cuda-nvrtc, or NVIDIA's CUDA toolkit"
 
 INSTRUCTION_SETS = (
     *("sse4.2", "avx2", "fma", "f16c", "avx512f", "avx512vnni", "avxvnni", "avx512bf16", "avx512fp16", "amx-int8"),
@@ -78,6 +81,7 @@ def execute(args: argparse.Namespace) -> Outcome:
         "cache": cache_facts(cache_path()),
         "devices": device_facts(),
         "tools": tool_facts(),
+        "cuda_compiler": cuda_compiler(),
         "optional": {name: {"version": version_of(name), "for": purpose} for name, purpose in OPTIONAL.items()},
     }
     data["problems"] = problems(data)
@@ -308,6 +312,7 @@ def show(console: Console, data: dict[str, Any]) -> None:
         if devices["problem"]:
             rows.append((f"{kind} devices", devices["problem"].removeprefix(f"{kind}: ")))
     rows += [("tools", describe_tool(name, tool)) for name, tool in data["tools"].items()]
+    rows.append(("CUDA-C", f"compiled by {data['cuda_compiler']}" if data["cuda_compiler"] else NO_CUDA_COMPILER))
     for name, package in data["optional"].items():
         rows.append(("optional", f"{name} {package['version'] or 'not installed'} ({package['for']})"))
     console.print(make_table("", ("", ""), rows))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -141,15 +142,19 @@ def opencl_devices() -> tuple[Any, ...]:
         import pyopencl
     except ImportError:
         raise UserError(f"opencl: the package pyopencl is not installed: pip install 'tc[opencl]'; {_PLAIN_DEVICE}") from None
-    try:
-        devices = [device for platform in pyopencl.get_platforms() for device in platform.get_devices()]
-    except pyopencl.Error as error:
-        devices, problem = [], f" ({error})"
-    else:
-        problem = ""
+    problems: list[str] = []
+
+    def ask(question: Callable[[], list[Any]]) -> list[Any]:
+        try:
+            return question()
+        except pyopencl.Error as error:  # one driver that fails does not hide the devices of the others
+            problems.append(str(error))
+            return []
+
+    devices = [device for platform in ask(pyopencl.get_platforms) for device in ask(platform.get_devices)]
     if not devices:
-        advice = f"pip install 'tc[opencl]' brings one that is the CPU; {_PLAIN_DEVICE}"
-        raise UserError(f"opencl: no device is on this machine{problem}; {advice}")
+        why = f" ({'; '.join(problems)})" if problems else ""
+        raise UserError(f"opencl: no device is on this machine{why}; pip install 'tc[opencl]' brings one that is the CPU; {_PLAIN_DEVICE}")
     return tuple(sorted(devices, key=lambda device: not _svm_features(device)))
 
 

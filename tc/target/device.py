@@ -110,7 +110,7 @@ class DeviceFacts:
         return ",".join((self.arch, *(f"{name}={_format_fact(getattr(self, name))}" for name in changes)))
 
 
-_MAY_BE_ZERO = frozenset(("reserved_shared_bytes_per_block", "max_shared_bytes_per_block", "static_shared_bytes_per_block", "l2_bytes"))
+_MAY_BE_ZERO = frozenset(name.name for name in fields(DeviceFacts) if "shared_bytes" in name.name or name.name == "l2_bytes")
 _NUMBERS = frozenset(field.name for field in fields(DeviceFacts) if field.type in ("int", "float"))
 _RATES = frozenset(field.name for field in fields(DeviceFacts) if field.type == "float")
 _SIZES = ("max_block", "max_grid")

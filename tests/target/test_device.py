@@ -294,6 +294,25 @@ def test_an_opencl_device_tells_its_facts(forgetful: None) -> None:
         Target.parse("opencl:99")
 
 
+def test_a_driver_that_fails_does_not_hide_the_devices_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cl = pytest.importorskip("pyopencl")
+
+    def fail() -> list:
+        raise cl.RuntimeError("out of everything")
+
+    broken, empty = SimpleNamespace(get_devices=fail), SimpleNamespace(get_devices=list)
+    there = detect.opencl_devices()
+    whole = SimpleNamespace(get_devices=lambda: list(reversed(there)))
+    monkeypatch.setattr(cl, "get_platforms", lambda: [broken, empty, whole])
+
+    found = detect.opencl_devices()
+
+    assert set(found) == set(there) and found[0] == there[0]
+    monkeypatch.setattr(cl, "get_platforms", lambda: [broken, empty])
+    with pytest.raises(UserError, match=r"opencl: no device is on this machine \(out of everything\); pip install"):
+        detect.opencl_devices()
+
+
 def test_a_forked_child_is_told_that_the_driver_does_not_work_there(forgetful: None) -> None:
     pytest.importorskip("pyopencl")
     Target.parse("opencl")
