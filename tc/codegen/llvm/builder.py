@@ -115,6 +115,8 @@ class FunctionBuilder:
     shares: whether integers are computed once where that dominates; for code whose every branch and loop body is a `scope`.
     """
 
+    saturates = True  # there is an instruction that cuts a float to an integer of any size
+
     def __init__(self, module: Module, *, shares: bool = False) -> None:
         self.module = module
         self.shares = shares
@@ -349,6 +351,14 @@ class FunctionBuilder:
             result = self.insert(result, scalar, lane)
         assert result is not None
         return result
+
+    def libm(self, name: str, *args: Value) -> Value:
+        """A scalar call of libm in double; for f32 the result is then rounded once, which makes it correct to half an ulp or so."""
+        narrow = args[0].element == "float"
+        wide = [self.convert("fpext", arg, "double") if narrow else arg for arg in args]
+        self.module.declare(name, "double", ["double"] * len(wide), "nounwind willreturn memory(none)")
+        result = self.emit(f"call double @{name}({', '.join(map(str, wide))})", "double")
+        return self.convert("fptrunc", result, "float") if narrow else result
 
     def int(self, value: int, like: Value, element: str | None = None) -> Value:
         """An integer literal with the lanes of `like`, of its element type or of `element`."""

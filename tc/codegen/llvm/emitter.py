@@ -21,6 +21,7 @@ from tc.codegen.llvm.loop_intrinsics import emit_loop_intrinsic, tree_value
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane, State, alias_scopes, memory_type
 from tc.codegen.llvm.products import MARK, is_all_products
+from tc.codegen.loops import can_vectorize, parallel_nest
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
@@ -41,10 +42,9 @@ from tc.ir.loop import (
     While,
     annotation,
 )
-from tc.ir.node import binders, walk
+from tc.ir.node import binders
 from tc.ir.tree_loop import TreeLoop
 from tc.ir.types import product
-from tc.ir.uses import variables
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
 
@@ -186,10 +186,10 @@ class KernelEmitter(ExpressionEmitter):
         raise CodegenError(f"{name} is bound to {loop.thread}, an axis of a GPU; the target is a CPU, which has none")
 
     def _can_vectorize(self, loop: For) -> bool:
-        """`_can_vectorize` of a loop, found out once for all its copies."""
+        """`can_vectorize` of a loop, found out once for all its copies."""
         found = self.vectorizable.get(loop)
         if found is None:
-            found = self.vectorizable[loop] = _can_vectorize(loop, self.report)
+            found = self.vectorizable[loop] = can_vectorize(loop, self.report)
         return found
 
     def _unrolled(self, loop: For, count: int) -> None:
@@ -357,7 +357,7 @@ class KernelEmitter(ExpressionEmitter):
         """Outline the loop, with the parallel loops that are its whole body: their iterations are numbered as those of one loop.
         What the body uses from outside travels in a struct on the stack."""
         b = self.b
-        nest = _parallel_nest(loop)
+        nest = parallel_nest(loop)
         extents = [self.value(each.extent) for each in nest]
         end = extents[0]
         for extent in extents[1:]:
@@ -443,41 +443,3 @@ def _lane_numbers(count: int) -> Value:
 
 def _safe(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
-
-
-def _parallel_nest(loop: For) -> tuple[For, ...]:
-    """The loop, and the parallel loops inside of it that are each the whole body of the one before and of independent extent."""
-    nest = [loop]
-    while isinstance(inner := nest[-1].body, For) and inner.kind is LoopKind.PARALLEL:
-        if any(node is outer.var for outer in nest for node in walk(inner.extent)):
-            break
-        nest.append(inner)
-    return tuple(nest)
-
-
-def _can_vectorize(loop: For, report: Buffer | None) -> bool:
-    """Whether every lane may run in lockstep: no loop inside with a bound that depends on the lane, no While, and every store
-    goes to a place of its own for each lane, except to the report of failed checks, where any lane may be the last."""
-    return _in_lockstep(loop.body, {loop.var}, report)
-
-
-def _in_lockstep(stmt: Stmt, varying: set[Var], report: Buffer | None) -> bool:
-    """The same of a statement, where the variables that differ between lanes are known; those that it binds join them."""
-    match stmt:
-        case Seq(stmts=stmts):
-            return all(_in_lockstep(inner, varying, report) for inner in stmts)
-        case For(kind=LoopKind.PARALLEL) | While() | IntrinsicCall():
-            return False
-        case For(extent=extent, body=body):
-            return varying.isdisjoint(variables(extent)) and _in_lockstep(body, varying, report)
-        case Let(var=var, value=value, body=body):
-            if not varying.isdisjoint(variables(value)):
-                varying.add(var)
-            return _in_lockstep(body, varying, report)
-        case If(then_body=then_body, else_body=else_body):
-            return _in_lockstep(then_body, varying, report) and (else_body is None or _in_lockstep(else_body, varying, report))
-        case Store(buffer=buffer, indices=indices):
-            return buffer is report or not all(varying.isdisjoint(variables(index)) for index in indices)
-        case Alloc():
-            return False
-    return False

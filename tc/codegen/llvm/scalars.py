@@ -282,7 +282,7 @@ def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DTy
     if target in _AS_BITS:
         if value.known is not None:
             return literal(Const(value.known, target))
-        near = _near_f32(builder, value, source)
+        near = near_f32(builder, value, source)
         return emit_to_bf16(builder, near) if target == bf16 else emit_to_float8(builder, near, target)
     if target in SUB_BYTE and value.known is None:
         return _narrowed(builder, value, source, target)
@@ -296,7 +296,7 @@ _EXACT = 1 << 52
 """Up to here f64 has all integers."""
 
 
-def _near_f32(builder: FunctionBuilder, value: Value, source: DType) -> Value:
+def near_f32(builder: FunctionBuilder, value: Value, source: DType) -> Value:
     """An f32 that rounds on to narrower floats as `value` does."""
     b = builder
     if source.is_int and source.bits == 64:  # what is beyond f64 shows in a bit that it has
@@ -346,7 +346,7 @@ def _emit_plain_cast(builder: FunctionBuilder, value: Value, source: DType, targ
             value = emit_rounded_to_odd(b, value)
             return b.convert("fptrunc", value, kind)
         return b.convert("fpext" if target.bits > source.bits else "fptrunc", value, kind)
-    if source.is_float and value.lanes:
+    if source.is_float and (value.lanes or not b.saturates):
         return _saturated(b, value if source.bits >= 32 else b.convert("fpext", value, "float"), target)
     if source.is_float:
         signed = "s" if target.kind == "int" else "u"
@@ -367,7 +367,7 @@ def _emit_plain_cast(builder: FunctionBuilder, value: Value, source: DType, targ
 
 
 def _saturated(builder: FunctionBuilder, value: Value, target: DType) -> Value:
-    """A vector of f32 or f64 as integers: the nearest one towards 0, NaN as 0, and the ends of the range for what is beyond.
+    """f32 or f64 as integers: the nearest one towards 0, NaN as 0, and the ends of the range for what is beyond.
 
     LLVM's saturating conversions of vectors are made lane by lane.
     """

@@ -56,17 +56,8 @@ def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
     if name == "normal_cdf":
         return _normal_cdf_libm(b, first)
     if name in _LIBM:
-        return b.per_lane(lambda *scalars: _libm_call(b, name, scalars), *args)
+        return b.per_lane(lambda *scalars: b.libm(name, *scalars), *args)
     raise CodegenError(f"no code for the function {name!r}")
-
-
-def _libm_call(b: FunctionBuilder, name: str, args: tuple[Value, ...]) -> Value:
-    """A scalar call of libm in double; for f32 the result is then rounded once, which makes it correct to half an ulp or so."""
-    narrow = args[0].element == "float"
-    wide = [b.convert("fpext", arg, "double") if narrow else arg for arg in args]
-    b.module.declare(name, "double", ["double"] * len(wide), "nounwind willreturn memory(none)")
-    result = b.emit(f"call double @{name}({', '.join(map(str, wide))})", "double")
-    return b.convert("fptrunc", result, "float") if narrow else result
 
 
 def _is_nan(b: FunctionBuilder, x: Value) -> Value:
@@ -297,7 +288,7 @@ def _normal_cdf(b: FunctionBuilder, x: Value) -> Value:
 
 def _normal_cdf_libm(b: FunctionBuilder, x: Value) -> Value:
     scaled = b.binary("fmul", x, b.float(-math.sqrt(0.5), x))
-    return b.binary("fmul", b.float(0.5, x), b.per_lane(lambda s: _libm_call(b, "erfc", (s,)), scaled))
+    return b.binary("fmul", b.float(0.5, x), b.per_lane(lambda s: b.libm("erfc", s), scaled))
 
 
 _SIMPLE: dict[str, Callable[..., Value]] = {"isnan": _is_nan, "isinf": _is_inf, "sign": _sign, "rsqrt": _rsqrt}

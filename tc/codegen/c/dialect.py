@@ -1,0 +1,117 @@
+"""What differs between the languages of the C family: names of types and functions, qualifiers, and how vectors are written.
+
+Everything else is one emitter's. A dialect that is new is a table here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A language of the C family.
+
+    `types`: what the names of types that the emitter writes stand for. `preamble`: lines before everything else. `long_suffix`: of 64-bit
+    literals. `is_overloaded`: one name of a math function serves all types of numbers. `gnu_vectors`: vectors are types of the compiler,
+    else structs. `spaces`: scope of a buffer -> qualifier of pointers to its memory. `barrier`: the statement that the threads of a block
+    wait at. `ids`: axis of a GPU -> its number in this thread. `bits`: f32 or f64 -> the functions from its bits and to them.
+    `infinity`: its name, if it has one.
+    `options`: what its compiler has to be told for the numbers to be those of the IR.
+    """
+
+    name: str
+    types: Mapping[str, str]
+    preamble: tuple[str, ...] = ()
+    helper: str = "static inline"
+    kernel: str = ""
+    restrict: str = "restrict"
+    long_suffix: str = "LL"
+    is_overloaded: bool = False
+    gnu_vectors: bool = False
+    alignment: str = "__attribute__((aligned({})))"
+    unroll: str = "#pragma unroll {}"
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    barrier: str = ""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    bits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    infinity: str = ""
+    half: tuple[str, str] | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether kernels are ordinary functions."""
+        return not self.kernel
+
+    def function(self, name: str, dtype: str) -> str:
+        """A math function of the language for f32 or f64."""
+        return name if self.is_overloaded or dtype == "f64" else f"{name}f"
+
+    def space(self, scope: str) -> str:
+        """The qualifier of a pointer to memory of this scope, with a space behind it."""
+        found = self.spaces.get(scope, "")
+        return f"{found} " if found else ""
+
+
+C = Dialect(
+    name="c",
+    types={
+        **{f"{kind}{bits}": f"{name}{bits}_t" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+        "f32": "float",
+        "f64": "double",
+    },
+    preamble=("#include <math.h>", "#include <stdint.h>"),
+    gnu_vectors=True,
+    unroll="#pragma GCC unroll {}",
+    infinity="INFINITY",
+    options=("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+)
+"""C11. With TC_SCALAR defined vectors are structs, and nothing of GNU C is left but pragmas and attributes."""
+
+OPENCL = Dialect(
+    name="opencl",
+    types=dict(
+        zip((*_INTEGERS, "f32", "f64"), ("char", "short", "int", "long", "uchar", "ushort", "uint", "ulong", "float", "double"), strict=True)
+    ),
+    preamble=("#pragma OPENCL FP_CONTRACT OFF",),
+    helper="static",
+    kernel="__kernel void",
+    long_suffix="L",
+    is_overloaded=True,
+    unroll="__attribute__((opencl_unroll_hint({})))",
+    spaces={"global": "__global", "shared": "__local"},
+    barrier="barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
+    ids={
+        f"{what}.{axis}": f"get_{name}_id({number})"
+        for what, name in (("block", "group"), ("thread", "local"))
+        for number, axis in enumerate("xyz")
+    },
+    bits={"f32": ("as_float", "as_uint"), "f64": ("as_double", "as_ulong")},
+    infinity="INFINITY",
+    half=("vload_half(0, (const half *)&{})", "vstore_half_rte({}, 0, (half *)&{});"),
+    options=("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt"),
+)
+
+CUDA = Dialect(
+    name="cuda",
+    types=dict(
+        zip(
+            (*_INTEGERS, "f32", "f64"),
+            ("signed char", "short", "int", "long long", "unsigned char", "unsigned short", "unsigned int", "unsigned long long", "float", "double"),
+            strict=True,
+        )
+    ),
+    helper="static __device__ __forceinline__",
+    kernel='extern "C" __global__ void',
+    restrict="__restrict__",
+    alignment="__align__({})",
+    spaces={},
+    barrier="__syncthreads();",
+    ids={f"{what}.{axis}": f"{what}Idx.{axis}" for what in ("block", "thread") for axis in "xyz"},
+    bits={"f32": ("__uint_as_float", "__float_as_uint"), "f64": ("tc_f64_bits", "tc_bits_f64")},
+    options=("-fmad=false",),
+)

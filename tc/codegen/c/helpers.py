@@ -1,0 +1,32 @@
+"""The helper functions that a text needs, each once and behind those that it calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tc.codegen.c.dialect import Dialect
+
+TYPE_NAME = re.compile(r"\b(?:[iufm]\d+|[ium]\d+|f\d+)(?:x\d+)?\b")
+
+
+class Helpers:
+    """Collects helpers while kernels are written; `text` is what goes before the kernels."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._texts: dict[str, str] = {}
+
+    def need(self, name: str, make: Callable[[], str]) -> str:
+        """The name of a helper; `make` gives its text where it is needed for the first time, and asks for what it calls itself."""
+        if name not in self._texts:
+            text = make()
+            self._texts.setdefault(name, text)
+        return name
+
+    def text(self) -> str:
+        """All of them, in an order in which each is known where it is called."""
+        return "\n\n".join(self._texts.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._texts

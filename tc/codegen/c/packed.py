@@ -1,0 +1,42 @@
+"""Elements that share bytes: integers of four bits and of two in the memory of tensors, read and written one by one."""
+
+from __future__ import annotations
+
+from tc.codegen.c.helpers import Helpers
+from tc.ir.dtype import DType
+
+
+def packed_load(helpers: Helpers, dtype: DType) -> str:
+    """The helper that reads element i of packed memory at p."""
+    name, kind = f"tc_load_{dtype}", f"{dtype.name[0]}8"
+    ones, per_byte, sign = 2**dtype.bits - 1, dtype.per_byte, 2 ** (dtype.bits - 1)
+    value = "(u8)bits" if dtype.kind == "uint" else f"(i8)((bits ^ {sign}) - {sign})"
+    lines = (
+        f"{helpers.dialect.helper} {kind} {name}({helpers.dialect.space('global')}const {kind} *p, i64 i) {{",
+        f"    const i32 bits = ((u8)p[i / {per_byte}] >> (i % {per_byte} * {dtype.bits})) & {ones};",
+        f"    return {value};",
+        "}",
+    )
+    return helpers.need(name, lambda: "\n".join(lines))
+
+
+def packed_store(helpers: Helpers, dtype: DType, is_shared: bool) -> str:
+    """The helper that writes element i of packed memory at p. `is_shared`: other threads may write the byte's other elements."""
+    name, kind = f"tc_store_{dtype}{'_atomic' if is_shared else ''}", f"{dtype.name[0]}8"
+    ones, per_byte = 2**dtype.bits - 1, dtype.per_byte
+    write = ["    *byte = (u8)((*byte & ~mask) | bits);"]
+    if is_shared:
+        write = [
+            "    __atomic_fetch_and(byte, (u8)~mask, __ATOMIC_RELAXED);",
+            "    __atomic_fetch_or(byte, bits, __ATOMIC_RELAXED);",
+        ]
+    space = helpers.dialect.space("global")
+    lines = (
+        f"{helpers.dialect.helper} void {name}({space}{kind} *p, i64 i, {kind} x) {{",
+        f"    {space}u8 *byte = ({space}u8 *)p + i / {per_byte};",
+        f"    const i32 at = (i32)(i % {per_byte} * {dtype.bits});",
+        f"    const u8 mask = (u8)({ones} << at), bits = (u8)((x & {ones}) << at);",
+        *write,
+        "}",
+    )
+    return helpers.need(name, lambda: "\n".join(lines))
