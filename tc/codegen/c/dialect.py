@@ -17,9 +17,12 @@ class Dialect:
 
     `types`: what the names of types that the emitter writes stand for. `preamble`: lines before everything else. `long_suffix`: of 64-bit
     literals. `is_overloaded`: one name of a math function serves all types of numbers. `gnu_vectors`: vectors are types of the compiler,
-    else structs. `spaces`: scope of a buffer -> qualifier of pointers to its memory. `barrier`: the statement that the threads of a block
+    else structs. `spaces`: scope of a buffer -> qualifier of pointers to its memory; `storage`: that of
+    its declaration. `barrier`: the statement that the threads of a block
     wait at. `ids`: axis of a GPU -> its number in this thread. `bits`: f32 or f64 -> the functions from its bits and to them.
     `infinity`: its name, if it has one.
+    `launch_bounds`: what says how many threads a
+    block has.
     `options`: what its compiler has to be told for the numbers to be those of the IR.
     """
 
@@ -35,10 +38,12 @@ class Dialect:
     alignment: str = "__attribute__((aligned({})))"
     unroll: str = "#pragma unroll {}"
     spaces: Mapping[str, str] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
     barrier: str = ""
     ids: Mapping[str, str] = field(default_factory=dict)
     bits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     infinity: str = ""
+    launch_bounds: str = ""
     half: tuple[str, str] | None = None
     options: tuple[str, ...] = ()
 
@@ -79,11 +84,13 @@ OPENCL = Dialect(
     ),
     preamble=("#pragma OPENCL FP_CONTRACT OFF",),
     helper="static",
-    kernel="__kernel void",
+    kernel="__kernel",
+    launch_bounds="__attribute__((reqd_work_group_size({}, {}, {}))) void",
     long_suffix="L",
     is_overloaded=True,
     unroll="__attribute__((opencl_unroll_hint({})))",
     spaces={"global": "__global", "shared": "__local"},
+    storage={"shared": "__local"},
     barrier="barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
     ids={
         f"{what}.{axis}": f"get_{name}_id({number})"
@@ -107,9 +114,10 @@ CUDA = Dialect(
     ),
     helper="static __device__ __forceinline__",
     kernel='extern "C" __global__ void',
+    launch_bounds="__launch_bounds__({total})",
     restrict="__restrict__",
     alignment="__align__({})",
-    spaces={},
+    storage={"shared": "__shared__"},
     barrier="__syncthreads();",
     ids={f"{what}.{axis}": f"{what}Idx.{axis}" for what in ("block", "thread") for axis in "xyz"},
     bits={"f32": ("__uint_as_float", "__float_as_uint"), "f64": ("tc_f64_bits", "tc_bits_f64")},

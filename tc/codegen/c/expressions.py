@@ -14,8 +14,8 @@ from functools import partial
 from tc.codegen.c.helpers import Helpers
 from tc.codegen.c.names import Names
 from tc.codegen.c.packed import packed_load, packed_store
-from tc.codegen.c.scalars import AS_BITS, CValue, Scalars, c_type, literal
-from tc.codegen.c.vectors import SIDE_BY_SIDE, Place, Vectors, apart, at
+from tc.codegen.c.scalars import AS_BITS, PRODUCT, UNARY, CValue, Scalars, c_type, literal
+from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, Place, Vectors, apart, at
 from tc.codegen.llvm.addresses import offset_of
 from tc.codegen.llvm.packed import is_packed
 from tc.errors import CodegenError
@@ -136,7 +136,7 @@ class ExpressionWriter:
             case Load():
                 return self.load(expr)
             case Cast(operand=operand, dtype=dtype):
-                return self._apply(f"cast{operand.dtype}_{dtype}", [self.value(operand)], lambda x: self.scalars.cast(x, dtype))
+                return self._apply(f"to_{dtype}", [self.value(operand)], lambda x: self.scalars.cast(x, dtype))
             case Select():
                 return self._select(expr)
             case Checked():
@@ -230,7 +230,7 @@ class ExpressionWriter:
         args = [self.value(arg) for arg in expr.args]
         if expr.name == "fma" and expr.dtype.is_float:
             return self.fused(*args)
-        return self.vectors.apply(f"{expr.name}_{expr.args[0].dtype}", args, lambda *each: self.scalars.function(expr.name, each))
+        return self.vectors.apply(expr.name, args, lambda *each: self.scalars.function(expr.name, each))
 
     # -- choices
 
@@ -340,11 +340,11 @@ class ExpressionWriter:
 
     # -- memory
 
-    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, Place | None]:
+    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Polynomial, Place | None]:
         """Where an access lies: the offset that all lanes share, and how lanes differ (None: not at all)."""
         offset = offset_of(buffer, indices, self.facts)
         if self.lane is None:
-            return offset.to_expr(), None
+            return offset, None
         shared: dict[Monomial, int] = {}
         per_lane: dict[Monomial, int] = {}
         other: dict[Monomial, int] = {}
@@ -363,20 +363,36 @@ class ExpressionWriter:
                 constant += factor
         base = Polynomial(shared, offset.constant)
         if other:
-            return base.to_expr(), at(self.value(offset.plus(base, -1).to_expr()))
+            return base, at(self.value(offset.plus(base, -1).to_expr()))
         stride = Polynomial(per_lane, constant)
         if stride.is_constant and stride.constant in (0, 1):
-            return base.to_expr(), SIDE_BY_SIDE if stride.constant else None
-        return base.to_expr(), apart(self.value(stride.to_expr()))
+            numbers = (*base.terms.values(), base.constant)
+            side_by_side = ALIGNED if all(number % self.lane.lanes == 0 for number in numbers) else SIDE_BY_SIDE
+            return base, side_by_side if stride.constant else None
+        return base, apart(self.value(stride.to_expr()))
 
-    def pointer(self, buffer: Buffer, offset: Expr) -> str:
+    def pointer(self, buffer: Buffer, offset: Polynomial) -> str:
         """The address so many elements from the start of a buffer."""
         name = self.buffer_name(buffer)
-        return name if isinstance(offset, Const) and offset.value == 0 else f"&{name}[{self.index(offset)}]"
+        return name if offset.is_constant and not offset.constant else f"&{name}[{self.index(offset)}]"
 
-    def index(self, offset: Expr) -> str:
-        """An offset, all of whose arithmetic is in range."""
-        return str(self.value(offset))
+    def index(self, offset: Polynomial) -> str:
+        """An offset, all of whose arithmetic is in range: what is added first, then what is taken off."""
+        terms = [(self._term(monomial, abs(factor)), factor > 0) for monomial, factor in offset.ordered().terms.items()]
+        if offset.constant or not terms:
+            terms.append((literal(self.helpers, const(abs(offset.constant))).text, offset.constant >= 0))
+        terms.sort(key=lambda term: not term[1])
+        text = terms[0][0] if terms[0][1] else f"-({terms[0][0]})"
+        return "".join((text, *(f" {'+' if is_added else '-'} {term}" for term, is_added in terms[1:])))
+
+    def _term(self, monomial: Monomial, factor: int) -> str:
+        parts = [self._atom(atom) for atom in monomial]
+        return " * ".join([*parts, str(factor)] if factor != 1 else parts)
+
+    def _atom(self, atom: Expr) -> str:
+        """A part of an index that is no sum or product."""
+        found = self.value(atom)
+        return found.at(PRODUCT + 1) if isinstance(atom, Var) or found.dtype == i64 else f"(i64){found.at(UNARY)}"
 
     def buffer_name(self, buffer: Buffer) -> str:
         found = self.scope.buffers.get(buffer)
@@ -392,7 +408,7 @@ class ExpressionWriter:
         if place is None:
             return self._shared_load(node, CValue(f"{self.buffer_name(buffer)}[{self.index(offset)}]", buffer.dtype))
         assert self.lane is not None
-        is_whole = place is SIDE_BY_SIDE and buffer.scope == "register"  # all of its lanes exist
+        is_whole = place is not None and place.kind == "" and buffer.scope == "register"  # all of its lanes exist
         mask = None if is_whole else self.mask
         return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.pointer(buffer, offset), place, mask)
 
@@ -404,7 +420,7 @@ class ExpressionWriter:
             return loaded
         return self.scalars.choice(self.vectors.any_lane(self.mask), loaded, literal(self.helpers, const(0, node.dtype)))
 
-    def _packed_load(self, buffer: Buffer, offset: Expr, place: Place | None) -> CValue:
+    def _packed_load(self, buffer: Buffer, offset: Polynomial, place: Place | None) -> CValue:
         name = packed_load(self.helpers, buffer.dtype)
         if place is None:
             loaded = CValue(f"{name}({self.buffer_name(buffer)}, {self.index(offset)})", buffer.dtype)
@@ -412,12 +428,12 @@ class ExpressionWriter:
                 return loaded
             return self.scalars.choice(self.vectors.any_lane(self.mask), loaded, literal(self.helpers, const(0, buffer.dtype)))
         assert self.lane is not None
-        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), self._offsets(offset, place), self.mask)
+        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), self._offsets(offset, place), self.mask, True)
 
-    def _offsets(self, offset: Expr, place: Place) -> Place:
+    def _offsets(self, offset: Polynomial, place: Place) -> Place:
         """The same places as offsets from the start of the buffer."""
         assert self.lane is not None
-        base = self.vectors.splat(self.value(offset), self.lane.lanes)
+        base = self.vectors.splat(self.value(offset.to_expr()), self.lane.lanes)
         lanes = self.vectors.numbers(self.lane.lanes)
         if place.kind == "at":
             assert place.operand is not None
@@ -437,19 +453,19 @@ class ExpressionWriter:
             return
         value = self.vectors.splat(value, self.lane.lanes)
         if is_packed(buffer):
-            packed_store(self.helpers, buffer.dtype, self.in_parallel)
+            packed = packed_store(self.helpers, buffer.dtype, self.in_parallel)
             whole = self._offsets(offset, place or apart(CValue("0", i64)))
-            self.line(self.vectors.store(value, buffer.scope, self.buffer_name(buffer), whole, self.mask, self.in_parallel))
+            self.line(self.vectors.store(value, buffer.scope, self.buffer_name(buffer), whole, self.mask, packed))
             return
         pointer, mask = self.pointer(buffer, offset), self.mask
-        if place is SIDE_BY_SIDE and buffer.scope == "register" and mask is not None:
+        if place is not None and place.kind == "" and buffer.scope == "register" and mask is not None:
             if buffer not in self.spare:  # blend, so that the tile can live in registers
                 old = self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, pointer, SIDE_BY_SIDE, None)
                 value = self.select(mask, value, old)
             mask = None
         self.line(self.vectors.store(value, buffer.scope, pointer, place or apart(CValue("0", i64)), mask))
 
-    def _store_number(self, buffer: Buffer, offset: Expr, value: CValue) -> None:
+    def _store_number(self, buffer: Buffer, offset: Polynomial, value: CValue) -> None:
         name = self.buffer_name(buffer)
         if is_packed(buffer):
             self.line(f"{packed_store(self.helpers, buffer.dtype, self.in_parallel)}({name}, {self.index(offset)}, {value});")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from tc.codegen.c.dialect import Dialect
-
-TYPE_NAME = re.compile(r"\b(?:[iufm]\d+|[ium]\d+|f\d+)(?:x\d+)?\b")
-
 
 class Helpers:
     """Collects helpers while kernels are written; `text` is what goes before the kernels."""
@@ -30,3 +28,17 @@ class Helpers:
 
     def __contains__(self, name: str) -> bool:
         return name in self._texts
+
+
+def without_unused(lines: Sequence[str]) -> list[str]:
+    """The lines of a function, which gives each variable a name of its own, without constants that nothing uses."""
+    kept = list(lines)
+    while True:
+        counts = Counter(word for line in kept for word in re.findall(r"[A-Za-z_]\w*", line))
+        used = [line for line in kept if (found := _CONSTANT.match(line)) is None or counts[found[1]] > 1]
+        if len(used) == len(kept):
+            return used
+        kept = used
+
+
+_CONSTANT = re.compile(r"\s*const \w+ (\w+) = .*;$")

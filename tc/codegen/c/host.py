@@ -7,12 +7,11 @@ a struct. The same program gives the same bits on any number of threads.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tc.codegen.c.dialect import C, Dialect
 from tc.codegen.c.expressions import Scope
-from tc.codegen.c.helpers import Helpers
+from tc.codegen.c.helpers import Helpers, without_unused
 from tc.codegen.c.names import Names
 from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
@@ -161,20 +160,6 @@ class HostWriter(StatementWriter):
             self.counted(nest[-1], "first", "last")
             self.line("number += last - first;")
         self.facts = outer
-
-
-def without_unused(lines: Sequence[str]) -> list[str]:
-    """The lines of a function, which gives each variable a name of its own, without constants that nothing uses."""
-    kept = list(lines)
-    while True:
-        counts = Counter(word for line in kept for word in re.findall(r"[A-Za-z_]\w*", line))
-        used = [line for line in kept if (found := _CONSTANT.match(line)) is None or counts[found[1]] > 1]
-        if len(used) == len(kept):
-            return used
-        kept = used
-
-
-_CONSTANT = re.compile(r"\s*const \w+ (\w+) = .*;$")
 
 
 def _factor(text: str) -> str:

@@ -72,6 +72,15 @@ class StatementWriter(ExpressionWriter):
 
     def _alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer
+        self.allocate(buffer)
+        is_spare = buffer.scope == "register" and has_spare_lanes(stmt)
+        if is_spare:
+            self.spare.add(buffer)
+        self.statement(stmt.body)
+        self.spare.discard(buffer)
+
+    def allocate(self, buffer: Buffer) -> None:
+        """Memory of a scope, from here to the end of the block."""
         size = simplify(product(buffer.shape), self.facts)
         if not isinstance(size, Const):
             raise CodegenError(f"scratch buffer {buffer} has no constant size; lift it to a workspace")
@@ -79,16 +88,14 @@ class StatementWriter(ExpressionWriter):
             raise CodegenError(f"scratch buffer {buffer} is global; run lift_workspace first")
         name = self.scope.buffers[buffer] = self.scope.names.new(buffer.name)
         self.line(self.declaration(buffer, name, max(int(size.value), 1)))
-        is_spare = buffer.scope == "register" and has_spare_lanes(stmt)
-        if is_spare:
-            self.spare.add(buffer)
-        self.statement(stmt.body)
-        self.spare.discard(buffer)
 
     def declaration(self, buffer: Buffer, name: str, size: int) -> str:
         """The line that makes memory of a scope."""
-        aligned = f" {self.dialect.alignment.format(64)}" if self.dialect.is_host else ""
-        return f"{self.dialect.space(buffer.scope)}{c_type(buffer.dtype)} {name}[{size}]{aligned};"
+        return f"{self.element_type(buffer)} {name}[{size}] {self.dialect.alignment.format(64)};"
+
+    def element_type(self, buffer: Buffer) -> str:
+        """The type of an element in memory."""
+        return c_type(buffer.dtype)
 
     # -- loops
 

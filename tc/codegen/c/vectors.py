@@ -55,6 +55,10 @@ class Vectors:
         """Whether the compiler may have a vector of so many lanes."""
         return self.helpers.dialect.gnu_vectors and lanes & (lanes - 1) == 0
 
+    def is_one_access(self, dtype: DType, lanes: int) -> bool:
+        """Whether a device reads so many elements at once where they are aligned."""
+        return not self.helpers.dialect.is_host and lanes & (lanes - 1) == 0 and lanes * dtype.size_bytes <= 16
+
     def lane(self, vector: str, number: str, lanes: int) -> str:
         """One lane of a vector that a variable holds."""
         if not self.is_gnu(lanes):
@@ -103,7 +107,7 @@ class Vectors:
         result = CValue("", made.dtype, lanes, mask_bits=bits if made.dtype.is_bool else 0)
         kind = self.type_of(result)
         text = f"-(i{bits})({made})" if made.dtype.is_bool else str(made)
-        others = [each for each in dict.fromkeys(kinds) if each != kind]
+        others = [each for each in dict.fromkeys((*kinds, *map(_disguised, args))) if each not in (kind, "")]
         called = self._looped("_".join((kind, name, *others)), kind, list(zip(kinds, letters, strict=True)), f"{{r}} = {text}", lanes, native)
         return result._replace(text=f"{called}({', '.join(map(str, args))})")
 
@@ -145,13 +149,13 @@ class Vectors:
 
     # -- memory
 
-    def load(self, dtype: DType, lanes: int, space: str, pointer: str, place: Place, mask: CValue | None) -> CValue:
+    def load(self, dtype: DType, lanes: int, space: str, pointer: str, place: Place, mask: CValue | None, is_packed: bool = False) -> CValue:
         """Elements from a pointer on; 0 in lanes that a mask leaves out, which are not read."""
         if dtype.is_bool:
             return self.apply("is_set", [self.load(u8, lanes, space, pointer, place, mask)], lambda x: self.scalars.cast(x, bool_))
         kind, element = self.vector_type(dtype, lanes), c_type(dtype)
         params, arguments = self._operands(f"{self.helpers.dialect.space(space)}const {element} *", pointer, place, mask)
-        from_ = f"tc_load_{dtype}(p, {place.index(self)})" if dtype.bits < 8 else f"p[{place.index(self)}]"
+        from_ = f"tc_load_{dtype}(p, {place.index(self)})" if is_packed else f"p[{place.index(self)}]"
         read = f"{self.lane('r', 'l', lanes)} = {from_};"
         body = [f"    {kind} r = {{0}};", f"    for (i32 l = 0; l < {lanes}; l++) {read}", "    return r;"]
         if mask is not None:
@@ -162,29 +166,36 @@ class Vectors:
                 "    }",
                 "    return r;",
             ]
+        elif place.is_aligned and self.is_one_access(dtype, lanes):
+            body = [f"    return *({self.helpers.dialect.space(space)}const {kind} *)p;"]
         elif place.kind == "" and self.is_gnu(lanes):
             loose = f"typedef {kind} loose __attribute__((aligned({dtype.size_bytes}), may_alias));"
             body = ["#ifdef TC_SCALAR", *body, "#else", f"    {loose}", "    return *(const loose *)p;", "#endif"]
-        name = "_".join(filter(None, (kind, "load", place.kind, self._space(space), str(dtype) if dtype.bits < 8 else "", self._masked(mask))))
+        aligned = "aligned" if mask is None and place.is_aligned and self.is_one_access(dtype, lanes) else ""
+        name = "_".join(filter(None, (kind, "load", place.kind, aligned, self._space(space), str(dtype) if is_packed else "", self._masked(mask))))
         self.helpers.need(name, lambda: self._function(name, kind, params, body))
         return CValue(f"{name}({', '.join(arguments)})", dtype, lanes)
 
-    def store(self, value: CValue, space: str, pointer: str, place: Place, mask: CValue | None, is_atomic: bool = False) -> str:
-        """The statement that stores the lanes of a vector, of those that a mask leaves in, from a pointer on."""
+    def store(self, value: CValue, space: str, pointer: str, place: Place, mask: CValue | None, packed: str = "") -> str:
+        """The statement that stores the lanes of a vector, of those that a mask leaves in, from a pointer on. `packed`: the helper that
+        stores one element among those that share its byte."""
         dtype, lanes = value.dtype, value.lanes
         if dtype.is_bool:
             return self.store(self.apply("as_byte", [value], lambda x: self.scalars.cast(x, u8)), space, pointer, place, mask)
         kind, element = self.vector_type(dtype, lanes), c_type(dtype)
         params, arguments = self._operands(f"{self.helpers.dialect.space(space)}{element} *", pointer, place, mask)
         write = f"p[{place.index(self)}] = {self.lane('x', 'l', lanes)};"
-        if dtype.bits < 8:
-            write = f"tc_store_{dtype}{'_atomic' if is_atomic else ''}(p, {place.index(self)}, {self.lane('x', 'l', lanes)});"
+        if packed:
+            write = f"{packed}(p, {place.index(self)}, {self.lane('x', 'l', lanes)});"
         inside = write if mask is None else f"{{ if ({self.lane('m', 'l', lanes)}) {write} }}"
         body = [f"    for (i32 l = 0; l < {lanes}; l++) {inside}"]
-        if place.kind == "" and mask is None and self.is_gnu(lanes):
+        aligned = "aligned" if mask is None and place.is_aligned and self.is_one_access(dtype, lanes) else ""
+        if aligned:
+            body = [f"    *({self.helpers.dialect.space(space)}{kind} *)p = x;"]
+        elif place.kind == "" and mask is None and self.is_gnu(lanes):
             loose = f"typedef {kind} loose __attribute__((aligned({dtype.size_bytes}), may_alias));"
             body = ["#ifdef TC_SCALAR", *body, "#else", f"    {loose}", "    *(loose *)p = x;", "#endif"]
-        marks = (kind, "store", place.kind, self._space(space), f"{dtype}{'_atomic' * is_atomic}" if dtype.bits < 8 else "", self._masked(mask))
+        marks = (kind, "store", place.kind, aligned, self._space(space), packed.removeprefix("tc_store_"), self._masked(mask))
         name = "_".join(filter(None, marks))
         self.helpers.need(name, lambda: self._function(name, "void", (*params, (kind, "x")), body))
         return f"{name}({', '.join((*arguments, str(value)))});"
@@ -207,6 +218,11 @@ class Vectors:
         return "" if mask is None else self.type_of(mask)
 
 
+def _disguised(value: CValue) -> str:
+    """The dtype of a value whose type in C does not say it."""
+    return "" if value.mask_bits or c_type(value.dtype) == value.dtype.name else value.dtype.name
+
+
 def _parameter(kind: str, name: str) -> str:
     return f"{kind}{name}" if kind.endswith("*") else f"{kind} {name}"
 
@@ -214,9 +230,10 @@ def _parameter(kind: str, name: str) -> str:
 class Place:
     """Where the lanes of a vector lie behind a pointer: side by side, a number of elements apart, or at offsets of their own."""
 
-    def __init__(self, kind: str = "", operand: CValue | None = None) -> None:
+    def __init__(self, kind: str = "", operand: CValue | None = None, is_aligned: bool = False) -> None:
         self.kind = kind
         self.operand = operand
+        self.is_aligned = is_aligned  # at multiples of the lanes of the vector
 
     def index(self, vectors: Vectors) -> str:
         """Of lane l, in elements."""
@@ -230,6 +247,7 @@ class Place:
 
 
 SIDE_BY_SIDE = Place()
+ALIGNED = Place(is_aligned=True)
 
 
 def apart(stride: CValue) -> Place:

@@ -1,0 +1,116 @@
+"""Launches as device functions in OpenCL-C or CUDA-C: pointers to global memory, then one i64 per number; one thread's program as it is.
+
+What is on the other side: `tc.codegen.launches` for the order of arguments, the host stub for who calls. Global buffers begin at multiples
+of 16 bytes, so that vectors are one access where their offsets are multiples of their lanes.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tc.codegen.c.dialect import Dialect
+from tc.codegen.c.helpers import Helpers, without_unused
+from tc.codegen.c.host import unit_text
+from tc.codegen.c.scalars import CValue
+from tc.codegen.c.statements import StatementWriter
+from tc.codegen.launches import AXES, DeviceLaunch, launches_of
+from tc.ir.arith import Facts
+from tc.ir.dtype import i64
+from tc.ir.expr import Buffer, Const
+from tc.ir.loop import Barrier, For, PrimFunc, Stmt, annotation, in_place_inputs
+from tc.passes.loop.intrinsics import select_intrinsics
+
+
+def emit_launches(func: PrimFunc, symbol: str, dialect: Dialect, comment: str = "") -> str:
+    """All launches of a PrimFunc in the finished form as one text; the function of launch k is called `symbol`_k."""
+    helpers = Helpers(dialect)
+    chosen = select_intrinsics(func, ())
+    functions = [write_launch(helpers, chosen, launch, f"{symbol}_{launch.index}", comment) for launch in launches_of(chosen)]
+    return unit_text(helpers, functions)
+
+
+def emit_launch(func: PrimFunc, launch: DeviceLaunch, name: str, dialect: Dialect) -> str:
+    """One launch of a PrimFunc, by itself."""
+    helpers = Helpers(dialect)
+    return unit_text(helpers, [write_launch(helpers, func, launch, name)])
+
+
+def write_launch(helpers: Helpers, func: PrimFunc, launch: DeviceLaunch, name: str, comment: str = "") -> str:
+    """The device function of a launch; what it calls goes to `helpers`."""
+    writer = _LaunchWriter(helpers, func, launch)
+    params = [*(writer.buffer_parameter(buffer) for buffer in launch.buffers), *(writer.scalar_parameter(var) for var in launch.scalars)]
+    with writer.captured() as lines:
+        writer.shared_memory()
+        writer.statement(launch.body)
+    dialect = helpers.dialect
+    size = dialect.launch_bounds.format(*launch.threads, total=prod(launch.threads))
+    head = f"/* {(comment or func.name).replace('*/', '* /')}: {_sizes(launch)} */"
+    return "\n".join((head, f"{dialect.kernel} {size} {name}({', '.join(params)}) {{", *without_unused(lines), "}"))
+
+
+def _sizes(launch: DeviceLaunch) -> str:
+    grid, threads = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.threads))
+    return f"{grid} blocks of {threads} threads"
+
+
+class _LaunchWriter(StatementWriter):
+    """One thread's program."""
+
+    def __init__(self, helpers: Helpers, func: PrimFunc, launch: DeviceLaunch) -> None:
+        super().__init__(helpers, Facts.of(func.facts), annotation(func, "numerics") == "strict")
+        self.func = func
+        self.launch = launch
+
+    # -- what the function takes
+
+    def buffer_parameter(self, buffer: Buffer) -> str:
+        name = self.scope.buffers[buffer] = self.scope.names.new(buffer.name)
+        number, shared = self.func.buffers.index(buffer), in_place_inputs(self.func)
+        may_overlap = number in shared or (shared and number == len(self.func.inputs))
+        restrict = "" if may_overlap else f"{self.dialect.restrict} "
+        return f"{self.pointer_type(buffer, buffer not in self.launch.written)}{restrict}{name}"
+
+    def scalar_parameter(self, var: object) -> str:
+        name = self.scope.names.new(var.name)  # type: ignore[attr-defined]
+        self.scope.values[var] = CValue(name, i64)  # type: ignore[index]
+        return f"i64 {name}"
+
+    def shared_memory(self) -> None:
+        """Where all threads of the block see it: OpenCL wants it at the beginning of the function."""
+        for buffer in self.launch.shared:
+            self.allocate(buffer)
+
+    # -- what it does
+
+    def allocate(self, buffer: Buffer) -> None:
+        if buffer not in self.scope.buffers:
+            super().allocate(buffer)
+
+    def declaration(self, buffer: Buffer, name: str, size: int) -> str:
+        aligned = f"{self.dialect.alignment.format(16)} " if buffer.scope == "shared" or size * buffer.dtype.size_bytes >= 16 else ""
+        storage = self.dialect.storage.get(buffer.scope, "")
+        return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}[{size}];"
+
+    def bound(self, loop: For) -> None:
+        name = self.scope.names.new(loop.var.name)
+        self.scope.values[loop.var] = CValue(name, i64)
+        self.line(f"const i64 {name} = {self.dialect.ids[loop.thread]};")
+        outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
+        if self._is_shorter(loop):
+            with self.block(f"if ({name} < {self.value(loop.extent)}) {{"):
+                self.statement(loop.body)
+        else:
+            self.statement(loop.body)
+        self.facts = outer
+
+    def _is_shorter(self, loop: For) -> bool:
+        """Whether the hardware has more threads along the axis than the loop has iterations."""
+        level, _, axis = loop.thread.partition(".")
+        return level == "thread" and isinstance(loop.extent, Const) and loop.extent.value < self.launch.threads[AXES.index(axis)]
+
+    def other(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Barrier):
+            self.line(self.dialect.barrier)
+        else:
+            super().other(stmt)
+
