@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tc.codegen.backend import Backend, Language, find_backend
+from tc.codegen.c.backend import C_BACKEND
 from tc.codegen.llvm.backend import CPU
 from tc.errors import UserError
 from tc.target import Target
 
-BACKENDS = (CPU,)
+BACKENDS = (CPU, C_BACKEND)
 
 
 def backend_of(target: Target) -> Backend:

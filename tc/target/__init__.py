@@ -47,7 +47,7 @@ __all__ = [
     "widest_vector_bits",
 ]
 
-HOST_KINDS = ("cpu",)
+HOST_KINDS = ("cpu", "c")
 """Kinds whose kernels run on the CPU."""
 
 MOST_SHUFFLED_STRIDE = 4
@@ -193,7 +193,7 @@ class Target:
         }
         if self.machine:
             facts["machine"] = self.machine
-        return "cpu:" + ",".join(f"{key}={value}" for key, value in facts.items())
+        return f"{self.kind}:" + ",".join(f"{key}={value}" for key, value in facts.items())
 
     @staticmethod
     def of(target: object) -> Target:
@@ -213,6 +213,7 @@ class Target:
             native:cores=1,l2=1M          the same with some facts changed
             x86-64-v4:machine=znver4      the same, with the rates of a kind of CPU
             cpu:name=...,features=a+b     every fact given, the rest as for plain x86-64
+            c, c:cores=1                  this machine, with some facts changed; its kernels are C, and the system's compiler makes code
             cuda, cuda:1                  the first, the second CUDA device of this machine
             cuda:sm_80, rocm:gfx942       a device of that architecture, which need not be here
             cuda:sm_80,processors=56      the same with some facts changed
@@ -232,10 +233,12 @@ class Target:
             target = native_target()
         elif base == "cpu":
             target = Target()
+        elif base == "c":
+            target = _for_c_compiler(native_target())
         elif base in _LEVELS:
             target = replace(_LEVELS[base], cores=default_threads())
         else:
-            known = ", ".join(("native", *_LEVELS, "cpu:...", "cuda", "cuda:sm_80", "opencl"))
+            known = ", ".join(("native", *_LEVELS, "cpu:...", "c", "cuda", "cuda:sm_80", "opencl"))
             raise UserError(f"target: unknown target '{text}'; known are {known}")
         return _with_facts(target, facts) if facts else target
 
@@ -266,6 +269,16 @@ def _facts_of_number(kind: str, number: int) -> DeviceFacts:
 
 
 _DETECTION = {"cuda": cuda_facts, "opencl": opencl_facts}
+
+
+_WRITTEN_BY_NAME = ("amx-", "avx512vnni", "avxvnni", "avx512bf16")
+"""How features begin whose instructions no compiler of C chooses by itself for loops."""
+
+
+def _for_c_compiler(target: Target) -> Target:
+    """The same machine for kernels in C: without features that they have no use for."""
+    features = tuple(name for name in target.features if not name.startswith(_WRITTEN_BY_NAME))
+    return replace(target, kind="c", features=features)
 
 
 def widest_vector_bits(features: tuple[str, ...]) -> int:

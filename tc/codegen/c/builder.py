@@ -22,7 +22,10 @@ _INFIX = {
     "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/", "frem": "%",
 }  # fmt: skip
 _SIGNED_INFIX = {"ashr": ">>", "sdiv": "/", "srem": "%"}
-_INTEGER_COMPARE = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">=", "ult": "<", "ule": "<=", "ugt": ">", "uge": ">="}
+_INTEGER_COMPARE = {
+    "eq": "==", "ne": "!=",
+    **{f"{sign}{name}": text for sign in "su" for name, text in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))},
+}
 _FLOAT_COMPARE = {
     "oeq": "{a} == {b}",
     "une": "{a} != {b}",
@@ -39,7 +42,7 @@ _FLOAT_COMPARE = {
     "uno": "{a} != {a} || {b} != {b}",
 }
 _OF_ONE = {"ord": "{a} == {a}", "uno": "{a} != {a}"}
-_FUNCTIONS = {"fabs": "fabs", "copysign": "copysign", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint"}
+_OTHER_NAMES = {"roundeven": "rint"}
 _EXTREMES = {"smin": "<", "smax": ">", "umin": "<", "umax": ">"}
 
 
@@ -121,7 +124,7 @@ class ScalarBuilder(FunctionBuilder):
             show = self.signed if name[0] == "s" else self._text
             a, b = args
             return self.assign(f"{show(a)} {_EXTREMES[name]} {show(b)} ? {self._text(a)} : {self._text(b)}", first.element)
-        called = self.helpers.dialect.function("fma" if name == "fma" else _FUNCTIONS[name], _TYPES[first.element])
+        called = self.helpers.dialect.function(_OTHER_NAMES.get(name, name), _TYPES[first.element])
         return self.assign(f"{called}({', '.join(map(self._text, args))})", first.element)
 
     def libm(self, name: str, *args: Value) -> Value:

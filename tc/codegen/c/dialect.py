@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
-
 
 @dataclass(frozen=True)
 class Dialect:
@@ -62,13 +60,15 @@ class Dialect:
         return f"{found} " if found else ""
 
 
+def _types(*integers: str) -> dict[str, str]:
+    """The types of a language, given those of integers: signed ones first, short ones first."""
+    names = [f"{kind}{bits}" for kind in "iu" for bits in (8, 16, 32, 64)]
+    return dict(zip(names, integers, strict=True)) | {"f32": "float", "f64": "double"}
+
+
 C = Dialect(
     name="c",
-    types={
-        **{f"{kind}{bits}": f"{name}{bits}_t" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
-        "f32": "float",
-        "f64": "double",
-    },
+    types=_types(*(f"{name}{bits}_t" for name in ("int", "uint") for bits in (8, 16, 32, 64))),
     preamble=("#include <math.h>", "#include <stdint.h>"),
     gnu_vectors=True,
     unroll="#pragma GCC unroll {}",
@@ -79,9 +79,7 @@ C = Dialect(
 
 OPENCL = Dialect(
     name="opencl",
-    types=dict(
-        zip((*_INTEGERS, "f32", "f64"), ("char", "short", "int", "long", "uchar", "ushort", "uint", "ulong", "float", "double"), strict=True)
-    ),
+    types=_types("char", "short", "int", "long", "uchar", "ushort", "uint", "ulong"),
     preamble=("#pragma OPENCL FP_CONTRACT OFF",),
     helper="static",
     kernel="__kernel",
@@ -105,13 +103,7 @@ OPENCL = Dialect(
 
 CUDA = Dialect(
     name="cuda",
-    types=dict(
-        zip(
-            (*_INTEGERS, "f32", "f64"),
-            ("signed char", "short", "int", "long long", "unsigned char", "unsigned short", "unsigned int", "unsigned long long", "float", "double"),
-            strict=True,
-        )
-    ),
+    types=_types(*(f"{sign}{kind}" for sign in ("signed ", "unsigned ") for kind in ("char", "short", "int", "long long"))),
     helper="static __device__ __forceinline__",
     kernel='extern "C" __global__ void',
     launch_bounds="__launch_bounds__({total})",

@@ -145,9 +145,7 @@ class ExpressionWriter:
                 return self.vectors.apply("not", [self.value(operand)], self.scalars.opposite, self._native("~a"))
             case And(lhs=lhs, rhs=rhs) | Or(lhs=lhs, rhs=rhs):
                 return self._logical(type(expr), lhs, rhs)
-            case (
-                Add(lhs=lhs) | Sub(lhs=lhs) | Mul(lhs=lhs) | Div(lhs=lhs) | Min(lhs=lhs) | Max(lhs=lhs) | CompareExpr(lhs=lhs) | MathCall(args=(lhs, *_))
-            ) if lhs.dtype.is_storage:
+            case BinaryExpr(lhs=lhs) | CompareExpr(lhs=lhs) | MathCall(args=(lhs, *_)) if lhs.dtype.is_storage:
                 raise CodegenError(f"{expr} computes with {lhs.dtype}, which is only stored, moved and cast")
             case MathCall():
                 return self._math(expr)
@@ -245,8 +243,8 @@ class ExpressionWriter:
             sides = (rhs, Const(False, bool_)) if operation is And else (Const(True, bool_), rhs)
             return self._select(Select(lhs, *sides))
         b = self.value(rhs)
-        same = a.mask_bits == b.mask_bits
-        return self.vectors.apply(_name(operation), [a, b], partial(self.scalars.binary, operation), self._native(f"a {_BIT[operation]} b") if same else None)
+        native = self._native(f"a {_BIT[operation]} b") if a.mask_bits == b.mask_bits else None
+        return self.vectors.apply(_name(operation), [a, b], partial(self.scalars.binary, operation), native)
 
     def _reads(self, expr: Expr, condition: Expr) -> bool:
         """Whether evaluating it reads what may not be there, or is not read anyway."""
@@ -428,7 +426,8 @@ class ExpressionWriter:
                 return loaded
             return self.scalars.choice(self.vectors.any_lane(self.mask), loaded, literal(self.helpers, const(0, buffer.dtype)))
         assert self.lane is not None
-        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), self._offsets(offset, place), self.mask, True)
+        whole = self._offsets(offset, place)
+        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), whole, self.mask, True)
 
     def _offsets(self, offset: Polynomial, place: Place) -> Place:
         """The same places as offsets from the start of the buffer."""
@@ -478,8 +477,8 @@ class ExpressionWriter:
 
 
 _NATIVE: dict[type[Expr], str] = {
-    **{Add: "a + b", Sub: "a - b", Mul: "a * b", Div: "a / b"},
-    **{Eq: "a == b", Ne: "a != b", Lt: "a < b", Le: "a <= b"},
+    Add: "a + b", Sub: "a - b", Mul: "a * b", Div: "a / b",
+    Eq: "a == b", Ne: "a != b", Lt: "a < b", Le: "a <= b",
 }
 _BIT: dict[type[Expr], str] = {And: "&", Or: "|"}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tc.codegen.c.dialect import Dialect
 
+
 class Helpers:
     """Collects helpers while kernels are written; `text` is what goes before the kernels."""
 
@@ -31,14 +32,14 @@ class Helpers:
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:
-    """The lines of a function, which gives each variable a name of its own, without constants that nothing uses."""
+    """The lines of a function, which gives each variable a name of its own, without values that nothing uses."""
     kept = list(lines)
     while True:
-        counts = Counter(word for line in kept for word in re.findall(r"[A-Za-z_]\w*", line))
+        counts = Counter(word for line in kept for word in re.findall(r"(?<![>\w])[A-Za-z_]\w*", line))
         used = [line for line in kept if (found := _CONSTANT.match(line)) is None or counts[found[1]] > 1]
         if len(used) == len(kept):
             return used
         kept = used
 
 
-_CONSTANT = re.compile(r"\s*const \w+ (\w+) = .*;$")
+_CONSTANT = re.compile(r"\s*(?:const )?\w+ \*?(\w+) = .*;$")

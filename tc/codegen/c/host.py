@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from tc.codegen.c.dialect import C, Dialect
 from tc.codegen.c.expressions import Scope
 from tc.codegen.c.helpers import Helpers, without_unused
-from tc.codegen.c.names import Names
 from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
 from tc.codegen.loops import parallel_nest
@@ -57,7 +56,8 @@ def unit_text(helpers: Helpers, functions: Sequence[str], lines: Sequence[str] =
     body = "\n\n".join(filter(None, (*lines, helper_text, *functions)))
     used = [name for name in dialect.types if re.search(rf"\b{name}\b", body)]
     types = "\n".join(f"typedef {dialect.types[name]} {name};" for name in used)
-    return "\n\n".join((f"{MARK if dialect.is_host else '/*'} kernels; options: {' '.join(dialect.options)} */", "\n".join(dialect.preamble), types, body)) + "\n"
+    head = f"{MARK if dialect.is_host else '/*'} kernels; options: {' '.join(dialect.options)} */"
+    return "\n\n".join(filter(None, (head, "\n".join(dialect.preamble), types, body))) + "\n"
 
 
 def emit_host(func: PrimFunc, symbol: str, comment: str = "") -> str:
@@ -132,7 +132,7 @@ class HostWriter(StatementWriter):
         self.depth, self.in_parallel = 1, True
         with self.captured() as lines:
             for target, kind in carried:
-                self.line(f"{kind}{'' if kind.endswith('*') else ' '}{'const ' if not kind.endswith('*') else ''}{target} = context->{target};")
+                self.line(f"{kind}{target} = context->{target};" if kind.endswith("*") else f"const {kind} {target} = context->{target};")
             self._numbered(nest, sizes)
         self.scope, self.depth, self.in_parallel = outer, depth, False
         fields = [f"    {kind}{'' if kind.endswith('*') else ' '}{target};" for target, kind in carried] or ["    i64 nothing;"]

@@ -15,7 +15,9 @@ _KEYWORDS = frozenset(
     remainder signbit drem hypot cbrt pow10 exp10 lgamma tgamma nan logb ilogb ldexp frexp modf copysign nextafter fdim fmax fmin div labs
     barrier printf malloc free memcpy memset errno stdin stdout stderr unix linux INFINITY NAN M_PI""".split()
 )
-_TAKEN = re.compile(r"(tc_.*|TC_.*|_.*|[iufm]\d+(x\d+.*)?|.*_t|M_.*|FP_.*|HUGE_.*|u?int\w*|as_.*|convert_.*|get_.*|blockIdx|threadIdx|gridDim|blockDim)$")
+_TAKEN = re.compile(
+    r"(tc_.*|TC_.*|_.*|[iufm]\d+(x\d+.*)?|.*_t|M_.*|FP_.*|HUGE_.*|u?int\w*|as_.*|convert_.*|get_.*|blockIdx|threadIdx|gridDim|blockDim)$"
+)
 
 
 class Names:

@@ -23,7 +23,6 @@ from tc.codegen.llvm.scalars import (
     near_f32,
 )
 from tc.codegen.llvm.vecmath import emit_math
-from tc.errors import CodegenError
 from tc.interp.scalars import number
 from tc.ir.arith import Facts
 from tc.ir.dtype import FLOAT8, DType, bf16, bool_, f16, f32
@@ -42,7 +41,6 @@ from tc.ir.expr import (
     Min,
     Mul,
     Ne,
-    Not,
     Or,
     Select,
     Sub,
@@ -76,7 +74,7 @@ _INFIX = {Add: ("+", SUM), Sub: ("-", SUM), Mul: ("*", PRODUCT), Div: ("/", PROD
 _COMPARE = {Eq: ("==", EQUALITY), Ne: ("!=", EQUALITY), Lt: ("<", COMPARISON), Le: ("<=", COMPARISON)}
 _BITWISE = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
 _OWN_FUNCTIONS = {"floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc", "abs": "fabs", "sqrt": "sqrt"}
-_NAMES = {Add: "add", Sub: "sub", Mul: "mul", Div: "div", FloorDiv: "floordiv", FloorMod: "floormod", Min: "min", Max: "max", Select: "larger"}
+_NAMES = {Div: "div", FloorDiv: "floordiv", FloorMod: "floormod", Min: "min", Max: "max", Select: "larger"}
 
 Operation = type[Expr] | str
 """A class of expressions of two operands, or the name of a MathCall."""
@@ -182,7 +180,8 @@ class Scalars:
 
     def _call(self, operation: type[Expr], a: CValue, b: CValue) -> CValue:
         dtype = a.dtype
-        name = self._helper(f"tc_{_NAMES[operation]}_{dtype}", dtype, ((dtype, "a"), (dtype, "b")), lambda b, x: _emit_binary(b, operation, x, dtype))
+        params = ((dtype, "a"), (dtype, "b"))
+        name = self._helper(f"tc_{_NAMES[operation]}_{dtype}", dtype, params, lambda b, x: _emit_binary(b, operation, x, dtype))
         return CValue(f"{name}({a}, {b})", dtype)
 
     # -- functions and casts
@@ -233,9 +232,10 @@ class Scalars:
 
 
 def _logical(value: CValue, operation: type[Expr]) -> str:
-    same = {And: " && ", Or: " || "}[operation]
-    other = " || " if operation is And else " && "
-    return value.text if value.strength > LOGICAL or (value.strength == LOGICAL and same in value.text and other not in value.text) else f"({value})"
+    """An operand of && or ||; in parentheses where a reader might take it for one of the other."""
+    same, other = (" && ", " || ") if operation is And else (" || ", " && ")
+    is_same = value.strength == LOGICAL and same in value.text and other not in value.text
+    return value.text if value.strength > LOGICAL or is_same else f"({value})"
 
 
 def _is_plain_cast(source: DType, target: DType) -> bool:

@@ -1,4 +1,4 @@
-"""Statements as C: loops stay loops, with a line for the compiler where they are to be unrolled; vectorized ones are operations on vectors."""
+"""Statements as C: loops stay loops, marked where they are to be unrolled; vectorized ones are operations on vectors."""
 
 from __future__ import annotations
 

@@ -108,14 +108,16 @@ class Vectors:
         kind = self.type_of(result)
         text = f"-(i{bits})({made})" if made.dtype.is_bool else str(made)
         others = [each for each in dict.fromkeys((*kinds, *map(_disguised, args))) if each not in (kind, "")]
-        called = self._looped("_".join((kind, name, *others)), kind, list(zip(kinds, letters, strict=True)), f"{{r}} = {text}", lanes, native)
+        params = list(zip(kinds, letters, strict=True))
+        called = self._looped("_".join((kind, name, *others)), kind, params, f"{{r}} = {text}", lanes, native)
         return result._replace(text=f"{called}({', '.join(map(str, args))})")
 
     def _looped(self, name: str, kind: str, params: Sequence[tuple[str, str]], body: str, lanes: int, native: str | None = None) -> str:
         """A helper whose result r has lanes, each set by `body`."""
 
         def make() -> str:
-            loop = [f"    {kind} r = {{0}};", f"    for (i32 l = 0; l < {lanes}; l++) {body.format(r=self.lane('r', 'l', lanes))};", "    return r;"]
+            each = body.format(r=self.lane("r", "l", lanes))
+            loop = [f"    {kind} r = {{0}};", *_each_lane(lanes, f"{each};"), "    return r;"]
             if native is not None:
                 loop = ["#ifdef TC_SCALAR", *loop, "#else", f"    return {native};", "#endif"]
             return self._function(name, kind, params, loop)
@@ -129,7 +131,7 @@ class Vectors:
     def any_lane(self, mask: CValue) -> CValue:
         """Whether a mask has a lane that is on."""
         kind = self.type_of(mask)
-        lines = ("    i32 any = 0;", f"    for (i32 l = 0; l < {mask.lanes}; l++) any |= {self.lane('m', 'l', mask.lanes)} != 0;", "    return any;")
+        lines = ("    i32 any = 0;", *_each_lane(mask.lanes, f"any |= {self.lane('m', 'l', mask.lanes)} != 0;"), "    return any;")
         name = self.helpers.need(f"{kind}_any", lambda: self._function(f"{kind}_any", "i32", ((kind, "m"),), lines))
         return CValue(f"{name}({mask})", bool_)
 
@@ -149,7 +151,9 @@ class Vectors:
 
     # -- memory
 
-    def load(self, dtype: DType, lanes: int, space: str, pointer: str, place: Place, mask: CValue | None, is_packed: bool = False) -> CValue:
+    def load(
+        self, dtype: DType, lanes: int, space: str, pointer: str, place: Place, mask: CValue | None, is_packed: bool = False
+    ) -> CValue:
         """Elements from a pointer on; 0 in lanes that a mask leaves out, which are not read."""
         if dtype.is_bool:
             return self.apply("is_set", [self.load(u8, lanes, space, pointer, place, mask)], lambda x: self.scalars.cast(x, bool_))
@@ -157,22 +161,16 @@ class Vectors:
         params, arguments = self._operands(f"{self.helpers.dialect.space(space)}const {element} *", pointer, place, mask)
         from_ = f"tc_load_{dtype}(p, {place.index(self)})" if is_packed else f"p[{place.index(self)}]"
         read = f"{self.lane('r', 'l', lanes)} = {from_};"
-        body = [f"    {kind} r = {{0}};", f"    for (i32 l = 0; l < {lanes}; l++) {read}", "    return r;"]
-        if mask is not None:
-            body = [
-                f"    {kind} r = {{0}};",
-                f"    for (i32 l = 0; l < {lanes}; l++) {{",
-                f"        if ({self.lane('m', 'l', lanes)}) {read}",
-                "    }",
-                "    return r;",
-            ]
-        elif place.is_aligned and self.is_one_access(dtype, lanes):
+        condition = None if mask is None else self.lane("m", "l", lanes)
+        body = [f"    {kind} r = {{0}};", *_each_lane(lanes, read, condition), "    return r;"]
+        if mask is None and place.is_aligned and self.is_one_access(dtype, lanes):
             body = [f"    return *({self.helpers.dialect.space(space)}const {kind} *)p;"]
-        elif place.kind == "" and self.is_gnu(lanes):
+        elif mask is None and place.kind == "" and self.is_gnu(lanes):
             loose = f"typedef {kind} loose __attribute__((aligned({dtype.size_bytes}), may_alias));"
             body = ["#ifdef TC_SCALAR", *body, "#else", f"    {loose}", "    return *(const loose *)p;", "#endif"]
         aligned = "aligned" if mask is None and place.is_aligned and self.is_one_access(dtype, lanes) else ""
-        name = "_".join(filter(None, (kind, "load", place.kind, aligned, self._space(space), str(dtype) if is_packed else "", self._masked(mask))))
+        marks = (kind, "load", place.kind, aligned, self._space(space), str(dtype) if is_packed else "", self._masked(mask))
+        name = "_".join(filter(None, marks))
         self.helpers.need(name, lambda: self._function(name, kind, params, body))
         return CValue(f"{name}({', '.join(arguments)})", dtype, lanes)
 
@@ -187,8 +185,7 @@ class Vectors:
         write = f"p[{place.index(self)}] = {self.lane('x', 'l', lanes)};"
         if packed:
             write = f"{packed}(p, {place.index(self)}, {self.lane('x', 'l', lanes)});"
-        inside = write if mask is None else f"{{ if ({self.lane('m', 'l', lanes)}) {write} }}"
-        body = [f"    for (i32 l = 0; l < {lanes}; l++) {inside}"]
+        body = _each_lane(lanes, write, None if mask is None else self.lane("m", "l", lanes))
         aligned = "aligned" if mask is None and place.is_aligned and self.is_one_access(dtype, lanes) else ""
         if aligned:
             body = [f"    *({self.helpers.dialect.space(space)}{kind} *)p = x;"]
@@ -221,6 +218,12 @@ class Vectors:
 def _disguised(value: CValue) -> str:
     """The dtype of a value whose type in C does not say it."""
     return "" if value.mask_bits or c_type(value.dtype) == value.dtype.name else value.dtype.name
+
+
+def _each_lane(lanes: int, statement: str, condition: str | None = None) -> list[str]:
+    """A loop over lanes l, those for which a condition holds."""
+    head = f"    for (i32 l = 0; l < {lanes}; l++)"
+    return [f"{head} {statement}"] if condition is None else [f"{head} {{", f"        if ({condition}) {statement}", "    }"]
 
 
 def _parameter(kind: str, name: str) -> str:

@@ -68,7 +68,8 @@ def edges(dtype: DType, seed: int) -> np.ndarray:
     if dtype.is_float:
         if dtype.bits >= 16:
             info = ml_dtypes.finfo(dtype.numpy)
-            hard = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, float(info.max), float(info.tiny), -float(info.smallest_subnormal), 0.5, 2.5, -1.5]
+            limits = [float(info.max), float(info.tiny), -float(info.smallest_subnormal)]
+            hard = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, *limits, 0.5, 2.5, -1.5]
             values = np.concatenate([np.array(hard), rng.normal(0, 3, COUNT)])[:COUNT]
         else:
             values = rng.normal(0, 3, COUNT)
@@ -76,7 +77,7 @@ def edges(dtype: DType, seed: int) -> np.ndarray:
             found = values.astype(dtype.numpy)
     else:
         low, high = int_range(dtype)
-        hard_integers = [0, 1, 2, 3, low, high, low + 1, high - 1, min(31, high), min(63, high), min(7, high)] + ([-1, -2, -3] if low else [])
+        hard_integers = [0, 1, 2, 3, low, high, low + 1, high - 1, *(min(n, high) for n in (7, 31, 63))] + ([-1, -2, -3] if low else [])
         small = [int(n) for n in rng.integers(max(low, -50), min(high, 50), COUNT, endpoint=True)]
         found = np.array((hard_integers + small)[:COUNT], dtype=object).astype(dtype.numpy)
     return rng.permutation(found)
@@ -164,4 +165,5 @@ def assert_equal(program: Program, actual: np.ndarray, expected: np.ndarray) -> 
         return
     tiny = float(ml_dtypes.finfo(dtype.numpy).tiny)
     absolute = ABSOLUTE.get(program.name.rsplit("_", 1)[0], tiny)
-    np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), rtol=RELATIVE[dtype], atol=absolute, err_msg=program.name)
+    wide, want = actual.astype(np.float64), expected.astype(np.float64)
+    np.testing.assert_allclose(wide, want, rtol=RELATIVE[dtype], atol=absolute, err_msg=program.name)

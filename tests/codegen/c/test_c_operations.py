@@ -10,7 +10,10 @@ from tests.codegen.c.programs import assert_equal, programs
 pytestmark = needs_compiler
 
 
-@pytest.mark.parametrize(("variant", "lanes"), [("vectors", 16), ("scalar", 5), pytest.param("vectors", 1, marks=pytest.mark.slow), pytest.param("scalar", 16, marks=pytest.mark.slow)])
+SLOW = [pytest.param(variant, lanes, marks=pytest.mark.slow) for variant, lanes in (("vectors", 1), ("scalar", 16))]
+
+
+@pytest.mark.parametrize(("variant", "lanes"), [("vectors", 16), ("scalar", 5), *SLOW])
 def test_operations_have_the_meaning_of_the_ir(variant, lanes, tmp_path):
     found = programs(lanes)
 
