@@ -15,8 +15,9 @@ from tc.codegen.c.helpers import Helpers
 from tc.codegen.c.names import Names
 from tc.codegen.c.packed import packed_load, packed_store
 from tc.codegen.c.scalars import AS_BITS, PRODUCT, UNARY, CValue, Scalars, c_type, literal
-from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, Place, Vectors, apart, at
+from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at
 from tc.codegen.llvm.addresses import offset_of
+from tc.codegen.llvm.memory import Lane
 from tc.codegen.llvm.packed import is_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, bounds, prove
@@ -55,14 +56,6 @@ from tc.ir.loop import Store
 from tc.ir.node import walk
 from tc.ir.polynomial import Monomial, Polynomial
 from tc.ir.uses import variables
-
-
-@dataclass(frozen=True)
-class Lane:
-    """The vectorized loop being written: its variable and its number of lanes."""
-
-    var: Var
-    lanes: int
 
 
 @dataclass
@@ -338,7 +331,7 @@ class ExpressionWriter:
 
     # -- memory
 
-    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Polynomial, Place | None]:
+    def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Polynomial, LanePlace | None]:
         """Where an access lies: the offset that all lanes share, and how lanes differ (None: not at all)."""
         offset = offset_of(buffer, indices, self.facts)
         if self.lane is None:
@@ -418,7 +411,7 @@ class ExpressionWriter:
             return loaded
         return self.scalars.choice(self.vectors.any_lane(self.mask), loaded, literal(self.helpers, const(0, node.dtype)))
 
-    def _packed_load(self, buffer: Buffer, offset: Polynomial, place: Place | None) -> CValue:
+    def _packed_load(self, buffer: Buffer, offset: Polynomial, place: LanePlace | None) -> CValue:
         name = packed_load(self.helpers, buffer.dtype)
         if place is None:
             loaded = CValue(f"{name}({self.buffer_name(buffer)}, {self.index(offset)})", buffer.dtype)
@@ -429,7 +422,7 @@ class ExpressionWriter:
         whole = self._offsets(offset, place)
         return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), whole, self.mask, True)
 
-    def _offsets(self, offset: Polynomial, place: Place) -> Place:
+    def _offsets(self, offset: Polynomial, place: LanePlace) -> LanePlace:
         """The same places as offsets from the start of the buffer."""
         assert self.lane is not None
         base = self.vectors.splat(self.value(offset.to_expr()), self.lane.lanes)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from tc.codegen.c.expressions import ExpressionWriter, Lane
+from tc.codegen.c.expressions import ExpressionWriter
 from tc.codegen.c.scalars import PRIMARY, CValue, c_type
 from tc.codegen.llvm.masks import has_spare_lanes
+from tc.codegen.llvm.memory import Lane
 from tc.codegen.loops import can_vectorize
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer

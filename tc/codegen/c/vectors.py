@@ -152,7 +152,7 @@ class Vectors:
     # -- memory
 
     def load(
-        self, dtype: DType, lanes: int, space: str, pointer: str, place: Place, mask: CValue | None, is_packed: bool = False
+        self, dtype: DType, lanes: int, space: str, pointer: str, place: LanePlace, mask: CValue | None, is_packed: bool = False
     ) -> CValue:
         """Elements from a pointer on; 0 in lanes that a mask leaves out, which are not read."""
         if dtype.is_bool:
@@ -174,7 +174,7 @@ class Vectors:
         self.helpers.need(name, lambda: self._function(name, kind, params, body))
         return CValue(f"{name}({', '.join(arguments)})", dtype, lanes)
 
-    def store(self, value: CValue, space: str, pointer: str, place: Place, mask: CValue | None, packed: str = "") -> str:
+    def store(self, value: CValue, space: str, pointer: str, place: LanePlace, mask: CValue | None, packed: str = "") -> str:
         """The statement that stores the lanes of a vector, of those that a mask leaves in, from a pointer on. `packed`: the helper that
         stores one element among those that share its byte."""
         dtype, lanes = value.dtype, value.lanes
@@ -197,7 +197,7 @@ class Vectors:
         self.helpers.need(name, lambda: self._function(name, "void", (*params, (kind, "x")), body))
         return f"{name}({', '.join((*arguments, str(value)))});"
 
-    def _operands(self, pointer_type: str, pointer: str, place: Place, mask: CValue | None) -> tuple[list[tuple[str, str]], list[str]]:
+    def _operands(self, pointer_type: str, pointer: str, place: LanePlace, mask: CValue | None) -> tuple[list[tuple[str, str]], list[str]]:
         params, arguments = [(pointer_type, "p")], [pointer]
         if place.operand is not None:
             params.append((self.type_of(place.operand), "o"))
@@ -230,7 +230,7 @@ def _parameter(kind: str, name: str) -> str:
     return f"{kind}{name}" if kind.endswith("*") else f"{kind} {name}"
 
 
-class Place:
+class LanePlace:
     """Where the lanes of a vector lie behind a pointer: side by side, a number of elements apart, or at offsets of their own."""
 
     def __init__(self, kind: str = "", operand: CValue | None = None, is_aligned: bool = False) -> None:
@@ -249,17 +249,17 @@ class Place:
         return "l"
 
 
-SIDE_BY_SIDE = Place()
-ALIGNED = Place(is_aligned=True)
+SIDE_BY_SIDE = LanePlace()
+ALIGNED = LanePlace(is_aligned=True)
 
 
-def apart(stride: CValue) -> Place:
+def apart(stride: CValue) -> LanePlace:
     """So many elements from lane to lane."""
-    return Place("apart", stride._replace(dtype=i64))
+    return LanePlace("apart", stride._replace(dtype=i64))
 
 
-def at(offsets: CValue) -> Place:
+def at(offsets: CValue) -> LanePlace:
     """At an offset for each lane."""
-    return Place("at", offsets)
+    return LanePlace("at", offsets)
 
 
