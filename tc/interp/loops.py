@@ -1,15 +1,17 @@
 """The reference meaning of PrimFuncs: run them as they are written, one scalar at a time.
 
 The program becomes Python source, blocks included, that works on flat lists of scalars (see `scalars`). Nothing is shared with the
-code generator, and nothing is reordered, so parallel and vectorized loops run in sequence, forward or backward. Scratch memory starts
-as NaN (floats) or a large number (integers), an index out of range is an error, and so is an axis of a block outside its
+code generator, and nothing is reordered, so parallel and vectorized loops run in sequence, forward, backward or in a drawn order. So do the
+loops of a launch, unless that is in its finished form: then its threads run side by side, and are watched (see `threads`). Scratch memory
+starts as NaN (floats) or a large number (integers), an index out of range is an error, and so is an axis of a block outside its
 extent: what a compiled kernel would get away with is found here. Loops annotated `tree` combine in that order (see `tree_loop`).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
+from tc.interp.threads import GlobalMemory, Memory, Watch, unwritten
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType, bool_, i64
 from tc.ir.empty_reductions import start_empty_reductions
@@ -49,6 +52,7 @@ from tc.ir.expr import (
     Var,
 )
 from tc.ir.intrinsic import INTRINSICS
+from tc.ir.launch import Finished, finished
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -64,9 +68,12 @@ from tc.ir.loop import (
     Stmt,
     Store,
     While,
+    walk_statements,
 )
 from tc.ir.node import Node, walk
+from tc.ir.printer import print_ir
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
+from tc.ir.uses import buffers_written
 
 _INFIX = {Add: "+", Sub: "-", Mul: "*", Div: "/", Eq: "==", Ne: "!=", Lt: "<", Le: "<=", And: "and", Or: "or"}
 _OPERATIONS: dict[type[Expr], Callable[[Any, Any], Any]] = {
@@ -81,12 +88,13 @@ _MAX_NESTED_LOOPS = 16  # Python refuses more than 20 in one function
 
 
 def run_prim_func(
-    func: PrimFunc, arrays: Sequence[np.ndarray], dims: Sequence[int] = (), *, backward: bool = False
+    func: PrimFunc, arrays: Sequence[np.ndarray], dims: Sequence[int] = (), *, backward: bool = False, seed: int | None = None
 ) -> list[np.ndarray]:
     """The outputs of `func` on the inputs `arrays`, its symbolic dims being `dims`.
 
-    `backward` runs the iterations of loops that claim to be independent in the opposite order: the same results, if they are.
-    VerifyError when the program uses an index or an axis outside its range.
+    `backward` runs the iterations of loops that claim to be independent in the opposite order, `seed` in one that it draws: the same
+    results, if they are. VerifyError when the program uses an index or an axis outside its range, and when the threads of a launch in
+    its finished form race, read what nothing was stored in, or do not meet at a barrier.
     """
     env = dict(zip(func.dims, dims, strict=True))
     shapes = [tuple(int(evaluate(dim, env)) for dim in buffer.shape) for buffer in func.buffers]
@@ -99,7 +107,7 @@ def run_prim_func(
         lists.append([scalars.poison(buffer.dtype)] * int(np.prod(shape, dtype=np.int64)))
     values = iter(lists)
     with np.errstate(all="ignore"):
-        compile_to_python(func, backward)(*(next(values) if isinstance(p, Buffer) else env[p] for p in func.params))
+        compile_to_python(func, _order(backward, seed))(*(next(values) if isinstance(p, Buffer) else env[p] for p in func.params))
     first = len(func.inputs)
     return [
         np.array(items, buffer.dtype.numpy).reshape(shape)
@@ -112,16 +120,32 @@ def _to_list(array: np.ndarray, dtype: DType) -> list[Any]:
     return flat.tolist() if dtype in (i64, bool_) else list(flat)
 
 
-def compile_to_python(func: PrimFunc, backward: bool = False) -> Callable[..., None]:
+Order = Callable[[Iterable[int]], Iterable[int]]
+
+
+def _in_order(iterations: Iterable[int]) -> Iterable[int]:
+    return iterations
+
+
+def _order(backward: bool, seed: int | None) -> Order:
+    """The order of iterations that are independent."""
+    if seed is None:
+        return (lambda iterations: list(iterations)[::-1]) if backward else _in_order
+    drawn = random.Random(seed)
+    return lambda iterations: drawn.sample(list(iterations), k=len(list(iterations)))
+
+
+def compile_to_python(func: PrimFunc, order: Order = _in_order) -> Callable[..., None]:
     """A Python function of the parameters, buffers being flat lists of scalars."""
-    writer = _Writer(func.name, backward)
+    writer = _Writer(func.name)
     writer.emit(f"def kernel({', '.join(map(writer.name, func.params))}):")
     writer.depth += 1
     for buffer in func.buffers:
         writer.declare_shape(buffer)
     writer.statement(start_empty_reductions(func).body)
     writer.emit("return None")
-    names: dict[str, Any] = {**writer.globals, "_out": _out_of_range, "_refuse": _refuse}
+    watch = Watch(func.name, writer.sites, order)
+    names: dict[str, Any] = {**writer.globals, "_out": _out_of_range, "_refuse": _refuse, "_order": order, "_watch": watch}
     exec(compile("\n".join(writer.lines), f"<{func.name}>", "exec"), names)
     kernel: Callable[..., None] = names["kernel"]
     return kernel
@@ -138,9 +162,8 @@ def _out_of_range(what: str, value: int, extent: int) -> NoReturn:
 class _Writer:
     """Python source, line by line, and the objects that it names."""
 
-    def __init__(self, func_name: str, backward: bool) -> None:
+    def __init__(self, func_name: str) -> None:
         self.func_name = func_name
-        self.backward = backward
         self.lines: list[str] = []
         self.depth = 0
         self.loops = 0
@@ -151,6 +174,11 @@ class _Writer:
         self._functions: dict[object, str] = {}
         self._from_data: dict[Node, bool] = {}
         self.tree: TreeLoop | None = None
+        self.sites: list[Callable[[], str]] = []
+        self.barriers = 0
+        self.memories: dict[Buffer, str] = {}  # of what is watched, by name
+        self.own: frozenset[Buffer] = frozenset()  # what is each thread's own
+        self.thread_loops: list[str] | None = None  # those around a statement of a thread
 
     def emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
@@ -182,20 +210,25 @@ class _Writer:
             self.depth += 1
             self.nested(header, body)
             self.depth -= 1
-            self.emit(f"{part}()")
+            has_barrier = any(isinstance(node, Barrier) for node in walk_statements(body))
+            self.emit(f"yield from {part}()" if has_barrier else f"{part}()")
         else:
             self.nested(header, body)
         self.loops -= 1
 
     def statement(self, stmt: Stmt) -> None:
         match stmt:
+            case For() if (launch := finished(stmt) if stmt.kind is LoopKind.BOUND else None) is not None:
+                self.launch(launch)
             case For() if (tree := as_tree_loop(stmt)) is not None:
                 outer, self.tree = self.tree, tree
                 self.statement(tree.body)
                 self.tree = outer
             case For(var=var, extent=extent, body=body, kind=kind):
-                order = "range({})[::-1]" if self.backward and kind in _INDEPENDENT else "range({})"
-                self.loop(f"for {self.name(var)} in {order.format(self.expression(extent))}:", body)
+                order = "_order(range({}))" if kind in _INDEPENDENT else "range({})"
+                self.note(stmt)
+                header = f"for {self.name(var)} in {order.format(self.expression(extent))}:"
+                self.around(self.name(var), lambda: self.loop(header, body))
             case Block():
                 self.block(stmt)
             case Seq(stmts=stmts):
@@ -203,27 +236,29 @@ class _Writer:
                 for inner in stmts:
                     self.statement(inner)
             case If(condition=condition, then_body=then_body, else_body=else_body):
+                self.note(stmt)
                 self.nested(f"if {self.expression(condition)}:", then_body)
                 if else_body is not None:
                     self.nested("else:", else_body)
             case While(condition=condition, body=body):
+                self.note(stmt)
                 self.loop(f"while {self.expression(condition)}:", body)
             case Let(var=var, value=value, body=body):
                 self._from_data[var] = self.is_from_data(value)
+                self.note(stmt)
                 self.emit(f"{self.name(var)} = {self.expression(value)}")
                 self.statement(body)
             case Store(buffer=buffer, indices=indices) if self.tree is not None and stmt is self.tree.store:
-                self.emit(f"{self.element(buffer, indices)} = {self.combined(self.tree)}")
+                self.note(stmt)
+                self.store(buffer, indices, self.combined(self.tree))
             case Store(buffer=buffer, indices=indices, value=value):
-                self.emit(f"{self.element(buffer, indices)} = {self.expression(value)}")
+                self.note(stmt)
+                self.store(buffer, indices, self.expression(value))
             case Alloc(buffer=buffer, body=body):
-                self.declare_shape(buffer)
-                count = " * ".join(self._shapes[buffer]) or "1"
-                start = self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
-                self.emit(f"{self.name(buffer)} = [{start}] * ({count})")
+                self.allocate(buffer)
                 self.statement(body)
             case Barrier():
-                self.emit("pass")
+                self.barrier()
             case IntrinsicCall(name=name, operands=operands):
                 self.statement(INTRINSICS[name].expand(operands))
             case _:
@@ -235,6 +270,80 @@ class _Writer:
         function = self.function(("tree", tree.count), lambda: partial(combine_tree, tree.count))
         leaf = f"lambda {self.name(tree.var)}: {self.expression(tree.value)}"
         return f"{operation}({self.expression(tree.old)}, {function}({leaf}, {operation}))"
+
+    # -- launches
+
+    def note(self, stmt: Stmt) -> None:
+        """What is touched from here on is in a statement."""
+        if self.thread_loops is not None:
+            self.sites.append(lambda: print_ir(stmt).splitlines()[0])
+
+    @property
+    def site(self) -> int:
+        return len(self.sites) - 1
+
+    def around(self, var: str, write: Callable[[], None]) -> None:
+        """Write a loop of a thread."""
+        if self.thread_loops is not None:
+            self.thread_loops.append(var)
+        write()
+        if self.thread_loops is not None:
+            self.thread_loops.pop()
+
+    def barrier(self) -> None:
+        if self.thread_loops is None:
+            raise VerifyError(f"{self.func_name}: a barrier stands in a launch that is not in its finished form")
+        self.barriers += 1
+        number = self.barriers
+        self.sites.append(lambda: f"barrier {number}")
+        self.emit(f"yield ({', '.join([str(self.site), *self.thread_loops])},)")
+
+    def launch(self, launch: Finished) -> None:
+        """The blocks of a launch one after the other, each a number of coroutines."""
+        names = tuple(loop.var.name for loop in launch.threads)
+        self.emit(f"_watch.begin({names!r})")
+        written = buffers_written(launch.body)
+        own = frozenset(node.buffer for node in walk_statements(launch.body) if isinstance(node, Alloc))
+        for buffer in self._shapes:
+            if buffer in written:
+                self.watch(buffer, GlobalMemory)
+        self.own = own
+        self.block_loops(launch, launch.blocks)
+        self.memories.clear()
+        self.own = frozenset()
+
+    def block_loops(self, launch: Finished, loops: tuple[For, ...]) -> None:
+        if not loops:
+            self.block_of_threads(launch)
+            return
+        first, *rest = loops
+        self.emit(f"for {self.name(first.var)} in _order(range({self.expression(first.extent)})):")
+        self.depth += 1
+        self.block_loops(launch, tuple(rest))
+        self.depth -= 1
+
+    def block_of_threads(self, launch: Finished) -> None:
+        for buffer in launch.shared:
+            self.declare_shape(buffer)
+            self.emit(f"{self.name(buffer)} = [None] * ({self.count(buffer)})")
+            self.watch(buffer, Memory)
+        part, loops = f"threads{len(self.lines)}", self.loops
+        self.emit(f"def {part}({', '.join(self.name(loop.var) for loop in launch.threads)}):")
+        self.depth += 1
+        self.loops, self.thread_loops = 0, []
+        self.statement(launch.body)
+        self.emit("if False: yield")
+        self.loops, self.thread_loops = loops, None
+        self.depth -= 1
+        extents = ", ".join(self.expression(loop.extent) for loop in launch.threads)
+        self.emit(f"_watch.run_block({part}, ({extents},))")
+
+    def watch(self, buffer: Buffer, kind: type[Memory]) -> None:
+        """From here on, notes are made of who touches a buffer."""
+        self.memories[buffer] = f"{self.name(buffer)}_m"
+        made, known = self.constant(kind, kind), self.constant(("buffer", buffer), buffer)
+        shape = "".join(f"{size}, " for size in self._shapes[buffer])
+        self.emit(f"{self.memories[buffer]} = {made}(_watch, {known}, ({shape}), {self.name(buffer)})")
 
     def block(self, block: Block) -> None:
         self.emit(f"if {self.expression(block.where)}:")
@@ -263,8 +372,35 @@ class _Writer:
             sizes.append(size)
         self._shapes[buffer] = sizes
 
-    def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
-        """`b[offset]`, each index checked against its own extent."""
+    def count(self, buffer: Buffer) -> str:
+        """The number of elements."""
+        return " * ".join(self._shapes[buffer]) or "1"
+
+    def allocate(self, buffer: Buffer) -> None:
+        self.declare_shape(buffer)
+        start = "None" if buffer in self.own else self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
+        self.emit(f"{self.name(buffer)} = [{start}] * ({self.count(buffer)})")
+
+    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: str) -> None:
+        place = self.offset(buffer, indices)
+        if buffer in self.memories:
+            self.emit(f"{self.memories[buffer]}.store({place}, {value}, {self.site})")
+        else:
+            self.emit(f"{self.name(buffer)}[{place}] = {value}")
+
+    def load(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+        place = self.offset(buffer, indices)
+        if buffer in self.memories:
+            return f"{self.memories[buffer]}.load({place}, {self.site})"
+        if buffer in self.own:
+            known = self.constant(("buffer", buffer), buffer)
+            shape = "".join(f"{size}, " for size in self._shapes[buffer])
+            refuse = f"{self.constant(unwritten, unwritten)}(_watch, {known}, ({shape}), p, {self.site})"
+            return f"(u if (u := {self.name(buffer)}[p := {place}]) is not None else {refuse})"
+        return f"{self.name(buffer)}[{place}]"
+
+    def offset(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+        """The number of an element, each index checked against its own extent."""
         if buffer not in self._shapes:
             raise VerifyError(f"{self.func_name}: buffer {buffer} is used outside its scope")
         offset = ""
@@ -276,7 +412,7 @@ class _Writer:
             else:
                 checked = f"(t if 0 <= (t := {text}) < {size} else _out({label}, t, {size}))"
             offset = f"({offset}) * {size} + {checked}" if offset else checked
-        return f"{self.name(buffer)}[{offset or 0}]"
+        return offset or "0"
 
     # -- expressions
 
@@ -299,7 +435,7 @@ class _Writer:
             case Var():
                 return self.name(expr)
             case Load(buffer=buffer, indices=indices):
-                return self.element(buffer, indices)
+                return self.load(buffer, indices)
             case Not(operand=a):
                 return f"(not {visit(a)})"
             case Select(condition=c, true_value=a, false_value=b):

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
-from tc.ir.expr import Const
-from tc.ir.loop import For, LoopKind, Stmt
+from tc.ir.expr import Buffer, Const
+from tc.ir.loop import Alloc, For, LoopKind, Stmt
 from tc.ir.node import cached_on_node, children
 from tc.ir.uses import reads_memory, variables
 
@@ -68,6 +69,30 @@ def thread_extents(stmt: Stmt) -> dict[str, int]:
         for axis, extent in thread_extents(child).items() if isinstance(child, Stmt) and has_launch(child) else ():
             found[axis] = max(found.get(axis, 0), extent)
     return found
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A launch in its finished form: its loops over blocks and threads, outermost first, the blocks' buffers, what a thread runs."""
+
+    blocks: tuple[For, ...]
+    shared: tuple[Buffer, ...]
+    threads: tuple[For, ...]
+    body: Stmt
+
+
+def finished(launch: For) -> Finished | None:
+    """The parts of a launch; None when it is not in the finished form."""
+    blocks, stmt = block_loops(launch)
+    shared: list[Buffer] = []
+    while isinstance(stmt, Alloc):
+        shared.append(stmt.buffer)
+        stmt = stmt.body
+    threads: list[For] = []
+    while isinstance(stmt, For) and is_thread_loop(stmt):
+        threads.append(stmt)
+        stmt = stmt.body
+    return Finished(blocks, tuple(shared), tuple(threads), stmt) if threads and not has_launch(stmt) else None
 
 
 Complaint = tuple[For, str]

@@ -40,6 +40,7 @@ from tc.passes.loop import (
     check_accesses,
     compact_buffers,
     compute_in_outputs,
+    distribute_threads,
     hoist_guards,
     intrinsics,
     lift_workspace,
@@ -60,7 +61,7 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(mark_numerics, partition_loops, round_once, simplify_loops),
+    *(distribute_threads, mark_numerics, partition_loops, round_once, simplify_loops),
 )
 
 SIMPLIFY = """

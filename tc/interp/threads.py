@@ -1,0 +1,192 @@
+"""The threads of a launch in its finished form, one block after the other: coroutines that stop at barriers, and memory that is watched.
+
+Between two barriers the threads of a block run one after the other, in any order. What each touches of shared and global memory is noted,
+so that a pair of threads that touch one element, one of them writing it, is found whatever the order. Two threads that write the
+same value are not reported. Nothing orders the blocks of a launch: what is global is watched between blocks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tc.errors import VerifyError
+from tc.ir.expr import Buffer
+
+Threads = Callable[..., Generator[tuple[int, ...], None, None]]
+"""What the thread of given coordinates does; it yields the number of each barrier that it reaches, and the loops around it."""
+
+_SITE_BITS = 20
+_SITE = (1 << _SITE_BITS) - 1
+UNWRITTEN = None
+"""What memory of a block or a thread holds before anything is stored."""
+
+
+@dataclass
+class Watch:
+    """One run of a function: the interval between barriers (of any block), the thread and the block that are running.
+
+    `sites`: the text of the statements that touch memory, by number; `order`: that in which threads run.
+    """
+
+    name: str
+    sites: list[Callable[[], str]]
+    order: Callable[[Iterable[int]], Iterable[int]]
+    interval: int = 0
+    launch: int = 0
+    block: int = 0
+    thread: int = 0
+    names: Sequence[str] = ()
+    threads: list[tuple[int, ...]] = field(default_factory=list)
+
+    def begin(self, names: Sequence[str]) -> None:
+        """A launch, whose threads have coordinates of these names."""
+        self.launch += 1
+        self.block = 0
+        self.names = names
+
+    def run_block(self, run: Threads, extents: Sequence[int]) -> None:
+        """All threads of one block, to their end."""
+        self.block += 1
+        self.threads = list(product(*map(range, extents)))
+        alive = {k: run(*self.threads[k]) for k in self.order(range(len(self.threads)))}
+        while alive:
+            self.interval += 1
+            reached: dict[int, tuple[int, ...] | None] = {}
+            for self.thread, coroutine in alive.items():
+                reached[self.thread] = next(coroutine, None)
+            self._check_met(reached)
+            alive = {k: coroutine for k, coroutine in alive.items() if reached[k] is not None}
+
+    def _check_met(self, reached: dict[int, tuple[int, ...] | None]) -> None:
+        """All threads are at the same barrier, or at the end."""
+        first = min(reached)
+        other = next((k for k in sorted(reached) if reached[k] != reached[first]), None)
+        if other is not None:
+            places = [self._place(reached[k]) for k in (first, other)]
+            raise VerifyError(
+                f"{self.name}: threads of a block do not meet: {self.who(first)} is {places[0]}, but {self.who(other)} is {places[1]}"
+            )
+
+    def _place(self, barrier: tuple[int, ...] | None) -> str:
+        if barrier is None:
+            return "at its end"
+        number, *loops = barrier
+        return f"at {self.sites[number]()}" + (f" in iteration {', '.join(map(str, loops))}" if loops else "")
+
+    def who(self, thread: int) -> str:
+        """A thread in words."""
+        return f"thread ({', '.join(f'{name}={k}' for name, k in zip(self.names, self.threads[thread], strict=True))})"
+
+    def text(self, code: int) -> str:
+        """The statement that a note is of."""
+        return self.sites[code & _SITE]()
+
+
+class Memory:
+    """A buffer that several threads of a block see: the values, and who touched each element last, and when.
+
+    A note is a number: the interval, the thread, the statement. `readers` are the first and another thread that read in an interval.
+    """
+
+    __slots__ = ("buffer", "data", "other_readers", "readers", "shape", "watch", "writers")
+
+    def __init__(self, watch: Watch, buffer: Buffer, shape: tuple[int, ...], data: list[Any]) -> None:
+        self.watch, self.buffer, self.shape, self.data = watch, buffer, shape, data
+        self.writers = [0] * len(data)
+        self.readers = [0] * len(data)
+        self.other_readers = [0] * len(data)
+
+    def _now(self) -> tuple[int, int]:
+        """The time, and the number of who is running."""
+        return self.watch.interval, self.watch.thread
+
+    def load(self, place: int, site: int) -> Any:
+        """The value of an element."""
+        interval, thread = self._now()
+        me = interval << 24 | thread
+        if (writer := self.writers[place] >> _SITE_BITS) != me and writer >> 24 == interval:
+            self._race(place, self.writers[place], "writes", site, "reads")
+        if (reader := self.readers[place] >> _SITE_BITS) >> 24 != interval:
+            self.readers[place] = me << _SITE_BITS | site
+        elif reader != me:
+            self.other_readers[place] = me << _SITE_BITS | site
+        value = self.data[place]
+        if value is UNWRITTEN:
+            unwritten(self.watch, self.buffer, self.shape, place, site)
+        return value
+
+    def store(self, place: int, value: Any, site: int) -> None:
+        """Change an element."""
+        interval, thread = self._now()
+        me = interval << 24 | thread
+        for notes in (self.readers, self.other_readers):
+            if (reader := notes[place] >> _SITE_BITS) != me and reader >> 24 == interval:
+                self._race(place, notes[place], "reads", site, "writes")
+        if (writer := self.writers[place] >> _SITE_BITS) != me and writer >> 24 == interval and not is_same(self.data[place], value):
+            self._race(place, self.writers[place], "writes", site, "writes another value")
+        self.writers[place] = me << _SITE_BITS | site
+        self.data[place] = value
+
+    def _race(self, place: int, note: int, did: str, site: int, does: str) -> NoReturn:
+        watch = self.watch
+        other = (note >> _SITE_BITS) & 0xFFFFFF
+        raise VerifyError(
+            f"{watch.name}: a race on {element(self.buffer, self.shape, place)}: {watch.who(other)} {did} it in `{watch.text(note)}`, "
+            f"{watch.who(watch.thread)} {does} in `{watch.text(site)}`, and no barrier is between"
+        )
+
+
+class BetweenBlocks(Memory):
+    """Who touched global memory last, by blocks of one launch."""
+
+    __slots__ = ()
+
+    def _now(self) -> tuple[int, int]:
+        return self.watch.launch, self.watch.block
+
+    def _race(self, place: int, note: int, did: str, site: int, does: str) -> NoReturn:
+        watch = self.watch
+        raise VerifyError(
+            f"{watch.name}: a race on {element(self.buffer, self.shape, place)}: block {(note >> _SITE_BITS) & 0xFFFFFF} {did} it in "
+            f"`{watch.text(note)}`, block {watch.block} of the same launch {does} in `{watch.text(site)}`"
+        )
+
+
+class GlobalMemory(Memory):
+    """A buffer that all blocks see."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, watch: Watch, buffer: Buffer, shape: tuple[int, ...], data: list[Any]) -> None:
+        super().__init__(watch, buffer, shape, data)
+        self.blocks = BetweenBlocks(watch, buffer, shape, data)
+
+    def load(self, place: int, site: int) -> Any:
+        self.blocks.load(place, site)
+        return super().load(place, site)
+
+    def store(self, place: int, value: Any, site: int) -> None:
+        self.blocks.store(place, self.data[place] if is_same(self.data[place], value) else value, site)
+        super().store(place, value, site)
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two values are one number; not a number is itself."""
+    return a is not UNWRITTEN and b is not UNWRITTEN and bool(a == b or (a != a and b != b))
+
+
+def unwritten(watch: Watch, buffer: Buffer, shape: tuple[int, ...], place: int, site: int) -> NoReturn:
+    """An element of a block's or a thread's memory is read, but nothing was stored in it."""
+    who, what = watch.who(watch.thread), element(buffer, shape, place)
+    raise VerifyError(f"{watch.name}: {who} reads {what} in `{watch.text(site)}`, but nothing has been stored there")
+
+
+def element(buffer: Buffer, shape: tuple[int, ...], place: int) -> str:
+    """An element in words."""
+    indices = np.unravel_index(place, shape) if shape else ()
+    return f"{buffer.name}[{', '.join(str(int(k)) for k in indices)}]"
