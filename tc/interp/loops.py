@@ -19,7 +19,7 @@ import numpy as np
 
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
-from tc.interp.threads import GlobalMemory, Memory, Watch, unwritten
+from tc.interp.threads import Watch, WatchedGlobal, WatchedMemory, unwritten
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType, bool_, i64
 from tc.ir.empty_reductions import start_empty_reductions
@@ -52,7 +52,7 @@ from tc.ir.expr import (
     Var,
 )
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.launch import Finished, finished
+from tc.ir.launch import FinishedLaunch, finished
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -298,7 +298,7 @@ class _Writer:
         self.sites.append(lambda: f"barrier {number}")
         self.emit(f"yield ({', '.join([str(self.site), *self.thread_loops])},)")
 
-    def launch(self, launch: Finished) -> None:
+    def launch(self, launch: FinishedLaunch) -> None:
         """The blocks of a launch one after the other, each a number of coroutines."""
         names = tuple(loop.var.name for loop in launch.threads)
         self.emit(f"_watch.begin({names!r})")
@@ -306,13 +306,13 @@ class _Writer:
         own = frozenset(node.buffer for node in walk_statements(launch.body) if isinstance(node, Alloc))
         for buffer in self._shapes:
             if buffer in written:
-                self.watch(buffer, GlobalMemory)
+                self.watch(buffer, WatchedGlobal)
         self.own = own
         self.block_loops(launch, launch.blocks)
         self.memories.clear()
         self.own = frozenset()
 
-    def block_loops(self, launch: Finished, loops: tuple[For, ...]) -> None:
+    def block_loops(self, launch: FinishedLaunch, loops: tuple[For, ...]) -> None:
         if not loops:
             self.block_of_threads(launch)
             return
@@ -322,11 +322,11 @@ class _Writer:
         self.block_loops(launch, tuple(rest))
         self.depth -= 1
 
-    def block_of_threads(self, launch: Finished) -> None:
+    def block_of_threads(self, launch: FinishedLaunch) -> None:
         for buffer in launch.shared:
             self.declare_shape(buffer)
             self.emit(f"{self.name(buffer)} = [None] * ({self.count(buffer)})")
-            self.watch(buffer, Memory)
+            self.watch(buffer, WatchedMemory)
         part, loops = f"threads{len(self.lines)}", self.loops
         self.emit(f"def {part}({', '.join(self.name(loop.var) for loop in launch.threads)}):")
         self.depth += 1
@@ -338,7 +338,7 @@ class _Writer:
         extents = ", ".join(self.expression(loop.extent) for loop in launch.threads)
         self.emit(f"_watch.run_block({part}, ({extents},))")
 
-    def watch(self, buffer: Buffer, kind: type[Memory]) -> None:
+    def watch(self, buffer: Buffer, kind: type[WatchedMemory]) -> None:
         """From here on, notes are made of who touches a buffer."""
         self.memories[buffer] = f"{self.name(buffer)}_m"
         made, known = self.constant(kind, kind), self.constant(("buffer", buffer), buffer)

@@ -87,7 +87,7 @@ class Watch:
         return self.sites[code & _SITE]()
 
 
-class Memory:
+class WatchedMemory:
     """A buffer that several threads of a block see: the values, and who touched each element last, and when.
 
     A note is a number: the interval, the thread, the statement. `readers` are the first and another thread that read in an interval.
@@ -141,7 +141,7 @@ class Memory:
         )
 
 
-class BetweenBlocks(Memory):
+class BetweenBlocks(WatchedMemory):
     """Who touched global memory last, by blocks of one launch."""
 
     __slots__ = ()
@@ -157,7 +157,7 @@ class BetweenBlocks(Memory):
         )
 
 
-class GlobalMemory(Memory):
+class WatchedGlobal(WatchedMemory):
     """A buffer that all blocks see."""
 
     __slots__ = ("blocks",)

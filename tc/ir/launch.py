@@ -72,7 +72,7 @@ def thread_extents(stmt: Stmt) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedLaunch:
     """A launch in its finished form: its loops over blocks and threads, outermost first, the blocks' buffers, what a thread runs."""
 
     blocks: tuple[For, ...]
@@ -81,7 +81,7 @@ class Finished:
     body: Stmt
 
 
-def finished(launch: For) -> Finished | None:
+def finished(launch: For) -> FinishedLaunch | None:
     """The parts of a launch; None when it is not in the finished form."""
     blocks, stmt = block_loops(launch)
     shared: list[Buffer] = []
@@ -92,7 +92,7 @@ def finished(launch: For) -> Finished | None:
     while isinstance(stmt, For) and is_thread_loop(stmt):
         threads.append(stmt)
         stmt = stmt.body
-    return Finished(blocks, tuple(shared), tuple(threads), stmt) if threads and not has_launch(stmt) else None
+    return FinishedLaunch(blocks, tuple(shared), tuple(threads), stmt) if threads and not has_launch(stmt) else None
 
 
 Complaint = tuple[For, str]

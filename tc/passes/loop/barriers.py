@@ -1,8 +1,8 @@
 """Barriers between the parts of a launch that conflict, and no others.
 
-What every thread runs is a tree of statements that are the same for all threads of a block (loops, conditions, lets), with `Region`s as
-leaves: in these each thread does its own. On the way through the program all is kept that was touched since the last barrier; where
-something conflicts with that, a barrier goes in front of it. What is left at the end of a loop's body meets its start again.
+What every thread runs is a tree of statements that are the same for all threads of a block (loops, conditions, lets); its leaves are
+`ThreadRegion`s, in which each thread does its own. On the way through the program all is kept that was touched since the last barrier;
+where something conflicts with that, a barrier goes in front of it. What is left at the end of a loop's body meets its start again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tc.passes.loop.thread_conflicts import Conflicts, Touch
 
 
 @dataclass(frozen=True, eq=False)
-class Region(Stmt):
+class ThreadRegion(Stmt):
     """What each thread does by itself, between two places where threads may have to wait for each other."""
 
     body: Stmt
@@ -55,7 +55,7 @@ class BarrierPlacer:
 
     def _statement(self, stmt: Stmt, before: Pending, around: _Around) -> tuple[Stmt, Pending]:
         match stmt:
-            case Region(body=body):
+            case ThreadRegion(body=body):
                 return self._behind(before, body, self.conflicts.touches_of(body, self._unknown(around)), around)
             case Seq(stmts=stmts):
                 placed = []

@@ -29,7 +29,7 @@ from tc.ir.loop import (
 )
 from tc.ir.node import Node, binders, children, replace, substitute, transform
 from tc.ir.uses import buffers_read, buffers_written, reads_memory, variables
-from tc.passes.loop.barriers import BarrierPlacer, Region
+from tc.passes.loop.barriers import BarrierPlacer, ThreadRegion
 from tc.passes.loop.thread_conflicts import Conflicts
 from tc.passes.loop.thread_digits import keep_apart
 from tc.passes.manager import loop_pass
@@ -214,7 +214,7 @@ class _Replica:
         others = (equal(var, 0) for axis, (var, extent) in self.threads.items() if axis not in active.axes and extent > 1)
         guard = logical_and(*active.guards, *others)
         body = _with_own_buffers(stmt)
-        return Region(body if guard is TRUE else If(guard, body))
+        return ThreadRegion(body if guard is TRUE else If(guard, body))
 
     def varies(self, expr: Expr, active: _Active) -> bool:
         return bool(variables(expr) & (active.varying | {var for var, _ in self.threads.values()}))
