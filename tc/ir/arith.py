@@ -87,8 +87,8 @@ def simplify(expr: Expr, facts: Facts | None = None) -> Expr:
 
 
 _TERMS = frozenset((Add, Sub, Mul, Cast, Narrow, Load, MathCall))
-"""Nodes that no rule rewrites by what is known of their operands, unless a cast takes a sum that wraps back to i64. Nor are quotients
-of floats."""
+"""Nodes that no rule rewrites by what is known of their operands, unless a cast takes a sum that wraps back to i64, or a call is an
+exclusive or of sums. Nor are quotients of floats."""
 
 
 @cached_on_node
@@ -97,7 +97,7 @@ def asks_facts(expr: Expr) -> bool:
     cls = type(expr)
     if cls is Const or cls is Var:
         return False
-    if (cls not in _TERMS and not (cls is Div and expr.dtype.is_float)) or (cls is Cast and expr.dtype is i64):
+    if (cls not in _TERMS and not (cls is Div and expr.dtype.is_float)) or (cls is Cast and expr.dtype is i64) or is_xor(expr):
         return True
     return any(asks_facts(child) for child in children(expr) if isinstance(child, Expr))
 

@@ -215,3 +215,11 @@ def test_exclusive_ors_cancel_and_are_taken_apart_by_powers_of_two() -> None:
     assert simplify(bit_xor(N * 4 + 1, M * 4) % 4, facts) is const(1)
     assert bounds(mixed, facts) == (0, 63)
     assert bounds(bit_xor(N, P), facts) == (None, None)
+
+
+def test_exclusive_ors_of_sums_are_taken_apart_by_what_is_known() -> None:
+    facts = Facts().with_bounds(N, 0, 1).with_bounds(M, 0, 1)
+    mixed = call("bit_xor", call("bit_xor", P, J) * 2 + N, J * 2 + M)
+
+    assert simplify(mixed, facts) is simplify(P * 2 + bit_xor(N, M))
+    assert evaluate(simplify(mixed), {N: 5, M: 2, P: 3, J: 6}) == (((3 ^ 6) * 2 + 5) ^ (6 * 2 + 2))
