@@ -29,22 +29,28 @@ LINE_BYTES = BANKS * BANK_BYTES
 # -- wavefronts
 
 
-def wavefronts_of(addresses: Sequence[int], width_bytes: int) -> int:
+def wavefronts_of(addresses: Sequence[int | None], width_bytes: int) -> int:
     """The wavefronts of an access of so many bytes a lane at these addresses, in bytes, one a lane: by counting.
 
-    0 for no lanes. ScheduleError for an address that is no multiple of the width.
+    None stands for a lane that takes no part. ScheduleError for an address that is no multiple of the width.
     """
-    if any(address % width_bytes for address in addresses):
+    if any(address is not None and address % width_bytes for address in addresses):
         raise ScheduleError(f"accesses of {width_bytes} bytes must be at multiples of {width_bytes}")
-    at_once = _lanes_at_once(width_bytes)
-    groups = [addresses[first : first + at_once] for first in range(0, len(addresses), at_once)]
-    return sum(_most_words_of_a_bank(group, width_bytes) for group in groups)
+    banks = [[word % BANKS for word in words] for words in _words_at_once(addresses, width_bytes)]
+    return sum(max(map(each.count, set(each)), default=0) for each in banks)
 
 
-def _most_words_of_a_bank(addresses: Sequence[int], width_bytes: int) -> int:
-    words = {(address + byte) // BANK_BYTES for address in addresses for byte in range(0, width_bytes, min(width_bytes, BANK_BYTES))}
-    banks = [word % BANKS for word in words]
-    return max(map(banks.count, set(banks)))
+def least_wavefronts_of(addresses: Sequence[int | None], width_bytes: int) -> int:
+    """The wavefronts of such an access if its words were in banks as different as can be."""
+    return sum(-(-len(words) // BANKS) for words in _words_at_once(addresses, width_bytes))
+
+
+def _words_at_once(addresses: Sequence[int | None], width_bytes: int) -> Iterator[set[int]]:
+    """The words of the lanes that are served together."""
+    at_once, step = _lanes_at_once(width_bytes), min(width_bytes, BANK_BYTES)
+    for first in range(0, len(addresses), at_once):
+        lanes = [address for address in addresses[first : first + at_once] if address is not None]
+        yield {(address + byte) // BANK_BYTES for address in lanes for byte in range(0, width_bytes, step)}
 
 
 def _lanes_at_once(width_bytes: int) -> int:
