@@ -40,7 +40,7 @@ COUNT = 160
 
 FLOATS = (f64, f32, f16, bf16)
 INTEGERS = tuple(d for d in ALL_DTYPES if d.is_int and d.bits >= 8)
-EXACT = frozenset(("sqrt", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "fmod", "fma"))
+EXACT = frozenset(("sqrt", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "fmod", "fma", "round_tf32"))
 """Functions of floats that give the same bits as the meaning."""
 
 
@@ -138,6 +138,8 @@ def _has(name: str, dtype: DType) -> bool:
         return name in _BITS
     if dtype.is_int:
         return name in _OF_INTEGERS
+    if name == "round_tf32":
+        return dtype is f32
     return name not in _BITS and not name.startswith("shift")
 
 
