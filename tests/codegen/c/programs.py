@@ -34,6 +34,7 @@ from tc.ir.expr import (
     const,
 )
 from tc.ir.loop import For, LoopKind, PrimFunc, Store
+from tc.ir.node import replace
 
 COUNT = 160
 """Elements: a number of vectors of 16, and room for all pairs of the edges."""
@@ -93,6 +94,13 @@ def elementwise(name: str, dtypes: tuple[DType, ...], result: DType, make: Calla
     loop = For(inner, const(lanes), body, LoopKind.VECTORIZED) if lanes > 1 else body
     func = PrimFunc(name, (*buffers, out), For(outer, const(COUNT // lanes), loop))
     return Program(name, func, tuple(edges(dtype, 7 * k + len(name)) for k, dtype in enumerate(dtypes)), is_exact)
+
+
+def on_device(program: Program) -> PrimFunc:
+    """The same, an iteration of the outer loop by each thread."""
+    outer = program.func.body
+    assert isinstance(outer, For)
+    return replace(program.func, body=replace(outer, kind=LoopKind.BOUND, thread="thread.x"))
 
 
 def casts(lanes: int) -> Iterator[Program]:
