@@ -70,11 +70,12 @@ class CValue(NamedTuple):
 AS_BITS = (f16, bf16, *FLOAT8)
 """Floats that are held as their bits."""
 
-_INFIX = {Add: ("+", SUM), Sub: ("-", SUM), Mul: ("*", PRODUCT), Div: ("/", PRODUCT)}
-_COMPARE = {Eq: ("==", EQUALITY), Ne: ("!=", EQUALITY), Lt: ("<", COMPARISON), Le: ("<=", COMPARISON)}
+_INFIX: dict[type[Expr], tuple[str, int]] = {Add: ("+", SUM), Sub: ("-", SUM), Mul: ("*", PRODUCT), Div: ("/", PRODUCT)}
+_COMPARE: dict[type[Expr], tuple[str, int]] = {Eq: ("==", EQUALITY), Ne: ("!=", EQUALITY), Lt: ("<", COMPARISON), Le: ("<=", COMPARISON)}
+_INDEX: dict[type[Expr], tuple[str, int]] = {FloorDiv: ("/", PRODUCT), FloorMod: ("%", PRODUCT)}
 _BITWISE = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
 _OWN_FUNCTIONS = {"floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc", "abs": "fabs", "sqrt": "sqrt"}
-_NAMES = {Div: "div", FloorDiv: "floordiv", FloorMod: "floormod", Min: "min", Max: "max", Select: "larger"}
+_NAMES: dict[type[Expr], str] = {Div: "div", FloorDiv: "floordiv", FloorMod: "floormod", Min: "min", Max: "max", Select: "larger"}
 
 Operation = type[Expr] | str
 """A class of expressions of two operands, or the name of a MathCall."""
@@ -137,7 +138,7 @@ class Scalars:
 
     def index(self, operation: type[Expr], a: CValue, b: CValue) -> CValue:
         """The sum, difference or product of indices, which are in range; or their quotient or remainder where nothing is negative."""
-        sign, strength = {FloorDiv: ("/", PRODUCT), FloorMod: ("%", PRODUCT)}.get(operation) or _INFIX[operation]
+        sign, strength = _INDEX.get(operation) or _INFIX[operation]
         return CValue(f"{a.at(strength)} {sign} {b.at(strength + 1)}", a.dtype, strength=strength)
 
     def fused(self, a: CValue, b: CValue, c: CValue) -> CValue:

@@ -14,7 +14,7 @@ from tc.codegen.c.dialect import CUDA, OPENCL
 from tc.codegen.c.helpers import Helpers
 from tc.codegen.c.host import unit_text
 from tc.codegen.c.launch import write_launch
-from tc.codegen.launches import DeviceLaunch, launches_of
+from tc.codegen.launches import launches_of
 from tc.ir.arith import evaluate
 from tc.ir.dtype import pack, tensor_memory, unpack
 from tc.ir.expr import Var
@@ -101,7 +101,7 @@ def run_host(stmt: Stmt, values: dict[Var, int], launch) -> None:
 def cuda_text(funcs: Sequence[PrimFunc]) -> str:
     """All launches of PrimFuncs as one text."""
     helpers = Helpers(CUDA)
-    launches: list[tuple[PrimFunc, DeviceLaunch, str]] = [(f, each, f"k{n}_{each.index}") for n, f in enumerate(funcs) for each in launches_of(f)]
+    launches = [(f, each, f"k{n}_{each.index}") for n, f in enumerate(funcs) for each in launches_of(f)]
     return unit_text(helpers, [write_launch(helpers, func, launch, name) for func, launch, name in launches])
 
 

@@ -7,7 +7,6 @@ import pytest
 from tests.codegen.c.devices import OpenClPrograms, compile_cuda, cuda_text, needs_nvcc, opencl_context
 from tests.codegen.c.programs import assert_equal, on_device, programs
 
-
 SOME = 9
 """Of so many operations one is enough for every run."""
 
