@@ -51,6 +51,7 @@ class Coder:
         self.returns_to = placed.returns_to
         self.flat = flat
         self.registers: list[int] = []
+        self.writes: list[int] = []
         self.control = False
         self.asynchronous = False
 
@@ -195,6 +196,7 @@ class Coder:
         if (register.type == "pred") != (type.kind == "pred") or register.bits < type.bits:
             raise self.unsupported(f"a register of type {register.type} for a result of type {type.name}")
         index, bits = register.index, register.bits
+        self.writes.append(index)
         if type.kind == "pred":
             return lambda m, active, value: put(m, active, index, value)
         unsigned = UNSIGNED[bits]
@@ -276,4 +278,5 @@ def build_step(placed: Placed, flat: Flattener) -> Step:
     guard = None if placed.instruction.guard is None else coder.predicate_register(placed.instruction.guard)
     run = builder(coder)
     coder.finish()
-    return Step(run, coder.control, guard, tuple(dict.fromkeys(coder.registers)), placed.instruction, coder.asynchronous)
+    registers, writes = tuple(dict.fromkeys(coder.registers)), tuple(dict.fromkeys(coder.writes))
+    return Step(run, coder.control, guard, registers, placed.instruction, writes, coder.asynchronous)

@@ -21,6 +21,8 @@ from tests.ptx.errors import PtxError, PtxSyntaxError
 from tests.ptx.machine import Machine
 from tests.ptx.memory import HEAP, Heap
 from tests.ptx.ops import TABLES
+from tests.ptx.ops_bulk import check_over
+from tests.ptx.ops_wgmma import ownership_of
 from tests.ptx.program import Program, Step, Variable, flatten
 from tests.ptx.syntax import Instruction
 from tests.ptx.tensor_map import TensorMap
@@ -29,7 +31,7 @@ from tests.ptx.types import TYPES
 assert TABLES, "the tables of instructions are registered by import"
 
 MAX_LANES = 4096  # of the blocks that run together
-MAX_SHARED = 1 << 21  # bytes of shared memory of the blocks that run together
+MAX_SHARED = 1 << 20  # bytes of shared memory of the blocks that run together
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +61,9 @@ class Report:
     shared_accesses: tuple[BankConflict, ...]
     shared_bytes: int
 
-    @property
-    def bank_conflicts(self) -> int:
-        return sum(access.extra_wavefronts for access in self.shared_accesses)
+    def bank_conflicts(self, opcode: str = "") -> int:
+        """Wavefronts that conflicts cost, of all accesses to shared memory or of those whose text starts so."""
+        return sum(access.extra_wavefronts for access in self.shared_accesses if access.text.startswith(opcode))
 
     def count(self, opcode: str) -> int:
         """Warp instructions whose opcode is `opcode`, or starts with it and a dot."""
@@ -82,7 +84,19 @@ def smallest_access(step_instructions: list[Instruction]) -> int:
                 smallest = min(smallest, *sizes)
         elif instruction.opcode in ("cp", "ldmatrix", "stmatrix"):
             smallest = min(smallest, 4)
+        elif instruction.opcode == "mbarrier":
+            smallest = min(smallest, 8)
     return smallest
+
+
+def units_of(instructions: list[Instruction]) -> tuple[str, ...]:
+    copies = [i for i in instructions if i.opcode == "cp"]
+    found = {
+        "copy": any("bulk" not in i.mods for i in copies),
+        "wgmma": any(i.opcode == "wgmma" for i in instructions),
+        "bulk": any("bulk" in i.mods for i in copies),
+    }
+    return tuple(unit for unit, used in found.items() if used)
 
 
 @lru_cache(maxsize=64)
@@ -97,7 +111,7 @@ def make_program(text: str, name: str) -> Program:
         steps=steps,
         layout=flat.layout,
         granule=smallest_access([s.instruction for s in steps]),
-        has_wgmma=any(s.instruction.opcode == "wgmma" for s in steps),
+        units=units_of([s.instruction for s in steps]),
         required_block=directives.get(".reqntid"),
         target="",
     )
@@ -262,7 +276,10 @@ def run(
     for first in range(0, total, step):
         blocks = np.arange(first, min(first + step, total))
         machine = Machine(program, grid, block, blocks, bound.heap, bound.param_base, dynamic_shared, bound.objects)
+        if "wgmma" in program.units:
+            machine.watch = ownership_of(machine).check
         machine.run(max_steps)
+        check_over(machine)
         tally.add(machine)
     for binding in bound.bindings:
         binding.host[...] = bound.heap.content(binding.address, binding.host.size)

@@ -72,6 +72,7 @@ class Machine:
         self.thread_counts = [0] * len(self.steps)
         self.conflicts: dict[int, list[int]] = {}
         self.executed = 0
+        self.watch: Callable | None = None  # sees ordinary instructions before they run
         self.pc = 0
         self.acting: np.ndarray | None = None
 
@@ -89,7 +90,7 @@ class Machine:
 
     def make_memory(self) -> None:
         layout = self.program.layout
-        self.clocks = Clocks(self.blocks, self.warps)
+        self.clocks = Clocks(self.blocks, self.warps, self.program.units)
         extents = list(layout.shared)
         if layout.dynamic and self.dynamic_shared:
             start = layout.dynamic_start
@@ -154,8 +155,8 @@ class Machine:
                 pc += 1
                 continue
             self.acting = active
-            if step.registers and self.program.has_wgmma and not step.asynchronous:
-                self.unit["wgmma"].check(self, step, active)  # type: ignore[attr-defined]
+            if self.watch is not None and step.registers and not step.asynchronous:
+                self.watch(self, step, active)
             if not step.control:
                 step.run(self, active)
                 pc += 1

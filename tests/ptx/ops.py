@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from tests.ptx import ops_control, ops_convert, ops_float, ops_integer, ops_memory, ops_warp
+from tests.ptx import (
+    ops_barrier,
+    ops_bulk,
+    ops_control,
+    ops_convert,
+    ops_copy,
+    ops_float,
+    ops_integer,
+    ops_memory,
+    ops_mma,
+    ops_warp,
+    ops_wgmma,
+)
 
-TABLES = (ops_control, ops_convert, ops_float, ops_integer, ops_memory, ops_warp)
+TABLES = (
+    *(ops_barrier, ops_bulk, ops_control, ops_convert, ops_copy, ops_float, ops_integer, ops_memory, ops_mma, ops_warp),
+    ops_wgmma,
+)

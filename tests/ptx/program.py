@@ -324,6 +324,7 @@ class Step:
     guard: tuple[int, bool] | None
     registers: tuple[int, ...]
     instruction: Instruction
+    writes: tuple[int, ...] = ()  # those of `registers` that it writes
     asynchronous: bool = False  # its registers belong to wgmma until it is waited for
 
 
@@ -333,7 +334,7 @@ class Program:
     steps: list[Step]
     layout: Layout
     granule: int  # smallest access to shared memory
-    has_wgmma: bool
+    units: tuple[str, ...]  # asynchronous units that it uses: "copy", "wgmma", "bulk"
     required_block: tuple[int, ...] | None
     target: str
 

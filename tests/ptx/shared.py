@@ -20,18 +20,40 @@ NEVER, WRITTEN, IN_FLIGHT, OUTSIDE = 0, 1, 2, 3
 
 
 class Clocks:
-    """What each warp knows of the others: `known[warp, column]`, warps of all blocks that run together."""
+    """What each warp knows of the others: `known[warp, column]`, warps of all blocks that run together.
 
-    def __init__(self, blocks: int, warps: int) -> None:
-        self.blocks, self.warps = blocks, warps
-        self.columns = 2 * warps + 1
+    `units` are the asynchronous units that the kernel uses: "copy" (cp.async), "wgmma", "bulk".
+    """
+
+    def __init__(self, blocks: int, warps: int, units: tuple[str, ...] = ()) -> None:
+        self.blocks, self.warps, self.units = blocks, warps, units
+        self.columns = warps * (1 + len(units)) + ("bulk" in units)
         self.known = np.zeros((blocks * warps, self.columns), np.int32)
         self.known[np.arange(blocks * warps), np.arange(blocks * warps) % warps] = 1
         self.proxied = np.zeros_like(self.known)  # what asynchronous instructions may see of ordinary writes
         self.issued = np.zeros((blocks, self.columns), np.int32)  # clocks of the asynchronous columns
 
-    def bulk_column(self) -> int:
-        return 2 * self.warps
+    def column(self, unit: str, warp: np.ndarray) -> np.ndarray:
+        return self.warps * (1 + self.units.index(unit)) + warp % self.warps
+
+    def arrivals(self) -> int:
+        """The column of bulk copies into shared memory."""
+        return self.columns - 1
+
+    def issue(self, unit: str, warp: np.ndarray) -> np.ndarray:
+        """These warps, each named once, begin something of the unit: its clocks."""
+        column = self.column(unit, warp)
+        self.issued[warp // self.warps, column] += 1
+        return self.issued[warp // self.warps, column]
+
+    def latest(self, unit: str, warp: np.ndarray) -> np.ndarray:
+        return self.issued[warp // self.warps, self.column(unit, warp)]
+
+    def await_unit(self, unit: str, warp: int, clock: int) -> None:
+        """The warp has waited for what its unit did up to `clock`."""
+        column = self.column(unit, np.int64(warp))
+        for table in (self.known, self.proxied):
+            table[warp, column] = max(table[warp, column], clock)
 
     def advance(self, warp: np.ndarray) -> None:
         """A new interval of these warps begins: what they do now is not yet known to others."""
@@ -111,7 +133,8 @@ class SharedMemory:
         warps = self.clocks.warps
         if column < warps:
             return f"warp {column}"
-        return f"an asynchronous instruction of warp {column - warps}" if column < 2 * warps else "a bulk copy"
+        unit = column // warps - 1
+        return f"an asynchronous instruction of warp {column % warps}" if unit < len(self.clocks.units) else "a bulk copy"
 
     # -- checks; cells int64[n, k], warp int64[n]
 
@@ -146,7 +169,7 @@ class SharedMemory:
 
     def race(self, cell: int, warp: int, verb: str, column: int, past: str, at: int) -> Exception:
         own, name = warp % self.clocks.warps, self.name_of(cell)
-        if column == own + self.clocks.warps:
+        if own < column < self.clocks.warps * (1 + len(self.clocks.units)) and column % self.clocks.warps == own:
             return UnwrittenRead(f"warp {own} {verb} {name}, which its own asynchronous instruction {past}, without waiting for it", at)
         who = self.column_name(column)
         return Race(f"warp {own} {verb} {name}, which {who} {past}, with nothing between that orders them", at)
@@ -229,7 +252,9 @@ class SharedMemory:
 
     # -- accesses of asynchronous instructions; `column` and `clock` int[n] are theirs
 
-    def read_async(self, block: np.ndarray, warp: np.ndarray, address: np.ndarray, size: int, clock: np.ndarray) -> np.ndarray:
+    def read_async(
+        self, block: np.ndarray, warp: np.ndarray, address: np.ndarray, size: int, column: np.ndarray, clock: np.ndarray
+    ) -> np.ndarray:
         """Bytes uint8[n, size] that an asynchronous instruction of these warps reads; it must be able to see them."""
         offset = self.locate(block, address, size)
         cells = self.cells(offset, size)
@@ -240,7 +265,7 @@ class SharedMemory:
         if hidden.any():
             at, k = (int(i[0]) for i in np.nonzero(hidden))
             raise Race(f"{self.name_of(int(cells[at, k]))} was written by ordinary stores, without fence.proxy.async before this read", at)
-        self.reads[cells, (warp % self.clocks.warps + self.clocks.warps)[:, None]] = clock[:, None]
+        self.reads[cells, column[:, None]] = clock[:, None]
         return self.bytes[offset[:, None] + np.arange(size)]
 
     def write_async(
