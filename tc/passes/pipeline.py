@@ -128,6 +128,24 @@ FINISH = """
 """
 """Of a scheduled PrimFunc, to loops without blocks that a compiler of loops takes."""
 
+DEVICE_FINISH = """
+    lower_blocks,
+    expand_intrinsics,
+    round_once,
+    simplify_loops,
+    compute_in_outputs,
+    compact_buffers,                # of launches: each gets what a block, or a thread, uses at once
+    partition_loops,
+    hoist_guards,
+    simplify_loops,
+    lift_workspace(max_stack_bytes=0),  # what is outside of launches: a device does not see the host's stack
+    mark_in_place,
+    check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all
+    distribute_threads,
+    simplify_loops,
+"""
+"""Of a scheduled PrimFunc whose loops are bound to the axes of a device, to launches in the form that device code is emitted of."""
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -147,6 +165,7 @@ STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT,
 DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, "", DEVICE_FUSE, LOWER)))
 DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, "", DEVICE_FUSE, STRICT_LOWER)))
 FINISH_CALLS = parse_pipeline(FINISH)
+DEVICE_FINISH_CALLS = parse_pipeline(DEVICE_FINISH)
 
 
 @dataclass(frozen=True)

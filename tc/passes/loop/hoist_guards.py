@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import conjuncts, logical_and
+from tc.ir.launch import is_block_loop
 from tc.ir.loop import Alloc, For, If, PrimFunc, Seq, Stmt, is_statement, seq
 from tc.ir.node import Node, replace, transform, walk
 from tc.ir.uses import reads_memory
@@ -18,12 +19,12 @@ def hoist_guards(func: PrimFunc) -> PrimFunc:
                 if k < m and i < p: S(i, j)  =>       if i < p:
                                                           for j in range(8): S(i, j)
 
-    Conditions that read memory stay, and so do those with an `else`.
+    Conditions that read memory stay, and so do those with an `else`. None leaves the blocks of a launch.
     """
 
     def hoist(node: Node) -> Node | None:
         match node:
-            case For(var=var, body=If(else_body=None) as guard):
+            case For(var=var, body=If(else_body=None) as guard) if not is_block_loop(node):
                 return _outside(node, guard, lambda part: not any(inner is var for inner in walk(part)))
             case Alloc(body=If(else_body=None) as guard):
                 return _outside(node, guard, lambda part: True)

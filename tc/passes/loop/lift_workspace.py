@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, call, const
+from tc.ir.launch import has_launch
 from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, Store, seq
 from tc.ir.node import Node, children, replace, transform
 from tc.ir.types import product
@@ -21,7 +22,7 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
     for the threads that run them, of which there are at most so many. Without `threads`, a loop as long as data or another loop says
     runs its iterations one after the other then: the caller cannot know how many there are. A
     vectorized loop does so in any case: its lanes would share the buffer.
-    The lifted buffers follow the outputs and count as outputs.
+    The lifted buffers follow the outputs and count as outputs. What launches allocate stays there; what is around one never fits.
     """
     lifted: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
     kept: list[Alloc] = []
@@ -33,8 +34,10 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
             parallel = (*parallel, stmt)
         if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED:
             lanes = (*lanes, stmt)
+        if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
+            return  # what a launch allocates is its blocks' and threads' own
         if isinstance(stmt, Alloc):
-            if _fits_stack(stmt.buffer, max_stack_bytes):
+            if _fits_stack(stmt.buffer, max_stack_bytes) and not has_launch(stmt.body):
                 kept.append(stmt)
             else:
                 even = [loop for loop in parallel if variables(loop.extent) <= dims and not reads_memory(loop.extent)]
