@@ -240,6 +240,6 @@ class _Lanes:
     def column(self, expr: Expr, values: dict[Var, int]) -> Sequence[int] | None:
         """The values of an expression in the lanes; None where it reads memory."""
         count = len(self.taking)
-        known: dict[Expr, Sequence[int] | None] = {var: [value] * count for var, value in values.items()}
-        known.update(self.columns)
+        known: dict[Expr, Sequence[int] | None] = {var: column for var, column in self.columns.items()}  # noqa: C416  other types
+        known |= {var: [value] * count for var, value in values.items()}
         return Samples(count, known).column(expr)

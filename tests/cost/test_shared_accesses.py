@@ -11,11 +11,15 @@ from tc.cost.shared_accesses import shared_accesses
 from tc.ir.arith import evaluate
 from tc.ir.bit_layout import BitLayout, row_major
 from tc.ir.bits import bit_xor
-from tc.ir.dtype import DType, f16, f32, i8
+from tc.ir.dtype import DType, f16, f32, f64, i8
 from tc.ir.expr import Buffer, Expr, Load, Lt, Var, const
 from tc.ir.intrinsic import sizes
 from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store
 from tc.ir.shared_memory import least_wavefronts_of, swizzle_mode, wavefronts_of
+from tc.passes.pipeline import finish_loops
+from tc.schedule.rules import apply_rules
+from tc.target import Target
+from tc.te import compute, create_prim_func, placeholder
 
 X, Y, LANE, K = Var("x"), Var("y"), Var("lane"), Var("k")
 
@@ -146,3 +150,15 @@ def test_wavefronts_are_those_of_the_worst_iteration(seed: int) -> None:
     assert access.wavefronts - access.least >= worst[0] - worst[1]
     if dtype is f32:  # of narrower ones, places in a word are tried that no iteration may have
         assert access.wavefronts - access.least == worst[0] - worst[1]
+
+
+@pytest.mark.parametrize("dtype", [f64, f32, f16, i8], ids=str)
+def test_tiles_that_are_turned_are_read_and_written_without_conflicts(dtype: DType) -> None:
+    x = placeholder((96, 160), dtype, "x")
+    turned = create_prim_func("turned", [x], [compute((160, 96), lambda i, j: x[j, i], "y")])
+
+    scheduled = apply_rules(turned, Target.parse("cuda:sm_80"))
+    accesses = shared_accesses(finish_loops(scheduled.func))
+
+    assert [type(each.access) for each in accesses] == [Store, Load]
+    assert [each.conflicts for each in accesses] == [0, 0]
