@@ -21,7 +21,7 @@ from tests.ptx.errors import PtxError, PtxSyntaxError
 from tests.ptx.machine import Machine
 from tests.ptx.memory import HEAP, Heap
 from tests.ptx.ops import TABLES
-from tests.ptx.ops_bulk import check_over
+from tests.ptx.ops_bulk import check_over, deliver_awaited
 from tests.ptx.ops_wgmma import ownership_of
 from tests.ptx.program import Program, Step, Variable, flatten
 from tests.ptx.syntax import Instruction
@@ -278,6 +278,8 @@ def run(
         machine = Machine(program, grid, block, blocks, bound.heap, bound.param_base, dynamic_shared, bound.objects)
         if "wgmma" in program.units:
             machine.watch = ownership_of(machine).check
+        if "bulk" in program.units:
+            machine.late.append(deliver_awaited)
         machine.run(max_steps)
         check_over(machine)
         tally.add(machine)

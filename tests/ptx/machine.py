@@ -66,7 +66,8 @@ class Machine:
         self.later: list[tuple[int, np.ndarray]] = []
         self.gathering: dict[int, np.ndarray] = {}  # pc -> lanes that wait for others of their warp
         self.barriers: dict[tuple[int, int], Barrier] = {}
-        self.waiting: dict[object, list[tuple[int, np.ndarray]]] = defaultdict(list)  # what -> groups
+        self.waiting: dict[str, list[tuple[int, np.ndarray, int]]] = defaultdict(list)  # what -> (pc, lanes, where they go on)
+        self.late: list[Callable] = []  # called when nobody can go on: what may still arrive; True when something did
         self.unit: dict[str, object] = {}  # state of asynchronous units, by their own name
         self.counts = [0] * len(self.steps)
         self.thread_counts = [0] * len(self.steps)
@@ -130,7 +131,7 @@ class Machine:
         start = np.flatnonzero(self.alive)
         self.push(0, self.tidy(start))
         with np.errstate(all="ignore"):
-            while self.ready or self.rouse():
+            while self.ready or self.rouse() or any(arrive(self) for arrive in self.late):
                 pc = min(self.ready)
                 group = self.ready.pop(pc)
                 try:
@@ -211,10 +212,10 @@ class Machine:
         """Something happened that groups may poll for."""
         self.unit["idle"] = 0
 
-    def wake(self, what: object) -> None:
+    def wake(self, what: str) -> None:
         self.progress()
-        for pc, lanes in self.waiting.pop(what, ()):
-            self.push(pc, lanes)
+        for _, lanes, onward in self.waiting.pop(what, ()):
+            self.push(onward, lanes)
 
     def end(self, active: np.ndarray | None) -> None:
         """These lanes exit."""
@@ -288,7 +289,7 @@ class Machine:
                     f"{self.where(group.pc)} (first: {self.describe(int(group.lanes[0]))})"
                 )
         for what, groups in self.waiting.items():
-            for pc, lanes in groups:
+            for pc, lanes, _ in groups:
                 lines.append(f"{len(lanes)} threads wait for {what} at {self.where(pc)} (first: {self.describe(int(lanes[0]))})")
         for pc, lanes in self.later:
             lines.append(f"{len(lanes)} threads poll in vain at {self.where(pc)} (first: {self.describe(int(lanes[0]))})")

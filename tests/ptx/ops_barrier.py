@@ -153,7 +153,7 @@ def build_wait(c: Coder, blocking: bool) -> Run:
 
 def suspend(m: Machine, pc: int, lanes: np.ndarray, name: str, blocking: bool) -> None:
     if blocking:
-        m.waiting[name].append((pc + 1, lanes))
+        m.waiting[name].append((pc, lanes, pc + 1))
     else:
         m.yield_at(pc + 1, lanes)
 

@@ -72,6 +72,14 @@ def deliver(m: Machine, block: int, address: int) -> None:
         barriers.settle(barrier)
 
 
+def deliver_awaited(m: Machine) -> bool:
+    """Nobody can go on: what arrives that somebody waits for. False when that is nothing."""
+    awaited = {a.barrier for a in arrivals_of(m) if barriers_of(m).find(*a.barrier).name in m.waiting}
+    for block, address in sorted(awaited):
+        deliver(m, block, address)
+    return bool(awaited)
+
+
 def land(m: Machine, arrival: Arrival) -> None:
     shared = m.shared
     cells = shared.cells(arrival.offset, CHUNK)

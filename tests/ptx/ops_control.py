@@ -257,7 +257,7 @@ class ClusterBarriers:
             m.clocks.learn(m.warps_of(lanes[done & (m.lane_block[lanes] == block)]), self.known[block])
         for block in np.unique(m.lane_block[lanes[~done]]).tolist():
             here = lanes[~done & (m.lane_block[lanes] == block)]
-            m.waiting[f"the cluster barrier of block {block}"].append((pc, here))
+            m.waiting[f"the cluster barrier of block {block}"].append((pc, here, pc))
         return [(pc + 1, lanes[done])] if done.any() else []
 
 
