@@ -50,7 +50,7 @@ def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -
 
 
 def _apply(schedule: Schedule, target: Target) -> str | None:
-    before, after = (BEFORE_INLINING, RULES) if getattr(target, "device", None) is None else (DEVICE_BEFORE_INLINING, DEVICE_RULES)
+    before, after = (BEFORE_INLINING, RULES) if target.device is None else (DEVICE_BEFORE_INLINING, DEVICE_RULES)
     return _first(before, schedule, target) or _after_inlining(schedule, target, after)
 
 

@@ -13,21 +13,17 @@ from tc.ir.verify import verify
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.simplify_loops import simplify_loops
-from tc.schedule.rules.common import inline_elementwise
-from tc.schedule.rules.gpu import DEVICE_RULES
-from tc.schedule.step import Schedule, Trace
-from tc.target import Target, native_target
+from tc.schedule.knobs import Decide, take_default
+from tc.schedule.rules import Scheduled, apply_rules
+from tc.schedule.step import Trace
+from tc.target import Target
+
+DEVICE = Target.parse("cuda:sm_80@x86-64-v3:cores=1")
 
 
-def device_schedule(func: PrimFunc, target: Target | None = None) -> tuple[Schedule, str]:
-    """What the rules for devices make of a function, and the name of the rule."""
-    schedule = Schedule(func)
-    inline_elementwise(schedule)
-    for rule in DEVICE_RULES:
-        name = schedule.attempt(lambda rule=rule: rule(schedule, target or native_target()))  # type: ignore[misc]
-        if name is not None:
-            return schedule, name
-    raise AssertionError("the last rule takes everything")
+def device_schedule(func: PrimFunc, target: Target = DEVICE, decide: Decide = take_default) -> Scheduled:
+    """What the rules for devices make of a function."""
+    return apply_rules(func, target, decide)
 
 
 def stores_of_host(stmt: Stmt) -> list[Stmt]:
@@ -45,9 +41,9 @@ def check_launches(func: PrimFunc, scheduled: PrimFunc) -> None:
     assert stores_of_host(scheduled.body) == []
 
 
-def check_schedule(func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5) -> Schedule:
+def check_schedule(func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5) -> Scheduled:
     """The schedule for devices does what the function does, in order and with independent iterations backward, and can be replayed."""
-    schedule, _ = device_schedule(func)
+    schedule = device_schedule(func)
     check_launches(func, schedule.func)
     expected = run_prim_func(func, arrays, dims)
     for final in (schedule.func, simplify_loops(compact_buffers(simplify_loops(lower_blocks(schedule.func))))):

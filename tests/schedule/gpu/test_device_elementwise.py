@@ -19,7 +19,7 @@ from tests.schedule.programs import chain
 
 
 def lanes_of(func: PrimFunc) -> list[str]:
-    schedule, _ = device_schedule(func)
+    schedule = device_schedule(func)
     loops = [p.loop for p in statements(schedule.func.body) if isinstance(p.stmt, For)]
     return [str(loop.extent) for loop in loops if loop.kind is LoopKind.VECTORIZED]
 
@@ -69,12 +69,12 @@ def test_a_transposition_reads_rows_and_writes_rows(sizes: tuple[int, int], symb
 
 @pytest.mark.parametrize(("dtype", "width"), [(f32, 33), (f16, 34), (i8, 36), (i64, 33)])
 def test_rows_of_a_turned_tile_begin_in_different_banks(dtype: DType, width: int) -> None:
-    schedule, rule = device_schedule(turned(64, 64, dtype))
+    schedule = device_schedule(turned(64, 64, dtype))
     final = compact_buffers(lower_blocks(schedule.func))
 
     (tile,) = (p.stmt.buffer for p in statements(final.body) if isinstance(p.stmt, Alloc))
 
-    assert (rule, tile.scope, [str(dim) for dim in tile.shape][-2:]) == ("elementwise", "shared", ["32", str(width)])
+    assert (schedule.rule, tile.scope, [str(dim) for dim in tile.shape][-2:]) == ("elementwise", "shared", ["32", str(width)])
     assert not final.attrs
 
 

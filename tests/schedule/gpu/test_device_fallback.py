@@ -17,10 +17,9 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.rules.gpu.fallback import schedule_launches
 from tc.schedule.step import Schedule
 from tc.schedule.tree import find_loop, statements
-from tc.target import native_target
 from tests.ops.kernels import make_prim_func
 from tests.ops.test_registry import WITH_LOOPS, assert_same, samples_of
-from tests.schedule.gpu.launches import check_launches, check_schedule, device_schedule
+from tests.schedule.gpu.launches import DEVICE, check_launches, check_schedule, device_schedule
 from tests.schedule.programs import chain, matmul, row_sum
 from tests.schedule.random_problems import CLASSES
 
@@ -33,7 +32,7 @@ def test_every_operator_becomes_launches_that_compute_the_reference(name: str) -
         expected = op.run_reference(arrays, op.attrs(attrs))
         prim = simplify_loops(make_prim_func(op, arrays, attrs))
 
-        schedule, _ = device_schedule(prim)
+        schedule = device_schedule(prim)
         check_launches(prim, schedule.func)
         actual = run_prim_func(schedule.func, [a for a in arrays if a is not None])
 
@@ -60,7 +59,7 @@ def test_rows_are_threads_and_their_terms_stay_in_order() -> None:
     func = row_sum(3, 10)
     schedule = Schedule(func)
 
-    schedule_launches(schedule, native_target())
+    schedule_launches(schedule, DEVICE)
 
     kinds = [(p.loop.kind, p.loop.thread) for p in statements(schedule.func.body) if isinstance(p.stmt, For)]
     assert kinds == [(LoopKind.BOUND, "thread.x"), (LoopKind.SERIAL, "")]
@@ -76,7 +75,7 @@ def lengths(L: i64[1], X: f32[9], Y: f32[9]):
             Y[vi] = X[vi] + 1.0
 """
     )
-    scheduled, _ = device_schedule(func)
+    scheduled = device_schedule(func)
 
     check_launches(func, scheduled.func)
     outer = next(p.loop for p in statements(scheduled.func.body) if isinstance(p.stmt, For))
@@ -107,7 +106,7 @@ def plain(X: f32[300], Y: f32[300], Z: f32[300]):
         Z[j + 1] = Z[j] + X[j]
 """
     )
-    scheduled, _ = device_schedule(func)
+    scheduled = device_schedule(func)
 
     check_launches(func, scheduled.func)
     kinds = [(p.loop.thread, str(p.loop.extent)) for p in statements(scheduled.func.body) if isinstance(p.stmt, For)]
