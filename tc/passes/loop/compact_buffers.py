@@ -23,6 +23,7 @@ from tc.ir.node import Node, binders, children, replace, transform
 from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.loop.handed_on import hands_on
 from tc.passes.manager import loop_pass
+from tc.schedule.region import interval_of
 
 
 @loop_pass
@@ -34,7 +35,7 @@ def compact_buffers(func: PrimFunc) -> PrimFunc:
             for j in range(8): T[io * 8 + j] = ...   =>     for j in range(8): T[j] = ...
             for j in range(8): ... T[io * 8 + j]            for j in range(8): ... T[j]
 
-    A dimension whose accesses are not linear in the loops around them is kept whole. Rows get the padding that `pad_rows` asks for.
+    A dimension of whose accesses no interval is known is kept whole. Rows get the padding that `pad_rows` asks for.
     Expects a PrimFunc without blocks.
     """
     allocs = [node for node in walk_statements(func.body) if isinstance(node, Alloc)]
@@ -187,9 +188,11 @@ def _span(access: _Access, d: int, facts: Facts) -> tuple[Expr, Expr] | None:
     index = access.indices[d]
     for loop in access.loops:
         facts = facts.with_range(loop.var, loop.extent)
-    form = linear_coefficients(simplify(index, facts), [loop.var for loop in access.loops])
+    index = simplify(index, facts)
+    form = linear_coefficients(index, [loop.var for loop in access.loops])
     if form is None:
-        return None
+        part = interval_of(index, access.loops, facts)
+        return None if part is None else (part.low, simplify(part.low + part.extent, facts))
     coefficients, low = form
     high = low + 1
     for loop in access.loops:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tc.interp import run_prim_func
-from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
+from tc.ir.expr import Const
+from tc.ir.loop import Alloc, For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store, walk_statements
 from tc.ir.node import children
 from tc.ir.verify import verify
 from tc.passes.loop.compact_buffers import compact_buffers
@@ -36,19 +37,51 @@ def stores_of_host(stmt: Stmt) -> list[Stmt]:
 
 
 def check_launches(func: PrimFunc, scheduled: PrimFunc) -> None:
-    """A schedule that verifies, in which the host touches no memory."""
+    """A schedule that verifies, in which the host touches no memory, and whose launches the device can run."""
     verify(scheduled)
     assert stores_of_host(scheduled.body) == []
+    assert DEVICE.device is not None
+    for launch in launches(lowered(scheduled).body):
+        threads: dict[str, int] = {}
+        shared = 0
+        for stmt in walk_statements(launch):
+            if isinstance(stmt, For) and stmt.thread.startswith("thread"):
+                assert isinstance(stmt.extent, Const), f"{stmt.var.name} has {stmt.extent} threads"
+                threads[stmt.thread] = max(threads.get(stmt.thread, 1), int(stmt.extent.value))
+            if isinstance(stmt, Alloc) and stmt.buffer.scope == "shared":
+                sizes = [dim.value for dim in stmt.buffer.shape if isinstance(dim, Const)]
+                assert len(sizes) == len(stmt.buffer.shape), f"{stmt.buffer} is of no constant size"
+                shared += stmt.buffer.dtype.size_bytes * int(np.prod(sizes))
+        assert np.prod([*threads.values()]) <= DEVICE.device.max_threads_per_block
+        assert shared <= DEVICE.device.static_shared_bytes_per_block
 
 
-def check_schedule(func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5) -> Scheduled:
-    """The schedule for devices does what the function does, in order and with independent iterations backward, and can be replayed."""
-    schedule = device_schedule(func)
+def launches(stmt: Stmt) -> list[For]:
+    """The outermost bound loops."""
+    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
+        return [stmt]
+    return [found for child in children(stmt) if isinstance(child, Stmt) for found in launches(child)]
+
+
+def drawn(rng: np.random.Generator) -> Decide:
+    """Answers at random."""
+    return lambda knob: knob.options[int(rng.integers(len(knob.options)))]
+
+
+def lowered(scheduled: PrimFunc) -> PrimFunc:
+    """Loops without blocks, scratch memory where it is used and as large as it need be."""
+    return simplify_loops(compact_buffers(simplify_loops(lower_blocks(scheduled))))
+
+
+def check_schedule(
+    func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5, decide: Decide = take_default
+) -> Scheduled:
+    """The schedule for devices does what the function does, in order and, lowered, with independent iterations backward."""
+    schedule = device_schedule(func, decide=decide)
     check_launches(func, schedule.func)
     expected = run_prim_func(func, arrays, dims)
-    for final in (schedule.func, simplify_loops(compact_buffers(simplify_loops(lower_blocks(schedule.func))))):
-        for backward in (False, True):
-            for want, got in zip(expected, run_prim_func(final, arrays, dims, backward=backward), strict=True):
-                np.testing.assert_allclose(got, want, rtol=rtol, err_msg=str(schedule.trace))
+    for final, backward in ((schedule.func, False), (lowered(schedule.func), True)):
+        for want, got in zip(expected, run_prim_func(final, arrays, dims, backward=backward), strict=True):
+            np.testing.assert_allclose(got, want, rtol=rtol, err_msg=str(schedule.trace))
     assert Trace.from_json(schedule.trace.to_json()) == schedule.trace
     return schedule

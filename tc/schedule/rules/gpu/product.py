@@ -1,0 +1,478 @@
+"""Sums of products on devices: tiles of blocks of threads, fetched to shared memory by all of them, and of threads, kept in registers.
+
+Both operands are copied, with all that is done to them, to indices of their own (a convolution becomes a product of matrices that way), in
+stages along the sum; the copies are filled up with zeros where sizes are no multiples of the tile. What follows the sum is computed where
+its sums are stored.
+Source: the two-level tiling of CUTLASS (NVIDIA); schedules as those of TVM's dlight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from tc.errors import ScheduleError
+from tc.ir.arith import prove
+from tc.ir.expr import Const, Load, Var, equal
+from tc.ir.uses import variables
+from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
+from tc.schedule.cache import narrowed
+from tc.schedule.rules.common import extent_value, is_heavy, known_product, loads_of, loops_inside
+from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, inline_chain
+from tc.schedule.rules.gpu.blocking import (
+    USUAL_EXTENT,
+    Blocking,
+    Extents,
+    best,
+    blockings,
+    innermost,
+    stage_of,
+    tile_of,
+)
+from tc.schedule.rules.gpu.elementwise import is_aligned, schedule_block, stands_alone
+from tc.schedule.rules.gpu.launch import bind_one_thread
+from tc.schedule.rules.tile import cut_vectors
+from tc.schedule.step import Schedule
+from tc.schedule.tree import facts_at, find_loop
+from tc.target import Target
+from tc.target.device import DeviceFacts
+
+LEAST_ROWS = 4
+"""Rows and columns that a product must have at least to be tiled: with fewer an operand is used a few times only, and the other decides."""
+
+VECTOR_BYTES = 16
+"""What a thread moves at once at most."""
+
+
+def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
+    """Tile the one contraction of a program; what stands before it is a launch of its own unless it is computed where it is fetched."""
+    infos = block_infos(schedule.func)
+    found = [k for k, info in enumerate(infos) if info.reduction_axes]
+    if len(found) != 1 or not all(stands_alone(schedule, info.name) for info in infos):
+        return None
+    (position,) = found
+    before, after = infos[:position], infos[position + 1 :]
+    if not all(info.is_spatial for info in (*before, *after)):
+        return None
+    return schedule_product(schedule, infos[position].name, [i.name for i in before], [i.name for i in after], target)
+
+
+def schedule_product(schedule: Schedule, name: str, before: list[str], after: list[str], target: Target) -> str | None:
+    """Tile one contraction, the elementwise blocks `after` it where its sums are stored if that is possible; None where it is none."""
+    contraction = as_contraction(block_info(schedule, name))
+    if contraction is None or is_stencil(contraction) or not contraction.rows or target.device is None:
+        return None
+    sizes = sizes_of(contraction)
+    if min(sizes.rows, sizes.columns) < LEAST_ROWS:
+        return None
+    fused = after if _can_be_fused(schedule, name, after) else []
+    rule = schedule.attempt(partial(_tiled, schedule, name, before, fused, target.device))
+    if rule is None:
+        return None
+    left = {info.name for info in block_infos(schedule.func)}
+    for block in [*before, *(block for block in after if block not in fused)]:
+        if block in left and stands_alone(schedule, block):
+            schedule_block(schedule, block, target)
+    return rule
+
+
+def _can_be_fused(schedule: Schedule, name: str, after: list[str]) -> bool:
+    """Whether what follows a product can be computed where its sums are stored, whatever the size of tiles."""
+    probe = Schedule(schedule.func)
+    if set(block_info(schedule, name).written_buffers) & set(schedule.func.buffers):
+        return not after  # the sums themselves are a result
+    try:
+        _loops_by_axis(probe, name, _final(probe, name, None, after))
+    except ScheduleError:
+        return False
+    return True
+
+
+def sizes_of(contraction: Contraction) -> Extents:
+    """How much of each role, symbolic extents as they usually are."""
+    extents = {axis.var: axis.extent for axis in contraction.info.block.axes}
+
+    def total(axes: Sequence[Var]) -> int:
+        return prod(int(e.value) if isinstance(e := extents[axis], Const) else USUAL_EXTENT for axis in axes)
+
+    return Extents(
+        batch=total(contraction.batch),
+        rows=total(contraction.rows),
+        columns=total(contraction.columns),
+        depth=total(contraction.depth),
+        lhs_bytes=contraction.lhs.buffer.dtype.size_bytes,
+        rhs_bytes=contraction.rhs.buffer.dtype.size_bytes,
+        sum_bytes=contraction.info.writes[0].buffer.dtype.size_bytes,
+    )
+
+
+# -- the schedule
+
+
+@dataclass(frozen=True)
+class TiledAxes:
+    """The axes of a product by role, with the size of a block's tile and of a thread's along each. `depth`: of a stage."""
+
+    batch: tuple[Var, ...]
+    rows: dict[Var, tuple[int, int]]
+    columns: dict[Var, tuple[int, int]]
+    depth: dict[Var, int]
+    blocking: Blocking
+
+    def multiple(self, axis: Var) -> int:
+        """What the extent of an axis is to be rounded up to a multiple of."""
+        if axis in self.depth:
+            return self.depth[axis]
+        return (self.rows | self.columns).get(axis, (1, 1))[0]
+
+
+def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
+    contraction = contraction_of(schedule, name)
+    axes = _axes(schedule, contraction, device)
+    result, copies = _pad(schedule, name, axes, _stage(schedule, contraction))
+    _inline_before(schedule, before)
+    final = _final(schedule, name, result, after)
+    loops = _loops_by_axis(schedule, name, final)
+    fragments = [_lay_out(schedule, name, copy, axes) for copy in copies]
+    place, tile = _bind_blocks(schedule, final, axes, loops)
+    schedule.compute_at(name, place)
+    stage, steps = _tile_sum(schedule, name, axes, place)
+    for fragment, step in zip(fragments, steps, strict=True):
+        _load_fragment(schedule, fragment, step)
+    for copy in copies:
+        _fetch(schedule, copy, stage, axes)
+    _store_tile(schedule, axes, tile)
+    return "contraction"
+
+
+def _axes(schedule: Schedule, contraction: Contraction, device: DeviceFacts) -> TiledAxes:
+    """Ask for the sizes of tiles."""
+    sizes, name = sizes_of(contraction), contraction.info.name
+    usual = best(sizes, device)
+    if usual is None:
+        raise ScheduleError(f"the device holds no tile of block {name}")
+    options = [(b.rows, b.columns, b.thread_rows, b.thread_columns) for b in blockings(sizes, device)]
+    default = (usual.rows, usual.columns, usual.thread_rows, usual.thread_columns)
+    rows, columns, thread_rows, thread_columns = schedule.choose(name, "tile", options, default, ordered=False)
+    depth = schedule.choose(name, "stage", [size for size in (8, 16, 32) if size < 2 * max(sizes.depth, 1)], usual.depth)
+    blocking = Blocking(rows, columns, thread_rows, thread_columns, depth)
+    if blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes) > device.static_shared_bytes_per_block:
+        raise ScheduleError(f"block {name}: stages of {depth} terms are more than shared memory holds")
+    extents = {axis.var: int(axis.extent.value) if isinstance(axis.extent, Const) else None for axis in contraction.info.block.axes}
+
+    def tiled(axes: tuple[Var, ...], size: int, thread: int) -> dict[Var, tuple[int, int]]:
+        tile = tile_of([extents[axis] for axis in axes], size)
+        return dict(zip(axes, zip(tile, innermost(tile, thread), strict=True), strict=True))
+
+    stage = stage_of([extents[axis] for axis in contraction.depth], depth)
+    return TiledAxes(
+        contraction.batch,
+        tiled(contraction.rows, rows, thread_rows),
+        tiled(contraction.columns, columns, thread_columns),
+        dict(zip(contraction.depth, stage, strict=True)),
+        blocking,
+    )
+
+
+def _stage(schedule: Schedule, contraction: Contraction) -> list[str]:
+    """Let the product read copies of its operands, each with an index for each axis that it depends on; the copies' blocks."""
+    name = contraction.info.name
+    copies = []
+    for side, value, load in (("lhs", contraction.lhs_value, contraction.lhs), ("rhs", contraction.rhs_value, contraction.rhs)):
+        narrow = load.buffer.dtype.name if narrowed(value, load.buffer.dtype.name) is not None else value.dtype.name
+        copies.append(schedule.cache_operand(name, side, narrow, "shared"))
+    return copies
+
+
+def _pad(schedule: Schedule, name: str, axes: TiledAxes, copies: list[str]) -> tuple[str | None, list[str]]:
+    """Round sizes up to those of tiles: zeros are added to the copies. The block that copies the result then, and the copies."""
+    before = {info.name for info in block_infos(schedule.func)}
+    block = block_info(schedule, name).block
+    schedule.pad_einsum(name, tuple(axes.multiple(axis.var) for axis in block.axes))
+    made = [info for info in block_infos(schedule.func) if info.name not in before]
+    padded = {load.buffer: info.name for info in made for load in loads_of(info)}
+    found, result = [], None
+    for copy in copies:
+        (buffer,) = block_info(schedule, copy).written_buffers
+        if buffer in padded:
+            schedule.compute_inline(copy)
+        found.append(padded.get(buffer, copy))
+        schedule.set_scope(block_info(schedule, found[-1]).written_buffers[0].name, "shared")
+    sums = block_info(schedule, name).written_buffers[0]
+    if sums in padded:
+        result = padded[sums]
+    elif sums in schedule.func.buffers:
+        schedule.cache_write(name, "local")
+        result = f"{name}_copy"
+    schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "local")
+    return result, found
+
+
+def _inline_before(schedule: Schedule, before: list[str]) -> None:
+    """Compute what is cheap where it is fetched."""
+    for block in reversed(before):
+        info = block_info(schedule, block)
+        if not is_heavy(info.writes[0].value):
+            schedule.attempt(partial(_inlined, schedule, block))
+
+
+def _inlined(schedule: Schedule, block: str) -> str:
+    schedule.compute_inline(block)
+    return block
+
+
+def _final(schedule: Schedule, name: str, result: str | None, after: list[str]) -> str:
+    """The block that stores the sums, or what is made of them."""
+    chain = [*([result] if result else []), *after]
+    if not chain:
+        schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "global")
+        schedule.cache_write(name, "local")
+        return f"{name}_copy"
+    if len(chain) == 1:
+        return chain[0]
+    final = inline_chain(schedule, chain)
+    if final is None:
+        raise ScheduleError(f"what follows block {name} is no chain")
+    return final
+
+
+def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
+    """Lay a copy out by terms of the sum first, so that what a thread needs for one of them lies side by side, and let it be read into
+    registers from there; the block that does that."""
+    (buffer,) = block_info(schedule, copy).written_buffers
+    (load,) = block_info(schedule, name).reads_of(buffer)
+    names = [f"a{k}" for k in range(len(load.indices))]
+    terms = [each for each, index in zip(names, load.indices, strict=True) if index in axes.depth]
+    order = [*terms, *(each for each in names if each not in terms)]
+    if order != names:
+        schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(order)}")
+    return schedule.cache_read(name, buffer.name, "local")
+
+
+def _loops_by_axis(schedule: Schedule, name: str, final: str) -> dict[Var, str]:
+    """The loop of the final block over each axis of the sum that has one; ScheduleError where these do not run alike."""
+    info, last = block_info(schedule, name), block_info(schedule, final)
+    (store,) = info.writes
+    loads = last.reads_of(store.buffer)
+    loops_of = {axis.var: axis.value for axis in last.block.axes}
+    if len(loads) != 1 or len(last.loops) != sum(isinstance(value, Var) for value in loops_of.values()):
+        raise ScheduleError(f"block {final} does not read the sums of block {name} one by one")
+    found: dict[Var, str] = {}
+    for index, axis in zip(loads[0].indices, store.indices, strict=True):
+        if isinstance(index, Const) or isinstance(axis, Const):
+            continue
+        loop = loops_of.get(index)  # type: ignore[call-overload]
+        if isinstance(loop, Var) and isinstance(axis, Var):
+            found[axis] = loop.name
+        elif not isinstance(loop, Const):
+            raise ScheduleError(f"block {final} reads the sums of block {name} at {index}")
+    if set(found.values()) != {loop.var.name for loop in last.loops}:
+        raise ScheduleError(f"block {final} has loops that block {name} has not")
+    return found
+
+
+# -- blocks of threads
+
+
+@dataclass(frozen=True)
+class FinalTile:
+    """The loops of the final block inside of a tile, by the axis of the sum; `vector`: the innermost, one access, if there is one."""
+
+    rows: dict[Var, str]
+    columns: dict[Var, str]
+    vector: str | None
+
+
+def _bind_blocks(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str]) -> tuple[str, FinalTile]:
+    """Cut the final block's loops in tiles, and let a block of threads compute each; the innermost loop over tiles."""
+    batch = [loops[axis] for axis in axes.batch if axis in loops]
+    vector = _vector_of(schedule, final, axes, loops)
+    outer: dict[bool, list[str]] = {False: [], True: []}
+    inner: dict[bool, dict[Var, str]] = {False: {}, True: {}}
+    for is_column, tiles in ((False, axes.rows), (True, axes.columns)):
+        for axis, (size, _) in tiles.items():
+            if axis not in loops:
+                continue
+            loop, lanes = loops[axis], 1
+            if vector and axis is list(axes.columns)[-1]:
+                lanes = vector
+                loop, lane = schedule.split(loop, vector)
+            around, inside = schedule.split(loop, size // lanes)
+            outer[is_column].append(around)
+            inner[is_column][axis] = inside
+    order = [*batch, *outer[False], *outer[True], *inner[False].values(), *inner[True].values(), *([lane] if vector else [])]
+    schedule.reorder(*order)
+    tile = FinalTile(inner[False], inner[True], lane if vector else None)
+    return _bind_grid(schedule, [*batch, *outer[False]], outer[True]), tile
+
+
+def _bind_grid(schedule: Schedule, rows: list[str], columns: list[str]) -> str:
+    """Tiles of columns along x, of rows and all others along y; all of them along x where they may be too many for that."""
+    fused = schedule.fuse(*rows, *columns)
+    schedule.bind(fused, "block.x")
+    return fused
+
+
+def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str]) -> int:
+    """How many results of a row a thread stores at once: the last axis is of columns, and all accesses along it are aligned; else 0."""
+    info = block_info(schedule, final)
+    axis, (_, thread) = list(axes.columns.items())[-1]
+    own = next((a.var for a in info.block.axes if isinstance(a.value, Var) and a.value.name == loops.get(axis)), None)
+    if own is None or info.loops[-1].var.name != loops[axis]:
+        return 0
+    extent, facts = schedule.extent_of(loops[axis]), facts_at(schedule.func, find_loop(schedule.func, loops[axis]))
+    accesses: list[Load] = [load for load in loads_of(info) if load.buffer.scope == "global"]
+    lanes = min(thread, VECTOR_BYTES // max(a.buffer.dtype.size_bytes for a in (*accesses, *info.writes)))
+    while lanes > 1:
+        aligned = all(is_aligned(access, own, lanes) for access in (*accesses, *info.writes))
+        if aligned and prove(equal(extent % lanes, 0), facts) is True:
+            return lanes
+        lanes //= 2
+    return 0
+
+
+# -- a thread's sums
+
+
+def _cut_for_threads(schedule: Schedule, loop: str, thread: int, lanes: int = 1) -> tuple[str, list[str]]:
+    """Cut a loop of a tile: the part that threads share, and those of one thread: neighbours, at most `lanes` of columns, at distances."""
+    extent = extent_value(schedule, loop)
+    assert extent is not None, "a tile has a known size"
+    if lanes == 1:
+        shared, own = schedule.split(loop, (None, thread))
+        return shared, [own]
+    apart, shared, own = schedule.split(loop, (thread // lanes, extent // thread, lanes))
+    return shared, [apart, own]
+
+
+def _lanes(thread: int) -> int:
+    """Neighbouring columns of a thread: one access to shared memory of f32."""
+    return min(thread, 4)
+
+
+def _tile_sum(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[str, tuple[str, str]]:
+    """Cut the sum in stages and among threads; the innermost loop over stages, and those in which operands of rows and columns are read."""
+    info, inside = block_info(schedule, name), list(schedule.loops_of(name))
+    inside = inside[inside.index(place) + 1 :]
+    by_axis = {axis.var: driving_loops(info, inside, (axis.var,)) for axis in info.block.axes}
+    stages, steps = [], []
+    for axis, size in axes.depth.items():
+        for loop in by_axis[axis]:
+            stage, step = schedule.split(loop, size)
+            stages.append(stage)
+            steps.append(step)
+    rows = [_cut_for_threads(schedule, loop, thread) for axis, (_, thread) in axes.rows.items() for loop in by_axis[axis]]
+    columns = [
+        _cut_for_threads(schedule, loop, thread, _lanes(thread)) for axis, (_, thread) in axes.columns.items() for loop in by_axis[axis]
+    ]
+    single = [loop for axis in axes.batch for loop in by_axis[axis]]
+    apart = [loop for _, own in columns for loop in own[:-1]]
+    own_rows, own_columns = [loop for _, own in rows for loop in own], [own[-1] for _, own in columns]
+    shared = [[loop for loop, _ in rows], [loop for loop, _ in columns]]
+    schedule.reorder(*single, *stages, *shared[0], *shared[1], *steps, *apart, *own_rows, *own_columns)
+    for loops, thread in zip(shared, ("thread.y", "thread.x"), strict=True):
+        schedule.bind(schedule.fuse(*loops), thread)
+    for loop in (*apart, *own_rows, *own_columns):
+        schedule.unroll(loop)
+    schedule.decompose_reduction(name, stages[0])
+    return stages[-1], (steps[-1], apart[-1] if apart else steps[-1])
+
+
+def _load_fragment(schedule: Schedule, fragment: str, loop: str) -> None:
+    """Read what a thread needs of an operand for one step from shared memory: neighbours at once."""
+    schedule.compute_at(fragment, loop)
+    inside = loops_inside(schedule, fragment, loop)
+    if inside and schedule.loops_of(fragment)[-1] == inside[-1]:
+        lanes = VECTOR_BYTES // block_info(schedule, fragment).writes[0].buffer.dtype.size_bytes
+        vectors, lane = cut_vectors(schedule, inside.pop(), lanes)
+        schedule.vectorize(lane)
+        inside += vectors
+    for each in inside:
+        schedule.unroll(each)
+
+
+# -- fetching
+
+
+def _fetch(schedule: Schedule, copy: str, stage: str, axes: TiledAxes) -> None:
+    """Copy a stage of an operand to shared memory, with all threads, in vectors where memory is aligned."""
+    schedule.compute_at(copy, stage)
+    loops = _in_memory_order(schedule, copy, loops_inside(schedule, copy, stage))
+    if not loops:
+        bind_one_thread(schedule, copy)
+        return
+    single = [loop for loop in schedule.loops_of(copy) if extent_value(schedule, loop) == 1]
+    schedule.reorder(*[loop for loop in single if is_inside(schedule, copy, loop, stage)], *loops)
+    y, x = axes.blocking.threads_y, axes.blocking.threads_x
+    lanes = _fetch_lanes(schedule, copy, loops[-1])
+    while lanes > 1 and known_product(schedule, loops) < lanes * y * x:  # all threads rather than few with vectors
+        lanes //= 2
+    if lanes > 1:
+        around, lane = schedule.split(loops[-1], lanes)
+        schedule.vectorize(lane)
+        loops = [*loops[:-1], around]
+    rest, rows, columns = schedule.split(schedule.fuse(*loops), (None, y, x))
+    schedule.reorder(rows, columns, rest)
+    schedule.bind(rows, "thread.y")
+    schedule.bind(columns, "thread.x")
+
+
+def is_inside(schedule: Schedule, block: str, loop: str, around: str) -> bool:
+    """Whether a loop of a block is inside another one of it."""
+    loops = schedule.loops_of(block)
+    return loops.index(loop) > loops.index(around)
+
+
+def _in_memory_order(schedule: Schedule, copy: str, loops: list[str]) -> list[str]:
+    """The loops of a copy in the order in which what is read lies in memory, the last one along neighbours."""
+    info = block_info(schedule, copy)
+    load = max(loads_of(info), key=lambda each: len(each.indices), default=None)
+    if load is None:
+        return loops
+
+    def place(loop: str) -> tuple[int, int]:
+        axes = {axis.var for axis in info.block.axes if loop in {var.name for var in variables(axis.value)}}
+        found = [k for k, index in enumerate(load.indices) if variables(index) & axes]
+        return max(found, default=-1), extent_value(schedule, loop) or 0
+
+    return sorted(loops, key=place)
+
+
+def _fetch_lanes(schedule: Schedule, copy: str, loop: str) -> int:
+    """How many neighbours a thread fetches at once."""
+    info, extent = block_info(schedule, copy), extent_value(schedule, loop) or 1
+    axis = next(axis.var for axis in info.block.axes if loop in {var.name for var in variables(axis.value)})
+    sizes = [load.buffer.dtype.size_bytes for load in loads_of(info)]
+    lanes = VECTOR_BYTES // max([*sizes, info.writes[0].buffer.dtype.size_bytes])
+    while lanes > 1 and not (extent % lanes == 0 and all(is_aligned(load, axis, lanes) for load in loads_of(info))):
+        lanes //= 2
+    return lanes
+
+
+# -- results
+
+
+def _store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
+    """Let each thread store its own sums, or what is made of them."""
+    rows = [_cut_for_threads(schedule, loop, axes.rows[axis][1]) for axis, loop in tile.rows.items()]
+    columns = []
+    for axis, loop in tile.columns.items():
+        thread = axes.columns[axis][1]
+        if tile.vector is None or axis is not list(axes.columns)[-1]:
+            columns.append(_cut_for_threads(schedule, loop, thread, _lanes(thread)))
+            continue
+        width, lanes, extent = extent_value(schedule, tile.vector) or 1, _lanes(thread), extent_value(schedule, loop) or 1
+        apart, shared, vectors = schedule.split(loop, (thread // lanes, extent * width // thread, lanes // width))
+        columns.append((shared, [apart, vectors]))
+    shared = [[loop for loop, _ in rows], [loop for loop, _ in columns]]
+    own = [loop for _, parts in (*rows, *columns) for loop in parts]
+    schedule.reorder(*shared[0], *shared[1], *own, *([tile.vector] if tile.vector else []))
+    for loops, thread_axis in zip(shared, ("thread.y", "thread.x"), strict=True):
+        if loops:
+            schedule.bind(schedule.fuse(*loops), thread_axis)
+    for loop in own:
+        schedule.unroll(loop)
+    if tile.vector:
+        schedule.vectorize(tile.vector)

@@ -1,0 +1,126 @@
+"""Products on devices: tiles of blocks and threads, whatever sizes and types are, and whatever stands around them."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from tc.errors import ScheduleError
+from tc.ir.expr import Const
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, walk_statements
+from tc.schedule.knobs import Decide, take_default
+from tc.schedule.rules.gpu.blocking import Blocking, Extents, best, blockings, cost, innermost, stage_of, tile_of
+from tc.target import Target
+from tests.schedule.gpu.launches import DEVICE, check_schedule, device_schedule, drawn, launches, lowered
+from tests.schedule.gpu.problems import DEVICE_CLASSES
+from tests.schedule.programs import biased, matmul
+
+PRODUCTS = ("product", "convolution")
+
+
+def check_seed(name: str, seed: int, decide: Decide = take_default) -> str:
+    func, arrays, dims = DEVICE_CLASSES[name](np.random.default_rng([zlib.crc32(name.encode()), seed]))
+    return check_schedule(func, arrays, dims, decide=decide).rule
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_keep_their_meaning(name: str) -> None:
+    rules = [check_seed(name, seed) for seed in range(10)]
+
+    assert rules.count("contraction") >= 8
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_keep_their_meaning_with_any_answers(name: str) -> None:
+    for seed in range(8):
+        try:
+            check_seed(name, seed, drawn(np.random.default_rng(seed)))
+        except ScheduleError as error:
+            assert "than shared memory holds" in str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_many_products_keep_their_meaning(name: str) -> None:
+    for seed in range(10, 110):
+        check_seed(name, seed)
+
+
+def buffers_of(func: PrimFunc, scope: str) -> list[tuple[int, ...]]:
+    allocs = [stmt.buffer for stmt in walk_statements(lowered(func).body) if isinstance(stmt, Alloc)]
+    return sorted(tuple(int(str(dim)) for dim in buffer.shape) for buffer in allocs if buffer.scope == scope)
+
+
+def test_a_large_product_has_large_tiles_in_shared_memory_and_registers() -> None:
+    scheduled = device_schedule(matmul(4096, 4096, 4096)).func
+
+    assert buffers_of(scheduled, "shared") == [(8, 128), (8, 128)]
+    assert buffers_of(scheduled, "local") == [(1, 4), (1, 8), (128, 128)]  # of the last each thread has its 64
+    sizes = {(stmt.thread, str(stmt.extent)) for stmt in walk_statements(scheduled.body) if isinstance(stmt, For) and stmt.thread}
+    assert sizes == {("block.x", "1024"), ("thread.x", "16"), ("thread.y", "16")}
+
+
+def test_operands_and_results_of_a_large_product_move_in_vectors() -> None:
+    scheduled = device_schedule(matmul(1024, 1024, 1024)).func
+
+    vectors = [stmt for stmt in walk_statements(scheduled.body) if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED]
+    assert [str(loop.extent) for loop in vectors] == ["4"] * 5  # two fetches, two loads of registers, and the result
+
+
+def test_what_follows_a_product_is_part_of_its_launch() -> None:
+    assert len(launches(device_schedule(biased(40, 48, 24)).func.body)) == 1
+
+
+SIZES = Extents(1, 1024, 1024, 1024, 4, 4, 4)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_no_answer_is_more_than_the_device_holds(arch: str) -> None:
+    device = Target.parse(f"cuda:{arch}@x86-64-v3").device
+    assert device is not None
+
+    found = list(blockings(SIZES, device))
+
+    assert len(found) > 50
+    assert all(32 <= each.threads <= 1024 and each.shared_bytes(4, 4) <= 48 << 10 for each in found)
+    assert Blocking(128, 128, 8, 8, 8) in found
+    assert Blocking(256, 256, 8, 8, 8) not in found  # 1024 threads, of which each would need more than 64 registers
+    assert best(SIZES, device) == min(found, key=lambda each: (cost(each, SIZES, device), -each.rows * each.columns, each.threads))
+
+
+def test_small_products_have_small_tiles() -> None:
+    assert DEVICE.device is not None
+    found = best(Extents(1, 9, 12, 7, 4, 4, 4), DEVICE.device)
+
+    assert found is not None
+    assert found.rows < 18 and found.columns < 24
+
+
+def test_tiles_of_images_leave_little_over() -> None:
+    assert tile_of([1, 56, 56], 64) == [1, 8, 8]
+    assert tile_of([7, 7], 16) == [2, 8]
+    assert tile_of([None, 4], 32) == [8, 4]
+    assert tile_of([3], 16) == [16]
+
+
+def test_stages_go_over_whole_windows() -> None:
+    assert stage_of([64, 3, 3], 32) == [2, 3, 3]
+    assert stage_of([1024], 16) == [16]
+    assert stage_of([30], 16) == [15]
+    assert stage_of([37], 16) == [16]
+    assert stage_of([None], 8) == [8]
+
+
+def test_a_thread_takes_neighbours() -> None:
+    assert innermost([8, 4], 8) == [2, 4]
+    assert innermost([2, 2], 8) == [2, 2]
+
+
+def test_extents_of_threads_are_alike_in_all_parts_of_a_launch() -> None:
+    for seed in range(6):
+        func, _, _ = DEVICE_CLASSES["product"](np.random.default_rng(seed))
+        for launch in launches(device_schedule(func).func.body):
+            sizes = {(s.thread, s.extent.value) for s in walk_statements(launch) if isinstance(s, For) and isinstance(s.extent, Const)}
+            assert len({size for size in sizes if size[0].startswith("thread")}) <= 2
