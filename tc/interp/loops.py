@@ -179,6 +179,7 @@ class _Writer:
         self.memories: dict[Buffer, str] = {}  # of what is watched, by name
         self.own: frozenset[Buffer] = frozenset()  # what is each thread's own
         self.thread_loops: list[str] | None = None  # those around a statement of a thread
+        self.in_launch = False  # in one whose loops fork and join
 
     def emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
@@ -218,8 +219,12 @@ class _Writer:
 
     def statement(self, stmt: Stmt) -> None:
         match stmt:
-            case For() if (launch := finished(stmt) if stmt.kind is LoopKind.BOUND else None) is not None:
+            case For() if (launch := None if self.in_launch else self.finished(stmt)) is not None:
                 self.launch(launch)
+            case For(kind=LoopKind.BOUND) if not self.in_launch:  # its loops fork and join, those inside too
+                self.in_launch = True
+                self.statement(stmt)
+                self.in_launch = False
             case For() if (tree := as_tree_loop(stmt)) is not None:
                 outer, self.tree = self.tree, tree
                 self.statement(tree.body)
@@ -272,6 +277,12 @@ class _Writer:
         return f"{operation}({self.expression(tree.old)}, {function}({leaf}, {operation}))"
 
     # -- launches
+
+    def finished(self, stmt: For) -> FinishedLaunch | None:
+        """A launch in its finished form. One with blocks is not: its scratch memory may yet be allocated anywhere."""
+        if stmt.kind is not LoopKind.BOUND or any(isinstance(node, Block) for node in walk_statements(stmt)):
+            return None
+        return finished(stmt)
 
     def note(self, stmt: Stmt) -> None:
         """What is touched from here on is in a statement."""

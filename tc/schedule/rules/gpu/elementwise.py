@@ -143,7 +143,7 @@ def _turned(schedule: Schedule, info: BlockInfo, target: Target) -> str | None:
     sizes = [extent_value(schedule, loop) for loop in (row, last)]
     if any(size is not None and size < TILE // 2 for size in sizes):
         return None
-    moved = _turned_operands(info, row)
+    moved = _turned_operands(info, row, last)
     if not moved or not schedule.choose(info.name, "turned", (False, True), True, ordered=False):
         return None
     rows, row = schedule.split(row, TILE)
@@ -160,11 +160,13 @@ def _turned(schedule: Schedule, info: BlockInfo, target: Target) -> str | None:
     return info.name
 
 
-def _turned_operands(info: BlockInfo, row: str) -> list[Load]:
-    """The operands that lie along the loop `row`: one read of each buffer, at single axes."""
-    moved = [load for load in loads_of(info) if load.indices and not all(isinstance(index, Const) for index in load.indices)]
-    buffers = [load.buffer for load in moved]
-    plain = all(isinstance(index, (Var, Const)) for load in moved for index in load.indices)
+def _turned_operands(info: BlockInfo, row: str, last: str) -> list[Load]:
+    """The operands that lie along the loop `row` and move along `last`: one read of each buffer, all reads at single axes."""
+    loops = {axis.var: axis.value.name for axis in info.block.axes if isinstance(axis.value, Var)}
+    loads = loads_of(info)
+    moved = [load for load in loads if {row, last} <= {loops.get(index) for index in load.indices if isinstance(index, Var)}]
+    buffers = [load.buffer for load in loads]
+    plain = all(isinstance(index, (Var, Const)) for load in loads for index in load.indices)
     return moved if plain and len(set(buffers)) == len(buffers) else []
 
 
