@@ -48,7 +48,7 @@ def keep_apart(name: str, body: Stmt, buffer: Buffer, threads: Mapping[Var, int]
     found = list(_accesses(body, buffer, threads, facts, ()))
     if not found:
         return replace(buffer, shape=(const(0),) * len(buffer.shape)), body
-    digits = [_digits(access, threads) for access in found]
+    digits = _of_one_size([_digits(access, threads) for access in found], found)
     for access, each in zip(found, digits, strict=True):
         text = f"{buffer.name}[{', '.join(map(str, access.node.indices))}]"
         if each is None:
@@ -108,6 +108,16 @@ def _digits(access: _Access, threads: Mapping[Var, int]) -> Digits | None:
             own.append(_Digit(weight, size + 1, value))
         result.append(tuple(sorted(own, key=lambda digit: -digit.weight)))
     return tuple(result) if all(_rest(index, own, access.facts) for index, own in zip(access.node.indices, result, strict=True)) else None
+
+
+def _of_one_size(digits: list[Digits | None], found: list[_Access]) -> list[Digits | None]:
+    """The digits of all accesses, as large as the largest where they differ in nothing else: conditions say less of some than of others."""
+    known = [each for each in digits if each is not None]
+    if len(known) < len(digits) or len({tuple(tuple((d.weight, d.value) for d in own) for own in each) for each in known}) != 1:
+        return digits
+    joined = tuple(tuple(max(alike, key=lambda digit: digit.size) for alike in zip(*own, strict=True)) for own in zip(*known, strict=True))
+    fits = all(_rest(index, own, access.facts) for access in found for index, own in zip(access.node.indices, joined, strict=True))
+    return [joined] * len(digits) if fits else digits
 
 
 def _rest(index: Expr, digits: tuple[_Digit, ...], facts: Facts) -> Polynomial | None:
