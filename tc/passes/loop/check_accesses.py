@@ -170,6 +170,7 @@ class _Checker:
         self.written = buffers_written(func.body)
         self.made: dict[tuple[object, ...], _Test] = {}
         self.test_of: dict[Var, _Test] = {}
+        self.launch: frozenset[Var] | None = None  # the outermost loops of the launch that is being looked at
 
     def function_body(self) -> Stmt:
         return self.wrap(*self.statement(self.func.body, _Scope(Facts.of(self.func.facts))))
@@ -225,16 +226,22 @@ class _Checker:
         return (seq(*done) if changed else stmt), _unique(before)
 
     def _loop(self, loop: For, scope: _Scope, nest: frozenset[Var]) -> Tested:
-        """Parallel loops that are each other's whole body stay so: what depends on one of them is tested inside all."""
+        """Parallel loops that are each other's whole body stay so: what depends on one of them is tested inside all. So do those of a
+        launch, out of which no test goes: memory is the device's."""
+        is_bound, outer = loop.kind is LoopKind.BOUND, self.launch
+        if is_bound and (outer is None or nest == outer):
+            self.launch = nest | {loop.var}
         extent, tests = self.expression(loop.extent, scope)
         tainted = scope.tainted | ({loop.var} if scope.is_tainted(extent) else frozenset())
         inside = _Scope(scope.facts.with_range(loop.var, extent), tainted)
-        goes_on = loop.kind is LoopKind.PARALLEL and isinstance(loop.body, For) and loop.body.kind is LoopKind.PARALLEL
+        goes_on = loop.kind in (LoopKind.PARALLEL, LoopKind.BOUND) and isinstance(loop.body, For) and loop.body.kind is loop.kind
         around = nest | {loop.var}
+        is_launch = is_bound and around == self.launch
         body, wanted = self.statement(loop.body, inside, around if goes_on else frozenset())
         if not goes_on:
-            stay, leave = _split(wanted, lambda test: bool(around & test.needs) or not self._may_leave(test, scope))
+            stay, leave = _split(wanted, lambda test: is_launch or bool(around & test.needs) or not self._may_leave(test, scope))
             body, wanted = self.wrap(body, stay), leave
+        self.launch = outer
         return replace(loop, extent=extent, body=body), _unique([*tests, *wanted])
 
     def _if(self, stmt: If, scope: _Scope) -> Tested:

@@ -14,6 +14,7 @@ from tc.ir.verify import verify
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.pipeline import DEVICE_FINISH_CALLS, run_pipeline
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
@@ -73,15 +74,23 @@ def lowered(scheduled: PrimFunc) -> PrimFunc:
     return simplify_loops(compact_buffers(simplify_loops(lower_blocks(scheduled))))
 
 
+def finished(scheduled: PrimFunc) -> PrimFunc:
+    """What each thread runs."""
+    return run_pipeline(scheduled, DEVICE_FINISH_CALLS, {"threads": 0})
+
+
 def check_schedule(
     func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5, decide: Decide = take_default
 ) -> Scheduled:
-    """The schedule for devices does what the function does, in order and, lowered, with independent iterations backward."""
+    """The schedule for devices does what the function does: in order, with independent iterations backward, and by threads that meet at
+    barriers, without races."""
     schedule = device_schedule(func, decide=decide)
     check_launches(func, schedule.func)
     expected = run_prim_func(func, arrays, dims)
-    for final, backward in ((schedule.func, False), (lowered(schedule.func), True)):
-        for want, got in zip(expected, run_prim_func(final, arrays, dims, backward=backward), strict=True):
+    for final, backward in ((schedule.func, True), (finished(schedule.func), False)):
+        verify(final)
+        results = run_prim_func(final, arrays, dims, backward=backward)
+        for want, got in zip(expected, results[: len(expected)], strict=True):  # workspaces follow
             np.testing.assert_allclose(got, want, rtol=rtol, err_msg=str(schedule.trace))
     assert Trace.from_json(schedule.trace.to_json()) == schedule.trace
     return schedule

@@ -19,7 +19,7 @@ from tc.schedule.step import Schedule
 from tc.schedule.tree import find_loop, statements
 from tests.ops.kernels import make_prim_func
 from tests.ops.test_registry import WITH_LOOPS, assert_same, samples_of
-from tests.schedule.gpu.launches import DEVICE, check_launches, check_schedule, device_schedule
+from tests.schedule.gpu.launches import DEVICE, check_launches, check_schedule, device_schedule, finished
 from tests.schedule.programs import chain, matmul, row_sum
 from tests.schedule.random_problems import CLASSES
 
@@ -34,7 +34,7 @@ def test_every_operator_becomes_launches_that_compute_the_reference(name: str) -
 
         schedule = device_schedule(prim)
         check_launches(prim, schedule.func)
-        actual = run_prim_func(schedule.func, [a for a in arrays if a is not None])
+        actual = run_prim_func(finished(schedule.func), [a for a in arrays if a is not None])
 
         for a, e in zip(actual[: len(expected)], expected, strict=True):
             assert_same(a, e)
