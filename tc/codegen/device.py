@@ -34,6 +34,9 @@ class Queue(Protocol):
     def finish(self) -> None:
         """Wait for all work. DeviceError for what went wrong with it."""
 
+    def free(self, address: int) -> None:
+        """Give memory back (see `Device.free_raw`) when all work before is done."""
+
 
 class Device(Protocol):
     """One device. Valid in the process that opened it (see `check_process`)."""

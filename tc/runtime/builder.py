@@ -32,10 +32,10 @@ from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
 from tc.runtime.callbacks import callback_for
-from tc.runtime.device_module import module_class
 from tc.runtime.entry import EntrySource, emit_entry
 from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
+from tc.runtime.module_class import module_class
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.object_queue import ObjectQueue
 from tc.runtime.pool import get_pool, has_pool

@@ -21,7 +21,7 @@ from tc.runtime.module import CompiledModule
 
 
 @dataclass
-class _DeviceMemory:
+class DeviceMemory:
     """A device's memory as a running call sees it (see `ValueMemory`), its queue, and the blocks of inputs and results by word."""
 
     device: Device
@@ -42,8 +42,7 @@ class _DeviceMemory:
 
     def free(self, address: int) -> None:
         """See `ValueMemory`."""
-        self.queue.finish()
-        self.device.free_raw(address)
+        self.queue.free(address)
 
     def block(self, word: int, size_bytes: int) -> int:
         """The address of a block of so many bytes at least for the value whose address is in a word of the frame."""
@@ -57,6 +56,7 @@ class DeviceModule(CompiledModule):
     """A compiled model on a device."""
 
     _takes_host_addresses = False
+    _memory_type = DeviceMemory
 
     def __init__(self, plan: Any, entry: Any, library: Loaded, *args: Any, **kwargs: Any) -> None:
         assert library.device is not None
@@ -76,8 +76,8 @@ class DeviceModule(CompiledModule):
 
     def _connect(self, frame: Frame) -> None:
         self._device.check_process()
-        frame.memory = _DeviceMemory(self._device, self._device.new_queue(), {})
-        frame.words[THREADS] = frame.memory.queue.address
+        frame.memory = memory = self._memory_type(self._device, self._device.new_queue(), {})
+        frame.words[THREADS] = memory.queue.address
 
     def _start_anew(self) -> None:
         super()._start_anew()
@@ -86,7 +86,7 @@ class DeviceModule(CompiledModule):
     def _run_frame(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
         self._device.check_process()
         memory, words = frame.memory, frame.words
-        assert isinstance(memory, _DeviceMemory)
+        assert isinstance(memory, DeviceMemory)
         for word, array in zip(self._entry.layout.inputs, arrays, strict=True):
             data = np.ascontiguousarray(pack(array))
             words[word] = memory.block(word, data.nbytes)
@@ -117,8 +117,3 @@ class DeviceModule(CompiledModule):
         results = self._check_outputs(listed(out), frame.wanted)
         self._refuse_overlap(overlapping(arrays, results)[1])
         return list(results)
-
-
-def module_class(library: Loaded) -> type[CompiledModule]:
-    """What a program is called through, by where it runs."""
-    return CompiledModule if library.device is None else DeviceModule

@@ -12,9 +12,9 @@ import numpy as np
 from tc.codegen.backends import backend_of
 from tc.errors import ModelError, UserError
 from tc.runtime.callbacks import callback_for
-from tc.runtime.device_module import module_class
 from tc.runtime.interface import interface_from_json
 from tc.runtime.module import CompiledModule
+from tc.runtime.module_class import module_class
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
 from tc.runtime.saved import Seal, as_array, pack_module, plain_seal, read_module, unpack_module

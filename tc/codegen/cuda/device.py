@@ -61,7 +61,7 @@ class _CudaBlock:
         weakref.finalize(self, device.free_raw, self.address).atexit = False
 
 
-class _CudaQueue:
+class CudaQueue:
     """A stream, and the words by which generated code knows it. Begins with a stream of its own."""
 
     def __init__(self, device: CudaDevice) -> None:
@@ -110,6 +110,11 @@ class _CudaQueue:
         self._device.calls.finish(self.address)
         self.check()
 
+    def free(self, address: int) -> None:
+        """See `Queue`. Does not wait."""
+        self._device.calls.free(self.address, address)
+        self.check()
+
     def check(self) -> None:
         """Raise what went wrong since the last time, as far as it is known without waiting."""
         status = self._words[STATUS]
@@ -147,7 +152,7 @@ class CudaDevice:
         with self._current():
             self._pool = self._new_pool()
             self.pool = int(self._pool)
-            self._home = _CudaQueue(self)
+            self._home = CudaQueue(self)
 
     # -- the driver
 
@@ -206,6 +211,17 @@ class CudaDevice:
             with self._current():
                 self._driver.cuStreamDestroy(stream)
 
+    def order(self, first: int, then: int) -> None:
+        """Let a stream wait for all that was given to another one."""
+        if first == then:
+            return
+        driver = self._driver
+        with self._current():
+            event = self._of(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "making an event")
+            self._of(driver.cuEventRecord(event, first), "ordering streams")
+            self._of(driver.cuStreamWaitEvent(then, event, 0), "ordering streams")
+            driver.cuEventDestroy(event)
+
     def _is_mine(self) -> bool:
         return os.getpid() == self._pid
 
@@ -252,9 +268,9 @@ class CudaDevice:
         known = status == self._driver.CUresult.CUDA_SUCCESS
         return f"{free} of {total} bytes are free" if known else "how much is free is not known"
 
-    def new_queue(self) -> _CudaQueue:
+    def new_queue(self) -> CudaQueue:
         """See `Device`."""
-        return _CudaQueue(self)
+        return CudaQueue(self)
 
     def read(self, queue: Queue, address: int, size_bytes: int) -> np.ndarray:
         """See `Device`."""

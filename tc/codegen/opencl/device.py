@@ -65,6 +65,10 @@ class _Queue:
         self._device.calls.finish(self.address)
         self._check()
 
+    def free(self, address: int) -> None:
+        self.finish()
+        self._device.free_raw(address)
+
     def _check(self) -> None:
         """Raise what went wrong since the last time."""
         status, step = self._words[STATUS], self._words[CALLED]
