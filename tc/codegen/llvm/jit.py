@@ -95,6 +95,24 @@ def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleR
     return module
 
 
+def foreign_assembly(ir_text: str, triple: str, cpu: str, features: str) -> str:
+    """The assembly of a module, optimized, for a processor that is not this machine's."""
+    _initialize()
+    _initialize_all()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
+    module = _parse(ir_text, llvm.create_context())
+    module.triple = triple
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine)
+    return str(machine.emit_assembly(module))
+
+
+@functools.cache
+def _initialize_all() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
 def compile_object(ir_text: str, target: Target | None = None) -> bytes:
     """The object file of one module."""
     return compile_group([ir_text], True, target or native_target())[0]

@@ -348,7 +348,7 @@ class MemoryEmitter:
         """Elements side by side, or one (`lanes` 0), which all exist. Nothing is loaded again as long as nothing is stored."""
         element = memory_type(buffer.dtype)
         kind = f"<{lanes} x {element}>" if lanes else element
-        text = f"load {kind}, ptr {pointer.text}, align {buffer.dtype.size_bytes}{self.aliasing.get(buffer, '')}"
+        text = f"load {kind}, ptr {pointer.text}, align {self.align_of(buffer, lanes)}{self.aliasing.get(buffer, '')}"
         if buffer.scope == "register":  # see `tiles`
             return self.b.emit(text, element, lanes)
         found = self.state.loaded.get(text)
@@ -573,8 +573,12 @@ class MemoryEmitter:
         self.store_at(stmt.buffer, self.pointer_to(stmt.buffer, uniform, known), value)
         self._stored(stmt.buffer, uniform, known, value)
 
+    def align_of(self, buffer: Buffer, lanes: int) -> int:
+        """Bytes of which the place of an access to so many elements side by side is known to be a multiple; 0 lanes for one element."""
+        return buffer.dtype.size_bytes
+
     def store_at(self, buffer: Buffer, pointer: Value, value: Value) -> None:
-        align = buffer.dtype.size_bytes
+        align = self.align_of(buffer, value.lanes)
         self.b.emit_void(f"store {value}, {pointer}, align {align}{self.aliasing.get(buffer, '')}")
 
     def _from_memory(self, value: Value, dtype: DType) -> Value:

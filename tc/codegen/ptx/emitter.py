@@ -1,0 +1,170 @@
+"""Launches as PTX, through LLVM's NVPTX target: one thread's program, from the emitter of LLVM IR that CPUs have.
+
+Pointers are generic in the text; LLVM finds out that those of parameters are of global memory, and those of blocks' buffers of shared
+memory.
+No operation is contracted or approximated: products and sums come out as `.rn`, which ptxas leaves as they are.
+
+Buffers of a launch begin at multiples of ALIGNMENT; accesses are as wide as their places are known to be aligned.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tc.codegen.launches import AXES, DeviceLaunch, launches_of
+from tc.codegen.llvm.addresses import Offset
+from tc.codegen.llvm.builder import Module, Value
+from tc.codegen.llvm.emitter import KernelEmitter
+from tc.codegen.llvm.jit import foreign_assembly
+from tc.codegen.llvm.memory import memory_type
+from tc.errors import CodegenError
+from tc.ir.expr import Buffer, Const, Expr, MathCall, Var
+from tc.ir.loop import Barrier, For, PrimFunc, Stmt, Store, in_place_inputs
+from tc.ir.types import product
+from tc.passes.loop.intrinsics import select_intrinsics
+
+ALIGNMENT = 16
+"""Bytes at whose multiples buffers of a launch begin: those of the widest access."""
+
+TRIPLE = "nvptx64-nvidia-cuda"
+_VERSIONS = {"sm_75": 63, "sm_80": 70, "sm_86": 71, "sm_89": 78, "sm_90": 78, "sm_90a": 80}
+_NEWEST = 80
+"""PTX versions (times 10) that know the architectures. Source: PTX ISA, release notes."""
+
+_REGISTERS = {"block": "ctaid", "thread": "tid"}
+
+
+def emit_launches_ir(func: PrimFunc, symbol: str) -> str:
+    """LLVM IR of all launches of a PrimFunc in the finished form; the function of launch k is called `symbol`_k."""
+    module = Module()
+    chosen = select_intrinsics(func, ())
+    for launch in launches_of(chosen):
+        _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch).emit_function()
+    return str(module)
+
+
+def emit_ptx(func: PrimFunc, symbol: str, arch: str) -> str:
+    """The launches of a PrimFunc in the finished form as PTX for an architecture such as "sm_80"."""
+    version = _VERSIONS.get(arch, _NEWEST)
+    return foreign_assembly(emit_launches_ir(func, symbol), TRIPLE, arch, f"+ptx{version}")
+
+
+class _ThreadEmitter(KernelEmitter):
+    """One thread's program of one launch."""
+
+    def __init__(self, module: Module, name: str, func: PrimFunc, launch: DeviceLaunch) -> None:
+        super().__init__(module, name, func)
+        self.launch = launch
+        self.inputs = frozenset(launch.buffers) - launch.written
+        self.elements_aligned = 1  # of the access that is being emitted: its place is a multiple of so many elements
+        self.num_shared = 0
+
+    def emit_function(self) -> None:
+        """Add the launch's function to the module."""
+        params = [self._buffer_parameter(k, buffer) for k, buffer in enumerate(self.launch.buffers)]
+        for k, var in enumerate(self.launch.scalars):
+            self.state.values[var] = Value(f"%s{k}", "i64")
+            params.append(f"i64 %s{k}")
+        self.statement(self.launch.body)
+        self.b.emit_void("ret void")
+        x, y, z = self.launch.threads
+        sizes = f'"nvvm.reqntid"="{x},{y},{z}"'
+        header = f"define ptx_kernel void @{self.symbol}({', '.join(params)}) nounwind {sizes} {{"
+        self.module.definitions.append("\n".join([header, "entry:", *self.b.entry, *self.b.lines, "}"]))
+
+    def _buffer_parameter(self, k: int, buffer: Buffer) -> str:
+        """A pointer to global memory. What others may write, and this thread read behind a barrier, LLVM must not take to be its own."""
+        place = self.b.name(f"p{k}.")
+        self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(1) %p{k} to ptr")
+        self.state.pointers[buffer] = Value(place, "ptr")
+        number = self.func.buffers.index(buffer) if buffer in self.func.buffers else -1
+        shared = in_place_inputs(self.func)
+        is_alone = buffer in self.inputs and number not in shared
+        return f"ptr addrspace(1) {'noalias readonly ' if is_alone else ''}align {ALIGNMENT} %p{k}"
+
+    # -- statements
+
+    def statement(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Barrier):
+            self._barrier()
+        else:
+            super().statement(stmt)
+
+    def _barrier(self) -> None:
+        self.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ["i32"])
+        self.b.emit_void("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+        self.forget_memory()
+
+    def bound(self, loop: For) -> None:
+        """The thread's number along the loop's axis is the value of its variable; threads behind its last one leave it out."""
+        level, _, axis = loop.thread.partition(".")
+        most = self.launch.threads[AXES.index(axis)] if level == "thread" else 2**31 - 1
+        name = f"llvm.nvvm.read.ptx.sreg.{_REGISTERS[level]}.{axis}"
+        self.module.declare(name, "i32", [])
+        number = self.b.once(name, lambda: self._number(name, most))
+        self.state.values[loop.var] = number
+        with self.knowing(self.facts.with_range(loop.var, loop.extent)):
+            if level == "thread" and isinstance(loop.extent, Const) and loop.extent.value < most:
+                self.where(self.b.compare("icmp slt", number, self.value(loop.extent)), lambda: self.statement(loop.body))
+            else:
+                self.statement(loop.body)
+
+    def _number(self, name: str, most: int) -> Value:
+        number = self.b.emit(f"call range(i32 0, {min(most, 2**31 - 1)}) i32 @{name}()", "i32")
+        return self.b.emit(f"zext nneg {number} to i64", "i64")
+
+    def _parallel(self, loop: For) -> None:
+        self._serial(loop)
+
+    def _alloc(self, buffer: Buffer) -> None:
+        size = product(buffer.shape)
+        if not isinstance(size, Const):
+            raise CodegenError(f"buffer {buffer} of a launch has no constant size")
+        element, count = memory_type(buffer.dtype), max(int(size.value), 1)
+        if buffer.scope != "shared":
+            self.state.pointers[buffer] = self.b.alloca(element, count, ALIGNMENT, "local")
+            return
+        name = f"{self.symbol}_shared{self.num_shared}"
+        self.num_shared += 1
+        self.module.declarations[name] = f"@{name} = internal addrspace(3) global [{count} x {element}] poison, align {ALIGNMENT}"
+        place = self.b.name("shared")
+        self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(3) @{name} to ptr")
+        self.state.pointers[buffer] = Value(place, "ptr")
+
+    # -- accesses
+
+    def _offset(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Offset:
+        found = super()._offset(buffer, indices)
+        self.elements_aligned = self._aligned_elements(buffer, indices, found.known)
+        return found
+
+    def _aligned_elements(self, buffer: Buffer, indices: tuple[Expr, ...], known: int) -> int:
+        """A number of elements of which the offset of an access is known to be a multiple, a power of two. Of lane 0, in a vector."""
+        values, aligned = self.state.values, math.gcd(known, ALIGNMENT)
+        for monomial, coefficient in self._numbers((buffer, indices))[0].others:
+            if self.lane is not None and self.lane.var in monomial:
+                continue
+            factor = coefficient
+            for atom in monomial:
+                value = values.get(atom) if isinstance(atom, Var) else None
+                factor *= 1 if value is None or value.known is None else value.known
+            aligned = math.gcd(aligned, factor)
+        return aligned or ALIGNMENT
+
+    def align_of(self, buffer: Buffer, lanes: int) -> int:
+        """Bytes of which the place of an access is a multiple."""
+        size = buffer.dtype.size_bytes
+        return min(size * math.gcd(self.elements_aligned, ALIGNMENT), ALIGNMENT) if lanes else size
+
+    def _hidden(self, mask: Value) -> Value:
+        return mask
+
+    def _store(self, stmt: Store) -> None:
+        self._store_now(stmt)
+
+    # -- values
+
+    def _math(self, expr: MathCall) -> Value:
+        if expr.name == "thread_index":
+            raise CodegenError("the number of a worker is asked for in a launch, which has none")
+        return super()._math(expr)
