@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tc.codegen.backend import Backend, Language, find_backend
 from tc.codegen.c.backend import C_BACKEND
+from tc.codegen.cuda.backend import CUDA_DEVICE
 from tc.codegen.llvm.backend import CPU
 from tc.errors import UserError
 from tc.target import Target
 
-BACKENDS = (CPU, C_BACKEND)
+BACKENDS = (CPU, C_BACKEND, CUDA_DEVICE)
 
 
 def backend_of(target: Target) -> Backend:

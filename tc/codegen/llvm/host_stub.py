@@ -10,7 +10,8 @@ takes. The device's text lies in the same object under `<symbol>_image`; where t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tc.codegen.launches import MAX_GRID, DeviceLaunch, launches_of
@@ -54,12 +55,30 @@ def emit_host_stub(func: PrimFunc, symbol: str, image: Image, calls: str) -> str
     """
     module = Module()
     stub = _HostStub(module, symbol, func, launches_of(func), calls)
-    data = image.to_bytes()
-    text = "".join(f"\\{byte:02X}" for byte in len(data).to_bytes(8, "little") + data)
-    module.declarations[IMAGE] = f'@{symbol}{IMAGE} = constant [{len(data) + 8} x i8] c"{text}", align 8'
+    module.declarations[IMAGE] = _constant(f"@{symbol}{IMAGE}", image)
     module.declarations[HANDLES] = f"@{symbol}{HANDLES} = global [{max(len(image.functions), 1)} x [2 x i64]] zeroinitializer, align 16"
     stub.emit_entry()
     return str(module)
+
+
+def _constant(name: str, image: Image) -> str:
+    """An image as LLVM IR: its size, then its bytes."""
+    data = image.to_bytes()
+    text = "".join(f"\\{byte:02X}" for byte in len(data).to_bytes(8, "little") + data)
+    return f'{name} = constant [{len(data) + 8} x i8] c"{text}", align 8'
+
+
+_IMAGE_LINE = re.compile(rf'^(@\w+{IMAGE}) = constant \[\d+ x i8\] c"(.*)", align 8$', re.MULTILINE)
+
+
+def with_image(stub: str, change: Callable[[Image], Image]) -> str:
+    """The LLVM IR of a host stub with another image in the place of its own."""
+    found = _IMAGE_LINE.search(stub)
+    if found is None:
+        return stub
+    image = Image.from_bytes(bytes.fromhex(found[2].replace("\\", ""))[8:])
+    changed = change(image)
+    return stub if changed is image else stub[: found.start()] + _constant(found[1], changed) + stub[found.end() :]
 
 
 class _HostStub(KernelEmitter):
