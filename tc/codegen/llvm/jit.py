@@ -159,25 +159,26 @@ def _optimized_together(
     Each is copied out of the joint module, also when it is alone: the order of uses, which decides between instructions that are as
     good, is that of the copy, so the code of a module does not depend on its company.
     """
-    names = [[function.name for function in module.functions if _is_visible(function)] for module in modules]
+    names = [[each.name for each in (*module.functions, *module.global_variables) if _is_visible(each)] for module in modules]
     joint = _for_machine(_parse("", context), machine)
     for module in modules:
         joint.link_in(module)
     _optimize(joint, machine)
+    joined = {each.name: each for each in (*joint.functions, *joint.global_variables)}
     for name in itertools.chain(*names):
-        joint.get_function(name).linkage = llvm.Linkage.available_externally
+        joined[name].linkage = llvm.Linkage.available_externally
     for own in names:
         for name in own:
-            joint.get_function(name).linkage = llvm.Linkage.external
+            joined[name].linkage = llvm.Linkage.external
         module = _for_machine(_parse("", context), machine)
         module.link_in(joint, preserve=True)  # what is available elsewhere stays behind, and what only that used
         for name in own:
-            joint.get_function(name).linkage = llvm.Linkage.available_externally
+            joined[name].linkage = llvm.Linkage.available_externally
         yield module
 
 
-def _is_visible(function: llvm.ValueRef) -> bool:
-    return not function.is_declaration and function.linkage is llvm.Linkage.external
+def _is_visible(value: llvm.ValueRef) -> bool:
+    return not value.is_declaration and value.linkage is llvm.Linkage.external
 
 
 @dataclass(frozen=True)
