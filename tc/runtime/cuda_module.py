@@ -34,6 +34,9 @@ from tc.runtime.frames import Frame
 MOST_STREAMS = 8
 """Frames that are kept for calls to come on streams that they were used on before; for one more, the device is waited for."""
 
+LEAST_ALIGNMENT = 16
+"""Bytes at whose multiples the arrays of a kernel begin: its accesses are up to so wide."""
+
 _asked = threading.local()
 
 
@@ -50,7 +53,8 @@ class _CudaMemory(DeviceMemory):
 @dataclass
 class _Target:
     """Where a result goes: `given` is what the caller gets. `view`: memory of the device that the program writes; `array`: an array of the
-    host, else. `is_apart`: the result is computed elsewhere, because an input lies there, and copied."""
+    host, else. `is_apart`: the result is computed elsewhere and copied, because an input lies there or it does not begin where results of
+    kernels do."""
 
     given: Any
     view: DeviceArrayView | None = None
@@ -169,12 +173,20 @@ class CudaModule(DeviceModule):
         if is_on_device(value):
             view = self._read(memory, value, f'input "{self.inputs[k].name}"')
             self._check_input(k, view)
-            return view.address, view
+            return self._aligned(memory, k, view), view
         array = self._as_input(k, value)
         data = np.ascontiguousarray(pack(array))
         address = memory.block(self._entry.layout.inputs[k], data.nbytes)
         memory.queue.upload(address, data)
         return address, array
+
+    def _aligned(self, memory: _CudaMemory, k: int, view: DeviceArrayView) -> int:
+        """The address of an input, copied if it does not begin where kernels take inputs to begin."""
+        if view.address % LEAST_ALIGNMENT == 0 or not view.nbytes:
+            return view.address
+        address = memory.block(self._entry.layout.inputs[k], view.nbytes)
+        memory.queue.copy(address, view.address, view.nbytes)
+        return address
 
     def _read(self, memory: _CudaMemory, value: Any, name: str) -> DeviceArrayView:
         stream = memory.queue.stream
@@ -232,7 +244,8 @@ class CudaModule(DeviceModule):
             if view.shape != shape or view.dtype != dtype:
                 found, expected = (f"{dtype_name(d)}{list(s)}" for d, s in ((view.dtype, view.shape), (dtype, shape)))
                 raise InputError(f'out: the buffer for "{info.name}" is {found}, but must be {expected}')
-            targets.append(_Target(value, view, is_apart=any(_overlap(view, each) for each in inputs)))
+            is_apart = view.address % LEAST_ALIGNMENT != 0 or any(_overlap(view, each) for each in inputs)
+            targets.append(_Target(value, view, is_apart=is_apart))
         self._refuse_overlapping(targets)
         return targets
 

@@ -127,9 +127,6 @@ class _Tensor(ctypes.Structure):
     )  # fmt: skip
 
 
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 class _Managed(ctypes.Structure):
     """DLManagedTensor."""
 
@@ -257,12 +254,10 @@ _lent: dict[int, tuple[Any, ...]] = {}
 """What is behind the capsules that others have, by the address of the structure."""
 
 
-@_DELETER
 def _returned(managed: int) -> None:
     _lent.pop(managed, None)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _destroyed(capsule: int) -> None:
     """A capsule goes; one that nobody took over is used up."""
     found = _name_at(capsule)
@@ -272,7 +267,9 @@ def _destroyed(capsule: int) -> None:
 
 _name_at = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_GetName", _API))
 _pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _API))
-_DESTROY = ctypes.cast(_destroyed, ctypes.c_void_p)
+_DESTROY_CALLBACK = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroyed)
+_DESTROY = ctypes.cast(_DESTROY_CALLBACK, ctypes.c_void_p)
+_RETURN_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_returned)
 
 
 def _export(array: DeviceArray) -> _Managed:
@@ -282,7 +279,7 @@ def _export(array: DeviceArray) -> _Managed:
     steps = (ctypes.c_int64 * max(rank, 1))(*(math.prod(array.shape[k + 1 :]) for k in range(rank)))
     code, bits = _CODES.get(from_numpy(array.dtype), _plain_code(array.dtype))
     tensor = _Tensor(array.address, CUDA, array.device, rank, code, bits, 1, sizes, steps, 0)
-    managed = _Managed(tensor, None, ctypes.cast(_returned, ctypes.c_void_p))
+    managed = _Managed(tensor, None, ctypes.cast(_RETURN_CALLBACK, ctypes.c_void_p))
     _lent[ctypes.addressof(managed)] = (managed, sizes, steps, array)
     return managed
 

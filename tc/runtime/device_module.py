@@ -56,7 +56,7 @@ class DeviceModule(CompiledModule):
     """A compiled model on a device."""
 
     _takes_host_addresses = False
-    _memory_type = DeviceMemory
+    _memory_type: type[DeviceMemory] = DeviceMemory
 
     def __init__(self, plan: Any, entry: Any, library: Loaded, *args: Any, **kwargs: Any) -> None:
         assert library.device is not None

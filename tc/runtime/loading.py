@@ -14,7 +14,7 @@ from tc.errors import ModelError, UserError
 from tc.runtime.callbacks import callback_for
 from tc.runtime.interface import interface_from_json
 from tc.runtime.module import CompiledModule
-from tc.runtime.module_class import module_class
+from tc.runtime.module_class import MODULE_CLASSES, module_class
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelReport, Report
 from tc.runtime.saved import Seal, as_array, pack_module, plain_seal, read_module, unpack_module
@@ -105,4 +105,5 @@ def _reduced(module: CompiledModule) -> tuple[Any, ...]:
     return _from_bytes, (pack_module(*module.content()), module.threads)
 
 
-copyreg.pickle(CompiledModule, _reduced)
+for _kind in MODULE_CLASSES:
+    copyreg.pickle(_kind, _reduced)

@@ -8,6 +8,8 @@ from tc.runtime.cuda_module import CudaModule
 from tc.runtime.device_module import DeviceModule
 from tc.runtime.module import CompiledModule
 
+MODULE_CLASSES: tuple[type[CompiledModule], ...] = (CompiledModule, DeviceModule, CudaModule)
+
 
 def module_class(library: Loaded) -> type[CompiledModule]:
     """The class of modules over a library."""

@@ -23,6 +23,9 @@ DEVICE_SCHEMA = 1
 DEVICE_KINDS = ("cuda", "opencl", "rocm")
 TENSOR_DTYPES = ("f16", "bf16", "tf32", "i8", "f8")
 _COPY_ENGINES = ("cp.async", "tma")
+AS_PTX = "ptx"
+"""The feature of a device whose kernels are to be written as PTX, and not as CUDA-C: every CUDA device takes them."""
+
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -44,7 +47,7 @@ class DeviceFacts:
     features: what `Intrinsic.features` are asked of. An architecture has its own name and those of all whose instructions it has. Beside
     these: "shuffle" (threads of a warp see each other's values without a barrier), "fp16", "bf16", "fp8", "fp64" (arithmetic or conversions
     of such values), "cp.async" and "tma" (copies to shared memory that do not occupy threads), "wgmma", "svm" (memory that host and device
-    address alike).
+    address alike), and AS_PTX.
     """
 
     kind: str
@@ -136,7 +139,7 @@ def _problem(name: str, value: object) -> str | None:
 def lacking(wanted: DeviceFacts, there: DeviceFacts) -> tuple[str, ...]:
     """What a device does not have of what code for another may use: features by name, and sizes in words. Versions of OpenCL do not count:
     code is text that the driver compiles, and what it uses beyond the first is a feature of its own."""
-    features = [name for name in wanted.features if name not in there.features and not name.startswith("opencl_")]
+    features = [name for name in wanted.features if name not in (*there.features, AS_PTX) and not name.startswith("opencl_")]
     sizes = [name for name in _LIMITS if getattr(there, name) < getattr(wanted, name)]
     if wanted.has("shuffle") and wanted.warp_size != there.warp_size:
         sizes.append("warp_size")
@@ -198,7 +201,10 @@ def with_facts(device: DeviceFacts, facts: Mapping[str, str]) -> DeviceFacts:
     for name in facts:
         if name not in known:
             raise UserError(f"target: unknown fact '{name}' of a {device.kind} device; known are {', '.join(known)}")
-    return dataclasses.replace(device, **{name: _parse_device_fact(name, text) for name, text in facts.items()})
+    changed = {name: _parse_device_fact(name, text) for name, text in facts.items()}
+    if facts.get("features", "").startswith("+"):  # these as well
+        changed["features"] = tuple(dict.fromkeys((*device.features, *changed["features"])))
+    return dataclasses.replace(device, **changed)
 
 
 def _format_fact(value: object) -> str:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from tc.codegen.launches import launches_of
-from tc.codegen.llvm.host_stub import Image, emit_host_stub
-from tc.codegen.llvm.jit import compile_object
+from tc.codegen.llvm.host_stub import Image, emit_host_stub, with_image
+from tc.codegen.llvm.jit import compile_group, compile_object
+from tc.codegen.llvm.object_symbols import symbols_of
 from tc.errors import CodegenError, UserError
 from tc.ir.expr import Const
 from tc.ir.parser import parse_prim_func
+from tc.target import native_target
 
 REVERSED = """
 @loops
@@ -85,6 +87,35 @@ def test_a_stub_launches_once_per_iteration_of_the_loops_around(device):
     queue.download(found, b.address)
 
     assert np.array_equal(found, x[:, ::-1] * 2)
+
+
+def test_objects_that_are_made_together_have_their_own_functions(device):
+    from tc.codegen.opencl.device import load_kernels
+
+    func = parse_prim_func(REVERSED)
+    texts = [
+        emit_host_stub(func, name, Image(TEXT.replace("reversed", name), (f"{name}_0",), (256,)), "tc_opencl") for name in ("one", "other")
+    ]
+
+    first, second = compile_group(texts, True, native_target())
+    library = load_kernels([first, second], device)
+
+    assert symbols_of(first).defined == {"one", "one_image", "one_handles"}
+    assert symbols_of(second).defined == {"other", "other_image", "other_handles"}
+    for name in ("one", "other"):
+        assert (ctypes.c_int64 * 2).from_address(library.address(f"{name}_handles"))[0] != 0
+
+
+def test_an_image_is_exchanged_in_a_stub():
+    stub = emit_host_stub(parse_prim_func(REVERSED), "f", Image(TEXT, ("reversed_0",), (256,)), "tc_opencl")
+    other = Image("other \\ text", ("reversed_0",), (256,), "-x")
+    seen = []
+
+    changed = with_image(stub, lambda image: seen.append(image) or other)
+
+    assert seen == [Image(TEXT, ("reversed_0",), (256,))]
+    assert changed == emit_host_stub(parse_prim_func(REVERSED), "f", other, "tc_opencl")
+    assert with_image(stub, lambda image: image) is stub
 
 
 def test_text_that_the_driver_refuses_is_an_error_with_its_words(device):

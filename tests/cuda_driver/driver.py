@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -27,12 +29,34 @@ def build_driver(folder: Path) -> Path:
     return folder
 
 
-def run_scenarios(folder: Path, script: Path, names: list[str], facts: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run functions of a script in one process whose CUDA driver is that in `folder`."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE.parent))), **facts}
-    return subprocess.run(
-        [sys.executable, str(script), *names], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+def build_compiler(folder: Path) -> None:
+    """Put an `nvcc` into a folder whose binaries are PTX, as the driver has them."""
+    real = shutil.which("nvcc")
+    if real is not None:
+        swap = 'for word do shift; [ "$word" = -cubin ] && word=-ptx; set -- "$@" "$word"; done'
+        (folder / "nvcc").write_text(f'#!/bin/sh\n{swap}\nexec {real} "$@"\n')
+        (folder / "nvcc").chmod(0o755)
+
+
+def functions_of(script: Path) -> list[str]:
+    """The scenarios in a script: functions without arguments whose names are sentences."""
+    found = [node for node in ast.parse(script.read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in found if "_" in node.name and not node.args.args]
+
+
+def run_scenarios(folder: Path, script: Path, names: list[str], facts: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Run functions of a script in one process whose CUDA driver is that in `folder`: what each ended with ("good"), and errors."""
+    paths = {"PATH": os.pathsep.join((str(folder), os.environ["PATH"])), "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE.parent)))}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "TC_TEST_FOLDER": str(folder), **paths, **facts}
+    done = subprocess.run([sys.executable, str(script), *names], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, rest = line.partition(": ")
+        if name in names:
+            last, found[name] = name, rest
+        elif found:
+            found[last] += "\n" + line
+    return found, done.stderr
 
 
 _SIZES = ctypes.POINTER(ctypes.c_uint)

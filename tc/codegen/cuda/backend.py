@@ -1,7 +1,7 @@
 """CUDA devices as a back end: CUDA-C or PTX of a kernel's launches, under host stubs, which reach the driver.
 
 CUDA-C is compiled to a binary where objects are made, if there is a compiler, and so kept with them; else when a module is loaded. A target
-whose device has the feature "ptx" gets PTX instead of CUDA-C.
+whose device has the feature AS_PTX gets PTX instead of CUDA-C.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from tc.errors import CodegenError
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import DEVICE_FINISH_CALLS
 from tc.target import Target
-
-PTX_FEATURE = "ptx"
-"""Of a device whose kernels are to be PTX."""
+from tc.target.device import AS_PTX
 
 
 def write_cuda(func: PrimFunc, name: str, target: Target) -> str:
@@ -47,7 +45,7 @@ def emit_kernel(func: PrimFunc, symbol: str, target: Target) -> str:
     for name, size in zip(names, shared, strict=True):
         if size > most:
             raise CodegenError(f"{func.name}: {name} needs {size} bytes of shared memory for a block, {target.device.arch} has {most}")
-    write = write_ptx if target.device.has(PTX_FEATURE) else write_cuda
+    write = write_ptx if target.device.has(AS_PTX) else write_cuda
     return emit_host_stub(func, symbol, Image(write(func, symbol, target), names, shared, _options(target)), CALLS)
 
 

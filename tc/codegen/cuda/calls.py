@@ -12,6 +12,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import binding as llvm
 
@@ -266,8 +268,8 @@ class CudaCalls:
         self._library = library
         pointer, size = ctypes.c_void_p, ctypes.c_int64
 
-        def function(name: str, result: object, *parameters: object) -> ctypes._CFuncPtr:
-            return ctypes.CFUNCTYPE(result, *parameters)(library.address(f"{CALLS}_{name}"))  # type: ignore[arg-type]
+        def function(name: str, result: Any, *parameters: Any) -> Callable[..., Any]:
+            return ctypes.CFUNCTYPE(result, *parameters)(library.address(f"{CALLS}_{name}"))
 
         self.enter = function("enter", size, pointer)
         self.leave = function("leave", None, pointer, size)

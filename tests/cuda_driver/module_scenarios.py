@@ -1,0 +1,396 @@
+"""Whole compiled models on a CUDA device, run in a process whose driver is the fake one; their PTX runs in an interpreter."""
+
+import contextlib
+import ctypes
+import os
+import pickle
+import sys
+import threading
+import types
+import weakref
+
+import numpy as np
+from cuda_driver.driver import FakeDriver, main
+from ptx.launch import Pointer, run
+
+import tc
+from tc.codegen.cuda.device import open_device
+from tc.errors import InputError, LimitError, TcError
+from tc.ir.parser import parse_module
+from tc.runtime.device_arrays import CUDA, DeviceArray, read_device_array
+
+PTX = "cuda:sm_80,features=+ptx"
+SUMS = """
+@graph
+def main(x: f32[n, 40], y: f32[40]):
+    a: f32[n, 40] = mul(x, y)
+    b: f32[n, 40] = add(a, x)
+    s: f32[n] = sum(b, axes=(1,), keepdims=False)
+    return b, s
+"""
+TWICE = """
+@graph
+def main(x: f32[n]):
+    y: f32[n] = add(x, x)
+    z: f32[n] = mul(y, y)
+    return y, z
+"""
+fake = FakeDriver()
+device = open_device(0)
+modules = {}
+
+
+def interpreted(text, name, grid, block, shared, values):
+    """Run a kernel of PTX on the memory of the device."""
+    arguments = []
+    for value in values:
+        try:
+            arguments.append(Pointer(*fake.memory(value)))
+        except ValueError:
+            arguments.append(value)
+    run(text, name, grid, block, arguments, shared)
+
+
+fake.run_image = interpreted
+
+
+def compiled(text, target=PTX):
+    if (text, target) not in modules:
+        modules[text, target] = tc.compile(parse_module(text), target=target)
+    fake.clear()
+    return modules[text, target]
+
+
+def on_device(array, stream=None):
+    """A copy of an array on the device, for whoever takes arrays by DLPack."""
+    block, queue = device.allocate(array.nbytes), device.new_queue()
+    queue.upload(block.address, np.ascontiguousarray(array))
+    queue.finish()
+    return DeviceArray(array.shape, array.dtype, 0, block, lambda stream: None)
+
+
+def fetched(array, stream=0):
+    """What is on the device once a stream's work is done."""
+    view = read_device_array(array, 0, stream, "it")
+    found, queue = np.empty(view.shape, view.dtype), device.new_queue()
+    queue.follow(stream)
+    queue.download(found, view.address)
+    return found
+
+
+def raised(kind, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def sums_of(rng, n=3):
+    x, y = rng.random((n, 40), np.float32), rng.random(40, np.float32)
+    return x, y, x * y + x
+
+
+def assert_sums(found, x, y, rtol=1e-5):
+    b, s = found
+    np.testing.assert_allclose(b, x * y + x, rtol=1e-6)
+    np.testing.assert_allclose(s, (x * y + x).sum(1), rtol=rtol)
+    assert not fake.complaints, fake.complaints
+
+
+def arrays_of_the_host_go_to_the_device_and_back():
+    module, rng = compiled(SUMS), np.random.default_rng(0)
+
+    for n in (3, 7, 1, 0, 3):
+        x, y, _ = sums_of(rng, n)
+        assert_sums(module(x, y), x, y)
+
+
+def cuda_c_through_nvcc_gives_the_same():
+    x, y, _ = sums_of(np.random.default_rng(1))
+
+    assert_sums(compiled(SUMS, "cuda:sm_80")(x, y), x, y)
+
+
+def arrays_on_the_device_are_used_in_place():
+    module = compiled(SUMS)
+    x, y, _ = sums_of(np.random.default_rng(2))
+    a, b = on_device(x), on_device(y)
+    fake.clear()
+
+    results = module(a, b)
+    calls = fake.log
+    b_found, s_found = map(fetched, results)
+
+    assert not any(line.startswith(("cuMemcpyHtoD", "cuMemcpyDto")) for line in calls), calls
+    assert all(isinstance(each, DeviceArray) for each in results)
+    assert results[0].__dlpack_device__() == (CUDA, 0)
+    assert_sums((b_found, s_found), x, y)
+
+
+class Interface:
+    """An array that only has `__cuda_array_interface__`."""
+
+    def __init__(self, array, stream):
+        self.array = array
+        facts = array.__cuda_array_interface__
+        self.__cuda_array_interface__ = {**facts, "stream": stream}
+
+
+def an_array_without_dlpack_is_waited_for_on_its_stream():
+    module = compiled(SUMS)
+    x, y, _ = sums_of(np.random.default_rng(3))
+    source, empty = on_device(x), on_device(np.zeros_like(x))
+    other = device.new_queue()
+    other.copy(empty.address, source.address, x.nbytes)  # done when somebody waits
+    fake.clear()
+
+    found = module(Interface(empty, other.stream), y)
+
+    assert fake.count("cuStreamWaitEvent") == 1
+    assert_sums(map(fetched, found), x, y)
+
+
+def a_call_on_a_stream_does_not_wait():
+    module = compiled(SUMS)
+    x, y, _ = sums_of(np.random.default_rng(4))
+    a, b, queue = on_device(x), on_device(y), device.new_queue()
+    module(a, b, stream=queue.stream)
+    queue.finish()
+    c, d = on_device(x * 0), on_device(np.zeros(3, np.float32))
+    fake.clear()
+
+    given = module(a, b, out=[c, d], stream=queue.stream)
+    calls, before = fake.log, fake.memory(c.address)[0].any()
+
+    assert not any("Synchronize" in call for call in calls), calls
+    assert not before and given[0] is c
+    assert_sums((fetched(c, queue.stream), fetched(d, queue.stream)), x, y)
+
+
+def two_streams_have_two_arenas():
+    module, rng = compiled(SUMS), np.random.default_rng(5)
+    queues = [device.new_queue() for _ in range(11)]
+    inputs = [sums_of(rng, 2 + k % 3)[:2] for k in range(11)]
+    arrays = [(on_device(x), on_device(y)) for x, y in inputs]
+
+    found = [module(*each, stream=queue.stream) for each, queue in zip(arrays, queues, strict=True)]
+    again = [module(*each, stream=queue.stream) for each, queue in zip(arrays[::-1], queues, strict=True)]
+    for queue in queues[::-1]:
+        queue.finish()
+
+    for (x, y), results in zip(inputs + inputs[::-1], found + again, strict=True):
+        assert_sums(map(fetched, results), x, y)
+    assert len(module._frames) <= 9
+
+
+def larger_sizes_wait_for_smaller_ones_to_be_done():
+    module, rng = compiled(SUMS), np.random.default_rng(6)
+    queue, kept = device.new_queue(), []
+
+    for n in (2, 5, 9, 3):
+        x, y, _ = sums_of(rng, n)
+        kept.append((module(on_device(x), on_device(y), stream=queue.stream), x, y))
+    queue.finish()
+
+    for results, x, y in kept:
+        assert_sums(map(fetched, results), x, y)
+
+
+def threads_do_not_disturb_each_other():
+    module, problems = compiled(SUMS), []
+
+    def work(seed):
+        try:
+            for n in (1, 4, 2):
+                x, y, _ = sums_of(np.random.default_rng(seed), n)
+                assert_sums(module(x, y), x, y)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not problems, problems
+
+
+def results_upon_inputs_are_computed_apart():
+    module = compiled(TWICE)
+    x = np.arange(50, dtype=np.float32)
+    a, z = on_device(x), on_device(x)
+
+    module(a, out=[a, z])
+
+    assert np.array_equal(fetched(a), 2 * x) and np.array_equal(fetched(z), 4 * x * x) and not fake.complaints
+    assert "overlap" in raised(InputError, module, on_device(x), out=[z, z])
+
+
+def arrays_that_begin_anywhere_are_taken():
+    module = compiled(TWICE)
+    x = np.arange(51, dtype=np.float32)
+    a, y, z = on_device(x), on_device(x), on_device(x)
+
+    def part(array):
+        shifted = types.SimpleNamespace(address=array.address + 4)
+        return DeviceArray((50,), x.dtype, 0, shifted, lambda stream: None)
+
+    module(part(a), out=[part(y), part(z)])
+
+    assert np.array_equal(fetched(y)[1:], 2 * x[1:]) and np.array_equal(fetched(z)[1:], 4 * x[1:] ** 2)
+    assert fetched(y)[0] == 0 and not fake.complaints
+
+
+def wrong_arrays_are_refused_in_words():
+    module = compiled(SUMS)
+    x, y, _ = sums_of(np.random.default_rng(8))
+    b = on_device(y)
+    elsewhere = DeviceArray(x.shape, x.dtype, 1, None, lambda stream: None)
+
+    assert 'input "x": dtype is f64, but must be f32' in raised(InputError, module, on_device(x.astype(np.float64)), b)
+    assert 'input "x": dim 1 is 41, but must be 40' in raised(InputError, module, on_device(np.zeros((3, 41), np.float32)), b)
+    assert 'input "x": rank is 1, but must be 2' in raised(InputError, module, on_device(x[0]), b)
+    assert "lies on CUDA device 1, but the model runs on CUDA device 0" in raised(InputError, module, elsewhere, b)
+    assert "stream is a str" in raised(InputError, module, x, y, stream="mine")
+    out = [on_device(x), on_device(np.zeros(4, np.float32))]
+    assert "f32[4], but must be f32[3]" in raised(InputError, module, on_device(x), b, out=out)
+    assert_sums(module(x, y), x, y)
+
+
+def strided_arrays_are_refused_or_made_dense():
+    module = compiled(TWICE)
+
+    class Strided:
+        def __init__(self, array):
+            self.array = array
+            self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "shape": (10,), "strides": (8,)}
+
+    class Dense(Strided):
+        def contiguous(self):
+            return on_device(np.arange(10, dtype=np.float32) * 2)
+
+    a = on_device(np.arange(20, dtype=np.float32))
+
+    assert 'input "x" is not C-contiguous' in raised(InputError, module, Strided(a))
+    assert np.array_equal(fetched(module(Dense(a))[0]), np.arange(10) * 4)
+
+
+def torch_gets_tensors_of_its_own_on_its_stream():
+    torch, queue = types.ModuleType("torch"), device.new_queue()
+
+    class Tensor:
+        def __init__(self, array):
+            self.array = array
+            self.seen = []
+
+        def __dlpack_device__(self):
+            return CUDA, 0
+
+        def __dlpack__(self, stream=None):
+            self.seen.append(stream)
+            return self.array.__dlpack__(stream=-1)
+
+    Tensor.__module__ = "torch"
+    torch.float32, made = "float32", []
+
+    def empty(shape, dtype, device):
+        assert (dtype, device) == ("float32", "cuda:0")
+        made.append(Tensor(on_device(np.zeros(shape, np.float32))))
+        return made[-1]
+
+    torch.empty = empty
+    torch.cuda = types.SimpleNamespace(current_stream=lambda number: types.SimpleNamespace(cuda_stream=queue.stream))
+    sys.modules["torch"] = torch
+    module = compiled(TWICE)
+    x = np.arange(50, dtype=np.float32)
+    value = Tensor(on_device(x))
+    fake.clear()
+
+    y, z = module(value)
+    untouched = not any(fake.memory(each.array.address)[0].any() for each in made)
+    queue.finish()
+
+    del sys.modules["torch"]
+    assert made == [y, z] and value.seen == [queue.stream] and untouched
+    assert np.array_equal(fetched(y.array), 2 * x) and np.array_equal(fetched(z.array), 4 * x * x)
+
+
+def results_are_freed_with_whoever_took_them():
+    module = compiled(TWICE)
+    x = on_device(np.arange(50, dtype=np.float32))
+    before = fake.library.fake_in_use()
+
+    y, z = module(x)
+    capsules = [y.__dlpack__(stream=1), z.__dlpack__(stream=1)]
+    taken = weakref.ref(y)
+    del y, z
+    held = fake.library.fake_in_use() - before
+    capsules.clear()
+
+    assert taken() is None and held >= 400
+    assert fake.library.fake_in_use() - before <= held - 400
+    assert not fake.complaints
+
+
+def trim_gives_memory_back():
+    module = tc.compile(parse_module(SUMS), target=PTX)
+    used = fake.library.fake_in_use()
+    x, y, _ = sums_of(np.random.default_rng(9), 50)
+
+    module(x, y)
+    more = fake.library.fake_in_use()
+    module.trim()
+
+    assert more > used and fake.library.fake_in_use() == used and fake.count("cuMemPoolTrimTo") == 1
+    assert_sums(module(x, y), x, y)
+
+
+def out_of_memory_says_what_was_asked():
+    module = compiled(TWICE)
+    fake.library.fake_set_capacity(ctypes.c_uint64(1 << 22))
+
+    message = raised(LimitError, module, np.zeros(1 << 20, np.float32))
+    fake.library.fake_set_capacity(ctypes.c_uint64(1 << 30))
+
+    assert "has no memory for 4194304 bytes" in message
+    assert np.array_equal(module(np.ones(5, np.float32))[0], [2.0] * 5)
+
+
+def a_module_is_saved_and_pickled():
+    module = compiled(TWICE)
+    path, x = os.path.join(os.environ["TC_TEST_FOLDER"], "m.tcm"), np.arange(5, dtype=np.float32)
+
+    module.save(path)
+
+    for again in (tc.load(path), pickle.loads(pickle.dumps(module))):
+        assert np.array_equal(again(x)[1], 4 * x * x)
+
+
+def a_call_in_a_forked_child_is_an_error_in_words():
+    module = compiled(TWICE)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writing, raised(TcError, module, np.ones(5, np.float32)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert "does not work in the child" in os.read(reading, 1000).decode()
+    assert np.array_equal(module(np.ones(5, np.float32))[0], [2.0] * 5)
+
+
+def a_kernel_that_fails_is_an_error_and_not_a_number():
+    module = compiled(TWICE)
+    fake.library.fake_fail_next(b"cuLaunchKernel", 719)
+
+    message = raised(TcError, module, np.ones(5, np.float32))
+
+    assert "a launch failed: CUDA_ERROR_LAUNCH_FAILED (719)" in message and "start the process afresh" in message
+    assert np.array_equal(module(np.ones(5, np.float32))[0], [2.0] * 5)
+
+
+if __name__ == "__main__":
+    main(globals())
