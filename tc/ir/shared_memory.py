@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 from tc.errors import ScheduleError
 from tc.ir.bit_layout import BitLayout, layout, row_major
@@ -149,6 +149,11 @@ def choose_swizzle(rows: int, columns: int, element_bytes: int, accesses: Sequen
     f that costs nothing is the answer; there is none cheaper, and in each of its images the smallest that does is tried first.
     Source: the conflict condition is that of Triton's linear layouts; common complements of subspaces over GF(2).
     """
+    return _chosen(rows, columns, element_bytes, tuple(accesses))
+
+
+@lru_cache(256)
+def _chosen(rows: int, columns: int, element_bytes: int, accesses: tuple[BitLayout, ...]) -> BitLayout:
     plain = row_major("offset", row=rows, column=columns)
     flat = [access.then(plain) for access in accesses]
     for access in flat:
@@ -160,7 +165,7 @@ def choose_swizzle(rows: int, columns: int, element_bytes: int, accesses: Sequen
     return plain.then(xor_bits(rows * columns, mixed))
 
 
-TRIED = 1 << 13
+TRIED = 1 << 11
 """Images that a search tries at most. Where there is a swizzle without conflicts, some hundred do."""
 
 
