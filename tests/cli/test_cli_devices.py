@@ -82,7 +82,7 @@ def two_kernels(tmp_path: Path) -> Path:
         helper.make_node("Softmax", ["x"], ["s"], name="soft", axis=-1),
         helper.make_node("ReduceSum", ["s", "axes"], ["y"], name="total", keepdims=0),
     ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", ["n", 24]), ("y", [24])))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", ["n", 32]), ("y", [32])))
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [0])
     graph = helper.make_graph(nodes, "two", [x], [y], [axes])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "two.onnx")
