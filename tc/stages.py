@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
+from tc.codegen.backend import ExportedProgram, Language
 from tc.codegen.backends import language_names, language_of
 from tc.compiler import check_words, run_stages
 from tc.errors import InputError, UserError
@@ -18,6 +20,8 @@ from tc.frontend.imported import Imported
 from tc.frontend.registry import Model, import_model
 from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
+from tc.ir.loop import PrimFunc
+from tc.ir.plan import Launch, PlanStep, all_steps
 from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
 from tc.runtime.host_work import HostWork, host_work
@@ -42,6 +46,7 @@ class Lowered:
     plan: Callable[[], str] = str
     suffix: str = ".tc"
     build: Callable[[str], str] | None = None
+    program: Callable[[], ExportedProgram] | None = None
 
     def as_text(self, kernel: str | None = None) -> str:
         """UserError for a kernel that does not exist, or a stage that has no kernels."""
@@ -51,16 +56,20 @@ class Lowered:
             raise UserError(f"no kernel {kernel!r}; there are: {', '.join(self.kernels) or 'none at this stage'}")
         return self.kernels[kernel]()
 
-    def files(self) -> dict[str, str]:
+    def files(self) -> dict[str, str | bytes]:
         """Names of files and their texts: each kernel; what the host does with them ("plan.txt"); for a language, how to compile them
-        ("build.sh"). UserError for a stage that has no kernels."""
+        ("build.sh"). For a language that has all of a program, a program. UserError for a stage that has no kernels."""
         if self.stage in ("graph", "plan"):
             raise UserError(f"the stage {self.stage!r} is one text, not a file for each kernel")
         names = {kernel: f"{stem}{self.suffix}" for kernel, stem in _stems(self.kernels).items()}
-        found = {names[kernel]: make() for kernel, make in self.kernels.items()}
+        program = None if self.program is None else self.program()
+        found: dict[str, str | bytes] = {names[kernel]: make() for kernel, make in self.kernels.items()}
         found["plan.txt"] = self.plan()
         if self.build is not None:
             lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(self.build(name) for name in names.values())]
+            if program is not None:
+                found |= program.files
+                lines += [f"KERNELS='{' '.join(Path(name).stem + '.o' for name in names.values())}'", *program.build]
             found["build.sh"] = "\n".join(lines) + "\n"
         return found
 
@@ -95,9 +104,30 @@ def lower(
         of_stage = {"loops": "lowered", "scheduled": "scheduled", "final": "final"}[stage]
         texts = {name: partial(print_ir, getattr(kernel, of_stage)) for name, kernel in stages.kernels.items()}
         return Lowered(stage, partial(_joined, texts), texts, plan)
-    stems = _stems(stages.kernels)
-    texts = {name: partial(language.write, kernel.final, f"tc_{stems[name]}", chosen) for name, kernel in stages.kernels.items()}
-    return Lowered(stage, partial(_joined, texts), texts, plan, language.suffix, lambda file: language.build(file, chosen))
+    symbols = {name: f"tc_{stem}" for name, stem in _stems(stages.kernels).items()}
+    notes = _notes(stages.plan.steps, language.comment)
+    texts = {
+        name: partial(_written, notes.get(name, ""), language, kernel.final, symbols[name], chosen)
+        for name, kernel in stages.kernels.items()
+    }
+    program = None
+    if language.program is not None:
+        program = partial(language.program, stages.plan, {n: (symbols[n], kernel.final) for n, kernel in stages.kernels.items()})
+    return Lowered(stage, partial(_joined, texts), texts, plan, language.suffix, lambda file: language.build(file, chosen), program)
+
+
+def _written(note: str, language: Language, func: PrimFunc, symbol: str, target: Target) -> str:
+    """A kernel in a language, below a note."""
+    return note + language.write(func, symbol, target)
+
+
+def _notes(steps: Sequence[PlanStep], comment: str) -> dict[str, str]:
+    """Which of the model's nodes each kernel computes, as a comment."""
+    found: dict[str, dict[str, None]] = {}
+    for step in all_steps(steps) if comment else ():
+        if isinstance(step, Launch) and step.span is not None:
+            found.setdefault(step.kernel, {})[str(step.span)] = None
+    return {name: comment.format("; ".join(spans).replace("*/", "* /")) + "\n" for name, spans in found.items()}
 
 
 def _joined(texts: Mapping[str, Callable[[], str]]) -> str:
@@ -109,13 +139,15 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:_LONGEST_STEM] or "kernel"
-        taken = {stem.lower() for stem in found.values()}
+        taken = {*_NOT_KERNELS, *(stem.lower() for stem in found.values())}
         candidates = (plain if number == 0 else f"{plain}_{number}" for number in count())
         found[name] = next(stem for stem in candidates if stem.lower() not in taken)
     return found
 
 
 _LONGEST_STEM = 100
+_NOT_KERNELS = ("model", "runtime", "main")
+"""Files of a program that is written around the kernels."""
 
 
 def on_host(model: Model, target: str | Target, dims: Mapping[str, Dim | int] | None = None) -> tuple[HostWork, ...]:

@@ -117,7 +117,7 @@ def is_for_folder(args: argparse.Namespace) -> bool:
     return has_kernels and args.output is not None and (args.output.is_dir() or not args.output.suffix)
 
 
-def write_folder(folder: Path, texts: Mapping[str, str], data: dict[str, Any]) -> Outcome:
+def write_folder(folder: Path, texts: Mapping[str, str | bytes], data: dict[str, Any]) -> Outcome:
     """Write files into a folder, which is made if it is not there."""
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
@@ -126,8 +126,8 @@ def write_folder(folder: Path, texts: Mapping[str, str], data: dict[str, Any]) -
     return Outcome(data, lambda console: console.print(f"wrote {len(texts)} files into {folder}", highlight=False, markup=False))
 
 
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
+def _write_text(text: str | bytes, path: Path) -> None:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 def emit_stage(args: argparse.Namespace) -> Outcome:

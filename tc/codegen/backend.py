@@ -12,6 +12,7 @@ from typing import Protocol
 from tc.codegen.device import Device
 from tc.errors import UnsupportedError
 from tc.ir.loop import PrimFunc
+from tc.ir.plan import ExecutionPlan
 from tc.passes.manager import PassCall
 from tc.target import Target
 
@@ -27,16 +28,27 @@ class Loaded(Protocol):
 
 
 @dataclass(frozen=True)
+class ExportedProgram:
+    """The files of a program around its kernels, and the shell commands that build it from what its kernels were built to ($KERNELS)."""
+
+    files: Mapping[str, str | bytes]
+    build: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Language:
     """Kernels of a target as text to keep, to read and to build elsewhere.
 
     `suffix`: of the files. `write`: the text of a kernel (finished loops) whose functions' names begin with a name. `build`: the shell
-    command that compiles a file of such text for the target.
+    command that compiles a file of such text for the target. `program`: files and shell commands for all that is around the kernels of a
+    plan, whose symbols and finished loops are given by name; None for a language of kernels alone. `comment`: how one is written.
     """
 
     suffix: str
     write: Callable[[PrimFunc, str, Target], str]
     build: Callable[[str, Target], str]
+    program: Callable[[ExecutionPlan, Mapping[str, tuple[str, PrimFunc]]], ExportedProgram] | None = None
+    comment: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ function; nothing interprets it at run time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -152,3 +153,14 @@ class ExecutionPlan(Located):
     num_dynamic: int
     steps: tuple[PlanStep, ...]
     output_slots: tuple[Slot, ...]
+
+
+def all_steps(steps: Iterable[PlanStep]) -> Iterator[PlanStep]:
+    """The steps and those inside of them, in the order of the text."""
+    for step in steps:
+        yield step
+        match step:
+            case Branch(then_steps=first, else_steps=second):
+                yield from all_steps((*first, *second))
+            case Repeat(body=body):
+                yield from all_steps(body)

@@ -13,6 +13,7 @@ from pathlib import Path
 from tc.codegen.backend import Backend, Language
 from tc.codegen.c.dialect import C
 from tc.codegen.c.host import MARK, emit_host
+from tc.codegen.c.program import export_program
 from tc.codegen.llvm.backend import load_objects
 from tc.codegen.llvm.jit import compile_group
 from tc.errors import CodegenError
@@ -84,7 +85,10 @@ def _compile(texts: Sequence[str], target: Target) -> list[bytes]:
 
 
 def _build(file: str, target: Target) -> str:
-    return f"cc {shlex.join((*OPTIONS, *machine_options(target)))} -c {file}"
+    return f"${{CC:-cc}} {shlex.join((*OPTIONS, *machine_options(target)))} $CFLAGS -c {file}"
 
 
-C_BACKEND = Backend("c", FINISH_CALLS, emit_kernel, compile_texts, load_objects, languages={"c": Language(".c", emit_kernel, _build)})
+C_LANGUAGE = Language(".c", emit_kernel, _build, export_program, "/* {} */")
+
+
+C_BACKEND = Backend("c", FINISH_CALLS, emit_kernel, compile_texts, load_objects, languages={"c": C_LANGUAGE})

@@ -78,12 +78,19 @@ class HostWriter(StatementWriter):
         self._parallel_count = 0
 
     def write_entry(self, comment: str) -> None:
-        params = [self._parameter(number, param) for number, param in enumerate(self.func.params)]
+        header = self._header()
         with self.captured() as lines:
             self.statement(self.func.body)
         head = f"/* {(comment or self.func.name).replace('*/', '* /')} */\n"
-        header = f"void {self.symbol}({', '.join((*params, 'i64 max_threads'))})"
         self.functions.append(f"{head}{header};\n{header} {{\n" + "\n".join((*without_unused(lines), "}")))
+
+    def prototype(self) -> str:
+        """The declaration of the kernel."""
+        return f"{self._header()};"
+
+    def _header(self) -> str:
+        params = [self._parameter(number, param) for number, param in enumerate(self.func.params)]
+        return f"void {self.symbol}({', '.join((*params, 'i64 max_threads'))})"
 
     def _parameter(self, number: int, param: Buffer | Var) -> str:
         name = self.scope.names.new(param.name)
