@@ -141,9 +141,6 @@ class ScalarBuilder(FunctionBuilder):
     def float(self, value: float, like: Value) -> Value:
         return Value(float_literal(self.helpers, value, _TYPES[like.element]), like.element)
 
-    def int(self, value: int, like: Value, element: str | None = None) -> Value:
-        return int_value(value, element or like.element)
-
     def add(self, a: Value, b: Value) -> Value:
         return self.binary("add", a, b)
 
@@ -158,6 +155,9 @@ class ScalarBuilder(FunctionBuilder):
 
     def per_lane(self, fn: Callable[..., Value], *args: Value) -> Value:
         return fn(*args)
+
+    def int(self, value: int, like: Value, element: str | None = None) -> Value:
+        return int_value(value, element or like.element)
 
 
 def unsigned_literal(value: int, bits: int, long_suffix: str) -> str:
