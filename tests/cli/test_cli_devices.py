@@ -89,6 +89,10 @@ def two_kernels(tmp_path: Path) -> Path:
     return tmp_path / "two.onnx"
 
 
+PROGRAM = ("model.h", "model.c", "runtime.h", "runtime.c", "main.c", "weights.bin")
+"""What a program in C has around its kernels."""
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
 @pytest.mark.parametrize(("target_text", "language", "suffix"), [("x86-64-v3", "asm", ".s"), ("c", "c", ".c")])
 def test_compile_writes_a_file_for_each_kernel_the_plan_and_how_to_build_them(
@@ -99,13 +103,14 @@ def test_compile_writes_a_file_for_each_kernel_the_plan_and_how_to_build_them(
     assert main(["compile", str(two_kernels), "--target", target_text, "--emit", language, "-o", str(folder), "--json"]) == 0
 
     files = json.loads(capsys.readouterr().out)["files"]
-    kernels = [Path(name).stem for name in files if name.endswith(suffix)]
+    around = PROGRAM if language == "c" else ()
+    kernels = [Path(name).stem for name in files if name.endswith(suffix) and name not in around]
     assert len(kernels) == 2
-    expected = [*(f"{kernel}{suffix}" for kernel in kernels), "build.sh", "plan.txt"]
+    expected = [*(f"{kernel}{suffix}" for kernel in kernels), "build.sh", "plan.txt", *around]
     assert sorted(path.name for path in folder.iterdir()) == sorted(files) == sorted(expected)
     assert set(re.findall(r"^(\w+)\(", (folder / "plan.txt").read_text(), re.MULTILINE)) == set(kernels)
     subprocess.run(["sh", str(folder / "build.sh")], check=True)
-    assert {path.stem for path in folder.glob("*.o")} == set(kernels)
+    assert {path.stem for path in folder.glob("*.o")} - {"model", "runtime", "main"} == set(kernels)
     assert all(re.search(rf"\btc_{kernel}\b", (folder / f"{kernel}{suffix}").read_text()) for kernel in kernels)
 
 
