@@ -18,6 +18,7 @@ import numpy as np
 
 from tests.ptx.coder import build_step
 from tests.ptx.errors import PtxError, PtxSyntaxError
+from tests.ptx.history import make_history
 from tests.ptx.machine import Machine
 from tests.ptx.memory import HEAP, Heap
 from tests.ptx.ops import TABLES
@@ -73,12 +74,12 @@ class Report:
 # ---------------------------------------------------------------- programs
 
 
-def smallest_access(step_instructions: list[Instruction]) -> int:
-    """Bytes of the smallest access that may go to shared memory."""
-    smallest = 16
-    for instruction in step_instructions:
+def smallest_access(instructions: list[Instruction], space: str) -> int:
+    """Bytes of the smallest access that may go to a state space, shared or global."""
+    smallest = 16 if space == "shared" else 4
+    for instruction in instructions:
         if instruction.opcode in ("ld", "st", "atom", "red"):
-            spaces = {"global", "local", "param", "const"} & set(instruction.mods)
+            spaces = {"global", "shared", "local", "param", "const"} - {space} & {m.partition("::")[0] for m in instruction.mods}
             sizes = [TYPES[m].size for m in instruction.mods if m in TYPES]
             if not spaces and sizes:
                 smallest = min(smallest, *sizes)
@@ -87,6 +88,15 @@ def smallest_access(step_instructions: list[Instruction]) -> int:
         elif instruction.opcode == "mbarrier":
             smallest = min(smallest, 8)
     return smallest
+
+
+def orders_blocks(instruction: Instruction) -> bool:
+    """Whether blocks may tell each other something by it."""
+    opcode, mods = instruction.opcode, {m.partition("::")[0] for m in instruction.mods}
+    if opcode in ("membar", "fence"):
+        return not {"proxy", "mbarrier_init", "cta"} & mods
+    strong = opcode in ("atom", "red") or (opcode in ("ld", "st") and {"volatile", "acquire", "release", "relaxed"} & mods)
+    return bool(strong) and "shared" not in mods
 
 
 def units_of(instructions: list[Instruction]) -> tuple[str, ...]:
@@ -105,13 +115,15 @@ def make_program(text: str, name: str) -> Program:
     flat, function = flatten(text, name)
     steps: list[Step] = [build_step(placed, flat) for placed in flat.placed]
     steps.append(ending_step(function.line))
-    directives = dict(function.directives)
+    directives, instructions = dict(function.directives), [s.instruction for s in steps]
     return Program(
         name=name,
         steps=steps,
         layout=flat.layout,
-        granule=smallest_access([s.instruction for s in steps]),
-        units=units_of([s.instruction for s in steps]),
+        granule=smallest_access(instructions, "shared"),
+        global_granule=smallest_access(instructions, "global"),
+        orders_blocks=any(orders_blocks(i) for i in instructions),
+        units=units_of(instructions),
         required_block=directives.get(".reqntid"),
         target="",
     )
@@ -271,11 +283,12 @@ def run(
         raise PtxSyntaxError(f"kernel {kernel_name} requires blocks of {program.required_block}, launched with {block}")
     bound = bind(program, list(args))
     total = int(np.prod(grid))
+    history = make_history(bound.heap, program.global_granule, not program.orders_blocks)
     step = blocks_together(program, threads, dynamic_shared, total)
     tally = Tally(program)
     for first in range(0, total, step):
         blocks = np.arange(first, min(first + step, total))
-        machine = Machine(program, grid, block, blocks, bound.heap, bound.param_base, dynamic_shared, bound.objects)
+        machine = Machine(program, grid, block, blocks, bound.heap, bound.param_base, dynamic_shared, bound.objects, history)
         if "wgmma" in program.units:
             machine.watch = ownership_of(machine).check
         if "bulk" in program.units:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.ptx.errors import Deadlock, DivergentBarrier, KernelFault
+from tests.ptx.history import GlobalHistory
 from tests.ptx.memory import Heap, LocalMemory
 from tests.ptx.program import Program
 from tests.ptx.shared import Clocks, SharedMemory
@@ -50,7 +51,7 @@ class Machine:
 
     def __init__(
         self, program: Program, grid: tuple[int, ...], block: tuple[int, ...], blocks: np.ndarray, heap: Heap, param_base: int,
-        dynamic_shared: int, objects: dict[int, object],
+        dynamic_shared: int, objects: dict[int, object], history: GlobalHistory | None = None,
     ) -> None:  # fmt: skip
         self.program, self.steps = program, program.steps
         self.grid, self.block, self.dynamic_shared = grid, block, dynamic_shared
@@ -58,6 +59,9 @@ class Machine:
         self.threads = int(np.prod(block))
         self.warps = -(-self.threads // 32)
         self.blocks = len(blocks)
+        self.block_numbers = blocks.astype(np.int32)
+        self.barriers_passed = np.zeros(self.blocks, np.int32)  # of any kind, by block
+        self.history = history
         self.n = self.blocks * self.warps * 32
         self.place_lanes(blocks)
         self.make_memory()

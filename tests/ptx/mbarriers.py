@@ -22,6 +22,7 @@ class MBarrier:
     """`phase` counts those that are over. The current one is over when nobody and no byte is pending any more."""
 
     name: str
+    block: int
     expected: int
     pending: int
     known: np.ndarray  # what those who arrived in this phase know
@@ -45,7 +46,7 @@ class MBarriers:
         m.shared.store(np.array([block]), warp, np.array([address]), 8, np.zeros((1, 1), np.uint64))
         nothing = np.zeros((2, m.clocks.columns), np.int32)
         name = f"the mbarrier {m.shared.name_of((block * m.shared.stride + address) // m.shared.granule)} of block {block}"
-        self.table[block, address] = MBarrier(name, count, count, nothing, nothing)
+        self.table[block, address] = MBarrier(name, block, count, count, nothing, nothing)
 
     def drop(self, block: int, address: int) -> None:
         self.find(block, address)
@@ -78,6 +79,7 @@ class MBarriers:
         if barrier.pending or barrier.pending_bytes:
             return
         barrier.phase += 1
+        self.m.barriers_passed[barrier.block] += 1
         barrier.pending = barrier.expected
         barrier.known_before = barrier.known
         self.m.wake(barrier.name)

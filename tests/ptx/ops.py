@@ -12,11 +12,12 @@ from tests.ptx import (
     ops_integer,
     ops_memory,
     ops_mma,
+    ops_select,
     ops_warp,
     ops_wgmma,
 )
 
 TABLES = (
-    *(ops_barrier, ops_bulk, ops_control, ops_convert, ops_copy, ops_float, ops_integer, ops_memory, ops_mma, ops_warp),
-    ops_wgmma,
+    *(ops_barrier, ops_bulk, ops_control, ops_convert, ops_copy, ops_float, ops_integer, ops_memory, ops_mma, ops_select),
+    *(ops_warp, ops_wgmma),
 )

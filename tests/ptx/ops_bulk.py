@@ -16,7 +16,7 @@ from tests.ptx.coder import Coder, Reader, Run, spread
 from tests.ptx.errors import AsyncMisuse, Misaligned
 from tests.ptx.machine import Machine
 from tests.ptx.mbarriers import barriers_of, shared_address
-from tests.ptx.ops_memory import HINT_PREFIXES, atomic_update
+from tests.ptx.ops_memory import HINT_PREFIXES, atomic_update, store_global
 from tests.ptx.shared import IN_FLIGHT, WRITTEN
 from tests.ptx.syntax import Address, Operand
 from tests.ptx.tensor_map import TensorMap, swizzle
@@ -209,10 +209,17 @@ def box_taker(c: Coder, rank: int) -> Taker:
         size = tensor.item_bytes
         values = np.zeros((len(address), size), np.uint8)
         if inside.any():
-            values[inside] = m.heap.load(address[inside], size, 1).view(np.uint8).reshape(-1, size)
+            values[inside] = load_global(m, one, address[inside], size, 1).reshape(-1, size)
         return box_addresses(tensor, start), values.reshape(-1, CHUNK)
 
     return take
+
+
+def load_global(m: Machine, one: np.ndarray, address: np.ndarray, size: int, count: int) -> np.ndarray:
+    values = m.heap.load(address, size, count)
+    if m.history is not None:
+        m.history.read(m, np.repeat(one, len(address)), address, size * count, False)
+    return values.view(np.uint8)
 
 
 def bytes_taker(c: Coder) -> Taker:
@@ -221,7 +228,7 @@ def bytes_taker(c: Coder) -> Taker:
     def take(m: Machine, one: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
         count = whole_chunks(int(size(m, one)[0]))
         offsets = np.arange(0, count, CHUNK)
-        return start + offsets, m.heap.load(source(m, one) + offsets, 8, 2).view(np.uint8).reshape(-1, CHUNK)
+        return start + offsets, load_global(m, one, source(m, one) + offsets, 8, 2).reshape(-1, CHUNK)
 
     return take
 
@@ -249,14 +256,14 @@ def build_store(c: Coder, rank: int, update: tuple[Callable, PtxType | None] | N
                 (tensor,), (corner,) = read_box(m, one)
                 values = fetch(m, one, box_addresses(tensor, start)).reshape(-1, tensor.item_bytes)
                 address, inside = tensor.elements(tuple(corner.tolist()))
-                put_values(m, address[inside], values[inside], update, tensor.array.dtype)
+                put_values(m, lane, address[inside], values[inside], update, tensor.array.dtype)
             else:
                 assert target is not None and size is not None
                 offsets = np.arange(0, whole_chunks(int(size(m, one)[0])), CHUNK)
                 values = fetch(m, one, start + offsets)
                 item = 1 if update is None or update[1] is None else update[1].size
                 address = int(target(m, one)[0]) + np.arange(0, values.size, item)
-                put_values(m, address, values.reshape(-1, item), update, None)
+                put_values(m, lane, address, values.reshape(-1, item), update, None)
 
     return run
 
@@ -269,14 +276,14 @@ def fetch(m: Machine, one: np.ndarray, address: np.ndarray) -> np.ndarray:
     return m.shared.read_async(np.repeat(m.lane_block[one], len(address)), warp, address, CHUNK, m.clocks.column("bulk", warp), clock)
 
 
-def put_values(m: Machine, address: np.ndarray, values: np.ndarray, update: tuple | None, dtype: np.dtype | None) -> None:
+def put_values(m: Machine, lane: int, address: np.ndarray, values: np.ndarray, update: tuple | None, dtype: np.dtype | None) -> None:
     """Write values uint8[n, item] to global addresses, or update what is there."""
     if len(address) == 0:
         return
     size = values.shape[1]
     words = np.ascontiguousarray(values).view(f"u{size}")
     if update is None:
-        m.heap.store(address, size, words)
+        store_global(m, np.full(len(address), lane), address, size, words)
         return
     make, type = update
     type = type or TENSOR_TYPES.get(str(dtype))

@@ -120,6 +120,7 @@ def arrive(m: Machine, key: tuple[int, int], lanes: np.ndarray, count: int | Non
 def complete(m: Machine, key: tuple[int, int], reduce: str) -> list:
     """All have arrived: they know what the others did, and go on."""
     barrier = m.barriers.pop(key)
+    m.barriers_passed[key[0]] += 1
     result = REDUCTIONS[reduce](np.concatenate(barrier.values)) if barrier.values else None
     for group in barrier.groups:
         m.clocks.learn(m.warps_of(group.lanes), barrier.known)
@@ -160,6 +161,7 @@ def barrier_step(c: Coder, operands: list, what: str, aligned: bool, operation: 
     def run(m: Machine, active: np.ndarray | None, pc: int) -> list:
         if simple and active is None and not m.barriers:  # every thread of every block
             m.clocks.join_all()
+            m.barriers_passed += 1
             m.progress()
             return [(pc + 1, active)]
         lanes = m.join_waiting(pc, active)
@@ -246,6 +248,7 @@ class ClusterBarriers:
             self.arrived[block] += len(here)
             if self.arrived[block] == m.threads:
                 self.phase[block] += 1
+                m.barriers_passed[block] += 1
                 self.arrived[block] = 0
                 m.wake(f"the cluster barrier of block {block}")
         return [(pc + 1, lanes)]

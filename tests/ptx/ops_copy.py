@@ -105,6 +105,8 @@ def build_copy(c: Coder) -> Run:
         reads = taken > 0
         if reads.any():
             values[reads] = m.heap.load(start[reads], 4, size // 4).view(np.uint8)
+            if m.history is not None:
+                m.history.read(m, lanes[reads], start[reads], size, False)
         values[np.arange(size) >= taken[:, None]] = 0
         warp = m.lane_warp[lanes]
         m.clocks.issue("copy", m.warps_of(active))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.ptx import ops_float
-from tests.ptx.coder import Coder, Reader, Run, builds
+from tests.ptx.coder import Coder, Run, builds
 from tests.ptx.machine import Machine
 from tests.ptx.program import Register
 from tests.ptx.types import SIGNED, TYPES, UNSIGNED, PtxType
@@ -50,8 +50,26 @@ def saturated(exact: np.ndarray, type: PtxType) -> np.ndarray:
     return exact.clip(info.min, info.max).astype(type.dtype)
 
 
+def pairs(c: Coder, operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Run:
+    """u16x2 and s16x2: two halves of a word at once."""
+    type = c.type("u16x2", "s16x2")
+    half = np.dtype(np.int16 if type.name == "s16x2" else np.uint16)
+
+    def update(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = (np.ascontiguousarray(x).view(half) for x in np.broadcast_arrays(a, b))
+        return operation(a, b).view(np.uint32)
+
+    return elementwise(c, update, type, type, type)
+
+
+def has_pairs(c: Coder) -> bool:
+    return "u16x2" in c.mods or "s16x2" in c.mods
+
+
 @builds("add", "sub")
 def build_add(c: Coder) -> Run:
+    if has_pairs(c):
+        return pairs(c, np.add if c.opcode == "add" else np.subtract)
     if not any(m in TYPES and TYPES[m].is_integer for m in c.mods):
         return ops_float.build_sum(c)
     if c.flag("cc"):
@@ -471,13 +489,15 @@ def build_dp2a(c: Coder) -> Run:
 
 @builds("min", "max")
 def build_extreme(c: Coder) -> Run:
-    names = [m for m in c.mods if m in TYPES]
-    if not names or not TYPES[names[0]].is_integer:
+    operation = np.minimum if c.opcode == "min" else np.maximum
+    if has_pairs(c):
+        return pairs(c, operation)
+    if not any(m in TYPES and TYPES[m].is_integer for m in c.mods):
         return ops_float.build_extreme(c)
     if c.flag("relu"):
         raise c.unsupported("relu")
     type = c.type()
-    return elementwise(c, np.minimum if c.opcode == "min" else np.maximum, type, type, type)
+    return elementwise(c, operation, type, type, type)
 
 
 @builds("abs")
@@ -494,85 +514,3 @@ def build_neg(c: Coder) -> Run:
         return ops_float.build_neg(c)
     type = c.type()
     return elementwise(c, np.negative, type, type)
-
-
-# ---------------------------------------------------------------- comparing and choosing
-
-INTEGER_COMPARISONS: dict[str, Callable] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
-}  # fmt: skip
-COMBINATIONS: dict[str, Callable] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-COMPARISONS = (*INTEGER_COMPARISONS, *ops_float.COMPARISONS)
-
-
-def comparison(c: Coder, name: str, type: PtxType) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    if type.is_integer:
-        if name not in INTEGER_COMPARISONS:
-            raise c.unsupported(f"comparison {name} of {type.name}")
-        return INTEGER_COMPARISONS[name]
-    return ops_float.comparison(c, name, type)
-
-
-@builds("setp")
-def build_setp(c: Coder) -> Run:
-    name = c.choose(*dict.fromkeys(COMPARISONS))
-    combine = c.choose(*COMBINATIONS, default="")
-    ftz, type = c.flag("ftz"), c.type()
-    compare = comparison(c, name, type)
-    if type.name in ("f16x2", "bf16x2"):
-        raise c.unsupported("comparison of pairs")
-    first, second = c.pair(0)
-    write = c.destination(first, "pred")
-    write_other = None if second is None else c.destination(second, "pred")
-    a, b = ops_float.flushed(c.source(1, type), ftz), ops_float.flushed(c.source(2, type), ftz)
-    other = c.source(3, "pred") if combine else None
-
-    def run(m: Machine, active: np.ndarray | None) -> None:
-        result = compare(a(m, active), b(m, active))
-        opposite = ~result
-        if other is not None:
-            extra = other(m, active)
-            result, opposite = COMBINATIONS[combine](result, extra), COMBINATIONS[combine](opposite, extra)
-        write(m, active, result)
-        if write_other is not None:
-            write_other(m, active, opposite)
-
-    return run
-
-
-@builds("set")
-def build_set(c: Coder) -> Run:
-    name = c.choose(*dict.fromkeys(COMPARISONS))
-    combine = c.choose(*COMBINATIONS, default="")
-    ftz, result_type, type = c.flag("ftz"), c.type(), c.type()
-    compare = comparison(c, name, type)
-    pairs = type.name in ("f16x2", "bf16x2")
-    true = ops_float.truth(result_type)
-    write = c.destination(0, result_type)
-    a, b = ops_float.flushed(c.source(1, type), ftz), ops_float.flushed(c.source(2, type), ftz)
-    other = c.source(3, "pred") if combine else None
-
-    def run(m: Machine, active: np.ndarray | None) -> None:
-        result = compare(a(m, active), b(m, active))
-        if other is not None:
-            extra = other(m, active)
-            result = COMBINATIONS[combine](result, extra[:, None] if pairs else extra)
-        write(m, active, true(result))
-
-    return run
-
-
-@builds("selp")
-def build_selp(c: Coder) -> Run:
-    type = c.type()
-    return elementwise(c, lambda a, b, p: np.where(p, a, b), type, type, type, TYPES["pred"])
-
-
-@builds("slct")
-def build_slct(c: Coder) -> Run:
-    ftz, type, by = c.flag("ftz"), c.type(), c.type("s32", "f32")
-    write, a, b = c.destination(0, type), c.source(1, type), c.source(2, type)
-    chooser: Reader = ops_float.flushed(c.source(3, by), ftz)
-    return lambda m, active: write(m, active, np.where(chooser(m, active) >= 0, a(m, active), b(m, active)))
-

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.ptx import numerics
 from tests.ptx.coder import Coder, Run, builds, spread
-from tests.ptx.errors import OutOfBounds
+from tests.ptx.errors import OutOfBounds, Race
 from tests.ptx.machine import Machine
 from tests.ptx.memory import LOCAL, SHARED, WINDOW
 from tests.ptx.program import Place, Variable
@@ -126,6 +126,7 @@ class Access:
         self.strong = any(m in ("relaxed", "acquire", "release", "volatile") for m in c.mods)
         if "L2::cache_hint" in c.mods:
             c.operands = c.operands[:-1]
+        self.constant = "nc" in c.mods
         self.space = take_space(c)
         c.drop(*HINTS, prefixes=HINT_PREFIXES)
         self.address = c.address(position)
@@ -169,7 +170,10 @@ class Access:
 
     def load_part(self, m: Machine, space: str, address: np.ndarray, lanes: np.ndarray, size: int, count: int) -> np.ndarray:
         if space == "heap":
-            return m.heap.load(address, size, count)
+            values = m.heap.load(address, size, count)
+            if m.history is not None and not self.strong and self.space in ("global", "generic"):
+                m.history.read(m, lanes, spread(address, len(lanes)), size * count, self.constant)
+            return values
         if space == "local":
             return m.local.load(lanes, address, size, count)
         count_wavefronts(m, lanes, address, size * count)
@@ -186,7 +190,7 @@ class Access:
 
     def store_part(self, m: Machine, space: str, address: np.ndarray, lanes: np.ndarray, size: int, values: np.ndarray) -> None:
         if space == "heap":
-            m.heap.store(spread(address, len(lanes)), size, values)
+            store_global(m, lanes, spread(address, len(lanes)), size, values, self.strong)
         elif space == "local":
             m.local.store(lanes, address, size, values)
         elif self.strong:
@@ -196,6 +200,17 @@ class Access:
         else:
             count_wavefronts(m, lanes, address, size * values.shape[1])
             m.shared.store(m.lane_block[lanes], m.lane_warp[lanes], address, size, values)
+
+
+def store_global(m: Machine, lanes: np.ndarray, address: np.ndarray, size: int, values: np.ndarray, strong: bool = False) -> None:
+    """Write values unsigned[n, count]; two lanes that write different values to one place are a race."""
+    offset = m.heap.check(address, size * values.shape[1], True)
+    if m.history is not None and not strong:
+        m.history.write(m, lanes, address, values)
+    m.heap.store(address, size, values)
+    lost = m.heap.take(offset, size, values.shape[1]) != values
+    if lost.any() and not strong:
+        raise Race("two threads write different values to one place of global memory by one instruction", int(np.nonzero(lost)[0][0]))
 
 
 def spread_rows(values: np.ndarray, count: int) -> np.ndarray:

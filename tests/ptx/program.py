@@ -334,6 +334,8 @@ class Program:
     steps: list[Step]
     layout: Layout
     granule: int  # smallest access to shared memory
+    global_granule: int  # and to global memory, 4 at most
+    orders_blocks: bool  # whether blocks may tell each other something
     units: tuple[str, ...]  # asynchronous units that it uses: "copy", "wgmma", "bulk"
     required_block: tuple[int, ...] | None
     target: str

@@ -347,3 +347,99 @@ def test_failed_assertion_is_an_error() -> None:
     run(ptx_of(source), "f", (1,), (32,), [y])
     with pytest.raises(Trap, match="assertion"):
         run(ptx_of(source), "f", (1,), (32,), [y])
+
+
+# ---------------------------------------------------------------- races in global memory
+
+PASS_ON = r"""
+extern "C" __global__ void f(float* x, float* y, int by) {
+  int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+  x[i] = i;
+  BETWEEN;
+  y[i] = x[(i + by) % (gridDim.x * blockDim.x)];
+}"""
+
+
+def pass_on(between: str, by: int) -> np.ndarray:
+    y = np.zeros(128, np.float32)
+    run(ptx_of(PASS_ON.replace("BETWEEN", between)), "f", (2,), (64,), [np.zeros(128, np.float32), y, by])
+    return y
+
+
+def test_reads_of_what_other_threads_wrote_need_a_barrier() -> None:
+    with pytest.raises(Race, match=r"reads byte .* of argument 0 .*warp . of block 0"):
+        pass_on("", 33)
+    with pytest.raises(Race, match=r"block 1"):
+        pass_on("__syncthreads()", 64)
+
+    np.testing.assert_array_equal(pass_on("__syncthreads()", 0), np.arange(128))
+    np.testing.assert_array_equal(pass_on("", 0), np.arange(128))
+
+
+def test_writes_over_what_other_threads_read_need_a_barrier() -> None:
+    source = r"""
+    extern "C" __global__ void f(float* x) {
+      float s = 0;
+      for (int i = 0; i < 64; i++) s += x[i];
+      BETWEEN;
+      x[threadIdx.x] = s;
+    }"""
+    x = np.ones(64, np.float32)
+
+    run(ptx_of(source.replace("BETWEEN", "__syncthreads()")), "f", (1,), (64,), [x])
+    assert (x == 64).all()
+    with pytest.raises(Race, match=r"writes byte 0 of argument 0 .* which another one reads"):
+        run(ptx_of(source.replace("BETWEEN", "")), "f", (1,), (64,), [x])
+
+
+def test_threads_that_write_different_values_to_one_place_are_a_race() -> None:
+    source = r"""
+    extern "C" __global__ void f(int* x, int same) {
+      x[blockIdx.x / 2] = same ? 7 : (int)(blockIdx.x * 32 + threadIdx.x) / same_width;
+    }"""
+    x = np.zeros(2, np.int32)
+
+    run(ptx_of(source.replace("same_width", "1")), "f", (4,), (32,), [x, 1])
+    np.testing.assert_array_equal(x, [7, 7])
+    with pytest.raises(Race, match="by one instruction"):
+        run(ptx_of(source.replace("same_width", "1")), "f", (1,), (32,), [x, 0])
+    with pytest.raises(Race, match=r"two threads write different|writes byte 0"):
+        run(ptx_of(source.replace("same_width", "32")), "f", (2,), (32,), [x, 0])
+
+
+def test_parts_of_one_byte_by_two_threads_are_a_race() -> None:
+    """Numbers of four bits that two threads merge into one byte."""
+    source = r"""
+    extern "C" __global__ void f(const int* x, unsigned char* y) {
+      int t = threadIdx.x, shift = t % 2 * 4;
+      y[t / 2] = (unsigned char)((y[t / 2] & ~(15 << shift)) | x[t] << shift);
+    }"""
+
+    with pytest.raises(Race, match="global memory by one instruction"):
+        run(ptx_of(source), "f", (1,), (64,), [np.full(64, 5, np.int32), np.zeros(32, np.uint8)])
+
+
+def test_last_block_may_read_what_others_published() -> None:
+    source = r"""
+    extern "C" __global__ void f(const float* x, float* part, unsigned* done, float* y) {
+      __shared__ int last;
+      int b = blockIdx.x;
+      if (threadIdx.x == 0) {
+        float s = 0;
+        for (int i = 0; i < 10; i++) s += x[b * 10 + i];
+        part[b] = s;
+        __threadfence();
+        last = atomicAdd(done, 1u) == gridDim.x - 1;
+      }
+      __syncthreads();
+      if (last && threadIdx.x == 0) {
+        float s = 0;
+        for (unsigned i = 0; i < gridDim.x; i++) s += ((volatile float*)part)[i];
+        *y = s;
+      }
+    }"""
+    y = np.zeros(1, np.float32)
+
+    run(ptx_of(source), "f", (200,), (64,), [np.ones(2000, np.float32), np.zeros(200, np.float32), np.zeros(1, np.uint32), y])
+
+    assert y[0] == 2000
