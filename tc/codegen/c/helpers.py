@@ -23,9 +23,16 @@ class Helpers:
             self._texts.setdefault(name, text)
         return name
 
-    def text(self) -> str:
-        """All of them, in an order in which each is known where it is called."""
-        return "\n\n".join(self._texts.values())
+    def text(self, callers: Sequence[str]) -> str:
+        """Those that the callers' texts come to, in an order in which each is known where it is called. Others were asked for by lines that
+        were not kept."""
+        wanted, kept = set(_WORD.findall("\n".join(callers))), []
+        for name, text in reversed(self._texts.items()):
+            words = set(_WORD.findall(text))
+            if name in wanted or name not in words:
+                wanted |= words
+                kept.append(text)
+        return "\n\n".join(reversed(kept))
 
     def __contains__(self, name: str) -> bool:
         return name in self._texts
@@ -42,4 +49,5 @@ def without_unused(lines: Sequence[str]) -> list[str]:
         kept = used
 
 
+_WORD = re.compile(r"\w+")
 _CONSTANT = re.compile(r"\s*(?:const )?\w+ \*?(\w+) = .*;$")

@@ -52,7 +52,7 @@ class CUnit:
 def unit_text(helpers: Helpers, functions: Sequence[str], lines: Sequence[str] = ()) -> str:
     """A file: a preamble, types, helpers, functions."""
     dialect = helpers.dialect
-    helper_text = helpers.text()
+    helper_text = helpers.text((*lines, *functions))
     body = "\n\n".join(filter(None, (*lines, helper_text, *functions)))
     used = [name for name in dialect.types if re.search(rf"\b{name}\b", body)]
     types = "\n".join(f"typedef {dialect.types[name]} {name};" for name in used)
