@@ -84,6 +84,8 @@ static CUresult wrong(CUresult status, const char *format, ...) {
 const char *fake_log(void) { return texts[0] ? texts[0] : ""; }
 const char *fake_complaints(void) { return texts[1] ? texts[1] : ""; }
 void fake_clear(void) { for (int k = 0; k < 2; k++) { free(texts[k]); texts[k] = 0; text_sizes[k] = 0; } }
+/* A context that was lost takes work again. */
+void fake_revive(void) { lost = 0; }
 void fake_on_launch(Launch function) { launch_back = function; }
 u64 fake_shift(void) { return (u64)(shadow - space); }
 void fake_set_capacity(u64 bytes) { capacity = bytes; }

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 from cuda_driver.driver import FakeDriver, main
-from ptx.launch import Pointer, run
+from cuda_driver.interpreted import runs_in
 
 import tc
 from tc.codegen.cuda.device import open_device
@@ -36,22 +36,11 @@ def main(x: f32[n]):
     return y, z
 """
 fake = FakeDriver()
+fake.run_image = runs_in(fake)
 device = open_device(0)
 modules = {}
 
 
-def interpreted(text, name, grid, block, shared, values):
-    """Run a kernel of PTX on the memory of the device."""
-    arguments = []
-    for value in values:
-        try:
-            arguments.append(Pointer(*fake.memory(value)))
-        except ValueError:
-            arguments.append(value)
-    run(text, name, grid, block, arguments, shared)
-
-
-fake.run_image = interpreted
 
 
 def compiled(text, target=PTX):

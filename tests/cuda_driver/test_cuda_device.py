@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cuda_driver.driver import HERE, build_compiler, build_driver, functions_of, run_scenarios
 
-DEVICE, MODULES = HERE / "device_scenarios.py", HERE / "module_scenarios.py"
+DEVICE, MODULES, OPERATORS = (HERE / f"{name}_scenarios.py" for name in ("device", "module", "operator"))
 USUAL = {"FAKE_CUDA_ARCHS": "80,75"}
 OTHER_MACHINES = {
     "a_device_without_pools_is_refused": {"FAKE_CUDA_NO_POOLS": "1"},
@@ -49,3 +49,10 @@ def test_of_modules(name: str, driver: Path) -> None:
     if "nvcc" in name and shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check(driver, MODULES, name)
+
+
+@pytest.mark.parametrize("name", functions_of(OPERATORS))
+def test_of_operators(name: str, driver: Path) -> None:
+    if "nvcc" in name and shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    check(driver, OPERATORS, name)

@@ -17,6 +17,7 @@ from tc.codegen.llvm.builder import Module, Value
 from tc.codegen.llvm.emitter import KernelEmitter
 from tc.codegen.llvm.jit import foreign_assembly
 from tc.codegen.llvm.memory import memory_type
+from tc.codegen.ptx.libm import define_libm
 from tc.errors import CodegenError
 from tc.ir.expr import Buffer, Const, Expr, MathCall, Var
 from tc.ir.loop import Barrier, For, PrimFunc, Stmt, Store, in_place_inputs
@@ -40,6 +41,7 @@ def emit_launches_ir(func: PrimFunc, symbol: str) -> str:
     chosen = select_intrinsics(func, ())
     for launch in launches_of(chosen):
         _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch).emit_function()
+    define_libm(module)
     return str(module)
 
 

@@ -1,0 +1,127 @@
+"""Operators on a CUDA device, run in a process whose driver is the fake one; their PTX, and nvcc's of their CUDA-C, in an interpreter."""
+
+import ctypes
+import os
+import sys
+import time
+import traceback
+import warnings
+
+import numpy as np
+from cuda_driver.driver import FakeDriver, main
+from cuda_driver.interpreted import runs_in
+from ops.kernels import make_prim_func
+
+from tc.codegen.backends import backend_of
+from tc.codegen.cuda.device import open_device
+from tc.codegen.kernels import schedule_kernel
+from tc.ir.dtype import pack, unpack
+from tc.ops.registry import OPS
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.target import Target
+
+TOLERANCES = {2: 1e-2, 4: 1e-5, 8: 1e-6}
+PTX, CUDA_C = (Target.parse(f"cuda:sm_80{more}") for more in (",features=+ptx", ""))
+fake = FakeDriver()
+fake.run_image = runs_in(fake)
+device = open_device(0)
+
+
+def kernels(names=None):
+    """The kernel of each sample of operators, with its arrays and what the reference gives."""
+    for name in sorted(names or OPS):
+        if OPS[name].compute is None:
+            continue
+        for number, (arrays, attrs) in enumerate(OPS[name].samples(np.random.default_rng(7))):
+            func = simplify_loops(make_prim_func(OPS[name], arrays, attrs))
+            yield f"{name}[{number}]", func, arrays, OPS[name].run_reference(arrays, OPS[name].attrs(attrs))
+
+
+def on_device(kernel, arrays, target):
+    """The outputs of a kernel on arrays."""
+    backend = backend_of(target)
+    library = backend.load(backend.make([backend.emit(kernel.final, kernel.symbol, target)], True, target), target)
+    queue, blocks = device.new_queue(), []
+    for array in arrays:
+        data = pack(np.ascontiguousarray(array))
+        blocks.append(device.allocate(data.nbytes))
+        queue.upload(blocks[-1].address, data)
+    shapes = [tuple(int(dim.value) for dim in buffer.shape) for buffer in kernel.final.outputs]
+    outputs = [
+        device.allocate(buffer.dtype.bytes_of(int(np.prod(shape)))) for buffer, shape in zip(kernel.final.outputs, shapes, strict=True)
+    ]
+    addresses = [block.address for block in (*blocks, *outputs)]
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (len(addresses) + 1))(library.address(kernel.symbol))(*addresses, queue.address)
+    queue.finish()
+    return [
+        unpack(device.read(queue, block.address, buffer.dtype.bytes_of(int(np.prod(shape)))), buffer.dtype, shape)
+        for block, buffer, shape in zip(outputs, kernel.final.outputs, shapes, strict=True)
+    ]
+
+
+def assert_same(actual, expected):
+    assert actual.shape == expected.shape
+    if expected.dtype.kind in "fV" and expected.dtype.itemsize > 1:
+        tolerance = TOLERANCES[expected.dtype.itemsize]
+        np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance)
+    elif expected.dtype.kind in "fV":
+        np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
+    else:
+        np.testing.assert_array_equal(actual, expected)
+
+
+def check(kernel, arrays, expected, target):
+    fake.clear()
+    found = on_device(kernel, [array for array in arrays if array is not None], target)
+    assert not fake.complaints, fake.complaints
+    for a, e in zip(found[: len(expected)], expected, strict=True):
+        assert_same(a, e)
+
+
+def a_sample_of_each_rule_equals_the_reference():
+    seen = {}
+    for name, func, arrays, expected in kernels():
+        kernel = schedule_kernel(func, PTX)
+        key = kernel.rule, arrays[0].dtype if arrays and arrays[0] is not None else None
+        if key not in seen and len(seen) < 40:
+            seen[key] = name
+            check(kernel, arrays, expected, PTX)
+
+    assert len(seen) > 10, seen
+
+
+def cuda_c_through_nvcc_equals_the_reference():
+    seen = set()
+    for _name, func, arrays, expected in kernels(("add", "matmul", "softmax", "conv", "transpose", "sum", "erf")):
+        kernel = schedule_kernel(func, CUDA_C)
+        if kernel.rule not in seen:
+            seen.add(kernel.rule)
+            check(kernel, arrays, expected, CUDA_C)
+
+    assert len(seen) > 2, seen
+
+
+def all_of(target, names):
+    """Every sample; prints what differs. Slow."""
+    failed = count = 0
+    for name, func, arrays, expected in kernels(names):
+        start, count = time.perf_counter(), count + 1
+        try:
+            check(schedule_kernel(func, target), arrays, expected, target)
+        except BaseException:
+            failed += 1
+            said = fake.complaints[-1][-600:] if fake.complaints else traceback.format_exc()[-600:]
+            print(f"{name}:\n{said}", flush=True)
+            fake.library.fake_revive()
+        if time.perf_counter() - start > 20:
+            print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"{count} kernels, {failed} differ")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    if sys.argv[1:2] == ["all"]:
+        all_of({"ptx": PTX, "cuda": CUDA_C}[sys.argv[2]], sys.argv[3:] or None)
+    else:
+        main(globals())
+    os._exit(0)
