@@ -6,10 +6,11 @@ from tc.codegen.backend import Backend, Language, find_backend
 from tc.codegen.c.backend import C_BACKEND
 from tc.codegen.cuda.backend import CUDA_DEVICE
 from tc.codegen.llvm.backend import CPU
+from tc.codegen.opencl.backend import OPENCL_DEVICE
 from tc.errors import UserError
 from tc.target import Target
 
-BACKENDS = (CPU, C_BACKEND, CUDA_DEVICE)
+BACKENDS = (CPU, C_BACKEND, CUDA_DEVICE, OPENCL_DEVICE)
 
 
 def backend_of(target: Target) -> Backend:
