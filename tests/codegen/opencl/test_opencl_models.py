@@ -1,0 +1,46 @@
+"""Whole models on an OpenCL device: the results of the CPU's module, whatever the sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tc
+from tc.demo import MODEL_PATH, as_model_input, load_heldout
+from tc.errors import InputError
+
+pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return tc.compile(MODEL_PATH, target="opencl", verify="always")
+
+
+def test_a_model_on_a_device_computes_what_it_computes_on_the_cpu(digits):
+    images = as_model_input(load_heldout()[0])
+    on_cpu = tc.compile(MODEL_PATH)
+
+    for count in (20, 1, 0, 33):
+        np.testing.assert_allclose(digits(images[:count]), on_cpu(images[:count]), rtol=1e-5, atol=1e-6)
+
+
+def test_results_go_into_the_callers_arrays_which_may_lie_upon_inputs(digits):
+    images = as_model_input(load_heldout()[0])[:3]
+    expected, into = digits(images), np.empty((3, 10), np.float32)
+
+    assert digits(images, out=into) is into
+    assert np.array_equal(into, expected)
+
+
+def test_a_saved_module_runs_on_the_device_again(digits, tmp_path):
+    images = as_model_input(load_heldout()[0])[:5]
+
+    digits.save(tmp_path / "digits.tcm")
+
+    assert np.array_equal(tc.load(tmp_path / "digits.tcm")(images), digits(images))
+
+
+def test_a_wrong_dtype_is_refused_as_on_the_cpu(digits):
+    with pytest.raises(InputError, match="dtype is f64, but must be f32"):
+        digits(as_model_input(load_heldout()[0])[:2].astype(np.float64))
