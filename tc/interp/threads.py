@@ -122,6 +122,11 @@ class WatchedMemory:
 
     def store(self, place: int, value: Any, site: int) -> None:
         """Change an element."""
+        self.note_store(place, value, site)
+        self.data[place] = value
+
+    def note_store(self, place: int, value: Any, site: int) -> None:
+        """An element is about to be changed."""
         interval, thread = self._now()
         me = interval << 24 | thread
         for notes in (self.readers, self.other_readers):
@@ -130,7 +135,6 @@ class WatchedMemory:
         if (writer := self.writers[place] >> _SITE_BITS) != me and writer >> 24 == interval and not is_same(self.data[place], value):
             self._race(place, self.writers[place], "writes", site, "writes another value")
         self.writers[place] = me << _SITE_BITS | site
-        self.data[place] = value
 
     def _race(self, place: int, note: int, did: str, site: int, does: str) -> NoReturn:
         watch = self.watch
@@ -170,9 +174,9 @@ class WatchedGlobal(WatchedMemory):
         self.blocks.load(place, site)
         return super().load(place, site)
 
-    def store(self, place: int, value: Any, site: int) -> None:
-        self.blocks.store(place, self.data[place] if is_same(self.data[place], value) else value, site)
-        super().store(place, value, site)
+    def note_store(self, place: int, value: Any, site: int) -> None:
+        self.blocks.note_store(place, value, site)
+        super().note_store(place, value, site)
 
 
 def is_same(a: Any, b: Any) -> bool:

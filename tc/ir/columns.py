@@ -65,8 +65,8 @@ def column(expr: Expr, values: Values) -> np.ndarray | None:
             inner = column(operand, values)
             return None if inner is None else ~inner
         case Select(condition=condition, true_value=yes, false_value=no):
-            parts = [column(part, values) for part in (condition, yes, no)]
-            return None if any(part is None for part in parts) else np.where(*parts)  # type: ignore[call-overload, no-any-return]
+            holds, a, b = (column(part, values) for part in (condition, yes, no))
+            return None if holds is None or a is None or b is None else np.where(holds, a, b)
         case MathCall(args=args) if is_xor(expr):
             return _joined(operator.xor, args, values)
     operation = _OPERATIONS.get(type(expr))

@@ -63,6 +63,7 @@ from tc.ir.node import Node, children, walk
 from tc.ir.printer import print_ir
 from tc.ir.types import FunctionType, TensorType, TupleType, Type
 from tc.ir.uses import reads_memory
+from tc.ir.verify_launch import first_launch_complaint
 
 TypeRule = Callable[[Binding], Sequence[Type]]
 
@@ -162,7 +163,7 @@ class _LoopVerifier:
         shared = annotation(self.func, "in_place", ())
         if not isinstance(shared, tuple) or not all(type(k) is int and 0 <= k < len(self.func.inputs) for k in shared):
             raise self.fail(f"in_place is {shared!r}, must be numbers of inputs")
-        complaint = first_complaint(self.func.body)
+        complaint = first_complaint(self.func.body) or first_launch_complaint(self.func.body)
         if complaint is not None:
             self.at, message = complaint
             raise self.fail(message)

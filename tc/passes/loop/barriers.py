@@ -135,7 +135,8 @@ class BarrierPlacer:
             return {self.conflicts.older(touch, loop.var, loop.extent): None for touch in touches}
 
         body, after = _settle(run, before, (lambda touches: {}) if once else carried)
-        return replace(loop, body=body), {**before, **carried(after)}
+        skipped = {} if prove(loop.extent >= 1, around.facts) is True else before
+        return replace(loop, body=body), {**skipped, **carried(after)}
 
     def _of_other_iteration(self, touches: Pending, body: Stmt) -> Pending:
         """What was touched when the lets of a loop's body had other values."""

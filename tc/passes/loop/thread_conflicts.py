@@ -6,16 +6,16 @@ both parts. The rest is left to the proof that iterations do not meet, of two di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, simplify
 from tc.ir.columns import column, grid
 from tc.ir.dtype import i64
-from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, conjuncts, logical_and
+from tc.ir.expr import TRUE, Buffer, Const, Expr, FloorMod, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import Stmt
 from tc.ir.node import Node, substitute, walk
 from tc.ir.polynomial import Polynomial, polynomial
@@ -106,15 +106,29 @@ class Conflicts:
             return False
         key = (first, second)
         if key not in self._apart:
-            counted = _are_counted_apart(first, second, self.threads)
-            self._apart[key] = self._are_apart(first, second, facts) if counted is None else counted
+            self._apart[key] = all(self._are_apart(a, b, facts) for a, b in self._cases(first, second, facts))
         return not self._apart[key]
 
+    def _cases(self, first: Touch, second: Touch, facts: Facts) -> Iterator[tuple[Touch, Touch]]:
+        """The two for each remainder of a variable that both share, where an index speaks of it: stages of a pipeline take turns."""
+        found = next((stage for index in (*first.indices, *second.indices) for stage in _stages(index)), None)
+        if found is None or found[0] in first.own | second.own | self.threads.keys():
+            yield first, second
+            return
+        var, count = found
+        for remainder in range(count):
+            value: dict[Node, Node] = {var: Var(var.name, i64) * count + remainder}
+            yield _with(first, value, facts), _with(second, value, facts)
+
     def _are_apart(self, first: Touch, second: Touch, facts: Facts) -> bool:
+        counted = _are_counted_apart(first, second, self.threads)
+        return self._is_proven(first, second, facts) if counted is None else counted
+
+    def _is_proven(self, first: Touch, second: Touch, facts: Facts) -> bool:
         """Whether it is proven for the first axis of threads that differs, whichever that is."""
         axes = [(var, extent) for var, extent in self.threads.items() if extent > 1]
         for k, (var, _) in enumerate(axes):
-            behind = tuple((other, Const(extent, i64)) for other, extent in axes[k + 1 :])
+            behind = tuple((other, const(extent)) for other, extent in axes[k + 1 :])
             for a, b in ((first, second), (second, first)):
                 if not never_meet(_access(a, ()), _access(b, behind), var, facts, self.changed):
                     return False
@@ -126,9 +140,26 @@ def _of_ranges(touch: Touch) -> frozenset[Var]:
 
 
 def _access(touch: Touch, more: tuple[tuple[Var, Expr], ...]) -> ElementAccess:
-    conditions = () if touch.where is TRUE else ((touch.where, {}),)
+    conditions: tuple[tuple[Expr, dict[Node, Node]], ...] = () if touch.where is TRUE else ((touch.where, {}),)
     scope = AccessScope({}, ranges=(*more, *touch.ranges), unknown=touch.unknown, conditions=conditions)
     return ElementAccess(touch.buffer, touch.indices, touch.is_store, scope)
+
+
+_MOST_STAGES = 8
+
+
+def _stages(index: Expr) -> Iterator[tuple[Var, int]]:
+    """The remainders of single variables, by small numbers, in an index."""
+    for node in walk(index):
+        match node:
+            case FloorMod(lhs=number, rhs=Const(value=count)) if 1 < count <= _MOST_STAGES and len(variables(number)) == 1:
+                yield next(iter(variables(number))), int(count)
+
+
+def _with(touch: Touch, values: dict[Node, Node], facts: Facts) -> Touch:
+    indices = tuple(simplify(substitute(index, values), facts) for index in touch.indices)
+    ranges = tuple((var, substitute(extent, values)) for var, extent in touch.ranges)
+    return Touch(touch.buffer, indices, touch.is_store, ranges, substitute(touch.where, values), touch.unknown)
 
 
 def _are_counted_apart(first: Touch, second: Touch, threads: Mapping[Var, int]) -> bool | None:
@@ -190,8 +221,8 @@ def _owners(touch: Touch, rests: list[Polynomial], threads: Mapping[Var, int]) -
             return None
         element = element * _BASE + index
     thread = np.zeros_like(element)
-    for var, extent in threads.items():
-        thread = thread * extent + values[var]
+    for var, count in threads.items():
+        thread = thread * count + values[var]
     kept = np.ones(len(element), bool)
     for part in conjuncts(touch.where):
         holds = column(part, values)
