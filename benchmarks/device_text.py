@@ -36,7 +36,7 @@ from tc.ops.build import GraphBuilder
 from tc.ops.registry import OPS
 from tc.target import DeviceFacts, Target, occupancy
 
-TELL = {"cuda": "-Werror all-warnings -Xptxas -v", "ptx": "-v"}
+TELL = {"cuda": "-Werror all-warnings -Xptxas -v,--warning-as-error", "ptx": "-v --warning-as-error"}
 """What makes the compiler of a language tell what functions take, and takes warnings for errors."""
 
 _FUNCTION = re.compile(r"Compiling entry function '(\w+)'")

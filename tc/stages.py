@@ -127,7 +127,12 @@ def _notes(steps: Sequence[PlanStep], comment: str) -> dict[str, str]:
     for step in all_steps(steps) if comment else ():
         if isinstance(step, Launch) and step.span is not None:
             found.setdefault(step.kernel, {})[str(step.span)] = None
-    return {name: comment.format("; ".join(spans).replace("*/", "* /")) + "\n" for name, spans in found.items()}
+    return {name: comment.format(_in_comment("; ".join(spans))) + "\n" for name, spans in found.items()}
+
+
+def _in_comment(text: str) -> str:
+    """Text of a model, which may be anything, as a part of a comment in any language: one line, nothing that ends or begins a comment."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("*/", "* /").replace("/*", "/ *").rstrip("\\")
 
 
 def _joined(texts: Mapping[str, Callable[[], str]]) -> str:

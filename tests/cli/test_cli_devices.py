@@ -144,3 +144,21 @@ def test_a_language_that_the_target_is_not_written_in_is_refused_in_words(monkey
         tc.lower(str(MODEL_PATH), "ebcdic")
     with pytest.raises(UserError, match="the stage 'graph' is one text"):
         tc.lower(str(MODEL_PATH)).files()
+
+
+@pytest.mark.parametrize(
+    ("target_text", "language"),
+    [("x86-64-v3", "llvm"), ("x86-64-v3", "asm"), ("c", "c"), ("cuda:sm_80", "cuda"), ("cuda:sm_80", "ptx")],
+)
+def test_names_of_nodes_stand_in_one_line_of_comment_whatever_they_are(tmp_path: Path, target_text: str, language: str) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 32]) for name in "xy")
+    name = "a */ b\n#error injected\r/* c\u2028#error also\\"
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], name=name)], "one", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+    text = tc.lower(model, language, target_text).as_text()
+
+    lines = text.splitlines()
+    (where,) = [line for line in lines if "injected" in line]
+    assert where == lines[0] and "a * / b #error injected / * c #error also" in where
+    assert where.startswith(("; ", "# ", "/* ", "// ")) and where.count("*/") == where.startswith("/*")

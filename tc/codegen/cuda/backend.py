@@ -92,5 +92,8 @@ CUDA_DEVICE = Backend(
     make_objects,
     load_objects,
     CALLS,
-    {"cuda": Language(".cu", write_cuda, _builds("nvcc")), "ptx": Language(".ptx", write_ptx, _builds("ptxas"))},
+    {
+        "cuda": Language(".cu", write_cuda, _builds("nvcc"), comment="/* {} */"),
+        "ptx": Language(".ptx", write_ptx, _builds("ptxas"), comment="// {}"),
+    },
 )

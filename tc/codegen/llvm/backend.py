@@ -38,6 +38,9 @@ def _build_assembly(file: str, target: Target) -> str:
     return f"cc -c {file}"
 
 
-LANGUAGES = {"llvm": Language(".ll", _write_ir, _build_ir), "asm": Language(".s", _write_assembly, _build_assembly)}
+LANGUAGES = {
+    "llvm": Language(".ll", _write_ir, _build_ir, comment="; {}"),
+    "asm": Language(".s", _write_assembly, _build_assembly, comment="# {}"),
+}
 
 CPU = Backend("cpu", FINISH_CALLS, emit_kernel, compile_group, load_objects, languages=LANGUAGES)
