@@ -93,6 +93,7 @@ def _lifted_buffer(buffer: Buffer, parallel: tuple[For, ...], threads: int) -> t
     """The parameter that takes the place of `buffer`, and the leading indices that its accesses get."""
     if parallel and threads:
         return Buffer(buffer.name, (const(threads), *buffer.shape), buffer.dtype), (call("thread_index"),)
+    if not parallel and not buffer.shape:
+        return Buffer(buffer.name, (const(1),), buffer.dtype), (const(0),)
     extents = tuple(loop.extent for loop in parallel)
-    shape = (*extents, *buffer.shape) if buffer.shape or extents else (const(1),)
-    return Buffer(buffer.name, shape, buffer.dtype), tuple(loop.var for loop in parallel)
+    return Buffer(buffer.name, (*extents, *buffer.shape), buffer.dtype), tuple(loop.var for loop in parallel)

@@ -115,7 +115,7 @@ def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> 
     depth = driving_loops(first, list(schedule.loops_of(first.name)), first.reduction_axes)
     if (not rounds(first) and len(infos) == 1) or all(extent_value(schedule, loop) is not None for loop in depth):
         return set()
-    terms = MOST_SHORT_STEPS if _keeps_last_axis(first) else CHAIN * ACCUMULATORS * lanes_for(first, target)
+    terms = MOST_SHORT_STEPS if keeps_last_axis(first) else CHAIN * ACCUMULATORS * lanes_for(first, target)
     names = [info.name for info in infos]
     return set(split_off(schedule, names, lambda: schedule.specialize(schedule.fuse(*depth), terms + 1)).values())
 
@@ -169,7 +169,7 @@ class _Version:
         extents = {axis.var: axis.extent for axis in info.block.axes}
         rows = prod(int(e.value) if isinstance(e := extents[axis], Const) else MANY for axis in info.spatial_axes)
         terms = prod(int(e.value) if isinstance(e := extents[axis], Const) else MANY for axis in info.reduction_axes)
-        if _keeps_last_axis(info):
+        if keeps_last_axis(info):
             return rows * terms >= least and rows < MOST_LONG_ROWS * 64 and terms >= 4 * PART_ROWS
         return rows * terms >= least and rows < MOST_LONG_ROWS and terms >= 4 * PART_TERMS
 
@@ -184,7 +184,7 @@ class _Version:
                     continue
         for info in self.infos():
             if info.reduction_axes:
-                reduce_parts(schedule, info.name, PART_ROWS if _keeps_last_axis(info) else PART_TERMS, is_row=not _keeps_last_axis(info))
+                reduce_parts(schedule, info.name, PART_ROWS if keeps_last_axis(info) else PART_TERMS, is_row=not keeps_last_axis(info))
 
     def _most_terms(self) -> int:
         """Terms of one result, as far as they are known."""
@@ -298,7 +298,7 @@ class _Version:
         lanes = lanes_for(block_info(schedule, final), self.target)
         loops = list(schedule.loops_of(final))
         reductions = [info for info in self.infos() if info.reduction_axes and info.name != final]
-        if not any(map(_keeps_last_axis, reductions)):  # then lanes belong to the reduction
+        if not any(map(keeps_last_axis, reductions)):  # then lanes belong to the reduction
             return None
         extent = extent_value(schedule, loops[-1])
         found = _split_columns(schedule, final, loops[-1], lanes)
@@ -348,7 +348,7 @@ class _Version:
             schedule_block(schedule, name, target)
             return
         lanes = lanes_for(info, target)
-        found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and _keeps_last_axis(info) else None
+        found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and keeps_last_axis(info) else None
         if found is not None:
             outer, (columns, width) = spatial[:-1], found
             schedule.reorder(*outer, columns.around, *depth, columns.inside)
@@ -377,7 +377,7 @@ def _is_heavy(info: BlockInfo) -> bool:
     return any(is_heavy(store.value) for store in info.writes)
 
 
-def _keeps_last_axis(info: BlockInfo) -> bool:
+def keeps_last_axis(info: BlockInfo) -> bool:
     """Whether something that a reduction reads is contiguous along an axis that it does not reduce, nor decides how much is reduced."""
     deciding = frozenset[Var]().union(*(variables(axis.extent) for axis in info.block.axes if axis.var in info.reduction_axes))
     moving = (axis for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1))

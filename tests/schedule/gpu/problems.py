@@ -124,7 +124,69 @@ def convolution(rng: np.random.Generator) -> Problem:
     return sizes.problem("convolution", [x, f, bias], [z], arrays)
 
 
-DEVICE_CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {"product": product, "convolution": convolution}
-"""By the class of block that their main part is of."""
+def reduced(rng: np.random.Generator) -> Problem:
+    """One result for each row or each column, or one in all, by any monoid, with what may be made of it."""
+    sizes = Sizes(rng)
+    (a, an), (b, bn), (c, cn) = sizes.size("a", 1, 5), sizes.size("b", 1, 9), sizes.size("c", 1, 200)
+    dtype = [f32, f32, f16, i32][int(rng.integers(4))]
+    monoid = ["sum", "max", "min", "argmax"][int(rng.integers(4))]
+    kept = [(0, 1), (0, 2), (0,), (1,), (2,), (1, 2), ()][int(rng.integers(7))]
+    extents = (a, b, c)
+    x = placeholder(extents, dtype, "X")
+    spatial, terms = [extents[k] for k in kept], [extents[k] for k in range(3) if k not in kept]
 
-__all__ = ["DEVICE_CLASSES", "Problem", "Sizes", "call", "reduce_many"]
+    def at(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        rows, over = iter(indices[: len(kept)]), iter(indices[len(kept) :])
+        return tuple(next(rows) if k in kept else next(over) for k in range(3))
+
+    arrays = [sizes.numbers(dtype, an, bn, cn)]
+    if monoid == "argmax":
+        best, where = reduce_many("argmax", spatial, terms, lambda *i: (x[at(i)], i[len(kept)]), ("best", "where"))
+        return sizes.problem("reduced", [x], [best, where], arrays)
+    total = reduce(monoid, spatial, terms, lambda *i: cast(x[at(i)], f32), "total")
+    kind = int(rng.integers(3))
+    if kind == 0:
+        return sizes.problem("reduced", [x], [total], arrays)
+    if kind == 1:
+        return sizes.problem("reduced", [x], [compute(spatial, lambda *i: total[i] * 0.5, "scaled")], arrays)
+    result = compute(extents, lambda *i: cast(x[i], f32) - total[tuple(i[k] for k in kept)], "less")
+    return sizes.problem("reduced", [x], [result], arrays)
+
+
+def normalised(rng: np.random.Generator) -> Problem:
+    """Softmax and normalisations, of rows, of an axis in the middle, of groups of channels."""
+    sizes = Sizes(rng)
+    (a, an), (b, bn), (c, cn) = sizes.size("a", 1, 4), sizes.size("b", 1, 12), sizes.size("c", 1, 150)
+    x, g = placeholder((a, b, c), f32, "X"), placeholder((c,), f32, "G")
+    kind = int(rng.integers(4))
+    if kind == 0:  # softmax of rows
+        top = reduce("max", (a, b), (c,), lambda i, j, k: x[i, j, k], "top")
+        e = compute((a, b, c), lambda i, j, k: call("exp", x[i, j, k] - top[i, j]), "e")
+        s = reduce("sum", (a, b), (c,), lambda i, j, k: e[i, j, k], "s")
+        y = compute((a, b, c), lambda i, j, k: e[i, j, k] / s[i, j], "y")
+        return sizes.problem("normalised", [x], [y], [sizes.numbers(f32, an, bn, cn)])
+    if kind == 1:  # softmax of an axis in the middle
+        top = reduce("max", (a, c), (b,), lambda i, k, j: x[i, j, k], "top")
+        e = compute((a, b, c), lambda i, j, k: call("exp", x[i, j, k] - top[i, k]), "e")
+        s = reduce("sum", (a, c), (b,), lambda i, k, j: e[i, j, k], "s")
+        y = compute((a, b, c), lambda i, j, k: e[i, j, k] / s[i, k], "y")
+        return sizes.problem("normalised", [x], [y], [sizes.numbers(f32, an, bn, cn)])
+    if kind == 2:  # layer norm, but for roots
+        s = reduce("sum", (a, b), (c,), lambda i, j, k: x[i, j, k], "s")
+        q = reduce("sum", (a, b), (c,), lambda i, j, k: x[i, j, k] * x[i, j, k], "q")
+        y = compute((a, b, c), lambda i, j, k: (x[i, j, k] - s[i, j]) * g[k] + q[i, j], "y")
+        return sizes.problem("normalised", [x, g], [y], [sizes.numbers(f32, an, bn, cn), sizes.numbers(f32, cn)])
+    s = reduce("sum", (a,), (b, c), lambda i, j, k: x[i, j, k], "s")  # of all of an image
+    d = compute((a, b, c), lambda i, j, k: x[i, j, k] * 2.0 - s[i], "d")
+    q = reduce("sum", (a,), (b, c), lambda i, j, k: d[i, j, k] * d[i, j, k], "q")
+    y = compute((a, b, c), lambda i, j, k: d[i, j, k] + q[i] * g[k], "y")
+    return sizes.problem("normalised", [x, g], [y], [sizes.numbers(f32, an, bn, cn), sizes.numbers(f32, cn)])
+
+
+DEVICE_CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
+    "product": product,
+    "convolution": convolution,
+    "reduced": reduced,
+    "normalised": normalised,
+}
+"""By the class of block that their main part is of."""

@@ -85,8 +85,8 @@ def _is_known_to_host(schedule: Schedule, loop: str) -> bool:
 # -- loops on the axes of a launch
 
 
-def bind_all(schedule: Schedule, loops: Sequence[str], threads: int) -> None:
-    """Run neighbouring loops, outermost first, as one: cut in blocks of so many threads.
+def bind_all(schedule: Schedule, loops: Sequence[str], threads: int) -> str:
+    """Run neighbouring loops, outermost first, as one: cut in blocks of so many threads. The loop over threads.
 
     ScheduleError where they are not independent, or only data or other loops say how many iterations there are.
     """
@@ -96,10 +96,11 @@ def bind_all(schedule: Schedule, loops: Sequence[str], threads: int) -> None:
     extent = extent_value(schedule, fused)
     if extent is not None and 0 < extent <= threads:
         schedule.bind(fused, "thread.x")
-        return
+        return fused
     block, thread = schedule.split(fused, threads)
     schedule.bind(block, "block.x")
     schedule.bind(thread, "thread.x")
+    return thread
 
 
 def bind_one_thread(schedule: Schedule, name: str) -> None:

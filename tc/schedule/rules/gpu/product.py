@@ -16,6 +16,7 @@ from math import prod
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
 from tc.ir.expr import Const, Load, Var, equal
+from tc.ir.loop import Store
 from tc.ir.uses import variables
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.cache import narrowed
@@ -323,10 +324,10 @@ def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var,
     if own is None or info.loops[-1].var.name != loops[axis]:
         return 0
     extent, facts = schedule.extent_of(loops[axis]), facts_at(schedule.func, find_loop(schedule.func, loops[axis]))
-    accesses: list[Load] = [load for load in loads_of(info) if load.buffer.scope == "global"]
-    lanes = min(thread, VECTOR_BYTES // max(a.buffer.dtype.size_bytes for a in (*accesses, *info.writes)))
+    accesses: list[Load | Store] = [*(load for load in loads_of(info) if load.buffer.scope == "global"), *info.writes]
+    lanes = min(thread, VECTOR_BYTES // max(access.buffer.dtype.size_bytes for access in accesses))
     while lanes > 1:
-        aligned = all(is_aligned(access, own, lanes) for access in (*accesses, *info.writes))
+        aligned = all(is_aligned(access, own, lanes) for access in accesses)
         if aligned and prove(equal(extent % lanes, 0), facts) is True:
             return lanes
         lanes //= 2
@@ -466,10 +467,10 @@ def _store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
         width, lanes, extent = extent_value(schedule, tile.vector) or 1, _lanes(thread), extent_value(schedule, loop) or 1
         apart, shared, vectors = schedule.split(loop, (thread // lanes, extent * width // thread, lanes // width))
         columns.append((shared, [apart, vectors]))
-    shared = [[loop for loop, _ in rows], [loop for loop, _ in columns]]
+    together = [[loop for loop, _ in rows], [loop for loop, _ in columns]]
     own = [loop for _, parts in (*rows, *columns) for loop in parts]
-    schedule.reorder(*shared[0], *shared[1], *own, *([tile.vector] if tile.vector else []))
-    for loops, thread_axis in zip(shared, ("thread.y", "thread.x"), strict=True):
+    schedule.reorder(*together[0], *together[1], *own, *([tile.vector] if tile.vector else []))
+    for loops, thread_axis in zip(together, ("thread.y", "thread.x"), strict=True):
         if loops:
             schedule.bind(schedule.fuse(*loops), thread_axis)
     for loop in own:

@@ -1,0 +1,122 @@
+"""Reductions on devices: all threads of a block do a part, in an order that the schedule alone decides."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+from tc.interp import run_prim_func
+from tc.ir.dtype import f32
+from tc.ir.expr import Var
+from tc.ir.loop import Alloc, Barrier, For, LoopKind, walk_statements
+from tc.schedule.knobs import Decide, take_default
+from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
+from tests.schedule.gpu.launches import check_schedule, device_schedule, drawn, finished, launches
+from tests.schedule.gpu.problems import DEVICE_CLASSES
+from tests.schedule.programs import row_sum, softmax
+
+REDUCTIONS = ("reduced", "normalised")
+
+
+def check_seed(name: str, seed: int, decide: Decide = take_default) -> str:
+    func, arrays, dims = DEVICE_CLASSES[name](np.random.default_rng([zlib.crc32(name.encode()), seed]))
+    return check_schedule(func, arrays, dims, decide=decide).rule
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_keep_their_meaning(name: str) -> None:
+    rules = [check_seed(name, seed) for seed in range(12)]
+
+    assert rules.count("row reduction") >= 4
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_keep_their_meaning_with_any_answers(name: str) -> None:
+    for seed in range(6):
+        check_seed(name, seed, drawn(np.random.default_rng(seed)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_many_reductions_keep_their_meaning(name: str) -> None:
+    for seed in range(12, 112):
+        check_seed(name, seed)
+
+
+def test_a_softmax_is_one_launch_that_keeps_its_exponentials_in_shared_memory() -> None:
+    scheduled = device_schedule(softmax(300, 512))
+
+    assert (scheduled.rule, len(launches(scheduled.func.body))) == ("row reduction", 1)
+    buffers = [stmt.buffer for stmt in walk_statements(scheduled.func.body) if isinstance(stmt, Alloc)]
+    assert {"e", "top", "s"} <= {buffer.name for buffer in buffers if buffer.scope == "shared"}
+
+
+def test_a_row_that_shared_memory_does_not_hold_is_computed_twice() -> None:
+    scheduled = device_schedule(softmax(300, 60000))
+
+    assert scheduled.rule == "row reduction"
+    assert "compute_inline('e')" in str(scheduled.trace)
+
+
+def test_rows_are_read_in_vectors_by_neighbouring_threads() -> None:
+    func = finished(device_schedule(row_sum(500, 4096)).func)
+
+    vectors = [stmt for stmt in walk_statements(func.body) if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED]
+    assert [str(loop.extent) for loop in vectors] == ["4", "4"]  # where they start, and where they add up
+    assert sum(isinstance(stmt, Barrier) for stmt in walk_statements(func.body)) <= 4
+
+
+def test_columns_are_reduced_by_threads_side_by_side() -> None:
+    x = placeholder((512, 640), f32, "X")
+    func = create_prim_func("columns", [x], [reduce("sum", (640,), (512,), lambda j, i: x[i, j], "s")])
+
+    (launch,) = launches(device_schedule(func).func.body)
+
+    across = [stmt for stmt in walk_statements(launch) if isinstance(stmt, For) and stmt.thread == "thread.x"]
+    assert {str(loop.extent) for loop in across} == {"32"}
+
+
+def test_few_long_rows_are_cut_in_parts_by_the_size_of_the_device() -> None:
+    func = row_sum(2, 65536)
+
+    scheduled = check_schedule(func, [np.random.default_rng(0).integers(-3, 4, (2, 65536)).astype(np.float32)])
+
+    assert len(launches(scheduled.func.body)) == 2
+    assert any(choice.knob.name == "s/parts" and choice.value == 16 for choice in scheduled.choices)
+
+
+def test_sums_of_threads_are_close_to_the_exact_sum() -> None:
+    """Errors grow with the depth of the tree: one after the other they would be hundreds of times as large."""
+    x = np.random.default_rng(1).random((1, 30000), np.float32)
+    func = row_sum(1, 30000)
+
+    (found,) = run_prim_func(device_schedule(func).func, [x])
+    exact = x.astype(np.float64).sum()
+
+    assert abs(float(found[0]) - exact) < 40 * 2.0**-24 * exact
+
+
+def test_the_first_of_equal_elements_is_the_greatest_whatever_the_threads() -> None:
+    x = placeholder((4, 500), f32, "X")
+    func = create_prim_func("first", [x], list(reduce_many("argmax", (4,), (500,), lambda i, k: (x[i, k], k), ("best", "where"))))
+    data = np.zeros((4, 500), np.float32)
+    data[1, 400:] = 1.0
+    data[2, [77, 78, 300]] = 5.0
+    data[3, 250] = np.nan
+
+    best, where = run_prim_func(finished(device_schedule(func).func), [data])[:2]
+
+    assert where.tolist() == [0, 400, 77, 250]
+    assert best[:3].tolist() == [0.0, 1.0, 5.0] and np.isnan(best[3])
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 33])
+def test_an_empty_sum_is_nothing_and_a_short_one_is_complete(n: int) -> None:
+    size = Var("n")
+    x = placeholder((3, size), f32, "X")
+    total = reduce("sum", (3,), (size,), lambda i, k: x[i, k], "total")
+    func = create_prim_func("short", [x], [compute((3,), lambda i: total[i] + 1.0, "y")], (size,))
+
+    check_schedule(func, [np.arange(3 * n, dtype=np.float32).reshape(3, n)], (n,))
