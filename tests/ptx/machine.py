@@ -287,6 +287,8 @@ class Machine:
             lines.append(f"{len(lanes)} lanes wait for others of their warp at {self.where(pc)} (first: {self.describe(int(lanes[0]))})")
         for (_, number), barrier in self.barriers.items():
             kind = DivergentBarrier
+            if not barrier.groups:
+                lines.append(f"{barrier.arrived} of {barrier.expected} threads arrived at barrier {number}, and nobody waits for it")
             for group in barrier.groups:
                 lines.append(
                     f"{len(group.lanes)} threads wait at barrier {number} ({barrier.arrived} of {barrier.expected} arrived), "
