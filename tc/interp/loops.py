@@ -20,6 +20,7 @@ import numpy as np
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
 from tc.interp.threads import Watch, WatchedGlobal, WatchedMemory, unwritten
+from tc.ir.access import report_buffer
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType, bool_, i64
 from tc.ir.empty_reductions import start_empty_reductions
@@ -137,7 +138,7 @@ def _order(backward: bool, seed: int | None) -> Order:
 
 def compile_to_python(func: PrimFunc, order: Order = _in_order) -> Callable[..., None]:
     """A Python function of the parameters, buffers being flat lists of scalars."""
-    writer = _Writer(func.name)
+    writer = _Writer(func.name, report_buffer(func))
     writer.emit(f"def kernel({', '.join(map(writer.name, func.params))}):")
     writer.depth += 1
     for buffer in func.buffers:
@@ -162,8 +163,9 @@ def _out_of_range(what: str, value: int, extent: int) -> NoReturn:
 class _Writer:
     """Python source, line by line, and the objects that it names."""
 
-    def __init__(self, func_name: str) -> None:
+    def __init__(self, func_name: str, report: Buffer | None = None) -> None:
         self.func_name = func_name
+        self.report = report  # of failed checks, in which any thread may write
         self.lines: list[str] = []
         self.depth = 0
         self.loops = 0
@@ -316,7 +318,7 @@ class _Writer:
         written = buffers_written(launch.body)
         own = frozenset(node.buffer for node in walk_statements(launch.body) if isinstance(node, Alloc))
         for buffer in self._shapes:
-            if buffer in written:
+            if buffer in written and buffer is not self.report:
                 self.watch(buffer, WatchedGlobal)
         self.own = own
         self.block_loops(launch, launch.blocks)

@@ -48,6 +48,7 @@ from tc.passes.loop import (
     mark_in_place,
     mark_numerics,
     partition_loops,
+    report_in_order,
     round_once,
     simplify_loops,
 )
@@ -61,7 +62,7 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(distribute_threads, mark_numerics, partition_loops, round_once, simplify_loops),
+    *(distribute_threads, mark_numerics, partition_loops, report_in_order, round_once, simplify_loops),
 )
 
 SIMPLIFY = """
@@ -141,6 +142,7 @@ DEVICE_FINISH = """
     lift_workspace(max_stack_bytes=0),  # what is outside of launches: a device does not see the host's stack
     mark_in_place,
     check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all
+    report_in_order,                # threads that fail at once would report now one of them, now another
     distribute_threads,
     simplify_loops,
 """

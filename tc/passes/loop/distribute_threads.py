@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tc.errors import ScheduleError
+from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
 from tc.ir.bounds import bounds
 from tc.ir.dtype import bool_, i64
@@ -57,15 +58,16 @@ def distribute_threads(func: PrimFunc) -> PrimFunc:
     touch, one of a block has no constant size, a barrier would be needed where not all threads come by, or code outside of launches that
     decides about one reads memory.
     """
-    return replace(func, body=_host(func.body, _Host(func.name, Facts.of(func.facts))))
+    return replace(func, body=_host(func.body, _Host(func.name, Facts.of(func.facts), report_buffer(func))))
 
 
 @dataclass(frozen=True)
 class _Host:
-    """Code outside of launches: the function's name, and what is known."""
+    """Code outside of launches: the function's name, what is known, and where checks report, which needs no order (`report_in_order`)."""
 
     name: str
     facts: Facts
+    report: Buffer | None = None
 
 
 def _host(stmt: Stmt, host: _Host) -> Stmt:
@@ -80,9 +82,9 @@ def _host(stmt: Stmt, host: _Host) -> Stmt:
         raise ScheduleError(f"{host.name}: {read} is read from memory outside of a launch, and decides about one")
     match stmt:
         case For(var=var, extent=extent, body=body):
-            return replace(stmt, body=_host(body, _Host(host.name, host.facts.with_range(var, extent))))
+            return replace(stmt, body=_host(body, _Host(host.name, host.facts.with_range(var, extent), host.report)))
         case If(condition=condition, then_body=then_body, else_body=else_body):
-            inside = _Host(host.name, host.facts.assume(condition))
+            inside = _Host(host.name, host.facts.assume(condition), host.report)
             otherwise = None if else_body is None else _host(else_body, host)
             return replace(stmt, then_body=_host(then_body, inside), else_body=otherwise)
         case Let(body=body) | Alloc(body=body) | While(body=body):
@@ -134,7 +136,7 @@ def _launch(launch: For, host: _Host) -> Stmt:
     for axis in axes:
         facts = facts.with_range(threads[axis], const(extents[axis]))
     replica = _Replica(host.name, {axis: (threads[axis], extents[axis]) for axis in axes}, facts)
-    done = _own_parts(replica, replica.statement(body, _Active()), facts)
+    done = _own_parts(replica, replica.statement(body, _Active()), facts, host.report)
     for axis in reversed(axes):
         done = For(threads[axis], const(extents[axis]), done, LoopKind.BOUND, axis)
     for buffer in reversed(replica.shared):
@@ -144,7 +146,7 @@ def _launch(launch: For, host: _Host) -> Stmt:
     return done
 
 
-def _own_parts(replica: _Replica, body: Stmt, facts: Facts) -> Stmt:
+def _own_parts(replica: _Replica, body: Stmt, facts: Facts, report: Buffer | None) -> Stmt:
     """What each thread runs, with barriers, inside of what is its own of the block's buffers."""
     counts = dict(replica.threads.values())
     private: list[Buffer] = []
@@ -153,7 +155,7 @@ def _own_parts(replica: _Replica, body: Stmt, facts: Facts) -> Stmt:
         private.append(small)
     own = frozenset((*private, *(node.buffer for node in walk_statements(body) if isinstance(node, Alloc))))
     changed = buffers_written(body)
-    placer = BarrierPlacer(replica.name, Conflicts(counts, changed - own, changed), own)
+    placer = BarrierPlacer(replica.name, Conflicts(counts, changed - own - {report}, changed), own)
     body = placer.place(body, facts)
     for buffer in reversed(private):
         body = Alloc(buffer, body)
