@@ -92,7 +92,9 @@ def describe_compiled(path: Path) -> Outcome:
 def show_compiled(console: Console, data: dict[str, Any]) -> None:
     console.print(f"[bold]compiled module[/bold] of {format_bytes(data['size_bytes'])}", highlight=False)
     target = Target.parse(data["target"])
-    where = target.device_text or f"{target.cpu}, {target.vector_bits}-bit vectors"
+    where = f"{target.cpu}, {target.vector_bits}-bit vectors"
+    if target.device is not None:
+        where = f"{target.kind} device {target.number} ({target.device.product}, {target.device.arch}) at {where}"
     console.print(f"  for {where}, at most {data['threads']} threads (--json has every feature)", highlight=False, markup=False)
     show_signature(console, data)
     rows = [(k["name"], k["calls"], k["rule"], ", ".join(k["nodes"])) for k in data["kernels"]]

@@ -49,7 +49,10 @@ def cuda_driver() -> Any:
     return driver
 
 
-_ELSEWHERE = f"for a device that is not here, name its architecture: {', '.join(f'cuda:{arch}' for arch in known_archs('cuda'))}"
+_ELSEWHERE = (
+    f"a device that is not here is named by its architecture ({', '.join(f'cuda:{arch}' for arch in known_archs('cuda'))}), "
+    "and its kernels are written as text: tc compile --emit cuda"
+)
 
 
 def cuda_count() -> int:
@@ -164,7 +167,7 @@ def opencl_driver_name(number: int) -> str:
     return f"{device.platform.name.strip()} {device.driver_version}"
 
 
-_PLAIN_DEVICE = "for a device that is not here, use opencl:generic"
+_PLAIN_DEVICE = "kernels for a device that is not here are written as text: tc compile --target opencl:generic --emit opencl"
 
 
 @cache

@@ -148,7 +148,14 @@ def test_a_language_that_the_target_is_not_written_in_is_refused_in_words(monkey
 
 @pytest.mark.parametrize(
     ("target_text", "language"),
-    [("x86-64-v3", "llvm"), ("x86-64-v3", "asm"), ("c", "c"), ("cuda:sm_80", "cuda"), ("cuda:sm_80", "ptx")],
+    [
+        ("x86-64-v3", "llvm"),
+        ("x86-64-v3", "asm"),
+        ("c", "c"),
+        ("cuda:sm_80", "cuda"),
+        ("cuda:sm_80", "ptx"),
+        ("opencl:generic", "opencl"),
+    ],
 )
 def test_names_of_nodes_stand_in_one_line_of_comment_whatever_they_are(tmp_path: Path, target_text: str, language: str) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 32]) for name in "xy")

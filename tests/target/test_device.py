@@ -331,8 +331,8 @@ def test_a_forked_child_is_told_that_the_driver_does_not_work_there(forgetful: N
 @pytest.mark.parametrize(
     ("package", "text", "words"),
     [
-        ("cuda.bindings", "cuda", r"cuda-bindings is not installed: pip install 'tc\[cuda\]'; for a device that is not here, name"),
-        ("pyopencl", "opencl", r"pyopencl is not installed: pip install 'tc\[opencl\]'; for a device that is not here, use opencl:generic"),
+        ("cuda.bindings", "cuda", r"cuda-bindings is not installed: pip install 'tc\[cuda\]'; a device that is not here is named"),
+        ("pyopencl", "opencl", r"pyopencl is not installed: pip install 'tc\[opencl\]'; kernels for a device that is not here"),
     ],
 )
 def test_without_the_package_the_error_says_what_to_install(
@@ -346,7 +346,7 @@ def test_without_the_package_the_error_says_what_to_install(
 
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a driver")
 def test_without_a_driver_the_error_says_how_to_name_a_device_that_is_elsewhere(forgetful: None) -> None:
-    with pytest.raises(UserError, match=r"^cuda: .*; for a device that is not here, name its architecture: cuda:sm_75, .*cuda:sm_90a"):
+    with pytest.raises(UserError, match=r"^cuda: .*; a device that is not here is named by its architecture \(cuda:sm_75, .*cuda:sm_90a"):
         Target.parse("cuda")
 
 

@@ -52,5 +52,5 @@ OPENCL_DEVICE = Backend(
     make_objects,
     load_objects,
     CALLS,
-    {"opencl": Language(".cl", write_kernel, build_line)},
+    {"opencl": Language(".cl", write_kernel, build_line, comment="/* {} */")},
 )
