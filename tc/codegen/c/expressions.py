@@ -15,7 +15,7 @@ from tc.codegen.c.helpers import Helpers
 from tc.codegen.c.names import Names
 from tc.codegen.c.packed import packed_load, packed_store
 from tc.codegen.c.scalars import AS_BITS, PRODUCT, UNARY, CValue, Scalars, c_type, literal
-from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at
+from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at, from_
 from tc.codegen.llvm.addresses import offset_of
 from tc.codegen.llvm.memory import Lane
 from tc.codegen.llvm.packed import is_packed
@@ -54,7 +54,7 @@ from tc.ir.expr import (
 )
 from tc.ir.loop import Store
 from tc.ir.node import walk
-from tc.ir.polynomial import Monomial, Polynomial
+from tc.ir.polynomial import Monomial, Polynomial, polynomial
 from tc.ir.uses import variables
 
 
@@ -143,10 +143,21 @@ class ExpressionWriter:
             case MathCall():
                 return self._math(expr)
             case CompareExpr(lhs=lhs, rhs=rhs):
-                return self._binary(type(expr), self.value(lhs), self.value(rhs))
+                first = self._first_lanes(expr)
+                return self._binary(type(expr), self.value(lhs), self.value(rhs)) if first is None else first
             case BinaryExpr():
                 return self._arithmetic(expr)
         raise CodegenError(f"no code for {type(expr).__name__}")
+
+    def _first_lanes(self, expr: CompareExpr) -> CValue | None:
+        """Of an upper bound on the lane: a mask whose first lanes are on. None for other comparisons."""
+        if self.lane is None or not isinstance(expr, (Lt, Le)) or expr.lhs.dtype != i64 or not self.is_index(expr):
+            return None
+        distance = polynomial(expr.rhs).minus(polynomial(expr.lhs)).plus_const(isinstance(expr, Le))
+        rest = distance.plus(polynomial(self.lane.var))
+        if any(self.depends_on_lane(atom) for monomial in rest.terms for atom in monomial):
+            return None
+        return self.vectors.first(self.lane.lanes, self.index(rest))
 
     def _apply(self, name: str, args: Sequence[CValue], scalar: object) -> CValue:
         return self.vectors.apply(name, args, scalar)  # type: ignore[arg-type]
@@ -400,8 +411,14 @@ class ExpressionWriter:
             return self._shared_load(node, CValue(f"{self.buffer_name(buffer)}[{self.index(offset)}]", buffer.dtype))
         assert self.lane is not None
         is_whole = place is not None and place.kind == "" and buffer.scope == "register"  # all of its lanes exist
-        mask = None if is_whole else self.mask
-        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.pointer(buffer, offset), place, mask)
+        if is_whole or self.mask is None:
+            return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.pointer(buffer, offset), place, None)
+        where = self._guarded(offset, place)
+        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), where, self.mask)
+
+    def _guarded(self, offset: Polynomial, place: LanePlace) -> LanePlace:
+        """The same places from the start of the buffer: under a mask that has no lane on, there may be nothing where they are."""
+        return from_(CValue(self.index(offset), i64)) if place.kind == "" else self._offsets(offset, place)
 
     def _shared_load(self, node: Load, loaded: CValue) -> CValue:
         """An element that all lanes share. Under a mask it is read only if some lane is on."""
@@ -455,7 +472,10 @@ class ExpressionWriter:
                 old = self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, pointer, SIDE_BY_SIDE, None)
                 value = self.select(mask, value, old)
             mask = None
-        self.line(self.vectors.store(value, buffer.scope, pointer, place or apart(CValue("0", i64)), mask))
+        where = place or apart(CValue("0", i64))
+        if mask is not None:
+            pointer, where = self.buffer_name(buffer), self._guarded(offset, where)
+        self.line(self.vectors.store(value, buffer.scope, pointer, where, mask))
 
     def _store_number(self, buffer: Buffer, offset: Polynomial, value: CValue) -> None:
         name = self.buffer_name(buffer)

@@ -92,6 +92,12 @@ class Vectors:
         kind = self.vector_type(i64, lanes)
         return CValue(f"{self._looped(f'{kind}_numbers', kind, (), '{r} = l', lanes)}()", i64, lanes)
 
+    def first(self, lanes: int, count: str) -> CValue:
+        """A mask whose first lanes are on, so many."""
+        kind = self.mask_type(32, lanes)
+        name = self._looped(f"{kind}_first", kind, (("i64", "n"),), "{r} = -(i32)(l < n)", lanes)
+        return CValue(f"{name}({count})", bool_, lanes, mask_bits=32)
+
     def apply(
         self, name: str, args: Sequence[CValue], scalar: Callable[..., CValue], native: str | None = None, mask_bits: int = 0
     ) -> CValue:
@@ -231,7 +237,8 @@ def _parameter(kind: str, name: str) -> str:
 
 
 class LanePlace:
-    """Where the lanes of a vector lie behind a pointer: side by side, a number of elements apart, or at offsets of their own."""
+    """Where the lanes of a vector lie behind a pointer: side by side (at once or from an offset on), a number of elements apart, or at
+    offsets of their own."""
 
     def __init__(self, kind: str = "", operand: CValue | None = None, is_aligned: bool = False) -> None:
         self.kind = kind
@@ -243,6 +250,8 @@ class LanePlace:
         match self.kind:
             case "apart":
                 return "l * o"
+            case "from":
+                return "o + l"
             case "at":
                 assert self.operand is not None
                 return vectors.lane("o", "l", self.operand.lanes)
@@ -256,6 +265,11 @@ ALIGNED = LanePlace(is_aligned=True)
 def apart(stride: CValue) -> LanePlace:
     """So many elements from lane to lane."""
     return LanePlace("apart", stride._replace(dtype=i64))
+
+
+def from_(offset: CValue) -> LanePlace:
+    """Side by side from an offset on, which is not added to a pointer where no lane is on."""
+    return LanePlace("from", offset)
 
 
 def at(offsets: CValue) -> LanePlace:
