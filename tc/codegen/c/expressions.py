@@ -84,6 +84,7 @@ class ExpressionWriter:
         self.mask: CValue | None = None
         self.in_parallel = False
         self.spare: set[Buffer] = set()
+        self.unread: set[Buffer] = set()  # scratch that is only written
         self.wild: set[Var] = set()  # variables that hold data, whose arithmetic wraps
 
     # -- text

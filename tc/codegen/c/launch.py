@@ -18,6 +18,7 @@ from tc.ir.arith import Facts
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const
 from tc.ir.loop import Barrier, For, PrimFunc, Stmt, annotation, in_place_inputs
+from tc.ir.uses import buffers_read
 from tc.passes.loop.intrinsics import select_intrinsics
 
 
@@ -77,8 +78,10 @@ class _LaunchWriter(StatementWriter):
 
     def shared_memory(self) -> None:
         """Where all threads of the block see it: OpenCL wants it at the beginning of the function."""
+        read = buffers_read(self.launch.body)
         for buffer in self.launch.shared:
-            self.allocate(buffer)
+            if buffer in read:
+                self.allocate(buffer)
 
     # -- what it does
 

@@ -20,6 +20,7 @@ from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, LoopKind, Prim
 from tc.ir.node import walk
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 from tc.ir.types import product
+from tc.ir.uses import buffers_read
 
 MOST_UNROLLED_IN_LANES = 16
 
@@ -37,6 +38,8 @@ class StatementWriter(ExpressionWriter):
                     self.statement(inner)
             case For():
                 self._for(stmt)
+            case Store(buffer=buffer) if buffer in self.unread:
+                pass
             case Store():
                 is_tree = self.tree is not None and stmt is self.tree.store
                 self.store_value(stmt, self._tree_value(self.tree) if is_tree else self.value(stmt.value))  # type: ignore[arg-type]
@@ -73,7 +76,10 @@ class StatementWriter(ExpressionWriter):
 
     def _alloc(self, stmt: Alloc) -> None:
         buffer = stmt.buffer
-        self.allocate(buffer)
+        if buffer in buffers_read(stmt.body):
+            self.allocate(buffer)
+        else:
+            self.unread.add(buffer)
         is_spare = buffer.scope == "register" and has_spare_lanes(stmt)
         if is_spare:
             self.spare.add(buffer)

@@ -35,7 +35,7 @@ void tc_parallel_for(void (*body)(void *, i64, i64, i64), void *context, i64 cou
 }
 """
 
-WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-but-set-variable", "-Werror")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror")
 VARIANTS = {
     "vectors": ("-std=gnu11", "-O1", "-march=native"),
     "scalar": ("-std=c11", "-O1", "-DTC_SCALAR", "-Wpedantic", "-march=native"),

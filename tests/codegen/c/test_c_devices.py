@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tc.ops.registry import OPS
+from tc.passes.loop.simplify_loops import simplify_loops
+from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
+from tc.schedule.rules import apply_rules
+from tc.target import Target
 from tests.codegen.c.devices import OpenClPrograms, compile_cuda, cuda_text, needs_nvcc, opencl_context
 from tests.codegen.c.programs import assert_equal, on_device, programs
+from tests.ops.kernels import make_prim_func
+from tests.ops.test_registry import WITH_LOOPS, assert_same, samples_of
 
 SOME = 9
 """Of so many operations one is enough for every run."""
@@ -30,3 +37,40 @@ def test_operations_have_the_meaning_of_the_ir_in_opencl(lanes, every):
 )
 def test_operations_are_cuda_without_warnings(arch, lanes, every, tmp_path):
     compile_cuda(cuda_text([on_device(program) for program in programs(lanes)[::every]]), tmp_path, arch)
+
+
+FEW = ("attention", "cast", "conv", "gather_nd", "hardmax", "matmul", "scatter_nd", "softmax", "trilu")
+WHOLE = [pytest.param(tuple(WITH_LOOPS[k : k + 10]), marks=pytest.mark.slow) for k in range(0, len(WITH_LOOPS), 10)]
+
+
+def device_calls(names, target):
+    """Operators on their samples, scheduled by the rules for devices."""
+    calls = [(OPS[name], arrays, attrs) for name in names for arrays, attrs in samples_of(OPS[name])]
+    return calls, [
+        finish_loops(apply_rules(simplify_loops(make_prim_func(*call)), target).func, calls=DEVICE_FINISH_CALLS) for call in calls
+    ]
+
+
+@pytest.mark.parametrize("names", [FEW, *WHOLE], ids=lambda names: names[0])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_operators_scheduled_for_devices_compute_the_reference(names):
+    context = opencl_context()
+    calls, funcs = device_calls(names, Target.parse("opencl:generic"))
+
+    compiled = OpenClPrograms(funcs, *context)
+
+    for func, (op, arrays, attrs) in zip(funcs, calls, strict=True):
+        expected = op.run_reference(arrays, op.attrs(attrs))
+        actual = compiled.run(func, [a for a in arrays if a is not None])
+        for a, e in zip(actual[: len(expected)], expected, strict=True):  # workspaces follow
+            assert_same(a, e)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("names", WHOLE, ids=lambda names: names[0])
+def test_operators_are_cuda_without_warnings(names, arch, tmp_path):
+    _, funcs = device_calls(names, Target.parse(f"cuda:{arch}"))
+
+    compile_cuda(cuda_text(funcs), tmp_path, arch)

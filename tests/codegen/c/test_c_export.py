@@ -19,7 +19,7 @@ from tests.codegen.c.kernels import needs_compiler
 
 pytestmark = needs_compiler
 TARGET = replace(Target.parse("c"), cores=2)
-STRICT = "-Wall -Wextra -Wno-unused-parameter -Wno-unused-but-set-variable -Werror"
+STRICT = "-Wall -Wextra -Wno-unused-parameter -Werror"
 SANITIZED = f"-O1 -g1 {STRICT} -fsanitize=address,undefined -fno-sanitize-recover"
 SCALAR = "-O1 -DTC_SCALAR -std=c11 -Wall -Werror"
 
