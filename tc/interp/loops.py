@@ -56,9 +56,12 @@ from tc.ir.intrinsic import INTRINSICS
 from tc.ir.launch import FinishedLaunch, finished
 from tc.ir.loop import (
     Alloc,
+    AsyncStore,
+    AwaitCopies,
     AxisKind,
     Barrier,
     Block,
+    CommitCopies,
     For,
     If,
     IntrinsicCall,
@@ -260,12 +263,18 @@ class _Writer:
                 self.store(buffer, indices, self.combined(self.tree))
             case Store(buffer=buffer, indices=indices, value=value):
                 self.note(stmt)
-                self.store(buffer, indices, self.expression(value))
+                self.store(buffer, indices, self.expression(value), "copy" if isinstance(stmt, AsyncStore) else "store")
             case Alloc(buffer=buffer, body=body):
                 self.allocate(buffer)
                 self.statement(body)
             case Barrier():
                 self.barrier()
+            case CommitCopies() if self.thread_loops is not None:
+                self.emit("_watch.commit()")
+            case AwaitCopies(pending=pending) if self.thread_loops is not None:
+                self.emit(f"_watch.wait({pending})")
+            case CommitCopies() | AwaitCopies():
+                self.emit("pass")  # where loops fork and join, copies are done at once
             case IntrinsicCall(name=name, operands=operands):
                 self.statement(INTRINSICS[name].expand(operands))
             case _:
@@ -394,10 +403,10 @@ class _Writer:
         start = "None" if buffer in self.own else self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
         self.emit(f"{self.name(buffer)} = [{start}] * ({self.count(buffer)})")
 
-    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: str) -> None:
+    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: str, how: str = "store") -> None:
         place = self.offset(buffer, indices)
         if buffer in self.memories:
-            self.emit(f"{self.memories[buffer]}.store({place}, {value}, {self.site})")
+            self.emit(f"{self.memories[buffer]}.{how}({place}, {value}, {self.site})")
         else:
             self.emit(f"{self.name(buffer)}[{place}] = {value}")
 

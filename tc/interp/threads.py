@@ -2,7 +2,8 @@
 
 Between two barriers the threads of a block run one after the other, in any order. What each touches of shared and global memory is noted,
 so that a pair of threads that touch one element, one of them writing it, is found whatever the order. Two threads that write the
-same value are not reported. Nothing orders the blocks of a launch: what is global is watched between blocks too.
+same value are not reported. What a thread copies asynchronously nobody touches before that thread has waited for it; a copy counts as
+written when it is waited for. Nothing orders the blocks of a launch: what is global is watched between blocks too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ UNWRITTEN = None
 """What memory of a block or a thread holds before anything is stored."""
 
 
+Copied = tuple["WatchedMemory", int, int]
+"""An element of a memory that is on its way, and the statement that copies it."""
+
+
 @dataclass
 class Watch:
     """One run of a function: the interval between barriers (of any block), the thread and the block that are running.
@@ -42,6 +47,7 @@ class Watch:
     thread: int = 0
     names: Sequence[str] = ()
     threads: list[tuple[int, ...]] = field(default_factory=list)
+    groups: list[list[list[Copied]]] = field(default_factory=list)
 
     def begin(self, names: Sequence[str]) -> None:
         """A launch, whose threads have coordinates of these names."""
@@ -53,6 +59,7 @@ class Watch:
         """All threads of one block, to their end."""
         self.block += 1
         self.threads = list(product(*map(range, extents)))
+        self.groups = [[[]] for _ in self.threads]
         alive = {k: run(*self.threads[k]) for k in self.order(range(len(self.threads)))}
         while alive:
             self.interval += 1
@@ -61,6 +68,18 @@ class Watch:
                 reached[self.thread] = next(coroutine, None)
             self._check_met(reached)
             alive = {k: coroutine for k, coroutine in alive.items() if reached[k] is not None}
+
+    def commit(self) -> None:
+        """What the running thread copies from here on is in another group."""
+        self.groups[self.thread].append([])
+
+    def wait(self, pending: int) -> None:
+        """The running thread's groups are done, but for the last ones, and what is in none yet."""
+        groups = self.groups[self.thread]
+        done = max(len(groups) - 1 - pending, 0)
+        for memory, place, site in (copied for group in groups[:done] for copied in group):
+            memory.arrive(place, site)
+        del groups[:done]
 
     def _check_met(self, reached: dict[int, tuple[int, ...] | None]) -> None:
         """All threads are at the same barrier, or at the end."""
@@ -93,13 +112,14 @@ class WatchedMemory:
     A note is a number: the interval, the thread, the statement. `readers` are the first and another thread that read in an interval.
     """
 
-    __slots__ = ("buffer", "data", "other_readers", "readers", "shape", "watch", "writers")
+    __slots__ = ("buffer", "copies", "data", "other_readers", "readers", "shape", "watch", "writers")
 
     def __init__(self, watch: Watch, buffer: Buffer, shape: tuple[int, ...], data: list[Any]) -> None:
         self.watch, self.buffer, self.shape, self.data = watch, buffer, shape, data
         self.writers = [0] * len(data)
         self.readers = [0] * len(data)
         self.other_readers = [0] * len(data)
+        self.copies: dict[int, tuple[int, int]] = {}  # of elements on their way, by whom and in which statement
 
     def _now(self) -> tuple[int, int]:
         """The time, and the number of who is running."""
@@ -107,6 +127,8 @@ class WatchedMemory:
 
     def load(self, place: int, site: int) -> Any:
         """The value of an element."""
+        if place in self.copies:
+            self._on_its_way(place, site, "reads")
         interval, thread = self._now()
         me = interval << 24 | thread
         if (writer := self.writers[place] >> _SITE_BITS) != me and writer >> 24 == interval:
@@ -127,6 +149,8 @@ class WatchedMemory:
 
     def note_store(self, place: int, value: Any, site: int) -> None:
         """An element is about to be changed."""
+        if place in self.copies:
+            self._on_its_way(place, site, "writes")
         interval, thread = self._now()
         me = interval << 24 | thread
         for notes in (self.readers, self.other_readers):
@@ -135,6 +159,25 @@ class WatchedMemory:
         if (writer := self.writers[place] >> _SITE_BITS) != me and writer >> 24 == interval and not is_same(self.data[place], value):
             self._race(place, self.writers[place], "writes", site, "writes another value")
         self.writers[place] = me << _SITE_BITS | site
+
+    def copy(self, place: int, value: Any, site: int) -> None:
+        """Begin to change an element."""
+        self.store(place, value, site)
+        self.copies[place] = (self.watch.thread, site)
+        self.watch.groups[self.watch.thread][-1].append((self, place, site))
+
+    def arrive(self, place: int, site: int) -> None:
+        """An element that the running thread copies is there."""
+        del self.copies[place]
+        interval, thread = self._now()
+        self.writers[place] = (interval << 24 | thread) << _SITE_BITS | site
+
+    def _on_its_way(self, place: int, site: int, does: str) -> NoReturn:
+        watch, (thread, copying) = self.watch, self.copies[place]
+        raise VerifyError(
+            f"{watch.name}: {watch.who(watch.thread)} {does} {element(self.buffer, self.shape, place)} in `{watch.text(site)}`, which may "
+            f"still be on its way: {watch.who(thread)} copies it in `{watch.text(copying)}` and has not waited for that"
+        )
 
     def _race(self, place: int, note: int, did: str, site: int, does: str) -> NoReturn:
         watch = self.watch

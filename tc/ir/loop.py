@@ -55,7 +55,7 @@ def walk_statements(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
-        if type(top) is not Store and type(top) is not IntrinsicCall:
+        if not isinstance(top, (Store, IntrinsicCall)):
             stack += [child for child in children(top)[::-1] if not isinstance(child, (Expr, Buffer))]
 
 
@@ -149,6 +149,28 @@ class Store(Stmt):
     buffer: Buffer
     indices: tuple[Expr, ...]
     value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class AsyncStore(Store):
+    """A store whose value is on its way: a copy that goes on while the thread does something else.
+
+    In the finished form of a launch each thread gathers the copies that it began since its last `CommitCopies` in a group; `AwaitCopies`
+    waits for groups, oldest first. From then on the thread itself sees the elements, others see them behind a barrier after that. Until
+    then no thread touches them. A machine without such copies, and a launch whose loops fork and join, store at once.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class CommitCopies(Stmt):
+    """What this thread began to copy since it came by here last is a group, perhaps an empty one. All threads of a block come by alike."""
+
+
+@dataclass(frozen=True, eq=False)
+class AwaitCopies(Stmt):
+    """The thread waits until at most the last `pending` of its groups of copies are on their way."""
+
+    pending: int = 0
 
 
 @dataclass(frozen=True, eq=False)

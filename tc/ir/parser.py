@@ -66,10 +66,13 @@ from tc.ir.hints import loop_hints
 from tc.ir.loop import (
     Alloc,
     Annotations,
+    AsyncStore,
+    AwaitCopies,
     AxisKind,
     Barrier,
     Block,
     BlockAxis,
+    CommitCopies,
     For,
     IntrinsicCall,
     Let,
@@ -353,6 +356,14 @@ class _LoopParser(_ExprParser):
                 return While(self.expr(test), self.suite(body))
             case ast.Expr(value=ast.Call(func=ast.Name(id="barrier"), args=[], keywords=[])):
                 return Barrier()
+            case ast.Expr(value=ast.Call(func=ast.Name(id="commit_copies"), args=[], keywords=[])):
+                return CommitCopies()
+            case ast.Expr(value=ast.Call(func=ast.Name(id="await_copies")) as call):
+                return AwaitCopies(self.number(*self.arguments(call, 1)))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="copy_async"), args=[ast.Subscript() as target, value])):
+                place = self.expr(target)
+                assert isinstance(place, Load), "a subscript is a load"
+                return AsyncStore(place.buffer, place.indices, self.expr(value))
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)):
                 return IntrinsicCall(name, tuple(map(self.expr, args)))
         raise self.source.error(node, f"not a statement of the loop IR: {ast.unparse(node).splitlines()[0]}")

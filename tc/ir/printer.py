@@ -45,8 +45,11 @@ from tc.ir.graph import (
 from tc.ir.loop import (
     Alloc,
     Annotations,
+    AsyncStore,
+    AwaitCopies,
     Barrier,
     Block,
+    CommitCopies,
     For,
     IntrinsicCall,
     Let,
@@ -170,8 +173,10 @@ class _LoopPrinter:
             case Block():
                 return self._block(stmt, depth)
             case Store(buffer=buffer, indices=indices, value=value):
-                place = self.names.exprs(indices) or "()"
-                return [f"{pad}{self.names(buffer)}[{place}] = {self.names.expr(value)}"]
+                place = f"{self.names(buffer)}[{self.names.exprs(indices) or '()'}]"
+                if isinstance(stmt, AsyncStore):
+                    return [f"{pad}copy_async({place}, {self.names.expr(value)})"]
+                return [f"{pad}{place} = {self.names.expr(value)}"]
             case Alloc(buffer=buffer, body=body):
                 kind = self._buffer_type(buffer, "")
                 return [f"{pad}with {kind} as {self.names(buffer)}:", *self.statement(body, depth + 1)]
@@ -187,6 +192,10 @@ class _LoopPrinter:
                 return [f"{pad}while {self.names.expr(condition)}:", *self.statement(body, depth + 1)]
             case Barrier():
                 return [f"{pad}barrier()"]
+            case CommitCopies():
+                return [f"{pad}commit_copies()"]
+            case AwaitCopies(pending=pending):
+                return [f"{pad}await_copies({pending})"]
             case IntrinsicCall(name=name, operands=operands):
                 return [f"{pad}{name}({self.names.exprs(operands)})"]
         raise AssertionError(f"no text for {type(stmt).__name__}")

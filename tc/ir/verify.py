@@ -43,9 +43,11 @@ from tc.ir.intrinsic import INTRINSICS
 from tc.ir.launch import first_complaint
 from tc.ir.loop import (
     Alloc,
+    AwaitCopies,
     AxisKind,
     Barrier,
     Block,
+    CommitCopies,
     For,
     IntrinsicCall,
     Let,
@@ -119,6 +121,10 @@ def _line_of(lines: list[str], marker: Node | None) -> int:
             words = [f"{buffer.name}[", " = "]
         case Barrier():
             words = ["barrier()"]
+        case CommitCopies():
+            words = ["commit_copies()"]
+        case AwaitCopies(pending=pending):
+            words = [f"await_copies({pending})"]
         case Binding(targets=targets) if targets:
             words = [targets[0].name]
     for k, line in enumerate(lines):
@@ -221,6 +227,11 @@ class _LoopVerifier:
             case Barrier():
                 if not any(loop.kind is LoopKind.BOUND for loop in racing):
                     raise self.fail("a barrier stands outside of bound loops, where there are no threads to wait")
+            case CommitCopies() | AwaitCopies():
+                if not any(loop.kind is LoopKind.BOUND for loop in racing):
+                    raise self.fail("copies are awaited outside of bound loops, where there are no threads that copy")
+                if isinstance(stmt, AwaitCopies) and stmt.pending < 0:
+                    raise self.fail(f"copies are awaited until {stmt.pending} groups are left")
             case _:
                 raise self.fail(f"{type(stmt).__name__} is no statement of the loop IR")
 

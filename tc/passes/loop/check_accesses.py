@@ -32,7 +32,9 @@ from tc.ir.expr import (
 )
 from tc.ir.loop import (
     Alloc,
+    AwaitCopies,
     Barrier,
+    CommitCopies,
     For,
     If,
     IntrinsicCall,
@@ -210,7 +212,7 @@ class _Checker:
             case IntrinsicCall(operands=operands):
                 checked = [self.expression(operand, scope) for operand in operands]
                 return replace(stmt, operands=tuple(new for new, _ in checked)), _unique(t for _, tests in checked for t in tests)
-            case Barrier():
+            case Barrier() | CommitCopies() | AwaitCopies():
                 return stmt, []
         raise CodegenError(f"{self.func.name}: no checks for {type(stmt).__name__}")
 

@@ -8,8 +8,10 @@ from tc.ir.arith import Facts, prove, proves, simplify
 from tc.ir.expr import Expr, const, equal, logical_not
 from tc.ir.loop import (
     Alloc,
+    AwaitCopies,
     Barrier,
     Block,
+    CommitCopies,
     For,
     If,
     IntrinsicCall,
@@ -70,7 +72,7 @@ def _simplify(stmt: Stmt, facts: Facts, once: Substitution) -> Stmt:
             return replace(stmt, condition=_expr(condition, facts, once), body=_simplify(body, facts, once))
         case IntrinsicCall(operands=operands):
             return replace(stmt, operands=_all(operands, facts, once))
-        case Barrier():
+        case Barrier() | CommitCopies() | AwaitCopies():
             return stmt
     raise AssertionError(f"unknown statement {type(stmt).__name__}")
 
