@@ -17,6 +17,8 @@ LARGEST = (1 << 31) - 1
 
 LONGEST_NAME = 100
 
+MOST_STAGES = 8
+
 
 @dataclass(frozen=True)
 class Prefetch:
@@ -33,7 +35,8 @@ class LoopHints:
     `grain`: iterations of a parallel loop that a thread takes at once, at least. `partition`: run those in which guards are known to
     hold on their own, without guards. `prefetch`: fetch ahead while the loop runs. `tree`: combine what an unrolled loop adds up as a
     tree. `transpose`: exchange the axes of the square that an unrolled loop over a vectorized one copies in registers. `intrinsic`: the
-    name of an instruction, which is taken where the loop still is the one that it stands for.
+    name of an instruction, which is taken where the loop still is the one that it stands for. `pipeline`: how many iterations of a loop
+    in a launch have shared memory at once, the copies of all but one being on their way (see `pipeline_loops`).
     """
 
     grain: int = 1
@@ -42,6 +45,7 @@ class LoopHints:
     tree: bool = False
     transpose: bool = False
     intrinsic: str = ""
+    pipeline: int = 1
 
     def items(self) -> tuple[tuple[str, HintValue], ...]:
         """What differs from saying nothing, as keys and values of the text form."""
@@ -51,6 +55,8 @@ class LoopHints:
         if self.prefetch is not None:
             found.append(("prefetch", (self.prefetch.parameter, self.prefetch.ahead_bytes)))
         found += [(name, 1) for name in ("tree", "transpose") if getattr(self, name)]
+        if self.pipeline != 1:
+            found.append(("pipeline", self.pipeline))
         return (*found, ("intrinsic", self.intrinsic)) if self.intrinsic else tuple(found)
 
     def having(self, key: str, value: Any) -> LoopHints:
@@ -64,6 +70,8 @@ class LoopHints:
                 return replace(self, tree=bool(value))
             case "transpose", int() if _is_flag(value):
                 return replace(self, transpose=bool(value))
+            case "pipeline", int() if type(value) is int and 1 <= value <= MOST_STAGES:
+                return replace(self, pipeline=value)
             case "intrinsic", str() if 0 < len(value) <= LONGEST_NAME:
                 return replace(self, intrinsic=value)
             case "prefetch", (int(parameter), int(ahead)) if is_prefetch(parameter, ahead):
@@ -97,6 +105,7 @@ _EXPECTED = {
     "tree": "0 or 1",
     "transpose": "0 or 1",
     "intrinsic": "the name of an instruction",
+    "pipeline": f"a number of stages, 1 to {MOST_STAGES}",
 }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from tc.ir.copies import first_copy_complaint
 from tc.ir.expr import Buffer, Const, Expr, Var
 from tc.ir.launch import Complaint, FinishedLaunch, finished, launches_in
-from tc.ir.loop import Alloc, Barrier, For, If, Let, Stmt, While, walk_statements
+from tc.ir.loop import Alloc, AwaitCopies, Barrier, CommitCopies, For, If, Let, Stmt, While, walk_statements
 from tc.ir.node import Node, children
 from tc.ir.uses import buffers_read, variables
 
@@ -27,14 +28,14 @@ def first_launch_complaint(stmt: Stmt) -> tuple[Node, str] | None:
             if barrier is not None:
                 return barrier, "a barrier stands in a launch that is not in its finished form: one nest of thread loops around it"
             continue
-        complaint = next(_complaints(launch, found), None)
+        complaint = next(_complaints(launch, found), None) or first_copy_complaint(found)
         if complaint is not None:
             return complaint
     return None
 
 
 def _complaints(launch: For, parts: FinishedLaunch) -> Iterator[Complaint | tuple[Node, str]]:
-    if not any(isinstance(node, Barrier) for node in walk_statements(parts.body)):
+    if not any(isinstance(node, (Barrier, CommitCopies, AwaitCopies)) for node in walk_statements(parts.body)):
         return
     total = 0
     for buffer in parts.shared:
@@ -61,6 +62,10 @@ def _uneven_barriers(stmt: Node, varying: frozenset[Var], under: str | None) -> 
         case Barrier():
             if under is not None:
                 yield stmt, f"a barrier stands {under}, which need not be the same for all threads"
+            return
+        case CommitCopies() | AwaitCopies():
+            if under is not None:
+                yield stmt, f"groups of copies are counted {under}, which need not be the same for all threads"
             return
         case For(var=var, extent=extent) if _varies(extent, varying):
             varying, under = varying | {var}, f"in loop {var.name} of {extent} iterations"

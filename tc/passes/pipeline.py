@@ -48,6 +48,7 @@ from tc.passes.loop import (
     mark_in_place,
     mark_numerics,
     partition_loops,
+    pipeline_loops,
     report_in_order,
     round_once,
     simplify_loops,
@@ -62,7 +63,7 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(distribute_threads, mark_numerics, partition_loops, report_in_order, round_once, simplify_loops),
+    *(distribute_threads, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once, simplify_loops),
 )
 
 SIMPLIFY = """
@@ -143,6 +144,7 @@ DEVICE_FINISH = """
     mark_in_place,
     check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all
     report_in_order,                # threads that fail at once would report now one of them, now another
+    pipeline_loops,                 # buffers are of one iteration now
     distribute_threads,
     simplify_loops,
 """

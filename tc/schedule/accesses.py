@@ -9,7 +9,7 @@ from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, logical_and, logical_not
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.loop import Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store
+from tc.ir.loop import AsyncStore, Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store
 from tc.ir.node import Node, children, substitute
 from tc.ir.polynomial import polynomial
 from tc.ir.uses import buffers_read, buffers_written
@@ -42,6 +42,7 @@ class ElementAccess:
     text: tuple[Expr, ...]
     is_store: bool
     scope: AccessScope
+    is_async: bool = False
 
     @property
     def block(self) -> Block | None:
@@ -94,7 +95,7 @@ def accesses(stmt: Stmt, buffers: Set[Buffer]) -> list[ElementAccess]:
     """Every load from and store to some buffers at or below a statement, each once."""
     found: dict[object, ElementAccess] = {}
     for access in _accesses(stmt, AccessScope({}), buffers):
-        found.setdefault((access.buffer, access.is_store, *access.form), access)
+        found.setdefault((access.buffer, access.is_store, access.is_async, *access.form), access)
     return list(found.values())
 
 
@@ -127,7 +128,7 @@ def _accesses(stmt: Stmt, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[
         case Let(var=var, body=body):
             yield from _accesses(body, scope.within(unknown=scope.unknown | {var}), buffers)
         case Store(buffer=buffer, indices=indices) if buffer in buffers:
-            yield ElementAccess(buffer, indices, True, scope)
+            yield ElementAccess(buffer, indices, True, scope, isinstance(stmt, AsyncStore))
         case IntrinsicCall(name=name, operands=operands) if name != "prefetch":
             yield from _accesses(INTRINSICS[name].expand(operands), scope, buffers)
         case _:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove
 from tc.ir.expr import Buffer, Expr, Var, logical_not
-from tc.ir.loop import Barrier, For, If, Let, Seq, Stmt, While, seq, walk_statements
+from tc.ir.loop import AwaitCopies, Barrier, CommitCopies, For, If, Let, Seq, Stmt, While, seq, walk_statements
 from tc.ir.node import replace
 from tc.ir.uses import buffers_read, variables
 from tc.passes.loop.thread_conflicts import Conflicts, Touch
@@ -55,6 +55,10 @@ class BarrierPlacer:
 
     def _statement(self, stmt: Stmt, before: Pending, around: _Around) -> tuple[Stmt, Pending]:
         match stmt:
+            case CommitCopies():
+                return stmt, before
+            case AwaitCopies():
+                return stmt, {self.conflicts.arrived(touch): None for touch in before}
             case ThreadRegion(body=body):
                 return self._behind(before, body, self.conflicts.touches_of(body, self._unknown(around)), around)
             case Seq(stmts=stmts):
@@ -103,12 +107,19 @@ class BarrierPlacer:
         met = next(((old, new) for new in touches for old in before if self.conflicts.meet(old, new, around.facts)), None)
         if met is None:
             return stmt, {**before, **touches}
+        late = next((old for old in before if old.is_async and not old.has_arrived and self._meets(old, touches, around.facts)), None)
+        if late is not None:
+            raise ScheduleError(f"{self.name}: {late} may still be on its way where it is touched again: its copies have not been awaited")
         if around.uneven is not None:
             what = f"loop {around.uneven.var.name}" if isinstance(around.uneven, For) else "a condition"
             raise ScheduleError(
                 f"{self.name}: a barrier is needed between {met[0]} and {met[1]} inside of {what} that is not the same for all threads"
             )
-        return seq(Barrier(), stmt), touches
+        on_their_way = {old: None for old in before if old.is_async and not old.has_arrived}
+        return seq(Barrier(), stmt), {**on_their_way, **touches}
+
+    def _meets(self, old: Touch, touches: Iterable[Touch], facts: Facts) -> bool:
+        return any(self.conflicts.meet(old, new, facts) for new in touches)
 
     def _if(self, stmt: If, before: Pending, around: _Around) -> tuple[Stmt, Pending]:
         facts = around.facts

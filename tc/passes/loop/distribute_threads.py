@@ -9,12 +9,15 @@ from tc.errors import ScheduleError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
 from tc.ir.bounds import bounds
+from tc.ir.copies import counts_copies
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, const, equal, logical_and, logical_not, select
 from tc.ir.launch import THREAD_AXES, block_loops, finished, has_launch, is_thread_loop, thread_extents
 from tc.ir.loop import (
     Alloc,
+    AwaitCopies,
     Barrier,
+    CommitCopies,
     For,
     If,
     IntrinsicCall,
@@ -186,7 +189,11 @@ class _Replica:
     private: list[Buffer] = field(default_factory=list)
 
     def statement(self, stmt: Stmt, active: _Active) -> Stmt:
-        if not has_launch(stmt):
+        if isinstance(stmt, (CommitCopies, AwaitCopies)):
+            if active.axes or active.guards:
+                raise ScheduleError(f"{self.name}: groups of copies are counted where only some of the threads come by")
+            return stmt
+        if not has_launch(stmt) and not counts_copies(stmt):
             return self.region(stmt, active)
         match stmt:
             case Seq(stmts=stmts):

@@ -7,13 +7,14 @@ both parts. The rest is left to the proof that iterations do not meet, of two di
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
 from tc.ir.arith import Facts, simplify
 from tc.ir.columns import column, grid
+from tc.ir.copies import stages_apart
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Buffer, Const, Expr, FloorMod, Load, Var, conjuncts, const, logical_and
 from tc.ir.loop import Stmt
@@ -31,7 +32,8 @@ MOST_POINTS = 1 << 20
 class Touch:
     """What the threads of a part touch of a buffer: an element for each thread and each iteration of `ranges`, where `where` holds.
 
-    `unknown`: variables that are each thread's own, of which nothing is known.
+    `unknown`: variables that are each thread's own, of which nothing is known. `is_async`: it is stored by asynchronous copies, which
+    have been waited for if it `has_arrived`.
     """
 
     buffer: Buffer
@@ -40,6 +42,8 @@ class Touch:
     ranges: tuple[tuple[Var, Expr], ...]
     where: Expr = TRUE
     unknown: frozenset[Var] = frozenset()
+    is_async: bool = False
+    has_arrived: bool = False
 
     @property
     def own(self) -> frozenset[Var]:
@@ -51,7 +55,8 @@ class Touch:
 
 
 def _touch(access: ElementAccess, unknown: frozenset[Var]) -> Touch:
-    return Touch(access.buffer, access.indices, access.is_store, access.scope.ranges, access.where, access.scope.unknown | unknown)
+    scope = access.scope
+    return Touch(access.buffer, access.indices, access.is_store, scope.ranges, access.where, scope.unknown | unknown, access.is_async)
 
 
 @dataclass
@@ -65,6 +70,7 @@ class Conflicts:
     _touches: dict[tuple[Node, frozenset[Var]], tuple[Touch, ...]] = field(default_factory=dict)
     _older: dict[tuple[Touch, Var], Touch] = field(default_factory=dict)
     _apart: dict[tuple[Touch, Touch], bool] = field(default_factory=dict)
+    _arrived: dict[Touch, Touch] = field(default_factory=dict)
 
     def touches_of(self, stmt: Stmt, unknown: frozenset[Var]) -> tuple[Touch, ...]:
         """What a part touches. `unknown`: variables around it that differ from thread to thread."""
@@ -97,8 +103,18 @@ class Conflicts:
                 ranges if extent is None else ((other, extent), *ranges),
                 substitute(touch.where, renamed),
                 touch.unknown if extent is not None else touch.unknown | {other},
+                touch.is_async,
+                touch.has_arrived,
             )
         return self._older[key]
+
+    def arrived(self, touch: Touch) -> Touch:
+        """What is touched when the thread has waited for its copies."""
+        if not touch.is_async or touch.has_arrived:
+            return touch
+        if touch not in self._arrived:
+            self._arrived[touch] = replace(touch, has_arrived=True)
+        return self._arrived[touch]
 
     def meet(self, first: Touch, second: Touch, facts: Facts) -> bool:
         """Whether two threads may touch one element, one of them writing it, as far as is known. `facts` hold where the second is."""
@@ -106,8 +122,15 @@ class Conflicts:
             return False
         key = (first, second)
         if key not in self._apart:
-            self._apart[key] = all(self._are_apart(a, b, facts) for a, b in self._cases(first, second, facts))
+            self._apart[key] = self._take_turns(first, second) or (
+                not _is_copied_and_read(first, second)
+                and all(self._are_apart(a, b, facts) for a, b in self._cases(first, second, facts))
+            )
         return not self._apart[key]
+
+    def _take_turns(self, first: Touch, second: Touch) -> bool:
+        """Whether the two are of different stages of a buffer."""
+        return stages_apart(first.indices, second.indices, first.own | second.own | self.threads.keys())
 
     def _cases(self, first: Touch, second: Touch, facts: Facts) -> Iterator[tuple[Touch, Touch]]:
         """The two for each remainder of a variable that both share, where an index speaks of it: stages of a pipeline take turns."""
@@ -135,6 +158,11 @@ class Conflicts:
         return True
 
 
+def _is_copied_and_read(first: Touch, second: Touch) -> bool:
+    """Whether one is an asynchronous copy that the other reads: these are told apart by stages alone, as the verifier does it."""
+    return (first.is_async or second.is_async) and first.is_store is not second.is_store
+
+
 def _of_ranges(touch: Touch) -> frozenset[Var]:
     return frozenset[Var]().union(*(variables(extent) for _, extent in touch.ranges))
 
@@ -159,7 +187,7 @@ def _stages(index: Expr) -> Iterator[tuple[Var, int]]:
 def _with(touch: Touch, values: dict[Node, Node], facts: Facts) -> Touch:
     indices = tuple(simplify(substitute(index, values), facts) for index in touch.indices)
     ranges = tuple((var, substitute(extent, values)) for var, extent in touch.ranges)
-    return Touch(touch.buffer, indices, touch.is_store, ranges, substitute(touch.where, values), touch.unknown)
+    return replace(touch, indices=indices, ranges=ranges, where=substitute(touch.where, values))
 
 
 def _are_counted_apart(first: Touch, second: Touch, threads: Mapping[Var, int]) -> bool | None:
