@@ -55,10 +55,13 @@ from tc.schedule.touched import part_written, parts_read
 from tc.schedule.tree import Place, allocated_in, facts_at, facts_inside, find_loop, loop_var, statements_from
 
 
-def check_iterations_apart(func: PrimFunc, place: Place, what: str) -> None:
-    """ScheduleError unless it is proven that the iterations of the loop at a place may run in any order, or at the same time."""
+def check_iterations_apart(func: PrimFunc, place: Place, what: str, kind: LoopKind) -> None:
+    """ScheduleError unless it is proven that the iterations of the loop at a place may run in any order, or at the same time.
+
+    Threads of a device, for loops of the kind BOUND, do not even read what another one writes once more.
+    """
     if prove(place.loop.extent <= 1, facts_at(func, place)) is not True:
-        _Proof(func, place, what).check()
+        _Proof(func, place, what, kind).check()
 
 
 CONCURRENT = (LoopKind.PARALLEL, LoopKind.VECTORIZED, LoopKind.BOUND)
@@ -70,7 +73,7 @@ def check_marked_loops(func: PrimFunc, names: Iterable[str], what: str) -> PrimF
     for name in names:
         place = find_loop(func, name)
         if place.loop.kind in CONCURRENT:
-            check_iterations_apart(func, place, what)
+            check_iterations_apart(func, place, what, place.loop.kind)
     return func
 
 
@@ -261,9 +264,10 @@ def _with_sizes(func: PrimFunc) -> tuple[DimFact, ...]:
 class _Proof:
     """What is known of the accesses of one loop."""
 
-    def __init__(self, func: PrimFunc, place: Place, what: str) -> None:
+    def __init__(self, func: PrimFunc, place: Place, what: str, kind: LoopKind) -> None:
         self.place = place
         self.what = what
+        self.kind = kind
         self.func = func = replace(func, facts=_with_sizes(func))
         self.facts = facts_inside(func, place)
         self.changed = buffers_written(place.loop.body)
@@ -286,7 +290,7 @@ class _Proof:
             if is_own and self.is_made_before(load):
                 continue
             met = next((store for store in stores if not self.are_apart(store, load)), None)
-            if met is not None and (is_own or not self.is_made_before(load)):
+            if met is not None and (is_own or self.kind is LoopKind.BOUND or not self.is_made_before(load)):
                 self.refuse("reads", load, met)
         pairs = [(store, other) for k, store in enumerate(() if is_own else stores) for other in stores[: k + 1]]
         left = [(a, b) for a, b in pairs if not self.differ(a, b)]

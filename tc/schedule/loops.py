@@ -304,19 +304,19 @@ def _check_order(func: PrimFunc, outermost: Place, old: list[For], new: list[For
             )
 
 
-def _check_independent(func: PrimFunc, place: Place, what: str) -> None:
+def _check_independent(func: PrimFunc, place: Place, what: str, kind: LoopKind) -> None:
     """Only spatial axes of the blocks inside may use the loop, and its iterations are proven not to meet."""
     for inner in statements_from(place):
         if not isinstance(inner.stmt, Block):
             continue
-        kind = axis_loops(inner).get(place.loop.var, AxisKind.SPATIAL)
-        if kind is not AxisKind.SPATIAL:
-            advice = "; use rfactor first" if kind is AxisKind.REDUCTION else ""
+        axis = axis_loops(inner).get(place.loop.var, AxisKind.SPATIAL)
+        if axis is not AxisKind.SPATIAL:
+            advice = "; use rfactor first" if axis is AxisKind.REDUCTION else ""
             raise ScheduleError(
-                f"{what}: loop {place.loop.var.name} drives {'an' if kind is AxisKind.ORDERED else 'a'} {kind.value} axis "
+                f"{what}: loop {place.loop.var.name} drives {'an' if axis is AxisKind.ORDERED else 'a'} {axis.value} axis "
                 f"of block {inner.block.name}{advice}"
             )
-    check_iterations_apart(func, place, what)
+    check_iterations_apart(func, place, what, kind)
 
 
 _VERBS = {
@@ -339,7 +339,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, thread: str = "") -> Pri
     stmt = place.loop
     verb = _VERBS[kind]
     if kind in CONCURRENT:
-        _check_independent(func, place, verb)
+        _check_independent(func, place, verb, kind)
     if kind is LoopKind.VECTORIZED:
         if not isinstance(stmt.extent, Const):
             raise ScheduleError(f"vectorize: the extent of loop {loop} is {stmt.extent}; split it by a constant first")

@@ -27,14 +27,14 @@ def check_seed(name: str, seed: int, decide: Decide = take_default) -> str:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_keep_their_meaning(name: str) -> None:
-    rules = [check_seed(name, seed) for seed in range(10)]
+    rules = [check_seed(name, seed) for seed in range(5)]
 
-    assert rules.count("contraction") >= 8
+    assert rules.count("contraction") >= 4
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_keep_their_meaning_with_any_answers(name: str) -> None:
-    for seed in range(8):
+    for seed in range(3):
         try:
             check_seed(name, seed, drawn(np.random.default_rng(seed)))
         except ScheduleError as error:
@@ -44,7 +44,7 @@ def test_products_keep_their_meaning_with_any_answers(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_many_products_keep_their_meaning(name: str) -> None:
-    for seed in range(10, 110):
+    for seed in range(5, 105):
         check_seed(name, seed)
 
 

@@ -27,21 +27,21 @@ def check_seed(name: str, seed: int, decide: Decide = take_default) -> str:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_keep_their_meaning(name: str) -> None:
-    rules = [check_seed(name, seed) for seed in range(12)]
+    rules = [check_seed(name, seed) for seed in range(8)]
 
-    assert rules.count("row reduction") >= 4
+    assert rules.count("row reduction") >= 2
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_keep_their_meaning_with_any_answers(name: str) -> None:
-    for seed in range(6):
+    for seed in range(4):
         check_seed(name, seed, drawn(np.random.default_rng(seed)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_many_reductions_keep_their_meaning(name: str) -> None:
-    for seed in range(12, 112):
+    for seed in range(8, 108):
         check_seed(name, seed)
 
 

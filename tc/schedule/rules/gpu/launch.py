@@ -70,7 +70,7 @@ def perfect_loops(schedule: Schedule, loop: str) -> list[str]:
 def can_run_at_once(schedule: Schedule, loop: str) -> bool:
     """Whether a loop may be bound, and its extent is known before the nest runs."""
     try:
-        set_kind(schedule.func, loop, LoopKind.PARALLEL)
+        set_kind(schedule.func, loop, LoopKind.BOUND, "block.x")
     except ScheduleError:
         return False
     return _is_known_to_host(schedule, loop)

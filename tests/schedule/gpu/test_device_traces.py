@@ -1,0 +1,94 @@
+"""Random legal schedules for devices keep what a program computes: in the interpreter, which finds races, and on an OpenCL device."""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+
+import numpy as np
+import pytest
+
+from tc.interp import run_prim_func
+from tc.ir.loop import PrimFunc
+from tc.ir.structural import first_difference
+from tc.ir.verify import verify
+from tc.schedule.step import Schedule, Trace
+from tc.target import Target
+from tests.schedule.gpu.device_traces import random_device_schedule
+from tests.schedule.gpu.launches import finished
+from tests.schedule.gpu.problems import DEVICE_CLASSES, Problem
+from tests.schedule.random_problems import CLASSES
+
+PROBLEMS = {**CLASSES, **DEVICE_CLASSES}
+MOST_ELEMENTS = 4000
+"""Numbers that a problem is given at most: the interpreter takes them one at a time."""
+
+
+def drawn_schedule(name: str, seed: int) -> tuple[Problem, Schedule]:
+    """A random problem of a class and a legal schedule of it: the first of the draws that begin with a seed."""
+    for draw in range(20):
+        rng = np.random.default_rng([zlib.crc32(name.encode()), seed, draw])
+        problem = PROBLEMS[name](rng)
+        schedule = random_device_schedule(problem[0], rng) if sum(array.size for array in problem[1]) <= MOST_ELEMENTS else None
+        if schedule is not None:
+            return problem, schedule
+    raise AssertionError(f"no draw of {name} with seed {seed} is legal")
+
+
+def check(final: PrimFunc, problem: Problem, schedule: Schedule, results: list[np.ndarray]) -> None:
+    expected = run_prim_func(*problem)
+    for want, got in zip(expected, results[: len(expected)], strict=True):  # workspaces follow
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=f"{final.name}\n{schedule.trace}")
+
+
+def check_seed(name: str, seed: int) -> None:
+    problem, schedule = drawn_schedule(name, seed)
+    func, arrays, dims = problem
+    final = finished(schedule.func)
+    verify(final)
+
+    check(schedule.func, problem, schedule, run_prim_func(schedule.func, arrays, dims, backward=True))
+    check(final, problem, schedule, run_prim_func(final, arrays, dims))
+    replayed = Trace.from_json(schedule.trace.to_json()).apply(func)
+    assert first_difference(replayed, schedule.func) is None, str(schedule.trace)
+
+
+def check_on_device(name: str, seed: int, target: Target) -> None:
+    from tests.codegen.opencl.kernels import run_on
+
+    problem, schedule = drawn_schedule(name, seed)
+    final = finished(schedule.func)
+    check(final, problem, schedule, run_on(target, final, problem[1], problem[2]))
+
+
+@pytest.fixture(scope="module")
+def opencl() -> Target:
+    if importlib.util.find_spec("pyopencl") is None:
+        pytest.skip("needs the extra 'opencl'")
+    return Target.of("opencl")
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_random_launches_keep_the_meaning(name: str) -> None:
+    check_seed(name, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_many_random_launches_keep_the_meaning(name: str) -> None:
+    for seed in range(1, 201):
+        check_seed(name, seed)
+
+
+@pytest.mark.parametrize("name", ["softmax", "chain", "product", "reduced"])
+def test_random_launches_run_on_a_device(name: str, opencl: Target) -> None:
+    check_on_device(name, 1, opencl)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_many_random_launches_run_on_a_device(name: str, opencl: Target) -> None:
+    for seed in range(200):
+        check_on_device(name, seed, opencl)
