@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from tc.ir.bounds import Facts, bounds, lower_bound, poly_bounds
 from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Max, Min, Var, const
-from tc.ir.polynomial import Monomial, Polynomial, polynomial
+from tc.ir.polynomial import Monomial, Polynomial, exact_quotient, polynomial
 from tc.ir.samples import is_refuted
 
 _MAX_DEPTH = 12
@@ -201,9 +201,19 @@ def _upper_bounds(atom: Expr, facts: Facts) -> list[Expr]:
         case FloorMod(lhs=a, rhs=b) if is_positive(b, facts):
             upper = [b - 1]
             return [*upper, a] if proves_nonnegative(polynomial(a), facts, _MAX_DEPTH - 2) else upper
-        case FloorDiv(lhs=a, rhs=b) if is_positive(b, facts) and proves_nonnegative(polynomial(a), facts, _MAX_DEPTH - 2):
-            return [a]
+        case FloorDiv(lhs=a, rhs=b) if is_positive(b, facts):
+            upper = _upper_quotients(a, b, facts)
+            return [*upper, a] if proves_nonnegative(polynomial(a), facts, _MAX_DEPTH - 2) else upper
     return []
+
+
+def _upper_quotients(a: Expr, b: Expr, facts: Facts) -> list[Expr]:
+    """hi // b for a variable that is at most hi, where that is a multiple of a number b but for a constant."""
+    fact = facts.variables.get(a) if isinstance(a, Var) else None
+    if fact is None or fact.hi is None or not isinstance(b, Const):
+        return []
+    found = exact_quotient(polynomial(fact.hi), Polynomial({}, int(b.value)))
+    return [found[0].to_expr()] if found is not None and found[1].is_constant else []
 
 
 def is_positive(expr: Expr, facts: Facts) -> bool:

@@ -223,3 +223,17 @@ def test_exclusive_ors_of_sums_are_taken_apart_by_what_is_known() -> None:
 
     assert simplify(mixed, facts) is simplify(P * 2 + bit_xor(N, M))
     assert evaluate(simplify(mixed), {N: 5, M: 2, P: 3, J: 6}) == (((3 ^ 6) * 2 + 5) ^ (6 * 2 + 2))
+
+
+def test_rows_of_a_tile_of_a_number_of_tiles_are_proven_to_be_in_range() -> None:
+    """A fused loop over tiles of rows and of columns: its quotient is a tile of rows, of which there are as many as its bound says."""
+    rows = mul(FloorDiv(add(M, 63), const(64)), 64)
+    facts = Facts().with_bounds(M, 1, None).with_range(P, rows).with_range(J, const(64))
+
+    assert prove(mul(FloorDiv(P, const(64)), 64) + J < rows, facts) is True
+    assert prove(mul(FloorDiv(P, const(64)), 64) + J + 1 < rows, facts) is None
+    assert prove(mul(FloorDiv(P, const(32)), 32) + J < rows, facts) is None
+    for m in range(1, 200, 7):
+        count = (m + 63) // 64 * 64
+        assert max(p // 64 * 64 + 63 for p in range(count)) < count
+        assert max(p // 32 * 32 + 63 for p in range(count)) >= count
