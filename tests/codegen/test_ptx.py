@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from ptx.launch import run
 
+from tc.codegen.c.dialect import CUDA
+from tc.codegen.c.launch import emit_launches
 from tc.codegen.launches import launches_of
 from tc.codegen.ptx.emitter import emit_launches_ir, emit_ptx
 from tc.compiler import run_stages
@@ -147,6 +149,13 @@ def test_what_is_written_and_read_behind_a_barrier_is_not_promised_to_be_alone()
 
     assert "noalias readonly align 16 %p0" in text
     assert "ptr addrspace(1) align 16 %p1" in text
+
+
+def test_cuda_c_promises_the_same() -> None:
+    text = emit_launches(parse_prim_func(ROWS.replace("+ A[b, t * 4 + v]", "+ B[b, t * 4 + v]")), "f", CUDA)
+
+    assert "const float *__restrict__ A" in text.replace("f32", "float")
+    assert "__restrict__ B" not in text and "__restrict__ B" in emit_launches(parse_prim_func(ROWS), "f", CUDA)
 
 
 def test_no_instruction_of_a_cpu_is_in_the_text() -> None:

@@ -15,7 +15,7 @@ from ops.kernels import make_prim_func
 from tc.codegen.backends import backend_of
 from tc.codegen.cuda.device import open_device
 from tc.codegen.kernels import schedule_kernel
-from tc.ir.dtype import pack, unpack
+from tc.ir.dtype import from_numpy, pack, unpack
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.target import Target
@@ -99,6 +99,23 @@ def cuda_c_through_nvcc_equals_the_reference():
             check(kernel, arrays, expected, CUDA_C)
 
     assert len(seen) > 2, seen
+
+
+def elements_that_share_bytes_are_all_written():
+    """Each by a thread of its own: they lost the other half of the byte."""
+    count = 0
+    for _name, func, arrays, expected in kernels(("quantize_linear",)):
+        if from_numpy(expected[0].dtype).per_byte > 1:
+            count += 1
+            check(schedule_kernel(func, PTX), arrays, expected, PTX)
+
+    assert count == 4
+
+
+def nvcc_writes_elements_that_share_bytes():
+    for _name, func, arrays, expected in kernels(("quantize_linear",)):
+        if from_numpy(expected[0].dtype).per_byte > 1:
+            check(schedule_kernel(func, CUDA_C), arrays, expected, CUDA_C)
 
 
 def all_of(target, names):

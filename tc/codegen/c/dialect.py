@@ -21,6 +21,7 @@ class Dialect:
     `infinity`: its name, if it has one.
     `launch_bounds`: what says how many threads a
     block has.
+    `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `options`: what its compiler has to be told for the numbers to be those of the IR.
     """
 
@@ -43,6 +44,7 @@ class Dialect:
     infinity: str = ""
     launch_bounds: str = ""
     half: tuple[str, str] | None = None
+    change_bits: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
     @property
@@ -73,6 +75,7 @@ C = Dialect(
     gnu_vectors=True,
     unroll="#pragma GCC unroll {}",
     infinity="INFINITY",
+    change_bits=("__atomic_fetch_and(byte, (u8)~mask, __ATOMIC_RELAXED);", "__atomic_fetch_or(byte, bits, __ATOMIC_RELAXED);"),
     options=("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
 """C11. With TC_SCALAR defined vectors are structs, and nothing of GNU C is left but pragmas and attributes."""
@@ -98,6 +101,12 @@ OPENCL = Dialect(
     bits={"f32": ("as_float", "as_uint"), "f64": ("as_double", "as_ulong")},
     infinity="INFINITY",
     half=("vload_half(0, (const half *)&{})", "vstore_half_rte({}, 0, (half *)&{});"),
+    change_bits=(
+        "volatile __global uint *word = (volatile __global uint *)((size_t)byte & ~(size_t)3);",
+        "const uint up = 8 * (uint)((size_t)byte & 3);",
+        "atomic_and(word, ~((uint)mask << up));",
+        "atomic_or(word, (uint)bits << up);",
+    ),
     options=("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt"),
 )
 
@@ -113,5 +122,11 @@ CUDA = Dialect(
     barrier="__syncthreads();",
     ids={f"{what}.{axis}": f"{what}Idx.{axis}" for what in ("block", "thread") for axis in "xyz"},
     bits={"f32": ("__uint_as_float", "__float_as_uint"), "f64": ("tc_f64_bits", "tc_bits_f64")},
+    change_bits=(
+        "unsigned int *word = (unsigned int *)((u64)byte & ~(u64)3);",
+        "const unsigned int up = 8 * (unsigned int)((u64)byte & 3);",
+        "atomicAnd(word, ~((unsigned int)mask << up));",
+        "atomicOr(word, (unsigned int)bits << up);",
+    ),
     options=("-fmad=false",),
 )

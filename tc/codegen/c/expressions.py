@@ -463,7 +463,7 @@ class ExpressionWriter:
             return
         value = self.vectors.splat(value, self.lane.lanes)
         if is_packed(buffer):
-            packed = packed_store(self.helpers, buffer.dtype, self.in_parallel)
+            packed = packed_store(self.helpers, buffer.dtype, self.may_share_bytes(buffer))
             whole = self._offsets(offset, place or apart(CValue("0", i64)))
             self.line(self.vectors.store(value, buffer.scope, self.buffer_name(buffer), whole, self.mask, packed))
             return
@@ -481,9 +481,13 @@ class ExpressionWriter:
     def _store_number(self, buffer: Buffer, offset: Polynomial, value: CValue) -> None:
         name = self.buffer_name(buffer)
         if is_packed(buffer):
-            self.line(f"{packed_store(self.helpers, buffer.dtype, self.in_parallel)}({name}, {self.index(offset)}, {value});")
+            self.line(f"{packed_store(self.helpers, buffer.dtype, self.may_share_bytes(buffer))}({name}, {self.index(offset)}, {value});")
             return
         self.line(f"{name}[{self.index(offset)}] = {value};")
+
+    def may_share_bytes(self, buffer: Buffer) -> bool:
+        """Whether another thread may write elements in the bytes of those that this one writes."""
+        return self.in_parallel
 
     def pointer_type(self, buffer: Buffer, is_const: bool) -> str:
         """The type of a pointer to a buffer's elements."""

@@ -61,6 +61,7 @@ class _LaunchWriter(StatementWriter):
         super().__init__(helpers, Facts.of(func.facts), annotation(func, "numerics") == "strict")
         self.func = func
         self.launch = launch
+        self.handed_on = launch.written & buffers_read(launch.body)
 
     # -- what the function takes
 
@@ -68,6 +69,7 @@ class _LaunchWriter(StatementWriter):
         name = self.scope.buffers[buffer] = self.scope.names.new(buffer.name)
         number, shared = self.func.buffers.index(buffer), in_place_inputs(self.func)
         may_overlap = number in shared or (shared and number == len(self.func.inputs))
+        may_overlap = may_overlap or buffer in self.handed_on  # behind a barrier it has what other threads wrote
         restrict = "" if may_overlap else f"{self.dialect.restrict} "
         return f"{self.pointer_type(buffer, buffer not in self.launch.written)}{restrict}{name}"
 
@@ -93,6 +95,9 @@ class _LaunchWriter(StatementWriter):
         aligned = f"{self.dialect.alignment.format(16)} " if buffer.scope == "shared" or size * buffer.dtype.size_bytes >= 16 else ""
         storage = self.dialect.storage.get(buffer.scope, "")
         return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}[{size}];"
+
+    def may_share_bytes(self, buffer: Buffer) -> bool:
+        return buffer.scope != "local"
 
     def bound(self, loop: For) -> None:
         name = self.scope.names.new(loop.var.name)

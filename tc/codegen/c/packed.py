@@ -26,10 +26,7 @@ def packed_store(helpers: Helpers, dtype: DType, is_shared: bool) -> str:
     ones, per_byte = 2**dtype.bits - 1, dtype.per_byte
     write = ["    *byte = (u8)((*byte & ~mask) | bits);"]
     if is_shared:
-        write = [
-            "    __atomic_fetch_and(byte, (u8)~mask, __ATOMIC_RELAXED);",
-            "    __atomic_fetch_or(byte, bits, __ATOMIC_RELAXED);",
-        ]
+        write = [f"    {line}" for line in helpers.dialect.change_bits]
     space = helpers.dialect.space("global")
     lines = (
         f"{helpers.dialect.helper} void {name}({space}{kind} *p, i64 i, {kind} x) {{",

@@ -40,6 +40,9 @@ from tc.target.detect import cuda_driver, cuda_facts, refuse_forked_child
 KEPT_SHARE = 8
 """A pool keeps at most this part of the device's memory for allocations to come."""
 
+GRANULARITY = 16
+"""Bytes of whose multiples memory is: elements that share bytes are changed as parts of words."""
+
 _LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 _LOG_BYTES = 1 << 14
 
@@ -234,7 +237,7 @@ class CudaDevice:
     def allocate_raw(self, size_bytes: int) -> int:
         """See `Device`. For any stream."""
         with self._lock:
-            address = self.calls.allocate(self._home.address, max(size_bytes, 1)) or 0
+            address = self.calls.allocate(self._home.address, -(-max(size_bytes, 1) // GRANULARITY) * GRANULARITY) or 0
             self._home.finish()
         return address
 

@@ -573,6 +573,10 @@ class MemoryEmitter:
         self.store_at(stmt.buffer, self.pointer_to(stmt.buffer, uniform, known), value)
         self._stored(stmt.buffer, uniform, known, value)
 
+    def may_share_bytes(self, buffer: Buffer) -> bool:
+        """Whether another thread may write elements in the bytes of those that this one writes."""
+        return self.in_parallel
+
     def align_of(self, buffer: Buffer, lanes: int) -> int:
         """Bytes of which the place of an access to so many elements side by side is known to be a multiple; 0 lanes for one element."""
         return buffer.dtype.size_bytes

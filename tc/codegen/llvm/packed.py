@@ -2,7 +2,7 @@
 
 A vector of neighbours is read as whole bytes, once for each place within a byte that a lane may have, and interleaved; nothing is read
 but bytes that hold an element wanted. Stores write whole bytes where all of their elements are theirs, and else change the bits of one
-element after the other: at once, as other threads see it, inside of parallel loops, where a neighbour may be another thread's.
+element after the other: at once, as other threads see it, where a neighbour may be another thread's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class ByteAccess(Protocol):
     """Accesses to bytes at a point of the emitted code. `num_lanes`: of the vectorized loop there; 0 outside."""
 
     mask: Value | None
-    in_parallel: bool
 
     @property
     def b(self) -> FunctionBuilder: ...
@@ -31,6 +30,8 @@ class ByteAccess(Protocol):
     def num_lanes(self) -> int: ...
 
     def where(self, condition: Value, emit: Callable[[], None]) -> None: ...
+
+    def may_share_bytes(self, buffer: Buffer) -> bool: ...
 
     def any_lane(self, mask: Value) -> Value: ...
 
@@ -233,7 +234,7 @@ def _store_element(emitter: ByteAccess, buffer: Buffer, offset: Value, value: Va
     ones = b.binary("shl", int_value(2**dtype.bits - 1, "i8"), shift)
     others = b.binary("xor", ones, int_value(-1, "i8"))
     bits = b.binary("shl", b.binary("and", value, int_value(2**dtype.bits - 1, "i8")), shift)
-    if emitter.in_parallel:
+    if emitter.may_share_bytes(buffer):
         b.emit(f"atomicrmw and {pointer}, {others} monotonic", "i8")
         b.emit(f"atomicrmw or {pointer}, {bits} monotonic", "i8")
         return

@@ -158,6 +158,9 @@ class _ThreadEmitter(KernelEmitter):
         size = buffer.dtype.size_bytes
         return min(size * math.gcd(self.elements_aligned, ALIGNMENT), ALIGNMENT) if lanes else size
 
+    def may_share_bytes(self, buffer: Buffer) -> bool:
+        return buffer.scope != "local"
+
     def _hidden(self, mask: Value) -> Value:
         return mask
 
