@@ -298,11 +298,12 @@ def torch_gets_tensors_of_its_own_on_its_stream():
     fake.clear()
 
     y, z = module(value)
-    untouched = not any(fake.memory(each.array.address)[0].any() for each in made)
+    untouched = not any(fake.memory(each.array.address)[0][:200].any() for each in made)
     queue.finish()
 
     del sys.modules["torch"]
-    assert made == [y, z] and value.seen == [queue.stream] and untouched
+    assert made == [y, z] and value.seen == [queue.stream], (made, y, z, value.seen)
+    assert untouched
     assert np.array_equal(fetched(y.array), 2 * x) and np.array_equal(fetched(z.array), 4 * x * x)
 
 

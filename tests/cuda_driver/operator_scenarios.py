@@ -109,7 +109,7 @@ def elements_that_share_bytes_are_all_written():
             count += 1
             check(schedule_kernel(func, PTX), arrays, expected, PTX)
 
-    assert count == 4
+    assert count > 1
 
 
 def nvcc_writes_elements_that_share_bytes():
