@@ -254,6 +254,14 @@ def build_st(c: Coder) -> Run:
     return run
 
 
+@builds("createpolicy")
+def build_createpolicy(c: Coder) -> Run:
+    """A hint for caches, as a value that only hints take."""
+    c.mods.clear()
+    write = c.destination(0, "b64")
+    return lambda m, active: write(m, active, np.zeros(1, np.uint64))
+
+
 # ---------------------------------------------------------------- wavefronts
 
 BANKS, WORD = 32, 4

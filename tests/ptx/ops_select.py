@@ -34,9 +34,9 @@ def build_setp(c: Coder) -> Run:
     combine = c.choose(*COMBINATIONS, default="")
     ftz, type = c.flag("ftz"), c.type()
     compare = comparison(c, name, type)
-    if type.name in ("f16x2", "bf16x2"):
-        raise c.unsupported("comparison of pairs")
     first, second = c.pair(0)
+    if type.name in ("f16x2", "bf16x2"):
+        return compare_pairs(c, compare, type, combine)
     write = c.destination(first, "pred")
     write_other = None if second is None else c.destination(second, "pred")
     a, b = ops_float.flushed(c.source(1, type), ftz), ops_float.flushed(c.source(2, type), ftz)
@@ -51,6 +51,22 @@ def build_setp(c: Coder) -> Run:
         write(m, active, result)
         if write_other is not None:
             write_other(m, active, opposite)
+
+    return run
+
+
+def compare_pairs(c: Coder, compare: Callable, type: PtxType, combine: str) -> Run:
+    """`setp.eq.f16x2 p|q, a, b`: p of the lower halves, q of the upper ones."""
+    first, second = c.pair(0)
+    if combine or second is None:
+        raise c.unsupported("this comparison of pairs")
+    writes = c.destination(first, "pred"), c.destination(second, "pred")
+    a, b = c.source(1, type), c.source(2, type)
+
+    def run(m: Machine, active: np.ndarray | None) -> None:
+        result = compare(a(m, active), b(m, active))
+        for i, write in enumerate(writes):
+            write(m, active, result[:, i])
 
     return run
 

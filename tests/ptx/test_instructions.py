@@ -423,6 +423,7 @@ def test_pairs_of_halves() -> None:
 
     total = apply("fma.rn.f16x2 d, a, b, c", U32, *packed).view(np.float16).reshape(-1, 2)
     least = apply("min.f16x2 d, a, b", U32, *packed[:2]).view(np.float16).reshape(-1, 2)
+    less = apply("setp.lt.f16x2 %q1|%q2, a, b; selp.u32 d0, 1, 0, %q1; selp.u32 d1, 1, 0, %q2", U32, *packed[:2], many=2)
     flipped = apply("neg.f16x2 d, a", U32, packed[0])
     wide = floats(np.float32)[:600].reshape(-1, 2)
     joined = apply("cvt.rn.f16x2.f32 d, a, b", U32, wide[:, 0].copy(), wide[:, 1].copy()).view(np.float16).reshape(-1, 2)
@@ -433,6 +434,7 @@ def test_pairs_of_halves() -> None:
             assert got == expected or (np.isnan(got) and np.isnan(expected)), (x, y, z)
         np.testing.assert_array_equal(least, np.fmin(a, b))
         np.testing.assert_array_equal(joined, wide[:, ::-1].astype(np.float16))
+        np.testing.assert_array_equal(less, a < b)
     np.testing.assert_array_equal(flipped, packed[0] ^ 0x80008000)
 
 
