@@ -28,7 +28,7 @@ from tc.autotune.tasks import measured_sizes, tasks_of
 from tc.autotune.tuner import Tuner, TuningResult
 from tc.check.compare import differing_result, sized_inputs
 from tc.compiler import check_words, compile_model
-from tc.errors import TcError, UserError
+from tc.errors import TcError, UnsupportedError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.measure.harness import Plan, Ratio, time_interleaved
@@ -125,13 +125,15 @@ def tune(
 
     `tc.compile(model, tune=database)` then uses the best verified schedules; where the whole model is no faster with them, what it used
     before. Records that were made for another target or number of threads are left alone.
-    Raises UserError when there is nothing to tune or the database cannot be used.
+    Raises UserError when there is nothing to tune or the database cannot be used, UnsupportedError for a device.
     """
     seconds = parse_budget(budget)
     check_model(model)
     dims, sizes = checked_dims(dims), checked_sizes(sizes)
     _check_search(tasks, trials, seed, database, callback)
     chosen = Target.of(target)
+    if chosen.device is not None:
+        raise UnsupportedError(f"tune: kernels on {chosen.kind} devices are not measured yet; they have their default schedules")
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     path = Path(database) if database is not None else default_database()
     prepared = prepare_model(import_model(model, dims), chosen)
