@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tc.codegen.c.helpers import Helpers, without_unused
+from tc.codegen.c.helpers import Helpers, folded, function_text, without_unused
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 
 _TYPES = {"i1": "i32", "i8": "u8", "i16": "u16", "i32": "u32", "i64": "u64", "float": "f32", "double": "f64"}
@@ -215,5 +215,5 @@ def helper_text(helpers: Helpers, name: str, result: str, params: Iterable[tuple
     builder = ScalarBuilder(helpers)
     value = write(builder)
     arguments = ", ".join(f"{kind} {param}" for kind, param in params)
-    body = without_unused([f"    {line}" for line in (*builder.lines, f"return {value};")])
-    return "\n".join([f"{helpers.dialect.helper} {result} {name}({arguments}) {{", *body, "}"])
+    body = folded(without_unused([f"    {line}" for line in (*builder.lines, f"return {value};")]))
+    return function_text(f"{helpers.dialect.helper} {result} {name}({arguments})", body)

@@ -21,7 +21,7 @@ from tc.codegen.llvm.memory import Lane
 from tc.codegen.llvm.packed import is_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, bounds, prove
-from tc.ir.dtype import bool_, i64
+from tc.ir.dtype import bool_, f32, f64, i64
 from tc.ir.expr import (
     Add,
     And,
@@ -257,6 +257,9 @@ class ExpressionWriter:
         return any(isinstance(node, Load) and node not in performed and not self.is_there(node) for node in walk(expr))
 
     def _select(self, expr: Select) -> CValue:
+        match expr:
+            case Select(condition=Lt(lhs=a, rhs=b), true_value=c, false_value=d) if b is c and a is d and a.dtype in (f32, f64):
+                return self.vectors.apply("larger", [self.value(a), self.value(b)], self.scalars.larger)
         condition = self.value(expr.condition)
         if not condition.lanes:
             return self._branched(condition, expr)

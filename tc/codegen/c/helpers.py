@@ -32,10 +32,20 @@ class Helpers:
             if name in wanted or name not in words:
                 wanted |= words
                 kept.append(text)
-        return "\n\n".join(reversed(kept))
+        parts: list[str] = []
+        for text in reversed(kept):
+            is_small = bool(parts) and max(text.count("\n"), parts[-1].count("\n")) < _SMALL_LINES
+            parts += [("\n" if is_small else "\n\n") if parts else "", text]
+        return "".join(parts)
 
     def __contains__(self, name: str) -> bool:
         return name in self._texts
+
+
+def function_text(head: str, body: Sequence[str]) -> str:
+    """A function; in one line if it is short."""
+    short = f"{head} {{ {body[0].strip()} }}"
+    return short if len(body) == 1 and len(short) <= 120 else "\n".join((f"{head} {{", *body, "}"))
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:
@@ -51,3 +61,38 @@ def without_unused(lines: Sequence[str]) -> list[str]:
 
 _WORD = re.compile(r"\w+")
 _CONSTANT = re.compile(r"\s*(?:const )?\w+ \*?(\w+) = .*;$")
+
+
+def folded(lines: Sequence[str]) -> list[str]:
+    """The lines of a helper with what is used once written where it is used, as long as lines stay short."""
+    kept = list(lines)
+    number = 0
+    while number < len(kept):
+        found = _CONSTANT.match(kept[number])
+        users = [] if found is None else [k for k in range(number + 1, len(kept)) if re.search(rf"\b{found[1]}\b", kept[k])]
+        if found is not None and len(users) == 1 and _may_take(kept[users[0]], found[1]):
+            value = kept[number].partition(" = ")[2][:-1]
+            longer = _with_value(kept[users[0]], found[1], value)
+            if len(longer) <= _LONGEST_LINE:
+                kept[users[0]] = longer
+                del kept[number]
+                continue
+        number += 1
+    return kept
+
+
+def _may_take(line: str, name: str) -> bool:
+    """Whether a line is evaluated once, and has a name once."""
+    return (line.lstrip().startswith("return ") or _CONSTANT.match(line) is not None) and len(re.findall(rf"\b{name}\b", line)) == 1
+
+
+def _with_value(line: str, name: str, value: str) -> str:
+    """A line with a value in place of a name; in parentheses unless it stands alone."""
+    alone = re.sub(rf"(?<=[(,=n] |.\()\b{name}\b(?=[),;])", lambda _: value, line)
+    return alone if alone != line else re.sub(rf"\b{name}\b", lambda _: value if _ATOM.match(value) else f"({value})", line)
+
+
+_ATOM = re.compile(r"[\w.]+$|\w+\([^()]*\)$")
+_LONGEST_LINE = 100
+_SMALL_LINES = 5
+"""Helpers of fewer lines stand without a line between them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tc.codegen.c.helpers import Helpers
+from tc.codegen.c.helpers import Helpers, function_text
 from tc.codegen.c.scalars import CValue, Scalars, c_type
 from tc.ir.dtype import DType, bool_, i64, u8
 
@@ -122,8 +122,10 @@ class Vectors:
         """A helper whose result r has lanes, each set by `body`."""
 
         def make() -> str:
-            each = body.format(r=self.lane("r", "l", lanes))
-            loop = [f"    {kind} r = {{0}};", *_each_lane(lanes, f"{each};"), "    return r;"]
+            in_place = bool(params) and params[0] == (kind, "a")
+            held = "a" if in_place else "r"
+            each = body.format(r=self.lane(held, "l", lanes))
+            loop = [*([] if in_place else [f"    {kind} r = {{0}};"]), *_each_lane(lanes, f"{each};"), f"    return {held};"]
             if native is not None:
                 loop = ["#ifdef TC_SCALAR", *loop, "#else", f"    return {native};", "#endif"]
             return self._function(name, kind, params, loop)
@@ -132,7 +134,7 @@ class Vectors:
 
     def _function(self, name: str, kind: str, params: Sequence[tuple[str, str]], body: Sequence[str]) -> str:
         arguments = ", ".join(_parameter(each, param) for each, param in params) or "void"
-        return "\n".join((f"{self.helpers.dialect.helper} {kind} {name}({arguments}) {{", *body, "}"))
+        return function_text(f"{self.helpers.dialect.helper} {kind} {name}({arguments})", body)
 
     def any_lane(self, mask: CValue) -> CValue:
         """Whether a mask has a lane that is on."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from onnx import TensorProto, helper
 
+import tc
+from tc.codegen.c.dialect import CUDA
+from tc.codegen.c.launch import emit_launches
+from tc.ir.parser import parse_prim_func
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
@@ -11,6 +16,7 @@ from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tests.codegen.c.devices import OpenClPrograms, compile_cuda, cuda_text, needs_nvcc, opencl_context
 from tests.codegen.c.programs import assert_equal, on_device, programs
+from tests.golden_files import FOLDER, check_text
 from tests.ops.kernels import make_prim_func
 from tests.ops.test_registry import WITH_LOOPS, assert_same, samples_of
 
@@ -39,7 +45,7 @@ def test_operations_are_cuda_without_warnings(arch, lanes, every, tmp_path):
     compile_cuda(cuda_text([on_device(program) for program in programs(lanes)[::every]]), tmp_path, arch)
 
 
-FEW = ("attention", "cast", "conv", "gather_nd", "hardmax", "matmul", "scatter_nd", "softmax", "trilu")
+FEW = ("gather_nd", "hardmax", "scatter_nd", "softmax")
 WHOLE = [pytest.param(tuple(WITH_LOOPS[k : k + 10]), marks=pytest.mark.slow) for k in range(0, len(WITH_LOOPS), 10)]
 
 
@@ -74,3 +80,30 @@ def test_operators_are_cuda_without_warnings(names, arch, tmp_path):
     _, funcs = device_calls(names, Target.parse(f"cuda:{arch}"))
 
     compile_cuda(cuda_text(funcs), tmp_path, arch)
+
+
+DASHES = "# -----"
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "cuda").glob("*.txt")), ids=lambda path: path.stem)
+def test_cuda_text(path, update_golden):
+    program = path.read_text().partition(DASHES)[0]
+
+    text = emit_launches(parse_prim_func(program), "kernel", CUDA)
+
+    assert len(text.splitlines()) < 150
+    check_text(path, f"{program}{DASHES}\n{text}", update_golden)
+
+
+def test_kernels_are_called_after_the_model_and_name_its_nodes():
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="scores"), helper.make_node("Softmax", ["h"], ["y"], name="weights")]
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [256, 256]) for name in "xwy"}
+    graph = helper.make_graph(nodes, "g", [values["x"], values["w"]], [values["y"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+    files = tc.lower(model, stage="cuda", target="cuda:sm_80").files()
+
+    texts = [text for name, text in files.items() if name.endswith(".cu")]
+    assert len(texts) == 2 and all(len(text.splitlines()) < 150 for text in texts)
+    assert "/* scores */" in texts[0] and "/* weights */" in texts[1]
+    assert "tc_matmul" in texts[0] and "tc_softmax" in texts[1]
