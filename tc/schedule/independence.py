@@ -287,7 +287,7 @@ class _Proof:
         loads = [load for load in self.loads if load.buffer is buffer]
         is_own = self.is_own(buffer)
         for load in loads:
-            if is_own and self.is_made_before(load):
+            if is_own and self.is_made_before(load) and not self.is_seen_by_others(load):
                 continue
             met = next((store for store in stores if not self.are_apart(store, load)), None)
             if met is not None and (is_own or self.kind is LoopKind.BOUND or not self.is_made_before(load)):
@@ -325,6 +325,10 @@ class _Proof:
         if key not in self._apart:
             self._apart[key] = never_meet(a, b, self.place.loop.var, self.facts, self.changed)
         return self._apart[key]
+
+    def is_seen_by_others(self, load: ElementAccess) -> bool:
+        """Whether a buffer of threads may be theirs together: `compact_buffers` does not allocate inside what is read where data say."""
+        return self.kind is LoopKind.BOUND and any(map(reads_memory, load.indices))
 
     def is_own(self, buffer: Buffer) -> bool:
         """Whether a buffer is scratch memory that nothing outside of the loop's body uses."""

@@ -18,7 +18,7 @@ from tc.ir.arith import prove
 from tc.ir.expr import Const, Load, Var, equal
 from tc.ir.loop import Store
 from tc.ir.uses import variables
-from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
+from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import extent_value, is_heavy, known_product, loads_of, loops_inside
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, inline_chain
@@ -62,11 +62,7 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
 
 def schedule_product(schedule: Schedule, name: str, before: list[str], after: list[str], target: Target) -> str | None:
     """Tile one contraction, the elementwise blocks `after` it where its sums are stored if that is possible; None where it is none."""
-    contraction = as_contraction(block_info(schedule, name))
-    if contraction is None or is_stencil(contraction) or not contraction.rows or target.device is None:
-        return None
-    sizes = sizes_of(contraction)
-    if min(sizes.rows, sizes.columns) < LEAST_ROWS:
+    if target.device is None or not is_tiled(block_info(schedule, name)):
         return None
     fused = after if _can_be_fused(schedule, name, after) else []
     rule = schedule.attempt(partial(_tiled, schedule, name, before, fused, target.device))
@@ -77,6 +73,15 @@ def schedule_product(schedule: Schedule, name: str, before: list[str], after: li
         if block in left and stands_alone(schedule, block):
             schedule_block(schedule, block, target)
     return rule
+
+
+def is_tiled(info: BlockInfo) -> bool:
+    """Whether a block is a product whose operands are each used several times."""
+    contraction = as_contraction(info)
+    if contraction is None or is_stencil(contraction) or not contraction.rows:
+        return False
+    sizes = sizes_of(contraction)
+    return min(sizes.rows, sizes.columns) >= LEAST_ROWS
 
 
 def _can_be_fused(schedule: Schedule, name: str, after: list[str]) -> bool:

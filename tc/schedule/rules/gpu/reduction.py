@@ -7,6 +7,7 @@ processors of the device decides, not the time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 
@@ -19,7 +20,7 @@ from tc.schedule.rules.epilogue import block_info
 from tc.schedule.rules.gpu.elementwise import schedule_block, stands_alone, vector_lanes
 from tc.schedule.rules.gpu.fallback import schedule_nest
 from tc.schedule.rules.gpu.launch import THREADS, bind_all
-from tc.schedule.rules.gpu.product import schedule_product
+from tc.schedule.rules.gpu.product import is_tiled, schedule_product
 from tc.schedule.rules.gpu.rows import (
     LEAST_TERMS,
     RowPart,
@@ -54,15 +55,15 @@ LEAST_PART = 1 << 12
 def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     """All stages of a row in one block of threads: one result, every reduction along its rows."""
     device, infos = target.device, block_infos(schedule.func)
-    if device is None or not any(info.reduction_axes for info in infos) or not all(stands_alone(schedule, i.name) for i in infos):
+    reduced = [info for info in infos if info.reduction_axes]
+    if device is None or not reduced or not all(stands_alone(schedule, i.name) for i in infos):
         return None
-    if not all(is_even(schedule, info) for info in infos):
+    if not all(is_even(schedule, info) for info in infos) or (len(reduced) > 1 and any(map(is_tiled, reduced))):
         return None
     written = [info for info in infos if set(info.written_buffers) & set(schedule.func.buffers)]
-    reductions = [info for info in infos if info.reduction_axes]
-    if len(written) != 1 or any(len(info.written_buffers) != 1 for info in infos) or any(_is_long(info, device) for info in reductions):
+    if len(written) != 1 or any(len(info.written_buffers) != 1 for info in infos) or any(_is_long(info, device) for info in reduced):
         return None
-    if max(map(terms_of, reductions)) < LEAST_TERMS:
+    if max(map(terms_of, reduced)) < LEAST_TERMS:
         return schedule.attempt(partial(_short_rows, schedule, written[0].name)) if len(infos) > 1 else None
     return schedule.attempt(partial(_rows, schedule, written[0].name, device))
 
@@ -75,13 +76,15 @@ def _rows(schedule: Schedule, final: str, device: DeviceFacts) -> str:
     _inline_long_stages(schedule, final)
     rows = _row_loops(schedule, final)
     stages = [info for info in block_infos(schedule.func) if info.name != final]
-    main = max((info for info in stages if info.reduction_axes), key=terms_of)
+    main = max((info for info in stages if _is_of_rows(info, rows)), key=terms_of, default=None)
+    if main is None:
+        raise ScheduleError(f"nothing is reduced to one number for each row of block {final}")
     columns = [extent_value(schedule, loop) or 1 for loop in schedule.loops_of(final) if loop not in rows]
     if prod(columns) > MOST_COLUMNS * terms_of(main):
         raise ScheduleError(f"block {final} makes more of a row than one block of threads should")
     count = prod(extent_value(schedule, loop) or device.processors for loop in rows)
     threads = choose_threads(schedule, main, extent_value(schedule, rows[-1]) if rows else 1, count, device)
-    parts = {info.name: take_apart(schedule, info.name, threads) for info in stages if info.reduction_axes}
+    parts = {info.name: take_apart(schedule, info.name, threads) for info in stages if _is_of_rows(info, rows)}
     place, row = _bind_rows(schedule, final, rows, threads)
     for info in reversed(stages):
         if info.name in parts:
@@ -91,6 +94,12 @@ def _rows(schedule: Schedule, final: str, device: DeviceFacts) -> str:
             _place_stage(schedule, info.name, place, threads)
     _bind_elements(schedule, final, place, row, threads)
     return "row reduction"
+
+
+def _is_of_rows(info: BlockInfo, rows: list[str]) -> bool:
+    """Whether a block reduces rows to one number each. Others make elements of rows, by sums or not."""
+    driven = [axis for axis in info.block.axes if axis.var in info.spatial_axes and isinstance(axis.value, Var)]
+    return bool(info.reduction_axes) and len(driven) <= len(rows)
 
 
 def _short_rows(schedule: Schedule, final: str) -> str:
@@ -127,13 +136,12 @@ def _inline_long_stages(schedule: Schedule, final: str) -> None:
 
 
 def _row_loops(schedule: Schedule, final: str) -> list[str]:
-    """The loops of the final block that choose the row, in order: those by which reduced values are indexed."""
+    """The loops of the final block that choose the row, in order: those by which all reduced values are indexed."""
     info = block_info(schedule, final)
     driven = {axis.var: axis.value for axis in info.block.axes}
     reduced = {buffer for each in block_infos(schedule.func) if each.reduction_axes for buffer in each.written_buffers}
-    loads = [load for load in info.reads if load.buffer in reduced]
-    used = {value.name for load in loads for value in _drivers(load, driven)}
-    return [loop for loop in schedule.loops_of(final) if loop in used]
+    used = [{value.name for value in _drivers(load, driven)} for load in info.reads if load.buffer in reduced]
+    return [loop for loop in schedule.loops_of(final) if used and all(loop in each for each in used)]
 
 
 def _drivers(load: Load, driven: dict[Var, Expr]) -> list[Var]:
@@ -160,15 +168,18 @@ def _place_stage(schedule: Schedule, name: str, place: str, threads: RowThreads)
     schedule.compute_at(name, place)
     (buffer,) = block_info(schedule, name).written_buffers
     schedule.set_scope(buffer.name, "shared")
-    inside = loops_inside(schedule, name, place)
+    info, inside = block_info(schedule, name), loops_inside(schedule, name, place)
+    terms = [loop for loop in inside if loop in _reducing(info, inside)]
+    inside = [loop for loop in inside if loop not in terms]
     if any(extent_value(schedule, loop) is None for loop in inside):
         raise ScheduleError(f"the part of block {name} in a row is of no known size")
-    _bind_elements(schedule, name, place, inside[0] if len(inside) > 1 else None, threads)
+    _bind_elements(schedule, name, place, inside[0] if len(inside) > 1 else None, threads, terms)
 
 
-def _bind_elements(schedule: Schedule, name: str, place: str, row: str | None, threads: RowThreads) -> None:
-    """Let the threads of each row compute its elements, neighbouring threads neighbouring elements or vectors of them."""
-    columns = [loop for loop in loops_inside(schedule, name, place) if loop != row]
+def _bind_elements(schedule: Schedule, name: str, place: str, row: str | None, threads: RowThreads, terms: Sequence[str] = ()) -> None:
+    """Let the threads of each row compute its elements, neighbouring threads neighbouring elements or vectors of them; if these are sums
+    of `terms`, each by one thread."""
+    columns = [loop for loop in loops_inside(schedule, name, place) if loop != row and loop not in terms]
     if row is not None and (threads.rows == 1 or (extent_value(schedule, row) or 0) > threads.rows):
         columns, row = [*([row] if extent_value(schedule, row) != 1 else []), *columns], None
     if row is not None:
@@ -179,15 +190,17 @@ def _bind_elements(schedule: Schedule, name: str, place: str, row: str | None, t
             inside = inside[inside.index(place) + 1 :]
             schedule.bind(inside[0] if inside else schedule.add_unit_loop(name), threads.along)
         return
-    lanes = vector_lanes(schedule, block_info(schedule, name), columns[-1]) if threads.along == "thread.x" else 1
+    lanes = vector_lanes(schedule, block_info(schedule, name), columns[-1]) if threads.along == "thread.x" and not terms else 1
     vectors = []
     if lanes > 1:
         around, lane = schedule.split(columns[-1], lanes)
         schedule.vectorize(lane)
         columns, vectors = [*columns[:-1], around], [lane]
     rest, shared = schedule.split(schedule.fuse(*columns), threads.lanes)
-    schedule.reorder(shared, rest, *vectors)
+    schedule.reorder(shared, rest, *vectors, *terms)
     schedule.bind(shared, threads.along)
+    if terms:
+        schedule.decompose_reduction(name, terms[0])
 
 
 # -- stages that stand alone
