@@ -56,7 +56,7 @@ def buffers_of(func: PrimFunc, scope: str) -> list[tuple[int, ...]]:
 def test_a_large_product_has_large_tiles_in_shared_memory_and_registers() -> None:
     scheduled = device_schedule(matmul(4096, 4096, 4096)).func
 
-    assert buffers_of(scheduled, "shared") == [(8, 128), (8, 128)]
+    assert buffers_of(scheduled, "shared") == [(8, 128), (8, 132)]
     assert buffers_of(scheduled, "local") == [(1, 4), (1, 8), (128, 128)]  # of the last each thread has its 64
     sizes = {(stmt.thread, str(stmt.extent)) for stmt in walk_statements(scheduled.body) if isinstance(stmt, For) and stmt.thread}
     assert sizes == {("block.x", "1024"), ("thread.x", "16"), ("thread.y", "16")}
@@ -71,6 +71,17 @@ def test_operands_and_results_of_a_large_product_move_in_vectors() -> None:
 
 def test_what_follows_a_product_is_part_of_its_launch() -> None:
     assert len(launches(device_schedule(biased(40, 48, 24)).func.body)) == 1
+
+
+@pytest.mark.parametrize(("m", "n", "k", "parts"), [(8, 12, 1024, 4), (9, 11, 512, 2), (9, 11, 509, 1)])
+def test_few_long_sums_are_made_in_parts_by_several_blocks(m: int, n: int, k: int, parts: int) -> None:
+    rng = np.random.default_rng(k)
+    arrays = [rng.integers(-2, 3, shape).astype(np.float32) for shape in ((m, k), (k, n), (n,))]
+
+    scheduled = check_schedule(biased(m, n, k), arrays)
+
+    assert len(launches(scheduled.func.body)) == (2 if parts > 1 else 1)
+    assert [choice.value for choice in scheduled.choices if choice.knob.name == "mm/parts"] == ([parts] if parts > 1 else [])
 
 
 SIZES = Extents(1, 1024, 1024, 1024, 4, 4, 4)

@@ -45,8 +45,8 @@ class Blocking:
         return self.threads_x * self.threads_y
 
     def shared_bytes(self, lhs_bytes: int, rhs_bytes: int) -> int:
-        """Of one stage, by the sizes of the operands' elements."""
-        return self.depth * (self.rows * lhs_bytes + self.columns * rhs_bytes)
+        """Of one stage, by the sizes of the operands' elements, rows of both with a vector of padding."""
+        return self.depth * (self.rows * lhs_bytes + self.columns * rhs_bytes + 2 * 16)
 
     def registers(self, sum_bytes: int) -> int:
         """Of a thread, estimated."""

@@ -33,7 +33,8 @@ from tc.schedule.rules.gpu.blocking import (
     tile_of,
 )
 from tc.schedule.rules.gpu.elementwise import is_aligned, schedule_block, stands_alone
-from tc.schedule.rules.gpu.launch import bind_one_thread
+from tc.schedule.rules.gpu.fallback import schedule_nest
+from tc.schedule.rules.gpu.launch import THREADS, bind_all, bind_one_thread
 from tc.schedule.rules.tile import cut_vectors
 from tc.schedule.step import Schedule
 from tc.schedule.tree import facts_at, find_loop
@@ -42,6 +43,12 @@ from tc.target.device import DeviceFacts
 
 LEAST_ROWS = 4
 """Rows and columns that a product must have at least to be tiled: with fewer an operand is used a few times only, and the other decides."""
+
+LEAST_PART_TERMS = 256
+"""Terms of a part of a sum at least, where blocks are too few."""
+
+PADDING_BYTES = 16
+"""Between rows of a copy that is turned as it is made: a vector, so that rows begin at multiples of one."""
 
 VECTOR_BYTES = 16
 """What a thread moves at once at most."""
@@ -64,6 +71,9 @@ def schedule_product(schedule: Schedule, name: str, before: list[str], after: li
     """Tile one contraction, the elementwise blocks `after` it where its sums are stored if that is possible; None where it is none."""
     if target.device is None or not is_tiled(block_info(schedule, name)):
         return None
+    parts = _choose_parts(schedule, name, target.device)
+    if parts > 1:
+        return schedule.attempt(partial(_in_parts, schedule, name, before, after, parts, target))
     fused = after if _can_be_fused(schedule, name, after) else []
     rule = schedule.attempt(partial(_tiled, schedule, name, before, fused, target.device))
     if rule is None:
@@ -73,6 +83,52 @@ def schedule_product(schedule: Schedule, name: str, before: list[str], after: li
         if block in left and stands_alone(schedule, block):
             schedule_block(schedule, block, target)
     return rule
+
+
+# -- few tiles of long sums
+
+
+def _choose_parts(schedule: Schedule, name: str, device: DeviceFacts) -> int:
+    """In how many parts a sum is made by different blocks of threads: so many that there is a block for each processor."""
+    info = block_info(schedule, name)
+    sizes, usual = sizes_of(contraction_of(schedule, name)), None
+    first = next(axis.extent for axis in info.block.axes if axis.var in info.reduction_axes)
+    if not isinstance(first, Const) or info.block.init is None or (usual := best(sizes, device)) is None:
+        return 1
+    blocks = sizes.batch * -(-sizes.rows // usual.rows) * -(-sizes.columns // usual.columns)
+    options = [count for count in (1, 2, 4, 8, 16, 32, 64) if int(first.value) % count == 0 and sizes.depth >= count * LEAST_PART_TERMS]
+    wanted = max([count for count in options if count * blocks <= 2 * device.processors], default=1)
+    if not options or blocks * 2 > device.processors:
+        wanted = 1
+    return schedule.choose(name, "parts", options, wanted)
+
+
+def _in_parts(schedule: Schedule, name: str, before: list[str], after: list[str], parts: int, target: Target) -> str | None:
+    """Make parts of the sums by a launch, and add these up, always in the same order, where what follows is computed, by another."""
+    info, loops = block_info(schedule, name), list(schedule.loops_of(name))
+    depth = driving_loops(info, loops, info.reduction_axes)
+    part, _ = schedule.split(depth[0], (parts, None))
+    partial_sums = schedule.rfactor(name, part)
+    assert target.device is not None
+    rule = _tiled(schedule, partial_sums, before, [], target.device)
+    left = {info.name for info in block_infos(schedule.func)}
+    for block in before:
+        if block in left and stands_alone(schedule, block):
+            schedule_block(schedule, block, target)
+    final = inline_chain(schedule, after) if after else None
+    if final is None or schedule.attempt(partial(_added_where_read, schedule, name, final)) is None:
+        schedule_nest(schedule, schedule.loops_of(name)[0])
+        for block in after:
+            if block in {info.name for info in block_infos(schedule.func)}:
+                schedule_block(schedule, block, target)
+    return f"{rule} in parts"
+
+
+def _added_where_read(schedule: Schedule, name: str, final: str) -> str:
+    """Add parts up in the thread that computes something of the sum."""
+    schedule.compute_at(name, bind_all(schedule, schedule.loops_of(final), THREADS))
+    schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "local")
+    return final
 
 
 def is_tiled(info: BlockInfo) -> bool:
@@ -254,6 +310,7 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     order = [*terms, *(each for each in names if each not in terms)]
     if order != names:
         schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(order)}")
+        schedule.pad_rows(buffer.name, PADDING_BYTES // buffer.dtype.size_bytes)  # what is read along rows is written along columns
     return schedule.cache_read(name, buffer.name, "local")
 
 
