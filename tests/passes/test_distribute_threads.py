@@ -18,6 +18,7 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
 from tc.schedule.step import Schedule
 from tests.interp.launch_programs import PROGRAMS
+from tests.passes.random_launches import random_launch
 from tests.schedule.programs import row_sum, softmax
 
 
@@ -203,3 +204,27 @@ def test_finished_kernels_of_scheduled_programs_compute_the_same() -> None:
     found, *_ = run_prim_func(func, [x])
     e = np.exp(x - x.max(1, keepdims=True))
     np.testing.assert_allclose(found, e / e.sum(1, keepdims=True), rtol=1e-5)
+
+
+def check_random(seeds: range) -> None:
+    count = 0
+    for seed in seeds:
+        func = random_launch(seed)
+        finished = simplify_loops(distribute_threads(func))
+        verify(finished)
+        x = np.random.default_rng(seed).standard_normal((2, 16)).astype(np.float32)
+        (want,) = run_prim_func(func, [x])
+        for order in ({}, {"seed": seed}):
+            (got,) = run_prim_func(finished, [x], **order)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(got, want)
+        count += barriers(finished)
+    assert count > len(seeds)
+
+
+def test_random_launches_have_the_barriers_that_they_need() -> None:
+    check_random(range(40))
+
+
+@pytest.mark.slow
+def test_many_random_launches_have_the_barriers_that_they_need() -> None:
+    check_random(range(40, 600))

@@ -9,7 +9,7 @@ thread, no two threads touch one element, and what is left of the index tells th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +44,17 @@ class _Access:
 
 
 def keep_apart(name: str, body: Stmt, buffer: Buffer, threads: Mapping[Var, int], facts: Facts) -> tuple[Buffer, Stmt]:
-    """The part of a buffer that is each thread's own, and the body with it. ScheduleError where the threads' parts are not told apart."""
-    found = list(_accesses(body, buffer, threads, facts, ()))
-    if not found:
+    """The part of a buffer that is each thread's own, and the body with it. ScheduleError where the threads' parts are not told apart.
+
+    Digits are as large as all threads of the launch make them, or, where that does not fit, the threads that conditions leave.
+    """
+    if buffer not in binders(body):
         return replace(buffer, shape=(const(0),) * len(buffer.shape)), body
-    digits = _of_one_size([_digits(access, threads) for access in found], found)
+    for inside in (_inside_of_all, _inside):
+        found = list(_accesses(body, buffer, threads, facts, (), inside))
+        digits = _of_one_size([_digits(access, threads) for access in found], found)
+        if digits[0] is not None and all(each == digits[0] for each in digits):
+            break
     for access, each in zip(found, digits, strict=True):
         text = f"{buffer.name}[{', '.join(map(str, access.node.indices))}]"
         if each is None:
@@ -58,10 +64,16 @@ def keep_apart(name: str, body: Stmt, buffer: Buffer, threads: Mapping[Var, int]
             raise ScheduleError(f"{name}: {buffer.name} is each thread's own, but {first} and {text} are of different threads")
     assert digits[0] is not None
     _check_apart(name, buffer, found, digits[0], threads)
-    return _stripped(body, buffer, found, digits[0], facts)
+    return _stripped(body, buffer, found, digits[0], facts, inside)
 
 
-def _accesses(stmt: Node, buffer: Buffer, threads: Mapping[Var, int], facts: Facts, conditions: tuple[Expr, ...]) -> Iterator[_Access]:
+Inside = Callable[[Node, Node, Facts], Facts]
+"""What is known in a part of a statement, from what is known at the statement."""
+
+
+def _accesses(
+    stmt: Node, buffer: Buffer, threads: Mapping[Var, int], facts: Facts, conditions: tuple[Expr, ...], inside: Inside
+) -> Iterator[_Access]:
     if buffer not in binders(stmt):
         return
     if isinstance(stmt, (Load, Store)) and stmt.buffer is buffer:
@@ -70,11 +82,16 @@ def _accesses(stmt: Node, buffer: Buffer, threads: Mapping[Var, int], facts: Fac
         under = conditions
         if isinstance(stmt, If) and child is stmt.then_body:
             under = (*conditions, *(part for part in conjuncts(stmt.condition) if variables(part) <= threads.keys()))
-        yield from _accesses(child, buffer, threads, _inside(stmt, child, facts), under)
+        yield from _accesses(child, buffer, threads, inside(stmt, child, facts), under, inside)
+
+
+def _inside_of_all(stmt: Node, child: Node, facts: Facts) -> Facts:
+    """`Inside` by the loops alone."""
+    return facts.with_range(stmt.var, stmt.extent) if isinstance(stmt, For) and child is stmt.body else facts
 
 
 def _inside(stmt: Node, child: Node, facts: Facts) -> Facts:
-    """What is known in a part of a statement."""
+    """`Inside` by loops and conditions."""
     if isinstance(stmt, For) and child is stmt.body:
         return facts.with_range(stmt.var, stmt.extent)
     if isinstance(stmt, If) and child is stmt.then_body:
@@ -152,7 +169,9 @@ def _check_apart(name: str, buffer: Buffer, found: list[_Access], digits: Digits
         raise ScheduleError(f"{name}: {buffer.name} is each thread's own, but several threads touch the same element: {text}")
 
 
-def _stripped(body: Stmt, buffer: Buffer, found: list[_Access], digits: Digits, facts: Facts) -> tuple[Buffer, Stmt]:
+def _stripped(
+    body: Stmt, buffer: Buffer, found: list[_Access], digits: Digits, facts: Facts, inside: Inside
+) -> tuple[Buffer, Stmt]:
     sizes = [1] * len(buffer.shape)
     for access in found:
         for k, rest in enumerate(_rests(access.node.indices, digits, access.facts)):
@@ -163,7 +182,7 @@ def _stripped(body: Stmt, buffer: Buffer, found: list[_Access], digits: Digits, 
     def visit(node: Node, known: Facts) -> Node:
         if buffer not in binders(node):
             return node
-        changed = map_children(node, lambda child: child if isinstance(child, Buffer) else visit(child, _inside(node, child, known)))
+        changed = map_children(node, lambda child: child if isinstance(child, Buffer) else visit(child, inside(node, child, known)))
         if isinstance(changed, (Load, Store)) and changed.buffer is buffer:
             return replace(changed, buffer=small, indices=tuple(rest.to_expr() for rest in _rests(changed.indices, digits, known)))
         return changed
