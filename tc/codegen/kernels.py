@@ -53,7 +53,8 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
     known = tuned and tuned.schedule(prim)
     scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
-    final = finish_loops(scheduled.func, target.cores, hooks, backend_of(target).finish)
+    features = () if target.device is None else target.device.features
+    final = finish_loops(scheduled.func, target.cores, hooks, backend_of(target).finish, features)
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
 

@@ -20,6 +20,7 @@ import numpy as np
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
 from tc.interp.threads import Watch, WatchedGlobal, WatchedMemory, unwritten
+from tc.interp.warps import WarpStop
 from tc.ir.access import report_buffer
 from tc.ir.arith import evaluate
 from tc.ir.dtype import DType, bool_, i64
@@ -71,6 +72,7 @@ from tc.ir.loop import (
     Seq,
     Stmt,
     Store,
+    WarpCall,
     While,
     walk_statements,
 )
@@ -216,7 +218,7 @@ class _Writer:
             self.depth += 1
             self.nested(header, body)
             self.depth -= 1
-            has_barrier = any(isinstance(node, Barrier) for node in walk_statements(body))
+            has_barrier = any(isinstance(node, (Barrier, WarpCall)) for node in walk_statements(body))
             self.emit(f"yield from {part}()" if has_barrier else f"{part}()")
         else:
             self.nested(header, body)
@@ -275,6 +277,8 @@ class _Writer:
                 self.emit(f"_watch.wait({pending})")
             case CommitCopies() | AwaitCopies():
                 self.emit("pass")  # where loops fork and join, copies are done at once
+            case WarpCall():
+                self.warp_call(stmt)
             case IntrinsicCall(name=name, operands=operands):
                 self.statement(INTRINSICS[name].expand(operands))
             case _:
@@ -319,6 +323,27 @@ class _Writer:
         number = self.barriers
         self.sites.append(lambda: f"barrier {number}")
         self.emit(f"yield ({', '.join([str(self.site), *self.thread_loops])},)")
+
+    def warp_call(self, call: WarpCall) -> None:
+        """Stop, for all lanes to meet."""
+        if self.thread_loops is None:
+            raise VerifyError(f"{self.func_name}: {call.name} of a warp stands in a launch that is not in its finished form")
+        self.note(call)
+        intrinsic = INTRINSICS[call.name]
+        parts = []
+        for operand, found in zip(call.operands, intrinsic.layouts, strict=True):
+            buffer = operand.buffer
+            if (found is not None) != (buffer in self.own) or not (found is not None or buffer in self.memories):
+                raise VerifyError(f"{self.func_name}: {operand} is no operand of {call.name}: fragments are the lane's own, others shared")
+            if found is None:  # a row is part of one of the buffer
+                *lead, last = operand.indices
+                self.emit(self.offset(buffer, (*lead, last + (16 // buffer.dtype.size_bytes - 1))))
+            memory = self.name(buffer) if found is not None else self.memories[buffer]
+            parts.append(f"({memory}, {self.offset(buffer, operand.indices)})")
+        stop = self.constant(WarpStop, WarpStop)
+        pattern = self.function(("pattern", call.name), lambda: compile_to_python(intrinsic.pattern))
+        place = ", ".join([str(self.site), *self.thread_loops])
+        self.emit(f"yield {stop}(({place},), {call.name!r}, {pattern}, ({', '.join(parts)},))")
 
     def launch(self, launch: FinishedLaunch) -> None:
         """The blocks of a launch one after the other, each a number of coroutines."""

@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tc.errors import VerifyError
+from tc.interp.warps import LANES, WarpStop, run_warp
 from tc.ir.expr import Buffer
 
-Threads = Callable[..., Generator[tuple[int, ...], None, None]]
+Threads = Callable[..., Generator["tuple[int, ...] | WarpStop", None, None]]
 """What the thread of given coordinates does; it yields the number of each barrier that it reaches, and the loops around it."""
 
 _SITE_BITS = 20
@@ -64,8 +65,17 @@ class Watch:
         while alive:
             self.interval += 1
             reached: dict[int, tuple[int, ...] | None] = {}
-            for self.thread, coroutine in alive.items():
-                reached[self.thread] = next(coroutine, None)
+            running = alive
+            while running:
+                stops: dict[int, WarpStop] = {}
+                for self.thread, coroutine in running.items():
+                    found = next(coroutine, None)
+                    if isinstance(found, WarpStop):
+                        stops[self.thread] = found
+                    else:
+                        reached[self.thread] = found
+                self._run_warps(stops)
+                running = {k: alive[k] for k in stops}
             self._check_met(reached)
             alive = {k: coroutine for k, coroutine in alive.items() if reached[k] is not None}
 
@@ -80,6 +90,17 @@ class Watch:
         for memory, place, site in (copied for group in groups[:done] for copied in group):
             memory.arrive(place, site)
         del groups[:done]
+    def _run_warps(self, stops: dict[int, WarpStop]) -> None:
+        """What the warps do whose lanes have stopped. VerifyError where some lanes of one have not, or elsewhere."""
+        for warp in dict.fromkeys(thread // LANES for thread in sorted(stops)):
+            lanes = {thread: stops.get(thread) for thread in range(warp * LANES, (warp + 1) * LANES)}
+            together = {thread: stop for thread, stop in lanes.items() if stop is not None}
+            first = next(iter(together.values()))
+            apart = next((thread for thread, stop in lanes.items() if stop is None or stop.place != first.place), None)
+            if apart is not None:
+                who = self.who(apart) if apart < len(self.threads) else f"lane {apart % LANES}, of which there is no thread,"
+                raise VerifyError(f"{self.name}: lanes of a warp do not meet at `{self.text(first.place[0])}`: {who} is elsewhere")
+            run_warp(self, together)
 
     def _check_met(self, reached: dict[int, tuple[int, ...] | None]) -> None:
         """All threads are at the same barrier, or at the end."""

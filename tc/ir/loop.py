@@ -55,7 +55,7 @@ def walk_statements(node: Node) -> Iterator[Node]:
     while stack:
         top = stack.pop()
         yield top
-        if not isinstance(top, (Store, IntrinsicCall)):
+        if not isinstance(top, (Store, IntrinsicCall, WarpCall)):
             stack += [child for child in children(top)[::-1] if not isinstance(child, (Expr, Buffer))]
 
 
@@ -204,6 +204,20 @@ class IntrinsicCall(Stmt):
 
     name: str
     operands: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class WarpCall(Stmt):
+    """A target intrinsic that the lanes of a warp, 32 threads that follow each other along x, carry out together.
+
+    It stands in launches, where all lanes of a warp reach it. Each names by `operands` what it has of each: of a fragment the first of its
+    registers, which follow each other in a buffer that is its own; of a matrix in shared memory a row of 16 bytes
+    whose place `ldmatrix_of` gives for its number. What is done is the intrinsic's pattern, on the elements that the lanes then hold, or
+    name. The last operand is what it makes; all others are only read.
+    """
+
+    name: str
+    operands: tuple[Load, ...]
 
 
 @dataclass(frozen=True, eq=False)

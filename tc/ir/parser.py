@@ -80,6 +80,7 @@ from tc.ir.loop import (
     PrimFunc,
     Stmt,
     Store,
+    WarpCall,
     While,
     seq,
 )
@@ -364,6 +365,13 @@ class _LoopParser(_ExprParser):
                 place = self.expr(target)
                 assert isinstance(place, Load), "a subscript is a load"
                 return AsyncStore(place.buffer, place.indices, self.expr(value))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="intrinsic"), args=[ast.Constant(value=str(name)), *args])):
+                return IntrinsicCall(name, tuple(map(self.expr, args)))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="warp"), args=[ast.Constant(value=str(name)), *args])):
+                operands = tuple(map(self.expr, args))
+                if not operands or not all(isinstance(operand, Load) for operand in operands):
+                    raise self.source.error(node, f"{name} of a warp takes elements of buffers")
+                return WarpCall(name, operands)  # type: ignore[arg-type]
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)):
                 return IntrinsicCall(name, tuple(map(self.expr, args)))
         raise self.source.error(node, f"not a statement of the loop IR: {ast.unparse(node).splitlines()[0]}")

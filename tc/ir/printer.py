@@ -58,6 +58,7 @@ from tc.ir.loop import (
     Seq,
     Stmt,
     Store,
+    WarpCall,
     While,
 )
 from tc.ir.loop import If as LoopIf
@@ -196,6 +197,10 @@ class _LoopPrinter:
                 return [f"{pad}commit_copies()"]
             case AwaitCopies(pending=pending):
                 return [f"{pad}await_copies({pending})"]
+            case WarpCall(name=name, operands=operands):
+                return [f"{pad}warp({name!r}, {self.names.exprs(operands)})"]
+            case IntrinsicCall(name=name, operands=operands) if not name.isidentifier():
+                return [f"{pad}intrinsic({name!r}, {self.names.exprs(operands)})"]
             case IntrinsicCall(name=name, operands=operands):
                 return [f"{pad}{name}({self.names.exprs(operands)})"]
         raise AssertionError(f"no text for {type(stmt).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Buffer, Load, Var
-from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, While
+from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall, While
 from tc.ir.node import Located, Node, binders, cached_on_node, children
 
 
@@ -40,6 +40,8 @@ def buffers_written(node: Node) -> frozenset[Buffer]:
         return frozenset((node.buffer,))
     if isinstance(node, IntrinsicCall):
         return frozenset(operand.buffer for operand in node.operands if isinstance(operand, Load))
+    if isinstance(node, WarpCall):
+        return frozenset((node.operands[-1].buffer,))
     return _joined([buffers_written(child) for child in children(node) if isinstance(child, Located)])
 
 

@@ -56,6 +56,7 @@ from tc.ir.loop import (
     Seq,
     Stmt,
     Store,
+    WarpCall,
     While,
     annotation,
 )
@@ -224,6 +225,10 @@ class _LoopVerifier:
             case IntrinsicCall(operands=operands):
                 for operand in operands:
                     self.expr(operand, scope, operand.dtype, "an operand")
+            case WarpCall(operands=operands):
+                for operand in operands:
+                    self.expr(operand, scope, operand.dtype, "an operand")
+                self._warp_call(stmt, racing)
             case Barrier():
                 if not any(loop.kind is LoopKind.BOUND for loop in racing):
                     raise self.fail("a barrier stands outside of bound loops, where there are no threads to wait")
@@ -234,6 +239,15 @@ class _LoopVerifier:
                     raise self.fail(f"copies are awaited until {stmt.pending} groups are left")
             case _:
                 raise self.fail(f"{type(stmt).__name__} is no statement of the loop IR")
+
+    def _warp_call(self, call: WarpCall, racing: tuple[For, ...]) -> None:
+        if not any(loop.thread == "thread.x" for loop in racing):
+            raise self.fail(f"{call.name} is of the lanes of a warp, but stands outside of loops over them")
+        known = INTRINSICS.get(call.name)
+        if known is None:
+            raise self.fail(f"there is no intrinsic {call.name!r}")
+        if tuple(operand.dtype for operand in call.operands) != tuple(buffer.dtype for buffer in known.pattern.buffers):
+            raise self.fail(f"{call.name} is given operands of other types, or another number of them")
 
     def _for(self, loop: For, scope: set[Node], racing: tuple[For, ...]) -> None:
         self.expr(loop.extent, scope, i64, f"the extent of loop {loop.var.name}")

@@ -42,6 +42,7 @@ from tc.passes.loop import (
     compute_in_outputs,
     distribute_threads,
     hoist_guards,
+    hold_fragments,
     intrinsics,
     lift_workspace,
     lower_blocks,
@@ -63,7 +64,7 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(distribute_threads, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once, simplify_loops),
+    *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once, simplify_loops),
 )
 
 SIMPLIFY = """
@@ -145,6 +146,7 @@ DEVICE_FINISH = """
     check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all
     report_in_order,                # threads that fail at once would report now one of them, now another
     pipeline_loops,                 # buffers are of one iteration now
+    hold_fragments,                 # the last that knows what instructions touch
     distribute_threads,
     simplify_loops,
 """
@@ -257,7 +259,12 @@ def lower_model(model: PreparedModel, decide: Decide = take_default) -> LoweredM
 
 
 def finish_loops(
-    func: PrimFunc, threads: int = 0, hooks: Hooks = NO_HOOKS, calls: tuple[PassCall, ...] = FINISH_CALLS
+    func: PrimFunc,
+    threads: int = 0,
+    hooks: Hooks = NO_HOOKS,
+    calls: tuple[PassCall, ...] = FINISH_CALLS,
+    features: tuple[str, ...] = (),
 ) -> PrimFunc:
-    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number)."""
-    return run_pipeline(func, calls, {"threads": threads}, hooks)
+    """Scheduled PrimFunc to loops that code generation takes; at most `threads` threads will run it (0: any number), on a device that has
+    these features, if it is for one."""
+    return run_pipeline(func, calls, {"threads": threads, "features": features}, hooks)

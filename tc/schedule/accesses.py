@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
-from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, logical_and, logical_not
+from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, const, logical_and, logical_not
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.loop import AsyncStore, Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store
+from tc.ir.loop import AsyncStore, Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall
 from tc.ir.node import Node, children, substitute
 from tc.ir.polynomial import polynomial
 from tc.ir.uses import buffers_read, buffers_written
@@ -129,12 +129,23 @@ def _accesses(stmt: Stmt, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[
             yield from _accesses(body, scope.within(unknown=scope.unknown | {var}), buffers)
         case Store(buffer=buffer, indices=indices) if buffer in buffers:
             yield ElementAccess(buffer, indices, True, scope, isinstance(stmt, AsyncStore))
+        case WarpCall(operands=operands):
+            for operand in operands:
+                if operand.buffer in buffers:
+                    yield _row(operand, scope)
         case IntrinsicCall(name=name, operands=operands) if name != "prefetch":
             yield from _accesses(INTRINSICS[name].expand(operands), scope, buffers)
         case _:
             for child in children(stmt):
                 if isinstance(child, Stmt):
                     yield from _accesses(child, scope, buffers)
+
+
+def _row(operand: Load, scope: AccessScope) -> ElementAccess:
+    """The 16 bytes of a row of a matrix, of which an operand is the first element."""
+    own = loop_var("element")
+    ranges = (*scope.ranges, (own, const(16 // operand.dtype.size_bytes)))
+    return ElementAccess(operand.buffer, (*operand.indices[:-1], operand.indices[-1] + own), False, scope.within(ranges=ranges))
 
 
 def _loads(node: Node, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[ElementAccess]:

@@ -51,6 +51,7 @@ from tc.ir.prover import proves_nonnegative
 from tc.ir.types import DimFact
 from tc.ir.uses import buffers_read, buffers_written, own_reads, reads_memory, touches, unbound, variables
 from tc.schedule.accesses import AccessScope, ElementAccess, accesses
+from tc.schedule.counting import are_counted_apart
 from tc.schedule.touched import part_written, parts_read
 from tc.schedule.tree import Place, allocated_in, facts_at, facts_inside, find_loop, loop_var, statements_from
 
@@ -165,7 +166,7 @@ def never_meet(first: ElementAccess, second: ElementAccess, var: Var, facts: Fac
     for k, (a, b) in enumerate(pairs if len(pairs) > 1 else ()):  # where all the others are equal
         if _differ(a, b, guarded.assume(logical_and(*(equal(*other) for other in (*pairs[:k], *pairs[k + 1 :]))))):
             return True
-    return False
+    return are_counted_apart(first, second, var, facts, changed)
 
 
 @lru_cache(256)

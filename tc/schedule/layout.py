@@ -173,11 +173,11 @@ def in_bounds(indices: Sequence[Expr], shape: Sequence[Expr], facts: Facts) -> E
     return logical_and(*(simplify(index < dim, facts) for index, dim in zip(indices, shape, strict=True)))
 
 
-SCOPES = ("global", "local", "register", "shared")
+SCOPES = ("global", "local", "register", "shared", "fragment")
 
 
 def set_scope(func: PrimFunc, buffer: str, scope: str) -> PrimFunc:
-    """Say where a scratch buffer lives: "global", "local", "register" or "shared"."""
+    """Say where a scratch buffer lives: "global", "local", "register", "shared" or "fragment"."""
     if scope not in SCOPES:
         raise ScheduleError(f"set_scope: there is no scope {scope!r}; there are: {', '.join(SCOPES)}")
     old = find_buffer(func, buffer)

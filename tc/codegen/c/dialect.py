@@ -22,6 +22,7 @@ class Dialect:
     `launch_bounds`: what says how many threads a
     block has.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
+    `has_warps`: it takes PTX, of the instructions of warps.
     `options`: what its compiler has to be told for the numbers to be those of the IR.
     """
 
@@ -45,6 +46,7 @@ class Dialect:
     launch_bounds: str = ""
     half: tuple[str, str] | None = None
     change_bits: tuple[str, ...] = ()
+    has_warps: bool = False
     options: tuple[str, ...] = ()
 
     @property
@@ -128,5 +130,6 @@ CUDA = Dialect(
         "atomicAnd(word, ~((unsigned int)mask << up));",
         "atomicOr(word, (unsigned int)bits << up);",
     ),
+    has_warps=True,
     options=("-fmad=false",),
 )

@@ -13,11 +13,12 @@ from tc.codegen.c.helpers import Helpers, without_unused
 from tc.codegen.c.host import unit_text
 from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
+from tc.codegen.c.warps import pointer_types, warp_function
 from tc.codegen.launches import AXES, DeviceLaunch, launches_of
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const
-from tc.ir.loop import Barrier, For, PrimFunc, Stmt, annotation, in_place_inputs
+from tc.ir.loop import Barrier, For, PrimFunc, Stmt, WarpCall, annotation, in_place_inputs
 from tc.ir.uses import buffers_read
 from tc.passes.loop.intrinsics import select_intrinsics
 
@@ -92,7 +93,9 @@ class _LaunchWriter(StatementWriter):
             super().allocate(buffer)
 
     def declaration(self, buffer: Buffer, name: str, size: int) -> str:
-        aligned = f"{self.dialect.alignment.format(16)} " if buffer.scope == "shared" or size * buffer.dtype.size_bytes >= 16 else ""
+        is_packed = buffer.dtype.size_bytes < 4 and size * buffer.dtype.size_bytes % 4 == 0  # registers of several elements
+        is_wide = buffer.scope == "shared" or size * buffer.dtype.size_bytes >= 16 or is_packed
+        aligned = f"{self.dialect.alignment.format(16)} " if is_wide else ""
         storage = self.dialect.storage.get(buffer.scope, "")
         return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}[{size}];"
 
@@ -119,6 +122,15 @@ class _LaunchWriter(StatementWriter):
     def other(self, stmt: Stmt) -> None:
         if isinstance(stmt, Barrier):
             self.line(self.dialect.barrier)
+        elif isinstance(stmt, WarpCall) and self.dialect.has_warps:
+            self._warp_call(stmt)
         else:
             super().other(stmt)
 
+    def _warp_call(self, call: WarpCall) -> None:
+        """A function on where registers, and rows of shared memory, begin."""
+        arguments = []
+        for kind, operand in zip(pointer_types(call.name), call.operands, strict=True):
+            offset, _ = self.place(operand.buffer, operand.indices)
+            arguments.append(f"({kind})&{self.buffer_name(operand.buffer)}[{self.index(offset)}]")
+        self.line(f"{warp_function(self.helpers, call.name)}({', '.join(arguments)});")

@@ -145,7 +145,12 @@ class BarrierPlacer:
             touches = self._of_other_iteration(touches, loop.body)
             return {self.conflicts.older(touch, loop.var, loop.extent): None for touch in touches}
 
-        body, after = _settle(run, before, (lambda touches: {}) if once else carried)
+        repeated = (lambda touches: {}) if once else carried
+        body, after = _settle(run, before, repeated)
+        if _has(body, Barrier) and not _has(loop.body, CommitCopies, AwaitCopies):
+            alone, touched = _settle(run, {}, repeated)
+            if not _has(alone, Barrier):  # its iterations need none: one in front of all is enough
+                return self._behind(before, replace(loop, body=alone), carried(touched), around)
         skipped = {} if prove(loop.extent >= 1, around.facts) is True else before
         return replace(loop, body=body), {**skipped, **carried(after)}
 
@@ -165,6 +170,10 @@ class BarrierPlacer:
 
         body, after = _settle(body_and_condition, before, lambda touches: self._of_other_iteration(touches, stmt.body))
         return replace(stmt, body=body), {**before, **after}
+
+
+def _has(stmt: Stmt, *kinds: type[Stmt]) -> bool:
+    return any(isinstance(node, kinds) for node in walk_statements(stmt))
 
 
 def _settle(

@@ -27,6 +27,7 @@ from tc.ir.loop import (
     Seq,
     Stmt,
     Store,
+    WarpCall,
     While,
     seq,
     walk_statements,
@@ -37,6 +38,9 @@ from tc.passes.loop.barriers import BarrierPlacer, ThreadRegion
 from tc.passes.loop.thread_conflicts import Conflicts
 from tc.passes.loop.thread_digits import keep_apart
 from tc.passes.manager import loop_pass
+
+LANES = 32
+"""Of a warp."""
 
 PRIVATE = ("local", "register")
 """Scopes of what is each thread's own."""
@@ -113,7 +117,7 @@ def _by_one_thread(stmt: Stmt) -> For:
 
 
 def _touches_memory(stmt: Stmt) -> bool:
-    return any(isinstance(node, (Store, IntrinsicCall)) for node in walk_statements(stmt))
+    return any(isinstance(node, (Store, IntrinsicCall, WarpCall)) for node in walk_statements(stmt))
 
 
 def _values(stmt: Stmt) -> list[Expr]:
@@ -134,6 +138,8 @@ def _launch(launch: For, host: _Host) -> Stmt:
     for loop in blocks:
         facts = facts.with_range(loop.var, loop.extent)
     extents = thread_extents(body) or {THREAD_AXES[0]: 1}
+    if any(isinstance(node, WarpCall) for node in walk_statements(body)) and extents.get(THREAD_AXES[0]) != LANES:
+        raise ScheduleError(f"{host.name}: a launch in which warps do something together has {LANES} threads along {THREAD_AXES[0]}")
     axes = [axis for axis in reversed(THREAD_AXES) if axis in extents]
     threads = {axis: Var(f"t{axis[-1]}", i64) for axis in axes}
     for axis in axes:

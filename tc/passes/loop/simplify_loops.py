@@ -21,6 +21,7 @@ from tc.ir.loop import (
     Seq,
     Stmt,
     Store,
+    WarpCall,
     While,
     seq,
 )
@@ -70,7 +71,7 @@ def _simplify(stmt: Stmt, facts: Facts, once: Substitution) -> Stmt:
             return _simplify_alloc(stmt, facts, once)
         case While(condition=condition, body=body):
             return replace(stmt, condition=_expr(condition, facts, once), body=_simplify(body, facts, once))
-        case IntrinsicCall(operands=operands):
+        case IntrinsicCall(operands=operands) | WarpCall(operands=operands):
             return replace(stmt, operands=_all(operands, facts, once))
         case Barrier() | CommitCopies() | AwaitCopies():
             return stmt

@@ -19,7 +19,7 @@ from tc.ir.arith import Facts, simplify
 from tc.ir.bounds import bounds, poly_bounds
 from tc.ir.columns import column, grid
 from tc.ir.expr import Buffer, Const, Eq, Expr, Load, Lt, Var, conjuncts, const
-from tc.ir.loop import For, If, Stmt, Store
+from tc.ir.loop import For, If, Stmt, Store, WarpCall, walk_statements
 from tc.ir.node import Node, binders, children, map_children, replace
 from tc.ir.polynomial import Polynomial, polynomial
 from tc.ir.uses import variables
@@ -177,6 +177,8 @@ def _stripped(
         for k, rest in enumerate(_rests(access.node.indices, digits, access.facts)):
             last = poly_bounds(rest, access.facts).hi
             sizes[k] = max(sizes[k], _whole(buffer.shape[k], digits[k]) if last is None else last + 1)
+    if buffer in _of_warps(body):  # registers follow those that are named
+        sizes[-1] = _whole(buffer.shape[-1], digits[-1])
     small = replace(buffer, shape=tuple(map(const, sizes)))
 
     def visit(node: Node, known: Facts) -> Node:
@@ -190,6 +192,12 @@ def _stripped(
     return small, visit(body, facts)  # type: ignore[return-value]
 
 
+def _of_warps(body: Stmt) -> frozenset[Buffer]:
+    """The buffers that hold operands of what warps do together."""
+    calls = (node for node in walk_statements(body) if isinstance(node, WarpCall))
+    return frozenset(operand.buffer for call in calls for operand in call.operands)
+
+
 def _rests(indices: tuple[Expr, ...], digits: Digits, facts: Facts) -> list[Polynomial]:
     rests = [_rest(index, own, facts) for index, own in zip(indices, digits, strict=True)]
     assert all(rest is not None for rest in rests), "the digits have come off before"
@@ -201,5 +209,6 @@ def _whole(size: Expr, digits: tuple[_Digit, ...]) -> int:
     assert isinstance(size, Const), "sizes in a launch are constant"
     whole = int(size.value)
     for digit in digits:
-        whole = whole // (digit.weight * digit.size) * digit.weight + min(whole, digit.weight)
+        span = digit.weight * digit.size
+        whole = whole // span * digit.weight + min(whole % span, digit.weight)
     return whole

@@ -29,7 +29,7 @@ def check_seed(name: str, seed: int, decide: Decide = take_default) -> str:
 def test_products_keep_their_meaning(name: str) -> None:
     rules = [check_seed(name, seed) for seed in range(5)]
 
-    assert rules.count("contraction") >= 4
+    assert sum("contraction" in rule for rule in rules) >= 4
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from tc.schedule.rules.gpu.elementwise import schedule_elementwise
 from tc.schedule.rules.gpu.fallback import schedule_launches
+from tc.schedule.rules.gpu.matrix_product import schedule_matrix_contraction
 from tc.schedule.rules.gpu.product import schedule_contraction
 from tc.schedule.rules.gpu.reduction import schedule_reduction, schedule_stages
 
 DEVICE_BEFORE_INLINING = ()
 """Tried before anything is inlined into the stages that these rules look for."""
 
-DEVICE_RULES = (schedule_contraction, schedule_reduction, schedule_elementwise, schedule_stages, schedule_launches)
+DEVICE_RULES = (
+    *(schedule_matrix_contraction, schedule_contraction, schedule_reduction, schedule_elementwise, schedule_stages),
+    schedule_launches,
+)
 """Tried in this order; the last one takes everything."""
 
 __all__ = ["DEVICE_BEFORE_INLINING", "DEVICE_RULES"]

@@ -8,7 +8,7 @@ Source: the two-level tiling of CUTLASS (NVIDIA); schedules as those of TVM's dl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -54,8 +54,17 @@ VECTOR_BYTES = 16
 """What a thread moves at once at most."""
 
 
+Tiling = Callable[[Schedule, str, list[str], list[str], DeviceFacts], str]
+"""Tiles a product, given the names of its block, of those before it and of those computed with its results; the name of the rule."""
+
+
 def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     """Tile the one contraction of a program; what stands before it is a launch of its own unless it is computed where it is fetched."""
+    return tile_contraction(schedule, target, _tiled)
+
+
+def tile_contraction(schedule: Schedule, target: Target, tile: Tiling) -> str | None:
+    """The same by one way to tile."""
     infos = block_infos(schedule.func)
     found = [k for k, info in enumerate(infos) if info.reduction_axes]
     if len(found) != 1 or not all(stands_alone(schedule, info.name) for info in infos):
@@ -64,10 +73,12 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     before, after = infos[:position], infos[position + 1 :]
     if not all(info.is_spatial for info in (*before, *after)):
         return None
-    return schedule_product(schedule, infos[position].name, [i.name for i in before], [i.name for i in after], target)
+    return schedule_product(schedule, infos[position].name, [i.name for i in before], [i.name for i in after], target, tile)
 
 
-def schedule_product(schedule: Schedule, name: str, before: list[str], after: list[str], target: Target) -> str | None:
+def schedule_product(
+    schedule: Schedule, name: str, before: list[str], after: list[str], target: Target, tile: Tiling | None = None
+) -> str | None:
     """Tile one contraction, the elementwise blocks `after` it where its sums are stored if that is possible; None where it is none."""
     if target.device is None or not is_tiled(block_info(schedule, name)):
         return None
@@ -75,7 +86,7 @@ def schedule_product(schedule: Schedule, name: str, before: list[str], after: li
     if parts > 1:
         return schedule.attempt(partial(_in_parts, schedule, name, before, after, parts, target))
     fused = after if _can_be_fused(schedule, name, after) else []
-    rule = schedule.attempt(partial(_tiled, schedule, name, before, fused, target.device))
+    rule = schedule.attempt(partial(tile or _tiled, schedule, name, before, fused, target.device))
     if rule is None:
         return None
     left = {info.name for info in block_infos(schedule.func)}
@@ -146,7 +157,7 @@ def _can_be_fused(schedule: Schedule, name: str, after: list[str]) -> bool:
     if set(block_info(schedule, name).written_buffers) & set(schedule.func.buffers):
         return not after  # the sums themselves are a result
     try:
-        _loops_by_axis(probe, name, _final(probe, name, None, after))
+        loops_by_axis(probe, name, last_block(probe, name, None, after))
     except ScheduleError:
         return False
     return True
@@ -193,18 +204,18 @@ class TiledAxes:
 def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
     contraction = contraction_of(schedule, name)
     axes = _axes(schedule, contraction, device)
-    result, copies = _pad(schedule, name, axes, _stage(schedule, contraction))
-    _inline_before(schedule, before)
-    final = _final(schedule, name, result, after)
-    loops = _loops_by_axis(schedule, name, final)
+    result, copies = pad_to_tiles(schedule, name, axes, stage_operands(schedule, contraction))
+    inline_before(schedule, before)
+    final = last_block(schedule, name, result, after)
+    loops = loops_by_axis(schedule, name, final)
     fragments = [_lay_out(schedule, name, copy, axes) for copy in copies]
-    place, tile = _bind_blocks(schedule, final, axes, loops)
+    place, tile = bind_blocks(schedule, final, axes, loops)
     schedule.compute_at(name, place)
     stage, steps = _tile_sum(schedule, name, axes, place)
     for fragment, step in zip(fragments, steps, strict=True):
         _load_fragment(schedule, fragment, step)
     for copy in copies:
-        _fetch(schedule, copy, stage, axes)
+        fetch_tile(schedule, copy, stage, axes)
     _store_tile(schedule, axes, tile)
     return "contraction"
 
@@ -238,7 +249,7 @@ def _axes(schedule: Schedule, contraction: Contraction, device: DeviceFacts) -> 
     )
 
 
-def _stage(schedule: Schedule, contraction: Contraction) -> list[str]:
+def stage_operands(schedule: Schedule, contraction: Contraction) -> list[str]:
     """Let the product read copies of its operands, each with an index for each axis that it depends on; the copies' blocks."""
     name = contraction.info.name
     copies = []
@@ -248,7 +259,7 @@ def _stage(schedule: Schedule, contraction: Contraction) -> list[str]:
     return copies
 
 
-def _pad(schedule: Schedule, name: str, axes: TiledAxes, copies: list[str]) -> tuple[str | None, list[str]]:
+def pad_to_tiles(schedule: Schedule, name: str, axes: TiledAxes, copies: list[str]) -> tuple[str | None, list[str]]:
     """Round sizes up to those of tiles: zeros are added to the copies. The block that copies the result then, and the copies."""
     before = {info.name for info in block_infos(schedule.func)}
     block = block_info(schedule, name).block
@@ -272,7 +283,7 @@ def _pad(schedule: Schedule, name: str, axes: TiledAxes, copies: list[str]) -> t
     return result, found
 
 
-def _inline_before(schedule: Schedule, before: list[str]) -> None:
+def inline_before(schedule: Schedule, before: list[str]) -> None:
     """Compute what is cheap where it is fetched."""
     for block in reversed(before):
         info = block_info(schedule, block)
@@ -285,7 +296,7 @@ def _inlined(schedule: Schedule, block: str) -> str:
     return block
 
 
-def _final(schedule: Schedule, name: str, result: str | None, after: list[str]) -> str:
+def last_block(schedule: Schedule, name: str, result: str | None, after: list[str]) -> str:
     """The block that stores the sums, or what is made of them."""
     chain = [*([result] if result else []), *after]
     if not chain:
@@ -314,7 +325,7 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     return schedule.cache_read(name, buffer.name, "local")
 
 
-def _loops_by_axis(schedule: Schedule, name: str, final: str) -> dict[Var, str]:
+def loops_by_axis(schedule: Schedule, name: str, final: str) -> dict[Var, str]:
     """The loop of the final block over each axis of the sum that has one; ScheduleError where these do not run alike."""
     info, last = block_info(schedule, name), block_info(schedule, final)
     (store,) = info.writes
@@ -348,10 +359,16 @@ class FinalTile:
     vector: str | None
 
 
-def _bind_blocks(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str]) -> tuple[str, FinalTile]:
-    """Cut the final block's loops in tiles, and let a block of threads compute each; the innermost loop over tiles."""
+def bind_blocks(
+    schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str], most: int = VECTOR_BYTES, apart: bool = False
+) -> tuple[str, FinalTile]:
+    """Cut the final block's loops in tiles, and let a block of threads compute each; the innermost loop over tiles.
+
+    `most`: results that a thread stores at once at most. `apart`: batches, rows and columns have an axis of the launch each, so that no
+    index is a quotient by a symbolic size.
+    """
     batch = [loops[axis] for axis in axes.batch if axis in loops]
-    vector = _vector_of(schedule, final, axes, loops)
+    vector = _vector_of(schedule, final, axes, loops, most)
     outer: dict[bool, list[str]] = {False: [], True: []}
     inner: dict[bool, dict[Var, str]] = {False: {}, True: {}}
     for is_column, tiles in ((False, axes.rows), (True, axes.columns)):
@@ -368,6 +385,11 @@ def _bind_blocks(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Va
     order = [*batch, *outer[False], *outer[True], *inner[False].values(), *inner[True].values(), *([lane] if vector else [])]
     schedule.reorder(*order)
     tile = FinalTile(inner[False], inner[True], lane if vector else None)
+    if apart:
+        grid = [loops for loops in (outer[False], outer[True], batch) if loops]
+        for place, axis in zip([schedule.fuse(*loops) for loops in grid], "xyz", strict=False):
+            schedule.bind(place, f"block.{axis}")
+        return [loop for loop in schedule.loops_of(final) if find_loop(schedule.func, loop).loop.thread][-1], tile
     return _bind_grid(schedule, [*batch, *outer[False]], outer[True]), tile
 
 
@@ -378,7 +400,7 @@ def _bind_grid(schedule: Schedule, rows: list[str], columns: list[str]) -> str:
     return fused
 
 
-def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str]) -> int:
+def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str], most: int) -> int:
     """How many results of a row a thread stores at once: the last axis is of columns, and all accesses along it are aligned; else 0."""
     info = block_info(schedule, final)
     axis, (_, thread) = list(axes.columns.items())[-1]
@@ -387,7 +409,7 @@ def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var,
         return 0
     extent, facts = schedule.extent_of(loops[axis]), facts_at(schedule.func, find_loop(schedule.func, loops[axis]))
     accesses: list[Load | Store] = [*(load for load in loads_of(info) if load.buffer.scope == "global"), *info.writes]
-    lanes = min(thread, VECTOR_BYTES // max(access.buffer.dtype.size_bytes for access in accesses))
+    lanes = min(thread, most, VECTOR_BYTES // max(access.buffer.dtype.size_bytes for access in accesses))
     while lanes > 1:
         aligned = all(is_aligned(access, own, lanes) for access in accesses)
         if aligned and prove(equal(extent % lanes, 0), facts) is True:
@@ -459,7 +481,7 @@ def _load_fragment(schedule: Schedule, fragment: str, loop: str) -> None:
 # -- fetching
 
 
-def _fetch(schedule: Schedule, copy: str, stage: str, axes: TiledAxes) -> None:
+def fetch_tile(schedule: Schedule, copy: str, stage: str, axes: TiledAxes) -> None:
     """Copy a stage of an operand to shared memory, with all threads, in vectors where memory is aligned."""
     schedule.compute_at(copy, stage)
     loops = _in_memory_order(schedule, copy, loops_inside(schedule, copy, stage))

@@ -1,0 +1,93 @@
+"""What the lanes of a warp do together: the instruction's pattern, on the elements that they hold.
+
+A lane that reaches a `WarpCall` stops there with what it names of each operand. When all lanes of its warp have, the matrices are put
+together by the layouts of fragments, the pattern is run on them, and the lanes get their parts of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from tc.errors import VerifyError
+from tc.ir.bit_layout import BitLayout
+from tc.ir.expr import Buffer
+from tc.ir.fragments import ldmatrix_of
+from tc.ir.intrinsic import INTRINSICS
+
+if TYPE_CHECKING:
+    from tc.interp.threads import Watch, WatchedMemory
+
+LANES = 32
+
+Memory = Union["list[Any]", "WatchedMemory"]
+
+
+@dataclass(frozen=True)
+class WarpStop:
+    """A lane at a call: the number of the statement and the loops around, the intrinsic, its pattern as a function of flat lists, and
+    of each operand where the lane's part begins, and in what."""
+
+    place: tuple[int, ...]
+    name: str
+    pattern: Callable[..., None]
+    parts: tuple[tuple[Memory, int], ...]
+
+
+def run_warp(watch: Watch, stops: Mapping[int, WarpStop]) -> None:
+    """Carry out a call. `stops`: by the numbers of threads, those of one warp, lane by lane."""
+    first = next(iter(stops.values()))
+    intrinsic = INTRINSICS[first.name]
+    lanes = sorted(stops)
+    target = next(found for found in intrinsic.layouts if found is not None)
+    operands = []
+    for k, (buffer, found) in enumerate(zip(intrinsic.pattern.buffers, intrinsic.layouts, strict=True)):
+        parts = [stops[thread].parts[k] for thread in lanes]
+        values = _rows(watch, lanes, parts, buffer, target, first.place[0]) if found is None else _gathered(parts, buffer, found)
+        operands.append(values)
+    is_read = first.name.startswith("mma")
+    for k, values in enumerate(operands):
+        if None in values and (is_read or k + 1 < len(operands)):
+            raise VerifyError(f"{watch.name}: `{watch.text(first.place[0])}` reads registers in which nothing was stored")
+    first.pattern(*operands)
+    layout = intrinsic.layouts[-1]
+    assert layout is not None, "what a call makes is a fragment"
+    for lane, thread in enumerate(lanes):
+        memory, place = stops[thread].parts[-1]
+        for register in range(dict(layout.inputs)["register"]):
+            memory[place + register] = operands[-1][_number(layout, intrinsic.pattern.buffers[-1], register, lane)]  # type: ignore[index]
+
+
+def _gathered(parts: list[tuple[Memory, int]], buffer: Buffer, layout: BitLayout) -> list[Any]:
+    """A fragment, row by row."""
+    registers = dict(layout.inputs)["register"]
+    values: list[Any] = [None] * (registers * LANES)
+    for lane, (memory, place) in enumerate(parts):
+        if place + registers > len(memory):  # type: ignore[arg-type]
+            raise VerifyError(f"{buffer.name} of a warp has {registers} registers, of which lane {lane} has {len(memory) - place}")  # type: ignore[arg-type]
+        for register in range(registers):
+            values[_number(layout, buffer, register, lane)] = memory[place + register]  # type: ignore[index]
+    return values
+
+
+def _number(layout: BitLayout, buffer: Buffer, register: int, lane: int) -> int:
+    row, column = layout(register=register, lane=lane)
+    return int(row) * int(str(buffer.shape[1])) + int(column)
+
+
+def _rows(watch: Watch, lanes: list[int], parts: list[tuple[Memory, int]], buffer: Buffer, target: BitLayout, site: int) -> list[Any]:
+    """A matrix in shared memory, by the rows that lanes name."""
+    load = ldmatrix_of(target, buffer.dtype.bits)
+    assert load is not None, "the fragment is one that ldmatrix fills"
+    rows, columns = (int(str(dim)) for dim in buffer.shape)
+    values: list[Any] = [None] * (rows * columns)
+    running = watch.thread
+    for lane in range(dict(load.addresses.inputs)["lane"]):
+        watch.thread = lanes[lane]
+        memory, place = parts[lane]
+        row, column = load.addresses(lane=lane)
+        for element in range(16 // buffer.dtype.size_bytes):
+            values[int(row) * columns + int(column) + element] = memory.load(place + element, site)  # type: ignore[union-attr]
+    watch.thread = running
+    return values

@@ -1,0 +1,299 @@
+"""Sums of products on the matrix instructions of devices: tiles of blocks in shared memory, of warps in fragments.
+
+A block is so many warps of 32 lanes: `thread.y` counts warps, `thread.x` lanes. Stages of both operands are fetched as for other products;
+each warp loads what it needs of them for one step into fragments, and adds products of fragments to its sums, which stay in registers.
+What follows the sum is computed by the lanes on the elements that they hold, and stored from there.
+Source: the tiling of CUTLASS (NVIDIA); fragments that are buffers with a layout, as in Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tc.errors import ScheduleError
+from tc.ir.dtype import DType, f32
+from tc.ir.expr import Const, Var
+from tc.ir.intrinsic import INTRINSICS
+from tc.ir.nvidia_intrinsics import MMA_OPERANDS, fragment_name, ldmatrix_name, mma_name
+from tc.schedule.analysis import Contraction
+from tc.schedule.cache import narrowed
+from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
+from tc.schedule.rules.gpu.blocking import Blocking, Extents, innermost, stage_of, tile_of
+from tc.schedule.rules.gpu.product import (
+    FinalTile,
+    TiledAxes,
+    bind_blocks,
+    fetch_tile,
+    inline_before,
+    last_block,
+    loops_by_axis,
+    pad_to_tiles,
+    sizes_of,
+    stage_operands,
+    tile_contraction,
+)
+from tc.schedule.step import Schedule
+from tc.target import Target
+from tc.target.device import DeviceFacts
+
+ROWS, COLUMNS = 16, 8
+"""Of the sums of one instruction."""
+
+LANES = 32
+
+PAIR = 2
+"""Neighbouring sums of a lane."""
+
+MATRIX_TILES = (
+    *((128, 128, 64, 64), (128, 128, 64, 32), (128, 64, 64, 32), (64, 128, 32, 64)),
+    *((64, 64, 32, 32), (32, 64, 16, 32), (32, 32, 16, 16)),
+)
+"""Rows and columns of a block, and of a warp: those that a search may choose."""
+
+DEPTHS = (16, 32, 64)
+"""Terms of a stage."""
+
+
+Call = tuple[str, str]
+"""A loop, and the instruction that does what it does."""
+
+
+@dataclass(frozen=True)
+class MatrixInstruction:
+    """A product of fragments: terms of one instruction, types of its operands and of its sums."""
+
+    depth: int
+    lhs: DType
+    rhs: DType
+
+    def name(self, order: str) -> str:
+        return mma_name(self.depth, self.lhs, self.rhs, order)
+
+
+def schedule_matrix_contraction(schedule: Schedule, target: Target) -> str | None:
+    """Tile the one contraction of a program for the device's matrix instructions; None where it has none for it."""
+    return tile_contraction(schedule, target, _tiled)
+
+
+def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
+    """Tile a product; ScheduleError before anything is asked where that is not possible, as then it is not whatever the answers are."""
+    if _is_symbolic(contraction_of(schedule, name)):
+        _tile(Schedule(schedule.func), name, before, after, device)
+    return _tile(schedule, name, before, after, device)
+
+
+def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
+    contraction = contraction_of(schedule, name)
+    instruction = _instruction(contraction, device)
+    axes = _axes(schedule, contraction, instruction, device)
+    result, copies = pad_to_tiles(schedule, name, axes, stage_operands(schedule, contraction))
+    inline_before(schedule, before)
+    final = last_block(schedule, name, result, after)
+    loops = loops_by_axis(schedule, name, final)
+    order = "".join(_lay_out(schedule, name, copy, axes, instruction) for copy in copies)
+    fragments = [schedule.cache_read(name, block_info(schedule, copy).written_buffers[0].name, "fragment") for copy in copies]
+    schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "fragment")
+    place, tile = bind_blocks(schedule, final, axes, loops, PAIR, apart=_is_symbolic(contraction))
+    schedule.compute_at(name, place)
+    stage, step, calls = _tile_sum(schedule, name, axes, place, instruction, order)
+    for side, fragment, turned in zip(("lhs", "rhs"), fragments, order, strict=True):
+        calls.append(_load_fragment(schedule, fragment, step, f"{side}.{turned}", instruction))
+    for copy in copies:
+        fetch_tile(schedule, copy, stage, axes)
+    _store_tile(schedule, axes, tile)
+    for loop, intrinsic in calls:  # no other step knows what an instruction touches
+        schedule.tensorize(loop, intrinsic)
+    return "matrix contraction"
+
+
+# -- the instruction, and sizes
+
+
+def _instruction(contraction: Contraction, device: DeviceFacts) -> MatrixInstruction:
+    """The deepest that the device has for the operands and sums; ScheduleError where there is none."""
+    total = contraction.info.writes[0].buffer.dtype
+    sides = ((contraction.lhs_value, contraction.lhs), (contraction.rhs_value, contraction.rhs))
+    types = [load.buffer.dtype for _, load in sides]
+    kept = all(narrowed(value, load.buffer.dtype.name) is not None for value, load in sides)
+    found = [
+        each
+        for depth, lhs, rhs, sums, _ in MMA_OPERANDS
+        if kept and [lhs, rhs, sums] == [*types, total] and lhs is not f32
+        if INTRINSICS[(each := MatrixInstruction(depth, lhs, rhs)).name("nn")].is_there(device.features)
+    ]
+    if not found:
+        what = f"{types[0]} x {types[1]} in {total}"
+        raise ScheduleError(f"block {contraction.info.name}: {device.arch} has no matrix instruction for {what}")
+    return max(found, key=lambda each: each.depth)
+
+
+def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstruction, device: DeviceFacts) -> TiledAxes:
+    """Ask for the sizes of tiles."""
+    sizes, name = sizes_of(contraction), contraction.info.name
+    options = [tile for tile in MATRIX_TILES if _fits(tile, sizes, device)]
+    if not options or not contraction.columns:
+        raise ScheduleError(f"block {name} is smaller than tiles of matrix instructions")
+    rows, columns, warp_rows, warp_columns = schedule.choose(name, "tile", options, _usual_tile(options, sizes, device), ordered=False)
+    depths = [depth for depth in DEPTHS if depth >= instruction.depth]
+    depth = schedule.choose(name, "stage", depths, 32)
+    warps = rows // warp_rows * (columns // warp_columns)
+    blocking = Blocking(rows, columns, rows // warps, columns // LANES, depth)
+    if blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes) > device.static_shared_bytes_per_block:
+        raise ScheduleError(f"block {name}: stages of {depth} terms are more than shared memory holds")
+    extents = {axis.var: int(axis.extent.value) if isinstance(axis.extent, Const) else None for axis in contraction.info.block.axes}
+
+    def tiled(axes: tuple[Var, ...], size: int, warp: int, least: int) -> dict[Var, tuple[int, int]]:
+        tile = tile_of([extents[axis] for axis in axes], size)
+        parts = innermost(tile, warp)
+        if parts[-1] < least:
+            raise ScheduleError(f"block {name}: the last axis of a tile has {parts[-1]} elements, matrix instructions take {least}")
+        return dict(zip(axes, zip(tile, parts, strict=True), strict=True))
+
+    stage = stage_of([extents[axis] for axis in contraction.depth], depth)
+    stage[-1] = -(-stage[-1] // instruction.depth) * instruction.depth
+    return TiledAxes(
+        contraction.batch,
+        tiled(contraction.rows, rows, warp_rows, ROWS),
+        tiled(contraction.columns, columns, warp_columns, 2 * COLUMNS),
+        dict(zip(contraction.depth, stage, strict=True)),
+        blocking,
+    )
+
+
+def _fits(tile: tuple[int, int, int, int], sizes: Extents, device: DeviceFacts) -> bool:
+    """Whether it is less than twice as large as the result along each side, and its sums fit the registers."""
+    rows, columns, warp_rows, warp_columns = tile
+    sums = warp_rows * warp_columns // LANES
+    least = min(tile[0] for tile in MATRIX_TILES), min(tile[1] for tile in MATRIX_TILES)
+    large = rows < 2 * max(sizes.rows, least[0]) and columns < 2 * max(sizes.columns, least[1])
+    return large and sums + 64 <= device.max_registers_per_thread and warp_rows * warp_columns > 0
+
+
+def _usual_tile(options: list[tuple[int, int, int, int]], sizes: Extents, device: DeviceFacts) -> tuple[int, int, int, int]:
+    """The largest tile of which there is one for each processor; the smallest where there are too few of all."""
+
+    def blocks(tile: tuple[int, int, int, int]) -> int:
+        return sizes.batch * -(-sizes.rows // tile[0]) * -(-sizes.columns // tile[1])
+
+    return next((tile for tile in options if blocks(tile) >= device.processors), options[-1])
+
+
+def _is_symbolic(contraction: Contraction) -> bool:
+    return not all(isinstance(axis.extent, Const) for axis in contraction.info.block.axes)
+
+
+# -- operands
+
+
+def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes, instruction: MatrixInstruction) -> str:
+    """Lay a copy out so that its last two indices are those of a fragment, in the order of memory where the load can turn them.
+
+    What the order is called: "n" or "t".
+    """
+    (buffer,) = block_info(schedule, copy).written_buffers
+    (load,) = block_info(schedule, name).reads_of(buffer)
+    is_left = list(axes.rows)[-1] in load.indices
+    own, depth = list(axes.rows if is_left else axes.columns)[-1], list(axes.depth)[-1]
+    if own not in load.indices or depth not in load.indices:
+        raise ScheduleError(f"{buffer.name} is no matrix of {own.name} and {depth.name}")
+    places = [load.indices.index(own), load.indices.index(depth)]
+    ends_in_depth = places[0] < places[1] or buffer.dtype.bits != 16
+    last = places if ends_in_depth else places[::-1]
+    names = [f"a{k}" for k in range(len(load.indices))]
+    order = [*(each for k, each in enumerate(names) if k not in last), *(names[k] for k in last)]
+    if order != names:
+        schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(order)}")
+    return "n" if ends_in_depth == is_left else "t"
+
+
+def _load_fragment(schedule: Schedule, fragment: str, step: str, role: str, instruction: MatrixInstruction) -> Call:
+    """Load what a warp needs of an operand for one step: by `ldmatrix` of four matrices."""
+    schedule.compute_at(fragment, step)
+    shape = [ROWS if role[0] == "l" else 2 * COLUMNS, instruction.depth]
+    if role in ("lhs.t", "rhs.n"):
+        shape.reverse()
+    dtype = instruction.lhs if role[0] == "l" else instruction.rhs
+    *_, rows, columns = schedule.loops_of(fragment)
+    high, row = schedule.split(rows, (None, shape[0]))
+    wide, column = schedule.split(columns, (None, shape[1]))
+    schedule.reorder(high, wide, row, column)
+    schedule.unroll(high)
+    schedule.unroll(wide)
+    return row, ldmatrix_name(role, tuple(shape), dtype)
+
+
+# -- a warp's sums
+
+
+def _tile_sum(
+    schedule: Schedule, name: str, axes: TiledAxes, place: str, instruction: MatrixInstruction, order: str
+) -> tuple[str, str, list[Call]]:
+    """Cut the sum in stages and among warps; the innermost loops over stages, and over steps of a stage, and the instructions."""
+    info, inside = block_info(schedule, name), list(schedule.loops_of(name))
+    inside = inside[inside.index(place) + 1 :]
+    by_axis = {axis.var: driving_loops(info, inside, (axis.var,)) for axis in info.block.axes}
+    stages, steps = [], []
+    for axis, size in axes.depth.items():
+        for loop in by_axis[axis]:
+            stage, step = schedule.split(loop, size)
+            stages.append(stage)
+            steps.append(step)
+    last_step, term = schedule.split(steps.pop(), (None, instruction.depth))
+    steps.append(last_step)
+    shared: list[str] = []
+    own: list[str] = []
+    tile: list[str] = []
+    for sizes, count in ((axes.rows, ROWS), (axes.columns, COLUMNS)):
+        for axis, (_, warp) in sizes.items():
+            for loop in by_axis[axis]:
+                warps, part = schedule.split(loop, (None, warp))
+                shared.append(warps)
+                if axis is list(sizes)[-1]:
+                    part, element = schedule.split(part, (None, count))
+                    tile.append(element)
+                own.append(part)
+    single = [loop for axis in axes.batch for loop in by_axis[axis]]
+    schedule.reorder(*single, *stages, *shared, *steps, *own, *tile, term)
+    schedule.bind(schedule.fuse(*shared), "thread.y")
+    for loop in (*steps, *own):
+        schedule.unroll(loop)
+    start = schedule.decompose_reduction(name, stages[0])
+    total = block_info(schedule, start).writes[0].buffer.dtype
+    zero = schedule.loops_of(start)[-2], fragment_name("zero", "sums", (ROWS, COLUMNS), total)
+    return stages[-1], steps[-1], [(tile[0], instruction.name(order)), zero]
+
+
+# -- results
+
+
+def _store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
+    """Let each lane store what is made of the sums that it holds."""
+    shared: list[str] = []
+    own: list[str] = []
+    for sizes, loops in ((axes.rows, tile.rows), (axes.columns, tile.columns)):
+        for axis, loop in loops.items():
+            is_vector = tile.vector is not None and axis is list(axes.columns)[-1]
+            warps, part = schedule.split(loop, (None, sizes[axis][1] // (2 if is_vector else 1)))
+            shared.append(warps)
+            own.append(part)
+    schedule.reorder(*shared, *own, *([tile.vector] if tile.vector else []))
+    if shared:
+        schedule.bind(schedule.fuse(*shared), "thread.y")
+    _share_out(schedule, axes, tile, own)
+
+
+def _share_out(schedule: Schedule, axes: TiledAxes, tile: FinalTile, own: list[str]) -> None:
+    """Share the elements of the last two loops of a warp's tile among its lanes as fragments of sums are."""
+    by_axis = dict(zip((*tile.rows, *tile.columns), own, strict=True))
+    row, column = by_axis.pop(list(axes.rows)[-1]), by_axis.pop(list(axes.columns)[-1])
+    high, half, low = schedule.split(row, (None, 2, 8))
+    if tile.vector is None:
+        wide, quad, pair = schedule.split(column, (None, 4, 2))
+    else:
+        (wide, quad), pair = schedule.split(column, (None, 4)), tile.vector
+    schedule.reorder(low, quad, *by_axis.values(), high, wide, half, pair)
+    schedule.bind(schedule.fuse(low, quad), "thread.x")
+    for loop in (*by_axis.values(), high, wide, half, *(() if tile.vector else (pair,))):
+        schedule.unroll(loop)
+    if tile.vector:
+        schedule.vectorize(pair)
