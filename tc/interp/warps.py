@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Protocol, Union
 
 from tc.errors import VerifyError
 from tc.ir.bit_layout import BitLayout
@@ -16,12 +16,25 @@ from tc.ir.expr import Buffer
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.intrinsic import INTRINSICS
 
-if TYPE_CHECKING:
-    from tc.interp.threads import Watch, WatchedMemory
-
 LANES = 32
 
-Memory = Union["list[Any]", "WatchedMemory"]
+
+class Running(Protocol):
+    """The run that a warp is of: the function's name, the thread that touches memory, and the text of a statement."""
+
+    name: str
+    thread: int
+
+    def text(self, code: int) -> str: ...
+
+
+class SharedMemory(Protocol):
+    """What the threads of a block see."""
+
+    def load(self, place: int, site: int) -> Any: ...
+
+
+Memory = Union["list[Any]", SharedMemory]
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class WarpStop:
     parts: tuple[tuple[Memory, int], ...]
 
 
-def run_warp(watch: Watch, stops: Mapping[int, WarpStop]) -> None:
+def run_warp(watch: Running, stops: Mapping[int, WarpStop]) -> None:
     """Carry out a call. `stops`: by the numbers of threads, those of one warp, lane by lane."""
     first = next(iter(stops.values()))
     intrinsic = INTRINSICS[first.name]
@@ -76,7 +89,7 @@ def _number(layout: BitLayout, buffer: Buffer, register: int, lane: int) -> int:
     return int(row) * int(str(buffer.shape[1])) + int(column)
 
 
-def _rows(watch: Watch, lanes: list[int], parts: list[tuple[Memory, int]], buffer: Buffer, target: BitLayout, site: int) -> list[Any]:
+def _rows(watch: Running, lanes: list[int], parts: list[tuple[Memory, int]], buffer: Buffer, target: BitLayout, site: int) -> list[Any]:
     """A matrix in shared memory, by the rows that lanes name."""
     load = ldmatrix_of(target, buffer.dtype.bits)
     assert load is not None, "the fragment is one that ldmatrix fills"
