@@ -29,6 +29,7 @@ examples:
   tc compile model.onnx --emit scheduled --kernel k    one kernel's loops as they are compiled
   tc compile model.onnx --emit asm -o model.s          machine code as text
   tc compile model.onnx --emit asm -o folder           the same, a file for each kernel, what the host does, how to build it
+  tc compile model.onnx --target cuda:sm_90a --emit cuda -o folder   kernels for a device that is not here, as CUDA-C; ptx as well
   tc compile model.onnx --target x86-64-v3 -o any.tcm  for every machine of that level
   tc compile model.onnx --verify-each                  check the IR after every pass; a pass that breaks it is named
   tc compile model.onnx --print-after fuse_ops         the program after a pass, or after "schedule"

@@ -174,6 +174,7 @@ def need_model(path: Path, command: str, why: str) -> None:
 
 
 THREADS_HELP = "how many threads to use (default: TC_NUM_THREADS, else OMP_NUM_THREADS, else one for each core)"
+TARGET_HELP = "native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...; c; opencl, opencl:1, opencl:generic; cuda, cuda:sm_80, ..."
 _COMPILE_DEFAULTS = {"target": "native", "tune": None, "numerics": "default", "verify": "auto", "on_unsupported": "fallback"}
 
 
@@ -188,7 +189,7 @@ def refuse_compile_options(args: argparse.Namespace) -> None:
 def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
     """The options of every command that compiles a model; without `threads`, the command has an option of that name itself."""
     group = parser.add_argument_group("compilation")
-    group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...")
+    group.add_argument("--target", default="native", help=TARGET_HELP)
     group.add_argument(
         "--dims",
         action="append",
