@@ -208,14 +208,26 @@ def _upper_bounds(atom: Expr, facts: Facts) -> list[Expr]:
 
 
 def _upper_quotients(a: Expr, b: Expr, facts: Facts) -> list[Expr]:
-    """hi // b for a variable that is at most hi, where that is a multiple of a number b but for a constant."""
+    """hi // b for a variable that is at most hi, where that is a multiple of b but for a constant: of a number b for any, else for -1."""
     fact = facts.variables.get(a) if isinstance(a, Var) else None
-    if fact is None or fact.hi is None or not isinstance(b, Const):
+    if fact is None or fact.hi is None:
         return []
-    found = exact_quotient(polynomial(fact.hi), Polynomial({}, int(b.value)))
-    return [found[0].to_expr()] if found is not None and found[1].is_constant else []
+    found = exact_quotient(polynomial(fact.hi), polynomial(b))
+    if found is None or not found[1].is_constant:
+        return []
+    quotient, rest = found
+    if isinstance(b, Const):
+        return [quotient.to_expr()]
+    return [quotient.plus_const(-1).to_expr()] if rest.constant == -1 else []
 
 
 def is_positive(expr: Expr, facts: Facts) -> bool:
+    """Whether it is proven by its interval, or, of one that may be 0 by that, by one condition that holds and intervals."""
     low = bounds(expr, facts).lo
-    return low is not None and low > 0
+    if low is None or low > 0:
+        return low is not None
+    if low < 0 or not facts.nonnegative:
+        return False
+    poly = polynomial(expr).plus_const(-1)
+    lows = (lower_bound(poly.plus(each, -scale), facts) for each in facts.nonnegative for scale in _scales(poly, each))
+    return any(found is not None and found >= 0 for found in lows)

@@ -237,3 +237,14 @@ def test_rows_of_a_tile_of_a_number_of_tiles_are_proven_to_be_in_range() -> None
         count = (m + 63) // 64 * 64
         assert max(p // 64 * 64 + 63 for p in range(count)) < count
         assert max(p // 32 * 32 + 63 for p in range(count)) >= count
+
+
+def test_a_number_of_tiles_bounds_what_is_left_of_their_product() -> None:
+    n, v = Var("n"), Var("v")
+    tiles = (n + 63) // 64
+    facts = Facts().with_bounds(n, 0, None).with_range(v, tiles * 508)
+
+    assert prove(Lt(v // (tiles * 127), const(4)), facts) is True
+    assert prove(Lt(v // (tiles * 127), const(3)), facts) is None
+    assert prove(Lt(v // (tiles * 127) * 128 + 127, const(512)), facts) is True
+    assert prove(Lt(v // tiles, const(508)), Facts().with_bounds(n, 0, None)) is None
