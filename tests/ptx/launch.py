@@ -296,6 +296,7 @@ def run(
         machine.run(max_steps)
         check_over(machine)
         tally.add(machine)
+    bound.heap.check_gaps()
     for binding in bound.bindings:
         binding.host[...] = bound.heap.content(binding.address, binding.host.size)
     return tally.report(dynamic_shared)

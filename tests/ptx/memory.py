@@ -20,6 +20,7 @@ LOCAL = 0x200_0000_0000
 WINDOW = 1 << 32
 SHARED_START = 1024  # hardware keeps the first KiB for itself
 LOCAL_START = 16
+FILL = 0xCD  # of memory that nobody wrote
 GAP = 256  # between neighbours on the heap
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -61,7 +62,7 @@ class Heap:
 
     def freeze(self) -> None:
         """Lay all regions out; none may be added afterwards."""
-        self.bytes = np.full(-(-(self.size + GAP) // 256) * 256, 0xCD, np.uint8)
+        self.bytes = np.full(-(-(self.size + GAP) // 256) * 256, FILL, np.uint8)
         for region, part in zip(self.regions, self.parts, strict=True):
             self.bytes[region.start : region.end] = part
         self.starts = np.array([r.start for r in self.regions], np.int64)
@@ -100,6 +101,25 @@ class Heap:
             at = int(np.flatnonzero(bad)[0])
             raise OutOfBounds(self.complain(int(address[at]), size), at)
         return offset
+
+    def check_words(self, address: np.ndarray, size: int) -> np.ndarray:
+        """As `check`, for atomic instructions: they may reach the word of four bytes that holds the last bytes of an array.
+
+        What lies behind the array must stay as it was; see `check_gaps`.
+        """
+        offset = address.astype(np.int64) - HEAP
+        i = np.searchsorted(self.starts, offset, "right") - 1
+        held = (i >= 0) & (offset < self.ends[i]) & (offset + size <= -(-self.ends[i] // 4) * 4)
+        if not held.all():
+            return self.check(address, size, True)
+        check_aligned(address, size, "global")
+        return offset
+
+    def check_gaps(self) -> None:
+        """Raises OutOfBounds if bytes between arrays were changed."""
+        for region, after in zip(self.regions, [*self.start_list[1:], self.bytes.size], strict=True):
+            if (self.bytes[region.end : after] != FILL).any():
+                raise OutOfBounds(f"bytes behind {region.name} were changed")
 
     def complain(self, address: int, size: int) -> str:
         i = bisect_right(self.start_list, address - HEAP) - 1

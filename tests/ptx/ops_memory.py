@@ -375,7 +375,7 @@ def build_atom(c: Coder) -> Run:
 def place_atomic(m: Machine, space: str, address: np.ndarray, lanes: np.ndarray, type: PtxType) -> tuple[np.ndarray, np.ndarray]:
     """A view of the memory as values of the type, and where each lane's is."""
     if space == "heap":
-        return m.heap.bytes.view(type.dtype), m.heap.check(address, type.size, True) // type.size
+        return m.heap.bytes.view(type.dtype), m.heap.check_words(address, type.size) // type.size
     if space == "local":
         raise OutOfBounds("an atomic operation on local memory", 0)
     count_wavefronts(m, lanes, address, type.size)

@@ -443,3 +443,20 @@ def test_last_block_may_read_what_others_published() -> None:
     run(ptx_of(source), "f", (200,), (64,), [np.ones(2000, np.float32), np.zeros(200, np.float32), np.zeros(1, np.uint32), y])
 
     assert y[0] == 2000
+
+
+def test_atomic_word_may_reach_behind_the_last_bytes_of_an_array_but_not_change_them() -> None:
+    source = r"""
+    extern "C" __global__ void f(unsigned char* y, unsigned bits) {
+      unsigned char* p = y + threadIdx.x;
+      unsigned* word = (unsigned*)((size_t)p & ~(size_t)3);
+      atomicOr(word, bits << 8 * ((size_t)p & 3));
+    }"""
+    y = np.zeros(6, np.uint8)
+
+    run(ptx_of(source), "f", (1,), (6,), [y, 3])
+    np.testing.assert_array_equal(y, 3)
+    with pytest.raises(OutOfBounds, match="bytes behind argument 0"):
+        run(ptx_of(source), "f", (1,), (6,), [y, 0x203])
+    with pytest.raises(OutOfBounds, match="byte 8 from the start"):
+        run(ptx_of(source), "f", (1,), (9,), [y, 3])
