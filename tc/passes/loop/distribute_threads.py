@@ -12,7 +12,7 @@ from tc.ir.bounds import bounds
 from tc.ir.copies import counts_copies
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, const, equal, logical_and, logical_not, select
-from tc.ir.launch import THREAD_AXES, block_loops, finished, has_launch, is_thread_loop, thread_extents
+from tc.ir.launch import BLOCK_AXES, THREAD_AXES, block_loops, finished, has_launch, is_thread_loop, thread_extents
 from tc.ir.loop import (
     Alloc,
     AwaitCopies,
@@ -150,6 +150,8 @@ def _launch(launch: For, host: _Host) -> Stmt:
         done = For(threads[axis], const(extents[axis]), done, LoopKind.BOUND, axis)
     for buffer in reversed(replica.shared):
         done = Alloc(buffer, done)
+    if replica.shared and not blocks:  # what a block shares is allocated inside of a loop over blocks
+        done = For(Var("bx", i64), const(1), done, LoopKind.BOUND, BLOCK_AXES[0])
     for loop in reversed(blocks):
         done = replace(loop, body=done)
     return done
