@@ -116,6 +116,58 @@ def test_host_code_that_touches_memory_is_a_launch_of_one_thread() -> None:
     assert "bound(1, 'thread.x')" in print_ir(func)
 
 
+SEQUENCES = {
+    "a condition on what threads change is read before they do": """
+for z in bound(8, 'thread.y'):
+    for w in bound(8, 'thread.x'):
+        B[z, w] = A[z, w]
+for y in bound(4, 'thread.y'):
+    if B[y, 0] < 0.0:
+        for x in bound(8, 'thread.x'):
+            B[y, x] = B[y, x] + 1.0
+        for v in bound(8, 'thread.x'):
+            B[y + 4, v] = B[y, 7 - v]
+    else:
+        for u in bound(4, 'thread.x'):
+            B[y, u] = 0.0
+""",
+    "loops go on as long as memory says that one thread changes": """
+for b in bound(8, 'block.x'):
+    with alloc(i64[1], scope='shared') as last:
+        for y in bound(8, 'thread.x'):
+            B[b, y] = A[b, y]
+        last[0] = 0
+        while last[0] < 3:
+            for q in bound(8, 'thread.x'):
+                B[b, q] = B[b, q] * 2.0
+            last[0] = last[0] + 1
+        for k in range(last[0]):
+            for u in bound(8, 'thread.x'):
+                B[b, u] = B[b, u] + A[b, 7 - u] + cast(k, f32)
+""",
+    "blocks without threads have one": """
+for b in bound(8, 'block.x'):
+    B[b, 0] = A[b, 0]
+    for k in range(7):
+        B[b, k + 1] = B[b, k] + A[b, k + 1]
+""",
+}
+
+
+@pytest.mark.parametrize("claim", SEQUENCES)
+def test_threads_compute_what_the_loops_in_order_do(claim: str) -> None:
+    func = program(SEQUENCES[claim])
+    x = np.arange(64, dtype=np.float32).reshape(8, 8) - 20
+
+    finished = simplify_loops(distribute_threads(func))
+
+    verify(finished)
+    (want,) = run_prim_func(func, [x])
+    for order in ({}, {"backward": True}, {"seed": 5}):
+        (got,) = run_prim_func(finished, [x], **order)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(got, want)
+
+
 REFUSED = {
     r"L is each thread's own, but several threads touch the same element": """
 for b in bound(2, 'block.x'):
