@@ -8,11 +8,12 @@ are looked at one by one, and all later ones at once. Of an element its *stage* 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 from tc.ir.arith import Facts, simplify
-from tc.ir.expr import Buffer, Const, Expr, FloorMod, Load, Var, const
+from tc.ir.dtype import i64
+from tc.ir.expr import TRUE, Buffer, Const, Expr, FloorMod, Load, Select, Var, const, logical_and
 from tc.ir.launch import FinishedLaunch
 from tc.ir.loop import (
     AsyncStore,
@@ -21,10 +22,12 @@ from tc.ir.loop import (
     CommitCopies,
     For,
     If,
+    IntrinsicCall,
     Let,
     Seq,
     Stmt,
     Store,
+    WarpCall,
     While,
     walk_statements,
 )
@@ -64,6 +67,17 @@ def _difference(a: Expr, b: Expr) -> int | None:
 # -- what a program does
 
 
+def copied(value: Expr) -> tuple[Expr, Load] | None:
+    """A value as an element of global memory, and the condition under which it is that, and else zero; None for what is computed."""
+    match value:
+        case Load(buffer=buffer) if buffer.scope == "global":
+            return TRUE, value
+        case Select(condition=condition, true_value=inner, false_value=Const() as other) if other == const(0, other.dtype):
+            found = copied(inner)
+            return None if found is None else (logical_and(condition, found[0]), found[1])
+    return None
+
+
 @cached_on_node
 def counts_copies(stmt: Stmt) -> bool:
     """Whether a group of copies is closed or awaited at or below a statement."""
@@ -92,7 +106,7 @@ class _Touched:
     def meets(self, other: _Touched) -> bool:
         return self.buffer is other.buffer and not stages_apart(self.indices, other.indices, self.own | other.own)
 
-    def having(self, values: Mapping[Node, Node]) -> _Touched:
+    def having(self, values: dict[Node, Node]) -> _Touched:
         return replace(self, indices=tuple(simplify(substitute(index, values), _NO_FACTS) for index in self.indices))
 
     def __str__(self) -> str:
@@ -123,12 +137,12 @@ class _Copies:
     def behind_barrier(self) -> _Copies:
         return replace(self, arrived=frozenset(), read=frozenset())
 
-    def having(self, values: Mapping[Node, Node]) -> _Copies:
+    def having(self, values: dict[Node, Node]) -> _Copies:
         return self.each(lambda touched: touched.having(values))
 
-    def each(self, change: object) -> _Copies:
+    def each(self, change: Callable[[_Touched], _Touched]) -> _Copies:
         def of(group: Group) -> Group:
-            return frozenset(map(change, group))  # type: ignore[call-overload, no-any-return]
+            return frozenset(map(change, group))
 
         return _Copies(tuple(map(of, self.groups)), of(self.begun), of(self.arrived), of(self.read))
 
@@ -164,7 +178,7 @@ class _Counter:
     complaints: list[CopyComplaint] = field(default_factory=list)
     quiet: int = 0
 
-    def run(self, stmt: Stmt, state: _Copies, values: Mapping[Node, Node]) -> _Copies:
+    def run(self, stmt: Stmt, state: _Copies, values: dict[Node, Node]) -> _Copies:
         """What is on its way behind a statement, given what is before. `values`: of variables around it."""
         if self.complaints:
             return state
@@ -193,9 +207,9 @@ class _Counter:
             case While():
                 self.complain(stmt, "copies are awaited in a while loop, in which their groups cannot be counted")
                 return state
-        for part in children(stmt):
-            if isinstance(part, Stmt):
-                state = self.run(part, state, values)
+        for child in children(stmt):
+            if isinstance(child, Stmt):
+                state = self.run(child, state, values)
         return state
 
     def complain(self, stmt: Node, message: str) -> None:
@@ -204,7 +218,7 @@ class _Counter:
 
     # -- loops
 
-    def loop(self, before: _Copies, loop: For, values: Mapping[Node, Node]) -> _Copies:
+    def loop(self, before: _Copies, loop: For, values: dict[Node, Node]) -> _Copies:
         """The first iterations by their numbers; then one that stands for all others, behind one that left the same."""
         count = int(loop.extent.value) if isinstance(loop.extent, Const) else None
         settled = self.settled(before, loop, values)
@@ -223,7 +237,7 @@ class _Counter:
         last = last.each(lambda touched: replace(touched.having({loop.var: other}), own=touched.own | {other}))
         return last if count is not None else left.joined(last)
 
-    def settled(self, before: _Copies, loop: For, values: Mapping[Node, Node]) -> tuple[_Copies, int] | None:
+    def settled(self, before: _Copies, loop: For, values: dict[Node, Node]) -> tuple[_Copies, int] | None:
         """What is on its way at the start of an iteration and of all later ones, in terms of its number; and the first of these."""
         self.quiet += 1
         state, found = before, None
@@ -238,13 +252,13 @@ class _Counter:
 
     # -- accesses
 
-    def reading(self, expr: Expr, stmt: Stmt, state: _Copies, values: Mapping[Node, Node]) -> _Copies:
+    def reading(self, expr: Expr, stmt: Stmt, state: _Copies, values: dict[Node, Node]) -> _Copies:
         for load in _loads(expr):
             if load.buffer in self.buffers:
                 state = self.read(_touched(load, stmt, values, frozenset()), state)
         return state
 
-    def region(self, stmt: Stmt, state: _Copies, values: Mapping[Node, Node]) -> _Copies:
+    def region(self, stmt: Stmt, state: _Copies, values: dict[Node, Node]) -> _Copies:
         """What threads do by themselves, twice: one may be behind another one."""
         found = [(node, at, own) for node, at, own in _accesses(stmt) if node.buffer in self.buffers]
         for node, at, own in (*found, *found):
@@ -271,7 +285,7 @@ class _Counter:
         return replace(state, begun=state.begun | {touched})
 
 
-def _touched(node: Load | Store, stmt: Stmt, values: Mapping[Node, Node], own: frozenset[Var]) -> _Touched:
+def _touched(node: Load | Store, stmt: Stmt, values: dict[Node, Node], own: frozenset[Var]) -> _Touched:
     """`own`: the variables of the region's loops; the threads' are no part of the values either."""
     indices = tuple(simplify(substitute(index, values), _NO_FACTS) for index in node.indices)
     known = frozenset[Var]().union(*(variables(value) for value in values.values()))
@@ -287,12 +301,22 @@ def _accesses(stmt: Stmt) -> Accesses:
     """Loads and stores at or below a statement, in order, each with its statement and the variables bound in between."""
     found: list[tuple[Load | Store, Stmt, frozenset[Var]]] = []
     own = frozenset((stmt.var,)) if isinstance(stmt, (For, Let)) else frozenset[Var]()
+    if isinstance(stmt, (IntrinsicCall, WarpCall)):
+        return tuple((_tile(operand), stmt, variables(_ANY)) for operand in stmt.operands if isinstance(operand, Load))
     for child in children(stmt):
         if isinstance(child, Expr):
             found += [(load, stmt, frozenset()) for load in _loads(child)]
         elif isinstance(child, Stmt):
             found += [(node, at, names | own) for node, at, names in _accesses(child)]
     return (*found, (stmt, stmt, frozenset())) if isinstance(stmt, Store) else tuple(found)
+
+
+_ANY = Var("any", i64)
+
+
+def _tile(first: Load) -> Load:
+    """What a call touches from an element on: rows and columns, of one stage."""
+    return Load(first.buffer, (*first.indices[:-2], *[_ANY] * len(first.indices[-2:])))
 
 
 def _loads(expr: Expr) -> Iterator[Load]:

@@ -23,6 +23,7 @@ class Dialect:
     block has.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `has_warps`: it takes PTX, of the instructions of warps.
+    `has_async_copies`: copies to shared memory go on while a thread does something else.
     `options`: what its compiler has to be told for the numbers to be those of the IR.
     """
 
@@ -47,6 +48,7 @@ class Dialect:
     half: tuple[str, str] | None = None
     change_bits: tuple[str, ...] = ()
     has_warps: bool = False
+    has_async_copies: bool = False
     options: tuple[str, ...] = ()
 
     @property
@@ -131,5 +133,6 @@ CUDA = Dialect(
         "atomicOr(word, (unsigned int)bits << up);",
     ),
     has_warps=True,
+    has_async_copies=True,
     options=("-fmad=false",),
 )

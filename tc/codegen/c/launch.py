@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from math import prod
 
+from tc.codegen.async_copies import CopyPiece, copy_pieces
+from tc.codegen.c.async_copies import commit_helper, copy_helper, wait_helper
 from tc.codegen.c.dialect import Dialect
 from tc.codegen.c.helpers import Helpers, without_unused
 from tc.codegen.c.host import unit_text
@@ -18,7 +20,18 @@ from tc.codegen.launches import AXES, DeviceLaunch, launches_of
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const
-from tc.ir.loop import Barrier, For, PrimFunc, Stmt, WarpCall, annotation, in_place_inputs
+from tc.ir.loop import (
+    AsyncStore,
+    AwaitCopies,
+    Barrier,
+    CommitCopies,
+    For,
+    PrimFunc,
+    Stmt,
+    WarpCall,
+    annotation,
+    in_place_inputs,
+)
 from tc.ir.uses import buffers_read
 from tc.passes.loop.intrinsics import select_intrinsics
 
@@ -119,13 +132,36 @@ class _LaunchWriter(StatementWriter):
         level, _, axis = loop.thread.partition(".")
         return level == "thread" and isinstance(loop.extent, Const) and loop.extent.value < self.launch.threads[AXES.index(axis)]
 
+    def statement(self, stmt: Stmt) -> None:
+        pieces = self._pieces(stmt) if isinstance(stmt, AsyncStore) else None
+        if pieces is None:
+            super().statement(stmt)
+            return
+        for piece in pieces:
+            to = self.pointer(piece.buffer, self.place(piece.buffer, piece.indices)[0])
+            start = self.pointer(piece.load.buffer, self.place(piece.load.buffer, piece.load.indices)[0])
+            self.line(f"{copy_helper(self.helpers, piece.size_bytes)}({to}, {start}, {self.value(piece.condition)});")
+
+    def _pieces(self, stmt: AsyncStore) -> tuple[CopyPiece, ...] | None:
+        if not self.dialect.has_async_copies or self.mask is not None:
+            return None
+        lane, lanes = (None, 1) if self.lane is None else (self.lane.var, self.lane.lanes)
+        return copy_pieces(stmt, lane, lanes, self.facts, self.depends_on_lane)
+
     def other(self, stmt: Stmt) -> None:
-        if isinstance(stmt, Barrier):
-            self.line(self.dialect.barrier)
-        elif isinstance(stmt, WarpCall) and self.dialect.has_warps:
-            self._warp_call(stmt)
-        else:
-            super().other(stmt)
+        match stmt:
+            case Barrier():
+                self.line(self.dialect.barrier)
+            case CommitCopies() | AwaitCopies() if not self.dialect.has_async_copies:
+                pass
+            case CommitCopies():
+                self.line(f"{commit_helper(self.helpers)}();")
+            case AwaitCopies(pending=pending):
+                self.line(f"{wait_helper(self.helpers, pending)}();")
+            case WarpCall() if self.dialect.has_warps:
+                self._warp_call(stmt)
+            case _:
+                super().other(stmt)
 
     def _warp_call(self, call: WarpCall) -> None:
         """A function on where registers, and rows of shared memory, begin."""

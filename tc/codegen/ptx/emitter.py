@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from tc.codegen.async_copies import PIECE_BYTES, CopyPiece, copy_pieces
 from tc.codegen.launches import AXES, DeviceLaunch, launches_of
 from tc.codegen.llvm.addresses import Offset
 from tc.codegen.llvm.builder import Module, Value
@@ -20,7 +21,7 @@ from tc.codegen.llvm.memory import memory_type
 from tc.codegen.ptx.libm import define_libm
 from tc.errors import CodegenError
 from tc.ir.expr import Buffer, Const, Expr, MathCall, Var
-from tc.ir.loop import Barrier, For, PrimFunc, Stmt, Store, in_place_inputs
+from tc.ir.loop import AsyncStore, AwaitCopies, Barrier, CommitCopies, For, PrimFunc, Stmt, Store, in_place_inputs
 from tc.ir.types import product
 from tc.passes.loop.intrinsics import select_intrinsics
 
@@ -35,12 +36,15 @@ _NEWEST = 80
 _REGISTERS = {"block": "ctaid", "thread": "tid"}
 
 
-def emit_launches_ir(func: PrimFunc, symbol: str) -> str:
-    """LLVM IR of all launches of a PrimFunc in the finished form; the function of launch k is called `symbol`_k."""
+def emit_launches_ir(func: PrimFunc, symbol: str, has_async_copies: bool = False) -> str:
+    """LLVM IR of all launches of a PrimFunc in the finished form; the function of launch k is called `symbol`_k.
+
+    `has_async_copies`: the architecture copies to shared memory while a thread does something else, as sm_80 and later ones.
+    """
     module = Module()
     chosen = select_intrinsics(func, ())
     for launch in launches_of(chosen):
-        _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch).emit_function()
+        _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch, has_async_copies).emit_function()
     define_libm(module)
     return str(module)
 
@@ -48,14 +52,16 @@ def emit_launches_ir(func: PrimFunc, symbol: str) -> str:
 def emit_ptx(func: PrimFunc, symbol: str, arch: str) -> str:
     """The launches of a PrimFunc in the finished form as PTX for an architecture such as "sm_80"."""
     version = _VERSIONS.get(arch, _NEWEST)
-    return foreign_assembly(emit_launches_ir(func, symbol), TRIPLE, arch, f"+ptx{version}")
+    ir = emit_launches_ir(func, symbol, has_async_copies=int(arch.removeprefix("sm_").rstrip("af")) >= 80)
+    return foreign_assembly(ir, TRIPLE, arch, f"+ptx{version}")
 
 
 class _ThreadEmitter(KernelEmitter):
     """One thread's program of one launch."""
 
-    def __init__(self, module: Module, name: str, func: PrimFunc, launch: DeviceLaunch) -> None:
+    def __init__(self, module: Module, name: str, func: PrimFunc, launch: DeviceLaunch, has_async_copies: bool = False) -> None:
         super().__init__(module, name, func)
+        self.has_async_copies = has_async_copies
         self.launch = launch
         self.inputs = frozenset(launch.buffers) - launch.written
         self.elements_aligned = 1  # of the access that is being emitted: its place is a multiple of so many elements
@@ -87,10 +93,23 @@ class _ThreadEmitter(KernelEmitter):
     # -- statements
 
     def statement(self, stmt: Stmt) -> None:
-        if isinstance(stmt, Barrier):
-            self._barrier()
-        else:
-            super().statement(stmt)
+        match stmt:
+            case Barrier():
+                self._barrier()
+            case CommitCopies() if self.has_async_copies:
+                self._call("llvm.nvvm.cp.async.commit.group")
+            case AwaitCopies(pending=pending) if self.has_async_copies:
+                self._call("llvm.nvvm.cp.async.wait.group", Value(str(pending), "i32"))
+                self.forget_memory()
+            case CommitCopies() | AwaitCopies():
+                pass
+            case _:
+                super().statement(stmt)
+
+    def _call(self, name: str, *args: Value) -> None:
+        """An instruction without a result."""
+        self.module.declare(name, "void", [arg.type for arg in args])
+        self.b.emit_void(f"call void @{name}({', '.join(map(str, args))})")
 
     def _barrier(self) -> None:
         self.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ["i32"])
@@ -165,7 +184,30 @@ class _ThreadEmitter(KernelEmitter):
         return mask
 
     def _store(self, stmt: Store) -> None:
-        self._store_now(stmt)
+        pieces = None
+        if isinstance(stmt, AsyncStore) and self.has_async_copies and self.mask is None:
+            lane, lanes = (None, 1) if self.lane is None else (self.lane.var, self.lane.lanes)
+            pieces = copy_pieces(stmt, lane, lanes, self.facts, self.depends_on_lane)
+        if pieces is None:
+            self._store_now(stmt)
+            return
+        for piece in pieces:
+            self._copy(piece)
+
+    def _copy(self, piece: CopyPiece) -> None:
+        """A copy that the thread does not wait for. 16 bytes go past the first level of caches, where less may not."""
+        to = self._place_of(piece.buffer, piece.indices, 3)
+        start = self._place_of(piece.load.buffer, piece.load.indices, 1)
+        count = self.b.select(self.value(piece.condition), Value(str(piece.size_bytes), "i32"), Value("0", "i32"))
+        level = "cg" if piece.size_bytes == PIECE_BYTES[-1] else "ca"
+        self._call(f"llvm.nvvm.cp.async.{level}.shared.global.{piece.size_bytes}.s", to, start, count)
+        self.forget_memory()
+
+    def _place_of(self, buffer: Buffer, indices: tuple[Expr, ...], space: int) -> Value:
+        """The address of an element in an address space of its own."""
+        found = self._offset(buffer, indices)
+        pointer = self.pointer_to(buffer, found.shared, found.known)
+        return self.b.emit(f"addrspacecast {pointer} to ptr addrspace({space})", f"ptr addrspace({space})")
 
     # -- values
 

@@ -26,7 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.arith import Facts, prove
-from tc.ir.expr import Buffer, Const, Expr, Load, Select, Var, const, floormod
+from tc.ir.copies import copied
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, floormod
 from tc.ir.launch import has_launch, is_thread_loop, launches_in
 from tc.ir.loop import (
     Alloc,
@@ -169,21 +170,11 @@ def _copying(stmt: Stmt, staged: frozenset[Buffer]) -> Stmt:
     own = frozenset(node.buffer for node in walk_statements(stmt) if isinstance(node, Alloc))
 
     def rewrite(node: Node) -> Node | None:
-        if isinstance(node, Store) and node.buffer in staged and (load := copied(node.value)) is not None and load.buffer not in own:
+        if isinstance(node, Store) and node.buffer in staged and (found := copied(node.value)) is not None and found[1].buffer not in own:
             return AsyncStore(node.buffer, node.indices, node.value, span=node.span)
         return None
 
     return transform(stmt, rewrite, is_statement)
-
-
-def copied(value: Expr) -> Load | None:
-    """The element of global memory that a value is, where it is not zero by a condition; None for what is computed."""
-    match value:
-        case Load(buffer=buffer) if buffer.scope == "global":
-            return value
-        case Select(true_value=inner, false_value=Const(value=zero)) if zero == 0:
-            return copied(inner)
-    return None
 
 
 def _in_stage(stmt: Stmt, staged: dict[Buffer, Buffer], stage: Expr) -> Stmt:
