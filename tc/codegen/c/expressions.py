@@ -258,8 +258,8 @@ class ExpressionWriter:
 
     def _select(self, expr: Select) -> CValue:
         match expr:
-            case Select(condition=Lt(lhs=a, rhs=b), true_value=c, false_value=d) if b is c and a is d and a.dtype in (f32, f64):
-                return self.vectors.apply("larger", [self.value(a), self.value(b)], self.scalars.larger)
+            case Select(condition=Lt(lhs=lhs, rhs=rhs), true_value=c, false_value=d) if rhs is c and lhs is d and lhs.dtype in (f32, f64):
+                return self.vectors.apply("larger", [self.value(lhs), self.value(rhs)], self.scalars.larger)
         condition = self.value(expr.condition)
         if not condition.lanes:
             return self._branched(condition, expr)

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tc
+from benchmarks import zoo
 from tc.errors import UnsupportedError
 from tc.target import Target
 from tests.codegen.c.kernels import needs_compiler
@@ -141,22 +142,10 @@ def test_nodes_that_run_in_python_are_named(tmp_path):
         tc.lower(model_of(nodes, [value("x", [9])], [value("y", ["m"])]), stage="c", target=TARGET).files()
 
 
-ZOO = Path.home() / ".cache" / "tc" / "zoo" / "1"
-OPTIMIZED = "-Wall -Werror"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [SANITIZED, SCALAR, OPTIMIZED], ids=["sanitized", "scalar", "optimized"])
+@pytest.mark.parametrize("flags", [SANITIZED, SCALAR, "-Wall -Werror"], ids=["sanitized", "scalar", "optimized"])
 @pytest.mark.parametrize("name", ["resnet50", "minilm"])
 def test_real_models_run_without_python(name, flags, tmp_path):
-    path = ZOO / f"{name}.onnx"
-    if not path.exists():
-        pytest.skip("python -m benchmarks.zoo prepares the models")
-    rng = np.random.default_rng(0)
-    inputs = {}
-    for each in tc.compile(path, threads=2).inputs:
-        shape = [int(dim) if str(dim).isdigit() else 2 for dim in each.shape]
-        numbers = rng.standard_normal(shape) if str(each.dtype).startswith("f") else rng.integers(0, 2, shape)
-        inputs[each.name] = numbers.astype({"f32": np.float32, "i64": np.int64}[str(each.dtype)])
+    path = str(zoo.path(name))
 
-    compare(path, inputs, export(path, tmp_path, flags))
+    compare(path, zoo.random_inputs(name, np.random.default_rng(0)), export(path, tmp_path, flags))
