@@ -53,6 +53,7 @@ from tc.passes.loop import (
     report_in_order,
     round_once,
     simplify_loops,
+    swizzle_shared,
 )
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
 from tc.schedule.canonical import workload_key
@@ -64,7 +65,8 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once, simplify_loops),
+    *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once),
+    *(simplify_loops, swizzle_shared),
 )
 
 SIMPLIFY = """
@@ -145,9 +147,10 @@ DEVICE_FINISH = """
     mark_in_place,
     check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all
     report_in_order,                # threads that fail at once would report now one of them, now another
+    hold_fragments,                 # the last that knows loops as instructions
     pipeline_loops,                 # buffers are of one iteration now
-    hold_fragments,                 # the last that knows what instructions touch
     distribute_threads,
+    swizzle_shared,
     simplify_loops,
 """
 """Of a scheduled PrimFunc whose loops are bound to the axes of a device, to launches in the form that device code is emitted of."""

@@ -90,6 +90,8 @@ def _in_shared_memory(body: Stmt, nests: frozenset[For]) -> Stmt:
     """Fragments as memory of the block, and the loops of instructions on lanes."""
 
     def visit(node: Node) -> Node | None:
+        if isinstance(node, For) and node.hints.pipeline != 1:  # many barriers are between its copies and their use
+            return replace(node, hints=node.hints.without("pipeline"), body=transform(node.body, visit, is_statement))
         if node in nests:
             return replace(node, kind=LoopKind.BOUND, thread=THREAD_AXES[0], hints=NO_HINTS)
         return None

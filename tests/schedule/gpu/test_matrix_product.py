@@ -205,4 +205,5 @@ def test_the_text_for_cuda_does_the_same(name: str) -> None:
     found, report = run_ptx(case)
 
     np.testing.assert_array_equal(found.astype(np.float64), case.expected)
+    assert report.bank_conflicts("ldmatrix") == 0
     assert report.count("mma.sync.aligned") > 0 and report.count("ldmatrix.sync.aligned.m8n8.x4") > 0

@@ -101,6 +101,9 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
     for copy in copies:
         fetch_tile(schedule, copy, stage, axes)
     _store_tile(schedule, axes, tile)
+    ahead = _stages_at_once(schedule, name, contraction, axes, device)
+    if ahead > 1:
+        schedule.annotate_loop(stage, "pipeline", ahead)
     for loop, intrinsic in calls:  # no other step knows what an instruction touches
         schedule.tensorize(loop, intrinsic)
     return "matrix contraction"
@@ -176,6 +179,16 @@ def _usual_tile(options: list[tuple[int, int, int, int]], sizes: Extents, device
         return sizes.batch * -(-sizes.rows // tile[0]) * -(-sizes.columns // tile[1])
 
     return next((tile for tile in options if blocks(tile) >= device.processors), options[-1])
+
+
+def _stages_at_once(schedule: Schedule, name: str, contraction: Contraction, axes: TiledAxes, device: DeviceFacts) -> int:
+    """Ask how many stages shared memory has at once, copies of all but one being on their way."""
+    if not device.has("cp.async"):
+        return 1
+    sizes = sizes_of(contraction)
+    one = axes.blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes)
+    options = [count for count in (1, 2, 3, 4) if count * one <= device.static_shared_bytes_per_block]
+    return schedule.choose(name, "stages_at_once", options, min(3, max(options)))
 
 
 def _is_symbolic(contraction: Contraction) -> bool:
