@@ -302,7 +302,8 @@ def _accesses(stmt: Stmt) -> Accesses:
     found: list[tuple[Load | Store, Stmt, frozenset[Var]]] = []
     own = frozenset((stmt.var,)) if isinstance(stmt, (For, Let)) else frozenset[Var]()
     if isinstance(stmt, (IntrinsicCall, WarpCall)):
-        return tuple((_tile(operand), stmt, variables(_ANY)) for operand in stmt.operands if isinstance(operand, Load))
+        dims = 1 if isinstance(stmt, WarpCall) else 2
+        return tuple((_tile(operand, dims), stmt, variables(_ANY)) for operand in stmt.operands if isinstance(operand, Load))
     for child in children(stmt):
         if isinstance(child, Expr):
             found += [(load, stmt, frozenset()) for load in _loads(child)]
@@ -314,9 +315,9 @@ def _accesses(stmt: Stmt) -> Accesses:
 _ANY = Var("any", i64)
 
 
-def _tile(first: Load) -> Load:
-    """What a call touches from an element on: rows and columns, of one stage."""
-    return Load(first.buffer, (*first.indices[:-2], *[_ANY] * len(first.indices[-2:])))
+def _tile(first: Load, dims: int) -> Load:
+    """What a call touches from an element on: rows and columns of one stage, or, of a lane, part of a row."""
+    return Load(first.buffer, (*first.indices[:-dims], *[_ANY] * len(first.indices[-dims:])))
 
 
 def _loads(expr: Expr) -> Iterator[Load]:
