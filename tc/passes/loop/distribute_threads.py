@@ -62,8 +62,8 @@ def distribute_threads(func: PrimFunc) -> PrimFunc:
     What is outside of thread loops is run by all threads where it decides what happens (loops, conditions, lets), and else by the first.
     A barrier stands where threads touch what others do, as far as that is not ruled out. Of a block's buffers those of scope "local" become
     each thread's own part; all others become "shared". ScheduleError when a buffer of scope "local" has elements that several threads
-    touch, one of a block has no constant size, a barrier would be needed where not all threads come by, or code outside of launches that
-    decides about one reads memory.
+    touch, one of a block or of a thread has no constant size, a barrier would be needed where not all threads come by, or code outside of
+    launches that decides about one reads memory.
     """
     return replace(func, body=_host(func.body, _Host(func.name, Facts.of(func.facts), report_buffer(func))))
 
@@ -146,6 +146,9 @@ def _launch(launch: For, host: _Host) -> Stmt:
         facts = facts.with_range(threads[axis], const(extents[axis]))
     replica = _Replica(host.name, {axis: (threads[axis], extents[axis]) for axis in axes}, facts)
     done = _own_parts(replica, replica.statement(body, _Active()), facts, host.report)
+    for node in walk_statements(done):
+        if isinstance(node, Alloc) and not all(isinstance(dim, Const) for dim in node.buffer.shape):
+            raise ScheduleError(f"{host.name}: {node.buffer}, which each thread has, is of no constant size")
     for axis in reversed(axes):
         done = For(threads[axis], const(extents[axis]), done, LoopKind.BOUND, axis)
     for buffer in reversed(replica.shared):

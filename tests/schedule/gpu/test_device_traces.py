@@ -8,10 +8,13 @@ import zlib
 import numpy as np
 import pytest
 
+from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.loop import PrimFunc
+from tc.ir.parser import parse_prim_func
 from tc.ir.structural import first_difference
 from tc.ir.verify import verify
+from tc.passes.loop.distribute_threads import distribute_threads
 from tc.schedule.step import Schedule, Trace
 from tc.target import Target
 from tests.schedule.gpu.device_traces import random_device_schedule
@@ -92,3 +95,20 @@ def test_random_launches_run_on_a_device(name: str, opencl: Target) -> None:
 def test_many_random_launches_run_on_a_device(name: str, opencl: Target) -> None:
     for seed in range(200):
         check_on_device(name, seed, opencl)
+
+
+def test_scratch_memory_of_a_thread_has_a_known_size() -> None:
+    func = parse_prim_func(
+        """
+@loops
+def rows(X: f32[4, n], Y: f32[4, n], n: i64):
+    for t in bound(4, 'thread.x'):
+        with alloc(f32[n], scope='global') as row:
+            for i in range(n):
+                row[i] = X[t, n - 1 - i]
+            for j in range(n):
+                Y[t, j] = row[j] + row[n - 1 - j]
+"""
+    )
+    with pytest.raises(ScheduleError, match="which each thread has, is of no constant size"):
+        distribute_threads(func)

@@ -111,7 +111,7 @@ def _short_rows(schedule: Schedule, final: str) -> str:
     if not rows or None in columns or prod(size or 1 for size in columns) > SHORT_ROW:
         raise ScheduleError(f"rows of block {final} are not short")
     schedule.reorder(*rows, *(loop for loop in loops if loop not in rows))
-    thread = bind_all(schedule, rows, THREADS)
+    thread = _bind_threads(schedule, rows)
     for info in reversed(block_infos(schedule.func)):
         if info.name == final:
             continue
@@ -121,6 +121,19 @@ def _short_rows(schedule: Schedule, final: str) -> str:
             raise ScheduleError(f"a thread does not keep what block {info.name} makes")
         schedule.set_scope(block_info(schedule, info.name).written_buffers[0].name, "local")
     return "short rows"
+
+
+def _bind_threads(schedule: Schedule, rows: list[str]) -> str:
+    """A thread for each row; the loop over threads. Rows are numbered as one unless that takes remainders by a symbolic number: what a
+    thread keeps is then found to be one element only where no condition says more of the remainder."""
+    if all(extent_value(schedule, loop) is not None for loop in rows[1:]):
+        return bind_all(schedule, rows, THREADS)
+    if len(rows) > 3:
+        raise ScheduleError("there are more loops over rows than axes of a launch")
+    thread = bind_all(schedule, rows[-1:], THREADS)
+    for loop, axis in zip(reversed(rows[:-1]), ("block.y", "block.z"), strict=False):
+        schedule.bind(loop, axis)
+    return thread
 
 
 def _inline_long_stages(schedule: Schedule, final: str) -> None:
