@@ -18,7 +18,8 @@ class Dialect:
     else structs. `spaces`: scope of a buffer -> qualifier of pointers to its memory; `storage`: that of
     its declaration. `barrier`: the statement that the threads of a block
     wait at. `ids`: axis of a GPU -> its number in this thread. `bits`: f32 or f64 -> the functions from its bits and to them.
-    `infinity`: its name, if it has one.
+    `infinity`: its name, if it has one. `atomics`: the functions
+    that keep and that set bits of a word of global memory.
     `launch_bounds`: what says how many threads a
     block has.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
@@ -44,8 +45,8 @@ class Dialect:
     ids: Mapping[str, str] = field(default_factory=dict)
     bits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     infinity: str = ""
+    atomics: tuple[str, str] = ("", "")
     launch_bounds: str = ""
-    half: tuple[str, str] | None = None
     change_bits: tuple[str, ...] = ()
     has_warps: bool = False
     has_async_copies: bool = False
@@ -104,7 +105,7 @@ OPENCL = Dialect(
     },
     bits={"f32": ("as_float", "as_uint"), "f64": ("as_double", "as_ulong")},
     infinity="INFINITY",
-    half=("vload_half(0, (const half *)&{})", "vstore_half_rte({}, 0, (half *)&{});"),
+    atomics=("atomic_and", "atomic_or"),
     change_bits=(
         "volatile __global uint *word = (volatile __global uint *)((size_t)byte & ~(size_t)3);",
         "const uint up = 8 * (uint)((size_t)byte & 3);",
@@ -124,6 +125,7 @@ CUDA = Dialect(
     alignment="__align__({})",
     storage={"shared": "__shared__"},
     barrier="__syncthreads();",
+    atomics=("atomicAnd", "atomicOr"),
     ids={f"{what}.{axis}": f"{what}Idx.{axis}" for what in ("block", "thread") for axis in "xyz"},
     bits={"f32": ("__uint_as_float", "__float_as_uint"), "f64": ("tc_f64_bits", "tc_bits_f64")},
     change_bits=(

@@ -21,8 +21,11 @@ def packed_load(helpers: Helpers, dtype: DType) -> str:
 
 
 def packed_store(helpers: Helpers, dtype: DType, is_shared: bool) -> str:
-    """The helper that writes element i of packed memory at p. `is_shared`: other threads may write the byte's other elements."""
+    """The helper that writes element i of packed memory at p. `is_shared`: other threads may write the byte's other elements, as they
+    always may on a device."""
     name, kind = f"tc_store_{dtype}{'_atomic' if is_shared else ''}", f"{dtype.name[0]}8"
+    if not helpers.dialect.is_host:
+        return helpers.need(f"tc_store_{dtype}_atomic", lambda: _device_store(helpers, dtype))
     ones, per_byte = 2**dtype.bits - 1, dtype.per_byte
     write = ["    *byte = (u8)((*byte & ~mask) | bits);"]
     if is_shared:
@@ -37,3 +40,19 @@ def packed_store(helpers: Helpers, dtype: DType, is_shared: bool) -> str:
         "}",
     )
     return helpers.need(name, lambda: "\n".join(lines))
+
+
+def _device_store(helpers: Helpers, dtype: DType) -> str:
+    """The same on a device, whose atomic operations are on words: memory begins and ends with whole ones, lowest byte first."""
+    ones, per_word, kind = 2**dtype.bits - 1, 32 // dtype.bits, f"{dtype.name[0]}8"
+    space, volatile = helpers.dialect.space("global"), "volatile " if helpers.dialect.spaces else ""
+    take, put = helpers.dialect.atomics
+    lines = (
+        f"{helpers.dialect.helper} void tc_store_{dtype}_atomic({space}{kind} *p, i64 i, {kind} x) {{",
+        f"    {volatile}{space}u32 *word = ({volatile}{space}u32 *)p + i / {per_word};",
+        f"    const u32 at = (u32)(i % {per_word}) * {dtype.bits};",
+        f"    {take}(word, ~({ones}u << at));",
+        f"    {put}(word, ((u32)x & {ones}u) << at);",
+        "}",
+    )
+    return "\n".join(lines)

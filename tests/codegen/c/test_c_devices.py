@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tc
-from tc.codegen.c.dialect import CUDA
+from tc.codegen.c.dialect import CUDA, OPENCL
 from tc.codegen.c.launch import emit_launches
 from tc.ir.parser import parse_prim_func
 from tc.ops.registry import OPS
@@ -107,3 +107,13 @@ def test_kernels_are_called_after_the_model_and_name_its_nodes():
     assert len(texts) == 2 and all(len(text.splitlines()) < 150 for text in texts)
     assert "/* scores */" in texts[0] and "/* weights */" in texts[1]
     assert "tc_matmul" in texts[0] and "tc_softmax" in texts[1]
+
+
+@pytest.mark.parametrize("dialect", [OPENCL, CUDA], ids=lambda dialect: dialect.name)
+def test_threads_that_write_into_one_byte_do_so_by_atomic_operations(dialect):
+    # It was read, changed and written back, as if no other thread could have changed it meanwhile.
+    (program,) = (each for each in programs(1) if each.name == "cast_i8_u4")
+
+    text = emit_launches(on_device(program), "kernel", dialect)
+
+    assert dialect.atomics[0] and all(f"{name}(word, " in text for name in dialect.atomics)
