@@ -36,18 +36,20 @@ def copy_pieces(
     stmt: AsyncStore, lane: Var | None, lanes: int, facts: Facts, differs: Callable[[Expr], bool]
 ) -> tuple[CopyPiece, ...] | None:
     """A copy of `lanes` elements, the first where `lane` is 0; None where hardware has no such copy. `differs`: whether a value differs
-    between lanes."""
+    between lanes. Where lanes are not side by side each is a piece."""
     found = copied(stmt.value)
     if found is None or stmt.buffer.dtype.bits < 8 or stmt.buffer.scope != "shared" or found[1].buffer.dtype != stmt.buffer.dtype:
         return None
     condition, load = found
+    if any(differs(var) for part in (*stmt.indices, load, condition) for var in variables(part) if var is not lane):
+        return None
     elements = lanes
     for buffer, indices in ((stmt.buffer, stmt.indices), (load.buffer, load.indices)):
         elements = gcd(elements, _aligned(offset_of(buffer, indices, facts), lane, differs))
     size = stmt.buffer.dtype.size_bytes
     while elements > 1 and (elements * size > PIECE_BYTES[-1] or not _is_alike(condition, lane, elements, differs)):
         elements //= 2
-    if elements * size not in PIECE_BYTES or (lane is not None and elements == 1 and _hides_lane(condition, lane, differs)):
+    if elements * size not in PIECE_BYTES:
         return None
     return tuple(_piece(stmt, load, condition, lane, first, elements * size) for first in range(0, lanes, elements))
 
@@ -59,10 +61,10 @@ def _piece(stmt: AsyncStore, load: Load, condition: Expr, lane: Var | None, firs
 
 
 def _aligned(offset: Polynomial, lane: Var | None, differs: Callable[[Expr], bool]) -> int:
-    """A number of elements, at most 16, whose multiple the first lane's offset is, the others being side by side; 0 for other lanes."""
+    """A number of elements, at most 16, whose multiple the first lane's offset is, the others being side by side; 1 for other lanes."""
     rest = dict(offset.terms)
     if lane is not None and (rest.pop((lane,), 0) != 1 or any(differs(atom) for monomial in rest for atom in monomial)):
-        return 0
+        return 1
     return gcd(PIECE_BYTES[-1], offset.constant, *rest.values())
 
 
@@ -84,9 +86,3 @@ def _steps_with(part: Expr, lane: Var, elements: int, differs: Callable[[Expr], 
     if abs(slope) != 1 or any(differs(atom) for monomial in rest for atom in monomial):
         return False
     return all(factor % elements == 0 for factor in rest.values()) and (left.constant + (slope < 0)) % elements == 0
-
-
-def _hides_lane(condition: Expr, lane: Var, differs: Callable[[Expr], bool]) -> bool:
-    """Whether a condition differs between lanes by more than the lane's own number."""
-    return any(differs(var) for var in variables(condition) if var is not lane)
-

@@ -9,8 +9,22 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import FALSE, CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
-from tc.ir.launch import AXES, first_complaint
-from tc.ir.loop import Alloc, AxisKind, Block, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, annotation
+from tc.ir.launch import AXES, first_complaint, is_thread_loop
+from tc.ir.loop import (
+    Alloc,
+    AxisKind,
+    Block,
+    For,
+    If,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Seq,
+    Stmt,
+    Store,
+    annotation,
+    walk_statements,
+)
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, variables
 from tc.schedule.independence import CONCURRENT, check_iterations_apart, check_marked_loops
@@ -386,6 +400,22 @@ def annotate_loop(func: PrimFunc, loop: str, key: str, value: HintValue | str) -
     if key == "transpose" and hints.transpose:
         _check_square(stmt)
     return replace_stmt(func, place, replace(stmt, hints=hints))
+
+
+def pipeline(func: PrimFunc, loop: str, stages: int) -> PrimFunc:
+    """Let the copies to shared memory of the next `stages` - 1 iterations of a loop run while one is computed (see `pipeline_loops`).
+
+    The loop is serial, inside of a launch and around loops over threads. What it computes stays the same: copies run ahead where that is
+    proven to change nothing, once buffers are known to be of one iteration. One stage takes that back.
+    """
+    place = find_loop(func, loop)
+    if place.loop.kind is not LoopKind.SERIAL:
+        raise ScheduleError(f"pipeline: loop {loop} is {place.loop.kind.name.lower()}; stages are of iterations in order")
+    if not any(isinstance(outer, For) and outer.kind is LoopKind.BOUND for outer in place.path):
+        raise ScheduleError(f"pipeline: loop {loop} is not part of a launch")
+    if not any(is_thread_loop(inner) for inner in walk_statements(place.loop.body)):
+        raise ScheduleError(f"pipeline: loop {loop} is not around loops over threads")
+    return annotate_loop(func, loop, "pipeline", stages)
 
 
 def _check_tree(place: Place) -> None:

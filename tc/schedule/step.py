@@ -50,6 +50,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "bind": _bind,
     "loop_partition": loops.loop_partition,
     "annotate_loop": loops.annotate_loop,
+    "pipeline": loops.pipeline,
     "compute_inline": inline.compute_inline,
     "reverse_compute_inline": inline.reverse_compute_inline,
     "compute_at": compute_at.compute_at,
@@ -112,7 +113,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "factor elements at_least tile tile_cost other other_cost".split()
+_NUMBERS = "factor stages elements at_least tile tile_cost other other_cost".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -385,6 +386,9 @@ class Schedule:
 
     def annotate_loop(self, loop: str, key: str, value: Any) -> None:
         self._do("annotate_loop", loop, key, value)
+
+    def pipeline(self, loop: str, stages: int) -> None:
+        self._do("pipeline", loop, stages)
 
     def compute_inline(self, block: str) -> None:
         self._do("compute_inline", block)

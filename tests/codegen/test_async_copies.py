@@ -54,6 +54,8 @@ CASES = {
     "4 bytes": ("f32", 259, WHOLE, 4),
     "zeros behind rows": ("f32", 252, TAIL, 16),
     "zeros behind rows of any length": ("f32", 203, TAIL, 4),
+    "every other element": ("f32", 512, "A[k, t2 * 8 + v * 2]", 4),
+    "rows from the end": ("f32", 256, "A[k, 255 - t2 * 4 - v]", 4),
     "halves": ("f16", 256, WHOLE, 8),
     "halves in pairs": ("f16", 258, WHOLE, 4),
     "halves by themselves": ("f16", 259, WHOLE, None),
