@@ -128,7 +128,19 @@ def _nonzero_factors(poly: Polynomial) -> list[Var]:
         case (FloorDiv(lhs=inner, rhs=Const(value=int(divisor))),) if divisor > 0:
             least = -(poly.constant // coefficient)  # the quotient is at least this
             return _nonzero_factors(polynomial(inner).plus_const(-divisor * least))
-    return [atom for atom in monomial if isinstance(atom, Var)]
+    return list(_factors_of_nonzero(monomial))
+
+
+def _factors_of_nonzero(monomial: Monomial) -> Iterator[Var]:
+    """Variables that cannot be 0 if a product is not: its own, and those of x * y where (x * y + d) // e with 0 <= d < e is a factor."""
+    for atom in monomial:
+        match atom:
+            case Var():
+                yield atom
+            case FloorDiv(lhs=inner, rhs=Const(value=int(divisor))) if divisor > 0:
+                poly = polynomial(inner)
+                if len(poly.terms) == 1 and 0 <= poly.constant < divisor:
+                    yield from _factors_of_nonzero(next(iter(poly.terms)))
 
 
 def _nonnegative_parts(condition: Expr) -> Iterator[Polynomial]:

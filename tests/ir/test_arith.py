@@ -248,3 +248,17 @@ def test_a_number_of_tiles_bounds_what_is_left_of_their_product() -> None:
     assert prove(Lt(v // (tiles * 127), const(3)), facts) is None
     assert prove(Lt(v // (tiles * 127) * 128 + 127, const(512)), facts) is True
     assert prove(Lt(v // tiles, const(508)), Facts().with_bounds(n, 0, None)) is None
+
+
+def test_no_factor_of_a_number_of_tiles_is_zero_where_there_is_one() -> None:
+    n, m, batch, v, t = (Var(name) for name in ("n", "m", "batch", "v", "t"))
+    facts = Facts()
+    for dim in (n, m, batch):
+        facts = facts.with_bounds(dim, 0, None)
+    tiles = (n * m + 255) // 256
+    inside = facts.with_range(v, tiles * batch).with_range(t, const(256))
+
+    assert prove(Lt(const(0), batch * n * m), inside) is True
+    assert prove(Lt(v % tiles * 256 + t, tiles * 256), inside) is True
+    assert prove(Lt(v % tiles * 256 + t, tiles * 256), facts.with_range(t, const(256))) is None
+    assert prove(Lt(const(0), n), facts.with_range(v, (n + 256) // 256)) is None
