@@ -19,14 +19,29 @@ from tc.codegen.llvm.emitter import KernelEmitter
 from tc.codegen.llvm.jit import foreign_assembly
 from tc.codegen.llvm.memory import memory_type
 from tc.codegen.ptx.libm import define_libm
+from tc.codegen.warp_assembly import assembly_of
 from tc.errors import CodegenError
-from tc.ir.expr import Buffer, Const, Expr, MathCall, Var
-from tc.ir.loop import AsyncStore, AwaitCopies, Barrier, CommitCopies, For, PrimFunc, Stmt, Store, in_place_inputs
+from tc.ir.expr import Buffer, Const, Expr, Load, MathCall, Var
+from tc.ir.loop import (
+    AsyncStore,
+    AwaitCopies,
+    Barrier,
+    CommitCopies,
+    For,
+    PrimFunc,
+    Stmt,
+    Store,
+    WarpCall,
+    in_place_inputs,
+)
 from tc.ir.types import product
 from tc.passes.loop.intrinsics import select_intrinsics
 
 ALIGNMENT = 16
 """Bytes at whose multiples buffers of a launch begin: those of the widest access."""
+
+WORD_BYTES = 4
+"""Of a register."""
 
 TRIPLE = "nvptx64-nvidia-cuda"
 _VERSIONS = {"sm_75": 63, "sm_80": 70, "sm_86": 71, "sm_89": 78, "sm_90": 78, "sm_90a": 80}
@@ -103,6 +118,8 @@ class _ThreadEmitter(KernelEmitter):
                 self.forget_memory()
             case CommitCopies() | AwaitCopies():
                 pass
+            case WarpCall():
+                self._warp_call(stmt)
             case _:
                 super().statement(stmt)
 
@@ -110,6 +127,45 @@ class _ThreadEmitter(KernelEmitter):
         """An instruction without a result."""
         self.module.declare(name, "void", [arg.type for arg in args])
         self.b.emit_void(f"call void @{name}({', '.join(map(str, args))})")
+
+    def _warp_call(self, call: WarpCall) -> None:
+        """One piece of assembly, of registers that are loaded from the lane's own memory, and stored there: LLVM makes them values."""
+        assembly = assembly_of(call.name)
+        arguments: list[Value] = []
+        for operand, count in zip(call.operands[:-1], assembly.operands, strict=True):
+            arguments += self._words(operand, count, "i32") if count else [self._shared_address(operand)]
+        kind = "float" if assembly.kind == "f" else "i32"
+        result, constraints = call.operands[-1], [f"={assembly.kind}"] * assembly.results + ["r"] * len(arguments)
+        if assembly.is_update:
+            arguments += self._words(result, assembly.results, kind)
+            constraints += map(str, range(assembly.results))
+        if assembly.has_address:
+            constraints.append("~{memory}")
+        struct = f"{{ {', '.join([kind] * assembly.results)} }}"
+        given = ", ".join(map(str, arguments))
+        text = f'call {struct} asm sideeffect "{assembly.written(lambda k: f"${k}")}", "{",".join(constraints)}"({given}) convergent'
+        made = self.b.emit(text, struct)
+        pointer = self._pointer_of(result)
+        for k in range(assembly.results):
+            part = self.b.emit(f"extractvalue {made}, {k}", kind)
+            self.b.emit_void(f"store {part}, {self._word_at(pointer, k)}, align {WORD_BYTES}")
+        self.forget_memory()
+
+    def _words(self, operand: Load, count: int, kind: str) -> list[Value]:
+        """Registers that follow each other in the lane's memory."""
+        pointer = self._pointer_of(operand)
+        return [self.b.emit(f"load {kind}, {self._word_at(pointer, k)}, align {WORD_BYTES}", kind) for k in range(count)]
+
+    def _word_at(self, pointer: Value, k: int) -> Value:
+        return self.b.emit(f"getelementptr inbounds i32, {pointer}, i64 {k}", "ptr") if k else pointer
+
+    def _pointer_of(self, operand: Load) -> Value:
+        found = self._offset(operand.buffer, operand.indices)
+        return self.pointer_to(operand.buffer, found.shared, found.known)
+
+    def _shared_address(self, operand: Load) -> Value:
+        """Of an element of shared memory, in 32 bits."""
+        return self.b.emit(f"ptrtoint {self._place_of(operand.buffer, operand.indices, 3)} to i32", "i32")
 
     def _barrier(self) -> None:
         self.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ["i32"])

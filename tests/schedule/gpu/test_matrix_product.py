@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from tc.codegen.c.dialect import CUDA
 from tc.codegen.c.launch import emit_launches
 from tc.codegen.launches import launches_of
+from tc.codegen.ptx.emitter import emit_ptx
 from tc.errors import ScheduleError, VerifyError
 from tc.interp import run_prim_func
 from tc.ir.arith import evaluate
@@ -180,11 +183,12 @@ def test_a_lane_that_touches_what_another_one_holds_is_refused() -> None:
 # -- as PTX
 
 
-def run_ptx(case: Product, arch: str = "sm_80") -> tuple[np.ndarray, Report]:
-    target = Target.parse(f"cuda:{arch}@x86-64-v3:cores=1")
-    assert target.device is not None
-    func = finish(apply_rules(case.func, target).func, target.device.features)
-    return run_text(func, ptx_of(emit_launches(func, "kernel", CUDA), arch), case)
+def text_for_cuda(func: PrimFunc) -> str:
+    return ptx_of(emit_launches(func, "kernel", CUDA), "sm_80")
+
+
+def text_as_ptx(func: PrimFunc) -> str:
+    return emit_ptx(func, "kernel", "sm_80")
 
 
 def run_text(func: PrimFunc, text: str, case: Product) -> tuple[np.ndarray, Report]:
@@ -198,12 +202,25 @@ def run_text(func: PrimFunc, text: str, case: Product) -> tuple[np.ndarray, Repo
     return memory[out], run(text, "kernel_0", grid, launch.threads, arguments)
 
 
-@pytest.mark.parametrize("name", ["plain", "odd", "turned right", "turned left", "bytes", "symbolic"])
-def test_the_text_for_cuda_does_the_same(name: str) -> None:
+@pytest.mark.parametrize("write", [text_for_cuda, text_as_ptx])
+@pytest.mark.parametrize("name", ["odd", "turned right", "turned left", "bytes", "symbolic"])
+def test_texts_do_the_same_without_bank_conflicts(name: str, write: Callable[[PrimFunc], str]) -> None:
     case = PRODUCTS[name]
+    func = finish(apply_rules(case.func, DEVICE).func, FEATURES)
 
-    found, report = run_ptx(case)
+    found, report = run_text(func, write(func), case)
 
     np.testing.assert_array_equal(found.astype(np.float64), case.expected)
     assert report.bank_conflicts("ldmatrix") == 0
     assert report.count("mma.sync.aligned") > 0 and report.count("ldmatrix.sync.aligned.m8n8.x4") > 0
+
+
+@pytest.mark.parametrize("write", [text_for_cuda, text_as_ptx])
+def test_a_large_product_keeps_its_sums_in_registers_and_reads_memory_by_wide_copies(write: Callable[[PrimFunc], str]) -> None:
+    func = finish(apply_rules(Product(1024, 1024, 64, f16, result=f16).func, DEVICE).func, FEATURES)
+
+    text = write(func)
+
+    assert ".local" not in text and "ld.global" not in text
+    assert text.count("mma.sync.aligned.m16n8k16") % 32 == 0 and "ldmatrix.sync.aligned.m8n8.x4.trans" in text
+    assert "cp.async.cg.shared.global" in text and "cp.async.ca" not in text

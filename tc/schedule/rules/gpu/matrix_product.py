@@ -14,9 +14,11 @@ from tc.errors import ScheduleError
 from tc.ir.dtype import DType, f32
 from tc.ir.expr import Const, Var
 from tc.ir.intrinsic import INTRINSICS
+from tc.ir.loop import LoopKind
 from tc.ir.nvidia_intrinsics import MMA_OPERANDS, fragment_name, ldmatrix_name, mma_name
 from tc.schedule.analysis import Contraction
 from tc.schedule.cache import narrowed
+from tc.schedule.rules.common import known_product, loops_inside
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
 from tc.schedule.rules.gpu.blocking import Blocking, Extents, innermost, stage_of, tile_of
 from tc.schedule.rules.gpu.product import (
@@ -33,6 +35,7 @@ from tc.schedule.rules.gpu.product import (
     tile_contraction,
 )
 from tc.schedule.step import Schedule
+from tc.schedule.tree import find_loop
 from tc.target import Target
 from tc.target.device import DeviceFacts
 
@@ -100,6 +103,7 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
         calls.append(_load_fragment(schedule, fragment, step, f"{side}.{turned}", instruction))
     for copy in copies:
         fetch_tile(schedule, copy, stage, axes)
+        _unroll_fetch(schedule, copy, stage)
     _store_tile(schedule, axes, tile)
     ahead = _stages_at_once(schedule, name, contraction, axes, device)
     if ahead > 1:
@@ -217,6 +221,18 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes, instruct
     if order != names:
         schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(order)}")
     return "n" if ends_in_depth == is_left else "t"
+
+
+MOST_UNROLLED = 16
+"""Vectors that a lane fetches of a stage in loops that are unrolled."""
+
+
+def _unroll_fetch(schedule: Schedule, copy: str, stage: str) -> None:
+    """Let each lane's vectors of a stage have addresses of their own, unless these are many."""
+    loops = [loop for loop in loops_inside(schedule, copy, stage) if find_loop(schedule.func, loop).loop.kind is LoopKind.SERIAL]
+    if (known_product(schedule, loops) or MOST_UNROLLED + 1) <= MOST_UNROLLED:
+        for loop in loops:
+            schedule.unroll(loop)
 
 
 def _load_fragment(schedule: Schedule, fragment: str, step: str, role: str, instruction: MatrixInstruction) -> Call:
