@@ -386,15 +386,15 @@ def bind_blocks(
     schedule.reorder(*order)
     tile = FinalTile(inner[False], inner[True], lane if vector else None)
     if apart:
-        grid = [loops for loops in (outer[False], outer[True], batch) if loops]
-        for place, axis in zip([schedule.fuse(*loops) for loops in grid], "xyz", strict=False):
-            schedule.bind(place, f"block.{axis}")
+        grid = [along for along in (outer[False], outer[True], batch) if along]
+        for place, letter in zip([schedule.fuse(*along) for along in grid], "xyz", strict=False):
+            schedule.bind(place, f"block.{letter}")
         return [loop for loop in schedule.loops_of(final) if find_loop(schedule.func, loop).loop.thread][-1], tile
     return _bind_grid(schedule, [*batch, *outer[False]], outer[True]), tile
 
 
 def _bind_grid(schedule: Schedule, rows: list[str], columns: list[str]) -> str:
-    """Tiles of columns along x, of rows and all others along y; all of them along x where they may be too many for that."""
+    """A block for each tile, all of them along x, the only axis that takes any number; neighbours share rows."""
     fused = schedule.fuse(*rows, *columns)
     schedule.bind(fused, "block.x")
     return fused
