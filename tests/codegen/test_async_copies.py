@@ -11,14 +11,16 @@ from tc.codegen.c.dialect import CUDA
 from tc.codegen.c.launch import emit_launches
 from tc.codegen.launches import launches_of
 from tc.codegen.ptx.emitter import emit_ptx
+from tc.compiler import run_stages
 from tc.interp import run_prim_func
 from tc.ir.arith import evaluate
 from tc.ir.loop import PrimFunc
-from tc.ir.parser import parse_prim_func
+from tc.ir.parser import parse_module, parse_prim_func
 from tc.ir.printer import print_ir
 from tc.passes.loop.distribute_threads import distribute_threads
 from tc.passes.loop.pipeline_loops import pipeline_loops
 from tc.passes.loop.simplify_loops import simplify_loops
+from tc.target import Target
 from tests.codegen.c.devices import OpenClPrograms, opencl_context
 from tests.ptx.errors import KernelFault
 from tests.ptx.launch import run
@@ -149,3 +151,25 @@ def test_devices_of_opencl_store_at_once() -> None:
     (found,) = OpenClPrograms([func], *opencl_context()).run(func, [array], [N])
 
     np.testing.assert_array_equal(found, run_prim_func(func, [array], [N])[0])
+
+
+def product(k: str) -> PrimFunc:
+    """The kernel of a product by the rules for a device that copies asynchronously."""
+    text = f"@graph\ndef main(x: f32[40, {k}], y: f32[{k}, 36]):\n    r: f32[40, 36] = matmul(x, y)\n    return r\n"
+    (made,) = run_stages(parse_module(text), Target.parse("cuda:sm_80@x86-64-v3")).kernels.values()
+    return made.final
+
+
+@pytest.mark.parametrize("k", [96, "n"])
+def test_products_copy_the_next_stages_while_one_is_multiplied(k: int | str) -> None:
+    func, size = product(str(k)), 70 if k == "n" else k
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((40, size), (size, 36))]
+    (launch,) = launches_of(func)
+
+    for name, text in texts(func).items():
+        result = np.zeros((40, 36), np.float32)
+        grid = tuple(int(evaluate(extent, dict.fromkeys(func.dims, size))) for extent in launch.grid)
+        run(text, "f_0", grid, launch.threads, [*arrays, result, *([size] if k == "n" else [])])
+        assert "cp.async.cg.shared.global" in text and text.count("cp.async.wait_group") >= 2, name
+        np.testing.assert_allclose(result, arrays[0].astype(np.float64) @ arrays[1], rtol=1e-5, atol=1e-5)

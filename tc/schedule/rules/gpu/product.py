@@ -39,7 +39,7 @@ from tc.schedule.rules.tile import cut_vectors
 from tc.schedule.step import Schedule
 from tc.schedule.tree import facts_at, find_loop
 from tc.target import Target
-from tc.target.device import DeviceFacts
+from tc.target.device import DeviceFacts, occupancy
 
 LEAST_ROWS = 4
 """Rows and columns that a product must have at least to be tiled: with fewer an operand is used a few times only, and the other decides."""
@@ -49,6 +49,13 @@ LEAST_PART_TERMS = 256
 
 PADDING_BYTES = 16
 """Between rows of a copy that is turned as it is made: a vector, so that rows begin at multiples of one."""
+
+ENOUGH_THREADS = 512
+"""Threads of a processor that hide what each waits for in registers and shared memory, if not in global memory: 4 warps a scheduler."""
+
+STAGES, USUAL_STAGES = (1, 2, 3, 4), 3
+"""How many stages of a sum are in shared memory at once: copies of all but one are on their way. More than three hide no more of the way
+to memory unless a stage is very short."""
 
 VECTOR_BYTES = 16
 """What a thread moves at once at most."""
@@ -217,7 +224,22 @@ def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], d
     for copy in copies:
         fetch_tile(schedule, copy, stage, axes)
     _store_tile(schedule, axes, tile)
+    _copy_ahead(schedule, contraction, stage, axes.blocking, device)
     return "contraction"
+
+
+def _copy_ahead(schedule: Schedule, contraction: Contraction, stage: str, blocking: Blocking, device: DeviceFacts) -> None:
+    """Let the operands of the next stages be copied while one is multiplied, where a processor then still has warps to choose from."""
+    sizes = sizes_of(contraction)
+    shared, registers = blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes), blocking.registers(sizes.sum_bytes)
+    most = STAGES if device.has("cp.async") else STAGES[:1]
+    options = [count for count in most if count * shared <= device.static_shared_bytes_per_block]
+    resident = {count: occupancy(blocking.threads, registers, count * shared, device) * blocking.threads for count in options}
+    free = [count for count in options if resident[count] >= min(resident[1], ENOUGH_THREADS)]
+    usual = max((count for count in free if count <= USUAL_STAGES), default=1)
+    count = schedule.choose(contraction.info.name, "stages", options, usual)
+    if count > 1:
+        schedule.pipeline(stage, count)
 
 
 def _axes(schedule: Schedule, contraction: Contraction, device: DeviceFacts) -> TiledAxes:
