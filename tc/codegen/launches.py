@@ -18,6 +18,12 @@ from tc.ir.uses import buffers_read, buffers_written, unbound, variables
 
 AXES = ("x", "y", "z")
 
+SHARED_ALIGNMENT = 16
+"""Bytes at whose multiples shared buffers begin: those of the widest access."""
+
+MOST_STATIC_SHARED_BYTES = 48 << 10
+"""Of a CUDA function. Source: CUDA C++ Programming Guide, compute capabilities."""
+
 MAX_GRID = (2**31 - 1, 65535, 65535)
 """Blocks along each axis that every device takes. Source: CUDA C++ Programming Guide, table of technical specifications."""
 
@@ -42,8 +48,23 @@ class DeviceLaunch:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of a block's shared buffers."""
-        return sum(buffer.dtype.bytes_of(int(size.value)) for buffer in self.shared if isinstance(size := product(buffer.shape), Const))
+        """Bytes of a block's shared buffers, each beginning at a multiple of SHARED_ALIGNMENT."""
+        return sum(map(_rounded_bytes, self.shared))
+
+    @property
+    def asks_for_shared(self) -> bool:
+        """Whether a CUDA launch asks for its shared memory: there is more than a function may have by itself."""
+        return self.shared_bytes > MOST_STATIC_SHARED_BYTES
+
+    def shared_offset(self, buffer: Buffer) -> int:
+        """Where a shared buffer begins, in bytes, among those of the block."""
+        return sum(map(_rounded_bytes, self.shared[: self.shared.index(buffer)]))
+
+
+def _rounded_bytes(buffer: Buffer) -> int:
+    size = product(buffer.shape)
+    count = buffer.dtype.bytes_of(int(size.value)) if isinstance(size, Const) else 0
+    return -(-count // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
 def launches_of(func: PrimFunc) -> tuple[DeviceLaunch, ...]:

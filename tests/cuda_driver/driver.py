@@ -68,7 +68,10 @@ _LAUNCH = ctypes.CFUNCTYPE(
 class FakeDriver:
     """The driver in this process. `kernels`: what runs, by the names of functions; others are left to `run_image`."""
 
+    latest: FakeDriver | None = None
+
     def __init__(self) -> None:
+        FakeDriver.latest = self
         self.library = library = ctypes.CDLL("libcuda.so.1")
         for name in ("fake_log", "fake_complaints"):
             getattr(library, name).restype = ctypes.c_char_p
@@ -141,5 +144,6 @@ def main(scenarios: Mapping[str, object]) -> None:
             print(f"{name}: good", flush=True)
         except BaseException:
             failed += 1
-            print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
+            said = FakeDriver.latest.complaints[-1:] if FakeDriver.latest else ""
+            print(f"{name}: failed\n{traceback.format_exc()}\n{''.join(said)}", flush=True)
     sys.exit(1 if failed else 0)

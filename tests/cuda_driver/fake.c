@@ -417,7 +417,7 @@ CUresult cuModuleGetFunction(Function **function, Module *module, const char *na
 static u64 static_shared(Function *f) { /* of arrays declared in the function or before it: the sum, by their texts */
     u64 total = 0;
     for (char *at = f->module->image; (at = strstr(at, ".shared ")); at += 8) {
-        char *line = at;
+        char *line = at; /* memory that launches ask for has no size */
         while (line > f->module->image && line[-1] != '\n') line--;
         char *end = strchr(at, ';'), *open = strchr(at, '[');
         if (memmem(line, at - line, ".extern", 7) || memmem(line, at - line, "ld", 2) || memmem(line, at - line, "st", 2)) continue;

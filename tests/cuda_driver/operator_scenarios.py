@@ -16,10 +16,25 @@ from tc.codegen.backends import backend_of
 from tc.codegen.cuda.device import open_device
 from tc.codegen.kernels import schedule_kernel
 from tc.ir.dtype import from_numpy, pack, unpack
+from tc.ir.parser import parse_prim_func
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.target import Target
 
+LARGE = """
+@loops
+def f(A: f32[n, 64], B: f32[n, 64], n: i64):
+    outputs(1)
+    promise(n, 0, None, 1)
+    for b in bound(n, 'block.x'):
+        with alloc(f32[20000], scope='shared') as S:
+            with alloc(f32[64], scope='shared') as T:
+                for t in bound(64, 'thread.x'):
+                    S[t * 300] = A[b, t]
+                    T[t] = A[b, t] + 1.0
+                    barrier()
+                    B[b, t] = S[(63 - t) * 300] * T[t]
+"""
 TOLERANCES = {2: 1e-2, 4: 1e-5, 8: 1e-6}
 PTX, CUDA_C = (Target.parse(f"cuda:sm_80{more}") for more in (",features=+ptx", ""))
 fake = FakeDriver()
@@ -99,6 +114,21 @@ def cuda_c_through_nvcc_equals_the_reference():
             check(kernel, arrays, expected, CUDA_C)
 
     assert len(seen) > 2, seen
+
+
+def a_block_with_more_shared_memory_than_a_function_may_declare_runs_by_both_emitters_and_nvcc():
+    func, x = parse_prim_func(LARGE), np.random.default_rng(0).random((3, 64), np.float32)
+    for target in (PTX, CUDA_C):
+        backend = backend_of(target)
+        library = backend.load(backend.make([backend.emit(func, "large", target)], True, target), target)
+        queue, a, b = device.new_queue(), device.allocate(x.nbytes), device.allocate(x.nbytes)
+        queue.upload(a.address, x)
+        fake.clear()
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(library.address("large"))(a.address, b.address, 3, queue.address)
+        found = device.read(queue, b.address, x.nbytes).view(np.float32).reshape(x.shape)
+
+        assert any("shared 80256 " in line for line in fake.log) and not fake.complaints, (fake.log, fake.complaints)
+        np.testing.assert_allclose(found, x[:, ::-1] * (x + 1), rtol=1e-6)
 
 
 def elements_that_share_bytes_are_all_written():

@@ -235,6 +235,8 @@ class Coder:
             return self.address_constant(found, offset, TYPES["s64"])
         width = TYPES["u64"] if isinstance(found, Register) and found.bits == 64 else TYPES["u32"]
         read = self.source(base, width)
+        if width.bits == 32:  # such addresses wrap
+            return lambda m, active: (read(m, active).astype(np.int64) + offset) & 0xFFFFFFFF
         return lambda m, active: read(m, active).astype(np.int64) + offset
 
     def base_symbol(self, i: int) -> Symbol | None:

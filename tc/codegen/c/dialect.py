@@ -22,6 +22,7 @@ class Dialect:
     that keep and that set bits of a word of global memory.
     `launch_bounds`: what says how many threads a
     block has.
+    `asked_shared`: qualifiers of the shared memory that a launch asks for; "" where functions declare any amount.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `has_warps`: it takes PTX, of the instructions of warps.
     `has_async_copies`: copies to shared memory go on while a thread does something else.
@@ -50,6 +51,7 @@ class Dialect:
     change_bits: tuple[str, ...] = ()
     has_warps: bool = False
     has_async_copies: bool = False
+    asked_shared: str = ""
     options: tuple[str, ...] = ()
 
     @property
@@ -124,6 +126,7 @@ CUDA = Dialect(
     restrict="__restrict__",
     alignment="__align__({})",
     storage={"shared": "__shared__"},
+    asked_shared="extern __shared__",
     barrier="__syncthreads();",
     atomics=("atomicAnd", "atomicOr"),
     ids={f"{what}.{axis}": f"{what}Idx.{axis}" for what in ("block", "thread") for axis in "xyz"},

@@ -16,7 +16,7 @@ from tc.codegen.c.host import unit_text
 from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
 from tc.codegen.c.warps import pointer_types, warp_function
-from tc.codegen.launches import AXES, DeviceLaunch, launches_of
+from tc.codegen.launches import AXES, SHARED_ALIGNMENT, DeviceLaunch, launches_of
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const
@@ -68,6 +68,10 @@ def _sizes(launch: DeviceLaunch) -> str:
     return f"{grid} blocks of {threads} threads"
 
 
+_ASKED = "tc_shared"
+"""The shared memory that a launch asks for."""
+
+
 class _LaunchWriter(StatementWriter):
     """One thread's program."""
 
@@ -95,6 +99,8 @@ class _LaunchWriter(StatementWriter):
     def shared_memory(self) -> None:
         """Where all threads of the block see it: OpenCL wants it at the beginning of the function."""
         read = buffers_read(self.launch.body)
+        if self.asks_for_shared:
+            self.line(f"{self.dialect.asked_shared} {self.dialect.alignment.format(SHARED_ALIGNMENT)} u8 {_ASKED}[];")
         for buffer in self.launch.shared:
             if buffer in read:
                 self.allocate(buffer)
@@ -105,7 +111,14 @@ class _LaunchWriter(StatementWriter):
         if buffer not in self.scope.buffers:
             super().allocate(buffer)
 
+    @property
+    def asks_for_shared(self) -> bool:
+        return bool(self.dialect.asked_shared) and self.launch.asks_for_shared
+
     def declaration(self, buffer: Buffer, name: str, size: int) -> str:
+        if buffer.scope == "shared" and self.asks_for_shared:
+            kind = self.element_type(buffer)
+            return f"{kind} *const {name} = ({kind} *)({_ASKED} + {self.launch.shared_offset(buffer)});"
         is_packed = buffer.dtype.size_bytes < 4 and size * buffer.dtype.size_bytes % 4 == 0  # registers of several elements
         is_wide = buffer.scope == "shared" or size * buffer.dtype.size_bytes >= 16 or is_packed
         aligned = f"{self.dialect.alignment.format(16)} " if is_wide else ""

@@ -330,7 +330,7 @@ class CudaDevice:
         function = self._of(driver.cuModuleGetFunction(module, name.encode()), f"finding {name}")
         own = int(self._of(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), f"asking {name}"))
         most = self.facts.max_shared_bytes_per_block
-        asked = 0 if own >= shared_bytes else shared_bytes
+        asked = 0 if own else shared_bytes  # either all is declared or all is asked for
         if own + asked > most:
             raise LimitError(f"{name} needs {own + asked} bytes of shared memory for a block; {self.name} has {most}")
         if own + asked > self.facts.static_shared_bytes_per_block:

@@ -48,6 +48,7 @@ _VERSIONS = {"sm_75": 63, "sm_80": 70, "sm_86": 71, "sm_89": 78, "sm_90": 78, "s
 _NEWEST = 80
 """PTX versions (times 10) that know the architectures. Source: PTX ISA, release notes."""
 
+_ASKED = "tc_shared"
 _REGISTERS = {"block": "ctaid", "thread": "tid"}
 
 
@@ -201,12 +202,23 @@ class _ThreadEmitter(KernelEmitter):
         if buffer.scope != "shared":
             self.state.pointers[buffer] = self.b.alloca(element, count, ALIGNMENT, "local")
             return
+        if self.launch.asks_for_shared:
+            self.state.pointers[buffer] = self._asked_for(self.launch.shared_offset(buffer))
+            return
         name = f"{self.symbol}_shared{self.num_shared}"
         self.num_shared += 1
         self.module.declarations[name] = f"@{name} = internal addrspace(3) global [{count} x {element}] poison, align {ALIGNMENT}"
         place = self.b.name("shared")
         self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(3) @{name} to ptr")
         self.state.pointers[buffer] = Value(place, "ptr")
+
+    def _asked_for(self, offset: int) -> Value:
+        """A place in the shared memory that the launch asks for."""
+        self.module.declarations[_ASKED] = f"@{_ASKED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
+        place, start = self.b.name("shared"), self.b.name("shared")
+        self.b.entry.append(f"  {start} = getelementptr i8, ptr addrspace(3) @{_ASKED}, i64 {offset}")
+        self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(3) {start} to ptr")
+        return Value(place, "ptr")
 
     # -- accesses
 
