@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 from cuda_driver.driver import FakeDriver, main
 from cuda_driver.interpreted import runs_in
+from onnx import TensorProto, helper, numpy_helper
 
 import tc
 from tc.codegen.cuda.device import open_device
@@ -35,6 +36,7 @@ def main(x: f32[n]):
     z: f32[n] = mul(y, y)
     return y, z
 """
+F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 fake = FakeDriver()
 fake.run_image = runs_in(fake)
 device = open_device(0)
@@ -246,6 +248,66 @@ def wrong_arrays_are_refused_in_words():
     out = [on_device(x), on_device(np.zeros(4, np.float32))]
     assert "f32[4], but must be f32[3]" in raised(InputError, module, on_device(x), b, out=out)
     assert_sums(module(x, y), x, y)
+
+
+def onnx_model(nodes, inputs, outputs, initializers=()):
+    values = [[helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in some] for some in (inputs, outputs)]
+    graph = helper.make_graph(nodes, "g", *values, list(initializers))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def an_index_out_of_range_is_the_same_error_as_on_the_host():
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"], name="pick")]
+    model = onnx_model(nodes, [("x", F32, ["n", 4]), ("i", I64, ["k"])], [("y", F32, ["k", 4])])
+    x, host = np.arange(12, dtype=np.float32).reshape(3, 4), tc.compile(model)
+    module = tc.compile(model, target=PTX)
+    wrong = np.array([2, 7, -1])
+
+    assert np.array_equal(module(x, np.array([2, -3])), x[[2, 0]])
+    assert raised(InputError, module, x, wrong) == raised(InputError, host, x, wrong)
+    assert np.array_equal(module(x, np.array([1])), x[[1]])
+    assert np.array_equal(fetched(module(on_device(x), on_device(np.array([2, -3])))), x[[2, 0]])
+    assert "7" in raised(InputError, module, on_device(x), on_device(wrong)) and not fake.complaints
+
+
+def results_whose_sizes_data_decide_stay_on_the_device():
+    nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Add", ["i", "i"], ["y"])]
+    module = tc.compile(onnx_model(nodes, [("x", F32, [3, 4])], [("y", I64, [2, None])]), target=PTX)
+    before = fake.library.fake_in_use()
+
+    for seed in range(3):
+        x = (np.random.default_rng(seed).random((3, 4)) > 0.5).astype(np.float32)
+        assert np.array_equal(module(x), 2 * np.array(np.nonzero(x)))
+        assert np.array_equal(fetched(module(on_device(x))), 2 * np.array(np.nonzero(x)))
+    assert np.array_equal(module(np.zeros((3, 4), np.float32)), np.zeros((2, 0)))
+    module.trim()
+
+    assert fake.library.fake_in_use() <= before and not fake.complaints
+
+
+def branches_and_loops_ask_the_device():
+    steps = [("Add", ["v", "v"], ["w"], {}), ("ReduceMax", ["w"], ["m"], {"keepdims": 0}), ("Less", ["m", "limit"], ["go"], {})]
+    body = helper.make_graph(
+        [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps],
+        "body", [helper.make_tensor_value_info(*each) for each in (("k", I64, []), ("c", BOOL, []), ("v", F32, [5]))],
+        [helper.make_tensor_value_info(*each) for each in (("go", BOOL, []), ("w", F32, [5]))],
+    )  # fmt: skip
+    limit, yes, most = (numpy_helper.from_array(np.array(v), n) for v, n in ((np.float32(100), "limit"), (True, "yes"), (50, "most")))
+    nodes = [helper.make_node("Loop", ["most", "yes", "x"], ["y"], body=body)]
+    module = tc.compile(onnx_model(nodes, [("x", F32, [5])], [("y", F32, [5])], (limit, yes, most)), target=PTX)
+    x = np.arange(5, dtype=np.float32)
+
+    assert np.array_equal(module(x), x * 32) and not fake.complaints
+
+
+def nodes_on_reference_kernels_get_what_the_device_has():
+    nodes = [helper.make_node("Add", ["x", "x"], ["a"]), helper.make_node("Det", ["a"], ["d"]), helper.make_node("Neg", ["d"], ["y"])]
+    module = tc.compile(onnx_model(nodes, [("x", F32, [3, 3])], [("y", F32, [])]), target=PTX)
+    x = np.random.default_rng(0).random((3, 3), np.float32)
+
+    np.testing.assert_allclose(module(x), -np.linalg.det(2 * x), rtol=1e-5)
+    np.testing.assert_allclose(fetched(module(on_device(x))), -np.linalg.det(2 * x), rtol=1e-5)
+    assert not fake.complaints
 
 
 def strided_arrays_are_refused_or_made_dense():
