@@ -43,6 +43,7 @@ MODELS = {
     "softmax": "(x: f32[6, 33]):\n    r: f32[6, 33] = softmax(x, axis=-1)",
     "products": "(x: f32[20, 24], y: f32[24, 36]):\n    r: f32[20, 36] = matmul(x, y)",
     "halves": "(x: f16[20, 24], y: f16[24, 36]):\n    r: f16[20, 36] = matmul(x, y)",
+    "fragments": "(x: f16[64, 64], y: f16[64, 64]):\n    r: f16[64, 64] = matmul(x, y)",
     "transposed": "(x: f32[n, 40]):\n    r: f32[40, n] = transpose(x, perm=(1, 0))",
     "bytes": "(x: i8[n, 40]):\n    r: i8[n, 40] = add(x, x)",
 }
@@ -126,6 +127,13 @@ def test_aligned_vectors_are_one_access_and_barriers_are_kept() -> None:
     assert "ld.shared.v4" in text and "st.shared.v4" in text
     assert text.count("bar.sync") == 1 and ".reqntid 16, 1, 1" in text
     np.testing.assert_allclose(found, x.reshape(3, 16, 4)[:, ::-1].reshape(3, 64) * 2 + x, rtol=1e-6)
+
+
+def test_products_of_halves_are_instructions_of_warps() -> None:
+    text = emit_ptx(finished("fragments"), "f", "sm_80")
+
+    assert "mma.sync.aligned.m16n8k16" in text and "ldmatrix.sync.aligned" in text
+    assert ".local" not in text  # fragments are registers
 
 
 def test_vectors_at_unknown_places_are_read_one_by_one() -> None:
