@@ -44,7 +44,7 @@ WORD_BYTES = 4
 """Of a register."""
 
 TRIPLE = "nvptx64-nvidia-cuda"
-_VERSIONS = {"sm_75": 63, "sm_80": 70, "sm_86": 71, "sm_89": 78, "sm_90": 78, "sm_90a": 80}
+_VERSIONS = {"sm_75": 70, "sm_80": 70, "sm_86": 71, "sm_89": 78, "sm_90": 78, "sm_90a": 80}
 _NEWEST = 80
 """PTX versions (times 10) that know the architectures. Source: PTX ISA, release notes."""
 
