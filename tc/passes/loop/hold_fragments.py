@@ -45,7 +45,7 @@ def hold_fragments(func: PrimFunc, *, features: tuple[str, ...] = ()) -> PrimFun
     if any(call is None or not call.intrinsic.is_there(features) or _kind(call.intrinsic) not in _HELD for call in calls.values()):
         return replace(func, body=_in_shared_memory(func.body, frozenset(calls)))
     known = {nest: call for nest, call in calls.items() if call is not None}
-    homes = {alloc.buffer: _home(func.name, alloc.buffer, known.values()) for alloc in allocs}
+    homes = {alloc.buffer: _home(func.name, alloc.buffer, tuple(known.values())) for alloc in allocs}
     return replace(func, body=_Holder(func.name, known, homes).statement(func.body, _Around(Facts.of(func.facts))))
 
 
