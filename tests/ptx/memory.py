@@ -111,7 +111,8 @@ class Heap:
         i = np.searchsorted(self.starts, offset, "right") - 1
         held = (i >= 0) & (offset < self.ends[i]) & (offset + size <= -(-self.ends[i] // 4) * 4)
         if not held.all():
-            return self.check(address, size, True)
+            at = int(np.flatnonzero(~held)[0])
+            raise OutOfBounds(self.complain(int(address[at]), size), at)
         check_aligned(address, size, "global")
         return offset
 
