@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from tc.codegen.c.dialect import C, Dialect
 from tc.codegen.c.expressions import Scope
 from tc.codegen.c.helpers import Helpers, without_unused
-from tc.codegen.c.scalars import CValue
+from tc.codegen.c.scalars import PRODUCT, CValue
 from tc.codegen.c.statements import StatementWriter
 from tc.codegen.loops import parallel_nest
 from tc.ir.arith import Facts
@@ -122,7 +122,7 @@ class HostWriter(StatementWriter):
         self.helpers.need("tc_parallel_for", lambda: PARALLEL_FOR)
         self._write_loop(name, nest, sizes, carried)
         arguments = ", ".join(target for target, _ in carried)
-        count = " * ".join(extent.at(13) for extent in extents)
+        count = " * ".join(extent.at(PRODUCT + (k > 0)) for k, extent in enumerate(extents))
         with self.block("{"):
             self.line(f"struct {name} context = {{{arguments or '0'}}};")
             self.line(f"tc_parallel_for({name}, &context, {count}, {loop.hints.grain}, max_threads);")

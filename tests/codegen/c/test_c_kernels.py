@@ -167,3 +167,25 @@ def test_text(path, update_golden):
 
     assert len(found.splitlines()) < 150
     check_text(path, f"{text}{DASHES}\n{found}", update_golden)
+
+
+@needs_compiler
+@pytest.mark.parametrize("n, m", [(1, 1), (5, 9), (2, 0), (5, 7)])
+def test_parallel_loops_over_quotients_run_as_often_as_they_say(n: int, m: int, tmp_path: Path) -> None:
+    func = parse_prim_func("""
+@loops
+def tiles(A: f32[n, m], B: f32[n, m], n: i64, m: i64):
+    outputs(1)
+    promise(n, 0, None, 1)
+    promise(m, 0, None, 1)
+    for i in parallel(n):
+        for j in parallel((m + 5) // 6):
+            for k in range(6):
+                if j * 6 + k < m:
+                    B[i, j * 6 + k] = A[i, j * 6 + k] * 2.0
+""")
+    a = np.arange(n * m, dtype=np.float32).reshape(n, m)
+
+    (found,) = CLibrary([func], tmp_path).run(func, [a], (n, m))
+
+    assert np.array_equal(found, a * 2)
