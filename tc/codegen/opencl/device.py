@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import weakref
 from typing import Any
 
@@ -94,6 +95,7 @@ class OpenClDevice:
         self.name = f"{device.name.strip()} ({device.platform.name.strip()})"
         if not _has_shared_memory(device):
             raise DeviceError(f"{self.name} has no shared virtual memory (OpenCL 2.0), which tc needs")
+        self._options = own_options(device)
         self._pid = os.getpid()
         self.context = cl.Context([device])
         self._driver = ctypes.CDLL(cl._cl.__file__)
@@ -135,10 +137,20 @@ class OpenClDevice:
         import pyopencl as cl
 
         try:
-            program = cl.Program(self.context, image.text).build(options=image.options.split(), devices=[self.device])
+            program = cl.Program(self.context, image.text).build(options=[*image.options.split(), *self._options], devices=[self.device])
         except cl.RuntimeError as error:
             raise CodegenError(f"{self.name} refuses a kernel: {error}") from None
         return [cl.Kernel(program, name) for name in image.functions]
+
+
+def own_options(device: Any) -> tuple[str, ...]:
+    """What the compiler of a device is to be told beside what the text asks for.
+
+    The optimizer of PoCL before version 4 takes arrays of one thread for those of all where it vectorizes over the threads of a block:
+    wrong numbers, found on matrices staged by masked vectors. Kernels take hardly longer without it.
+    """
+    found = re.search(r"PoCL (\d+)", device.platform.version)
+    return ("-cl-opt-disable",) if found is not None and int(found[1]) < 4 else ()
 
 
 def _has_shared_memory(device: Any) -> bool:

@@ -15,6 +15,7 @@ from tc.codegen.c.helpers import Helpers
 from tc.codegen.c.host import unit_text
 from tc.codegen.c.launch import write_launch
 from tc.codegen.launches import launches_of
+from tc.codegen.opencl.device import own_options
 from tc.ir.arith import evaluate
 from tc.ir.dtype import pack, tensor_memory, unpack
 from tc.ir.expr import Var
@@ -44,7 +45,7 @@ class OpenClPrograms:
         self.launches = {id(func): [(launch, f"k{n}_{launch.index}") for launch in launches_of(func)] for n, func in enumerate(funcs)}
         texts = [write_launch(helpers, func, launch, name) for func in funcs for launch, name in self.launches[id(func)]]
         self.text = unit_text(helpers, texts)
-        self.program = cl.Program(context, self.text).build(options=list(OPENCL.options))
+        self.program = cl.Program(context, self.text).build(options=[*OPENCL.options, *own_options(context.devices[0])])
 
     def run(self, func: PrimFunc, arrays: Sequence[np.ndarray], dims: Sequence[int] = ()) -> list[np.ndarray]:
         """The outputs, and workspaces."""

@@ -27,6 +27,7 @@ from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tc.te import compute, create_prim_func, placeholder, reduce
+from tests.codegen.c.devices import OpenClPrograms, opencl_context
 from tests.ptx.launch import Report, run
 from tests.ptx.nvcc import ptx_of
 from tests.schedule.gpu.launches import DEVICE
@@ -224,3 +225,15 @@ def test_a_large_product_keeps_its_sums_in_registers_and_reads_memory_by_wide_co
     assert ".local" not in text and "ld.global" not in text
     assert text.count("mma.sync.aligned.m16n8k16") % 32 == 0 and "ldmatrix.sync.aligned.m8n8.x4.trans" in text
     assert "cp.async.cg.shared.global" in text and "cp.async.ca" not in text
+
+
+def test_products_run_on_an_opencl_device_which_has_no_matrix_instructions() -> None:
+    context, queue = opencl_context()
+    names = ("plain", "odd", "turned left", "bytes", "symbolic")
+    funcs = [finish(apply_rules(PRODUCTS[name].func, DEVICE).func, ()) for name in names]
+
+    programs = OpenClPrograms(funcs, context, queue)
+
+    for name, func in zip(names, funcs, strict=True):
+        (found, *_) = programs.run(func, PRODUCTS[name].arrays, PRODUCTS[name].dims)
+        assert np.array_equal(found.astype(np.float64), PRODUCTS[name].expected), name
