@@ -45,7 +45,7 @@ def test_a_record_takes_a_kernel_all_the_way() -> None:
     backend = backend_of(target)
     func = finish_loops(parse_prim_func(SCALE), calls=backend.finish)
 
-    library = backend.load(backend.make([backend.emit(func, "scale_it", target)], True, target))
+    library = backend.load(backend.make([backend.emit(func, "scale_it", target)], True, target), target)
 
     x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(library.address("scale_it"))
