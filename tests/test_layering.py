@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,3 +164,10 @@ def test_a_late_import_and_its_place_are_seen() -> None:
     assert (first.module, first.in_function, first.in_try) == ("a", False, False)
     assert (second.module, second.in_try) == ("b", True)
     assert (third.module, third.name, third.in_function, third.relative) == ("c", "*", True, True)
+
+
+def test_no_module_of_the_tests_hides_one_of_python() -> None:
+    """Their folders are on the path of processes that tests start."""
+    hidden = [path for path in Path(__file__).parent.rglob("*.py") if path.stem in sys.stdlib_module_names]
+
+    assert hidden == []

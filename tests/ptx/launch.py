@@ -27,7 +27,7 @@ from tests.ptx.ops_wgmma import ownership_of
 from tests.ptx.program import Program, Step, Variable, flatten
 from tests.ptx.syntax import Instruction
 from tests.ptx.tensor_map import TensorMap
-from tests.ptx.types import TYPES
+from tests.ptx.element_types import TYPES
 
 assert TABLES, "the tables of instructions are registered by import"
 

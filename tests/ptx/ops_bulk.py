@@ -20,7 +20,7 @@ from tests.ptx.ops_memory import HINT_PREFIXES, atomic_update, store_global
 from tests.ptx.shared import IN_FLIGHT, WRITTEN
 from tests.ptx.syntax import Address, Operand
 from tests.ptx.tensor_map import TensorMap, swizzle
-from tests.ptx.types import TYPES, PtxType
+from tests.ptx.element_types import TYPES, PtxType
 
 TENSOR_TYPES = {"float16": TYPES["f16"], "float32": TYPES["f32"], "float64": TYPES["f64"], "int32": TYPES["s32"], "uint32": TYPES["u32"]}
 CHUNK = 16  # bytes; swizzles move these as a whole

@@ -10,7 +10,7 @@ from tests.ptx import ops_float
 from tests.ptx.coder import Coder, Run, builds
 from tests.ptx.machine import Machine
 from tests.ptx.program import Register
-from tests.ptx.types import SIGNED, TYPES, UNSIGNED, PtxType
+from tests.ptx.element_types import SIGNED, TYPES, UNSIGNED, PtxType
 
 # ---------------------------------------------------------------- plumbing
 

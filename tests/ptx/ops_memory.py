@@ -13,7 +13,7 @@ from tests.ptx.machine import Machine
 from tests.ptx.memory import LOCAL, SHARED, WINDOW
 from tests.ptx.program import Place, Variable
 from tests.ptx.syntax import Group, Name
-from tests.ptx.types import TYPES, UNSIGNED, PtxType
+from tests.ptx.element_types import TYPES, UNSIGNED, PtxType
 
 # ---------------------------------------------------------------- mov
 

@@ -15,7 +15,7 @@ from tests.ptx.memory import SHARED
 from tests.ptx.ops_memory import note_wavefronts, take_space
 from tests.ptx.ops_warp import together
 from tests.ptx.syntax import Operand
-from tests.ptx.types import TYPES, PtxType
+from tests.ptx.element_types import TYPES, PtxType
 
 # ---------------------------------------------------------------- operands as exact values
 

@@ -20,7 +20,7 @@ from tests.ptx.ops_mma import accumulator_reader, accumulator_writer, close_sum,
 from tests.ptx.program import Step
 from tests.ptx.syntax import Group, Int
 from tests.ptx.tensor_map import swizzle
-from tests.ptx.types import PtxType
+from tests.ptx.element_types import PtxType
 
 WARPGROUP = 4
 CHUNK = 16  # bytes

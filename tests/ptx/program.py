@@ -34,7 +34,7 @@ from tests.ptx.syntax import (
     Targets,
     parse_module,
 )
-from tests.ptx.types import TYPES
+from tests.ptx.element_types import TYPES
 
 SHARED_GAP = 128  # unused bytes behind each variable, so that an overrun is seen
 
