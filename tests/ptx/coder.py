@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.ptx.element_types import SIGNED, TYPES, UNSIGNED, PtxType
 from tests.ptx.errors import PtxSyntaxError, Unsupported
 from tests.ptx.program import Flattener, Place, Placed, PlaceTable, Register, Scope, Step, Symbol, Variable
 from tests.ptx.special import SPECIAL
 from tests.ptx.syntax import Address, Float, Group, Int, Name, Not, Operand, Pair
-from tests.ptx.element_types import SIGNED, TYPES, UNSIGNED, PtxType
 
 Reader = Callable[..., np.ndarray]
 Writer = Callable[..., None]

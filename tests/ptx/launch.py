@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from tests.ptx.coder import build_step
+from tests.ptx.element_types import TYPES
 from tests.ptx.errors import PtxError, PtxSyntaxError
 from tests.ptx.history import make_history
 from tests.ptx.machine import Machine
@@ -27,7 +28,6 @@ from tests.ptx.ops_wgmma import ownership_of
 from tests.ptx.program import Program, Step, Variable, flatten
 from tests.ptx.syntax import Instruction
 from tests.ptx.tensor_map import TensorMap
-from tests.ptx.element_types import TYPES
 
 assert TABLES, "the tables of instructions are registered by import"
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.ptx.element_types import TYPES
 from tests.ptx.errors import Deadlock, DivergentBarrier, KernelFault
 from tests.ptx.history import GlobalHistory
 from tests.ptx.memory import Heap, LocalMemory
 from tests.ptx.program import Program
 from tests.ptx.shared import Clocks, SharedMemory
-from tests.ptx.element_types import TYPES
 
 NOWHERE = 1 << 40
 PATIENCE = 20_000  # jumps back that a group may do while others wait for their turn

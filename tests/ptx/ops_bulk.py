@@ -13,6 +13,7 @@ import numpy as np
 
 from tests.ptx import ops_copy
 from tests.ptx.coder import Coder, Reader, Run, spread
+from tests.ptx.element_types import TYPES, PtxType
 from tests.ptx.errors import AsyncMisuse, Misaligned
 from tests.ptx.machine import Machine
 from tests.ptx.mbarriers import barriers_of, shared_address
@@ -20,7 +21,6 @@ from tests.ptx.ops_memory import HINT_PREFIXES, atomic_update, store_global
 from tests.ptx.shared import IN_FLIGHT, WRITTEN
 from tests.ptx.syntax import Address, Operand
 from tests.ptx.tensor_map import TensorMap, swizzle
-from tests.ptx.element_types import TYPES, PtxType
 
 TENSOR_TYPES = {"float16": TYPES["f16"], "float32": TYPES["f32"], "float64": TYPES["f64"], "int32": TYPES["s32"], "uint32": TYPES["u32"]}
 CHUNK = 16  # bytes; swizzles move these as a whole

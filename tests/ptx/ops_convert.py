@@ -8,11 +8,11 @@ import numpy as np
 
 from tests.ptx import numerics
 from tests.ptx.coder import Coder, Run, builds
+from tests.ptx.element_types import PtxType
 from tests.ptx.machine import Machine
 from tests.ptx.numerics import canonical
 from tests.ptx.ops_float import ROUNDINGS, close_values, flushed, open_values, saturate
 from tests.ptx.syntax import Operand
-from tests.ptx.element_types import PtxType
 
 TO_INTEGER: dict[str, Callable[[np.ndarray], np.ndarray]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 

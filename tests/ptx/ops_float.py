@@ -12,9 +12,9 @@ import numpy as np
 
 from tests.ptx import numerics
 from tests.ptx.coder import Coder, Reader, Run, builds
+from tests.ptx.element_types import PtxType
 from tests.ptx.machine import Machine
 from tests.ptx.numerics import canonical
-from tests.ptx.element_types import PtxType
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 PAIRS = ("f16x2", "bf16x2")

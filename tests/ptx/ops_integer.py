@@ -8,9 +8,9 @@ import numpy as np
 
 from tests.ptx import ops_float
 from tests.ptx.coder import Coder, Run, builds
+from tests.ptx.element_types import SIGNED, TYPES, UNSIGNED, PtxType
 from tests.ptx.machine import Machine
 from tests.ptx.program import Register
-from tests.ptx.element_types import SIGNED, TYPES, UNSIGNED, PtxType
 
 # ---------------------------------------------------------------- plumbing
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from tests.ptx import numerics
 from tests.ptx.coder import Coder, Run, builds, spread
+from tests.ptx.element_types import TYPES, UNSIGNED, PtxType
 from tests.ptx.errors import OutOfBounds, Race
 from tests.ptx.machine import Machine
 from tests.ptx.memory import LOCAL, SHARED, WINDOW
 from tests.ptx.program import Place, Variable
 from tests.ptx.syntax import Group, Name
-from tests.ptx.element_types import TYPES, UNSIGNED, PtxType
 
 # ---------------------------------------------------------------- mov
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from tests.ptx import numerics
 from tests.ptx.coder import Coder, Reader, Run, builds, spread
+from tests.ptx.element_types import TYPES, PtxType
 from tests.ptx.fragments import by_warp, place_a, place_b, place_d, require_whole_warps, to_fragments, to_matrix
 from tests.ptx.machine import Machine
 from tests.ptx.memory import SHARED
 from tests.ptx.ops_memory import note_wavefronts, take_space
 from tests.ptx.ops_warp import together
 from tests.ptx.syntax import Operand
-from tests.ptx.element_types import TYPES, PtxType
 
 # ---------------------------------------------------------------- operands as exact values
 

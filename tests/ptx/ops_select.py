@@ -8,9 +8,9 @@ import numpy as np
 
 from tests.ptx import ops_float
 from tests.ptx.coder import Coder, Reader, Run, builds
+from tests.ptx.element_types import TYPES, PtxType
 from tests.ptx.machine import Machine
 from tests.ptx.ops_integer import elementwise
-from tests.ptx.element_types import TYPES, PtxType
 
 INTEGER_COMPARISONS: dict[str, Callable] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,

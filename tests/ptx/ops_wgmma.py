@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.ptx.coder import Coder, Reader, Run, builds
+from tests.ptx.element_types import PtxType
 from tests.ptx.errors import AsyncMisuse
 from tests.ptx.fragments import by_warp, place_a, place_d, require_whole_warps, to_fragments, to_matrix
 from tests.ptx.machine import Machine
@@ -20,7 +21,6 @@ from tests.ptx.ops_mma import accumulator_reader, accumulator_writer, close_sum,
 from tests.ptx.program import Step
 from tests.ptx.syntax import Group, Int
 from tests.ptx.tensor_map import swizzle
-from tests.ptx.element_types import PtxType
 
 WARPGROUP = 4
 CHUNK = 16  # bytes

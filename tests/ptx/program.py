@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from tests.ptx.element_types import TYPES
 from tests.ptx.errors import PtxSyntaxError, Unsupported
 from tests.ptx.memory import HEAP, LOCAL_START, SHARED_START, Heap
 from tests.ptx.syntax import (
@@ -34,7 +35,6 @@ from tests.ptx.syntax import (
     Targets,
     parse_module,
 )
-from tests.ptx.element_types import TYPES
 
 SHARED_GAP = 128  # unused bytes behind each variable, so that an overrun is seen
 
