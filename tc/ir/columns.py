@@ -10,42 +10,17 @@ from typing import Any
 import numpy as np
 
 from tc.ir.bits import is_xor
-from tc.ir.expr import (
-    Add,
-    And,
-    Const,
-    Eq,
-    Expr,
-    FloorDiv,
-    FloorMod,
-    Le,
-    Lt,
-    MathCall,
-    Max,
-    Min,
-    Mul,
-    Ne,
-    Not,
-    Or,
-    Select,
-    Sub,
-    Var,
-)
+from tc.ir.expr import And, Const, Expr, FloorDiv, FloorMod, MathCall, Max, Min, Not, Or, Select, Var
+from tc.ir.samples import OPERATIONS
 
 Values = Mapping[Var, np.ndarray]
 
 _OPERATIONS: dict[type[Expr], Callable[[Any, Any], Any]] = {
-    Add: operator.add,
-    Sub: operator.sub,
-    Mul: operator.mul,
+    **OPERATIONS,
     FloorDiv: operator.floordiv,
     FloorMod: operator.mod,
     Min: np.minimum,
     Max: np.maximum,
-    Eq: operator.eq,
-    Ne: operator.ne,
-    Lt: operator.lt,
-    Le: operator.le,
     And: operator.and_,
     Or: operator.or_,
 }

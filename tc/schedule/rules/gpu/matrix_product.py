@@ -19,12 +19,13 @@ from tc.ir.nvidia_intrinsics import MMA_OPERANDS, fragment_name, ldmatrix_name, 
 from tc.schedule.analysis import Contraction
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import known_product, loops_inside
-from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
+from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.rules.gpu.blocking import Blocking, Extents, innermost, stage_of, tile_of
 from tc.schedule.rules.gpu.product import (
     FinalTile,
     TiledAxes,
     bind_blocks,
+    cut_in_stages,
     fetch_tile,
     inline_before,
     last_block,
@@ -258,15 +259,7 @@ def _tile_sum(
     schedule: Schedule, name: str, axes: TiledAxes, place: str, instruction: MatrixInstruction, order: str
 ) -> tuple[str, str, list[Call]]:
     """Cut the sum in stages and among warps; the innermost loops over stages, and over steps of a stage, and the instructions."""
-    info, inside = block_info(schedule, name), list(schedule.loops_of(name))
-    inside = inside[inside.index(place) + 1 :]
-    by_axis = {axis.var: driving_loops(info, inside, (axis.var,)) for axis in info.block.axes}
-    stages, steps = [], []
-    for axis, size in axes.depth.items():
-        for loop in by_axis[axis]:
-            stage, step = schedule.split(loop, size)
-            stages.append(stage)
-            steps.append(step)
+    by_axis, stages, steps = cut_in_stages(schedule, name, axes, place)
     last_step, term = schedule.split(steps.pop(), (None, instruction.depth))
     steps.append(last_step)
     shared: list[str] = []

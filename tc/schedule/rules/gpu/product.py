@@ -459,17 +459,18 @@ def _lanes(thread: int) -> int:
     return min(thread, 4)
 
 
-def _tile_sum(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[str, tuple[str, str]]:
-    """Cut the sum in stages and among threads; the innermost loop over stages, and those in which operands of rows and columns are read."""
+def cut_in_stages(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[dict[Var, list[str]], list[str], list[str]]:
+    """Cut the sum of a block below a loop in stages: the loops of each axis there as they were, those over stages, and those within one."""
     info, inside = block_info(schedule, name), list(schedule.loops_of(name))
     inside = inside[inside.index(place) + 1 :]
     by_axis = {axis.var: driving_loops(info, inside, (axis.var,)) for axis in info.block.axes}
-    stages, steps = [], []
-    for axis, size in axes.depth.items():
-        for loop in by_axis[axis]:
-            stage, step = schedule.split(loop, size)
-            stages.append(stage)
-            steps.append(step)
+    cut = [schedule.split(loop, size) for axis, size in axes.depth.items() for loop in by_axis[axis]]
+    return by_axis, [stage for stage, _ in cut], [step for _, step in cut]
+
+
+def _tile_sum(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[str, tuple[str, str]]:
+    """Cut the sum in stages and among threads; the innermost loop over stages, and those in which operands of rows and columns are read."""
+    by_axis, stages, steps = cut_in_stages(schedule, name, axes, place)
     rows = [_cut_for_threads(schedule, loop, thread) for axis, (_, thread) in axes.rows.items() for loop in by_axis[axis]]
     columns = [
         _cut_for_threads(schedule, loop, thread, _lanes(thread)) for axis, (_, thread) in axes.columns.items() for loop in by_axis[axis]
