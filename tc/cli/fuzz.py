@@ -9,11 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
+from tc.cli.options import TARGET_HELP
 from tc.cli.outcome import Outcome, make_table
 from tc.errors import UserError
 from tc.fuzz.campaign import Failure, Settings, Summary, run_campaign
 from tc.fuzz.generate import MODES
 from tc.fuzz.reduce import describe as describe_subject
+from tc.target import Target
 
 EPILOG = """\
 examples:
@@ -21,6 +23,7 @@ examples:
   tc fuzz --seed 1000 --count 5000 -j 2    those of the seeds 1000 to 5999, two at a time
   tc fuzz --budget 10m --folder failing    as many as ten minutes allow; failing models to a folder
   tc fuzz --mode indices                   operators that index, with indices out of range
+  tc fuzz --target opencl                  on another target that runs here
 exit code 3 when a result is wrong, a process died, or tc refused what both others run
 """
 _BUDGET = re.compile(r"(\d+)([smh]?)")
@@ -42,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-j", "--processes", type=int, default=1, metavar="N", help="models at a time (default 1)")
     parser.add_argument("--threads", type=int, help="threads of a compiled model (default: 1 and 2 in turns)")
     parser.add_argument("--numerics", choices=("default", "strict"), help="default: every eighth model is strict")
+    parser.add_argument("--target", default="native", help=TARGET_HELP)
 
 
 def execute(args: argparse.Namespace) -> Outcome:
@@ -54,7 +58,8 @@ def execute(args: argparse.Namespace) -> Outcome:
         raise UserError(f"--seed is {args.seed}, must not be negative")
     seconds = parse_budget(args.budget) if args.budget else None
     count = args.count or (10**9 if seconds else 100)
-    settings = Settings(args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce)
+    Target.of(args.target)  # refused here, not once a model
+    settings = Settings(args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce, target=args.target)
     summary = run_campaign(range(args.seed, args.seed + count), settings, args.folder)
     return Outcome(describe(summary), lambda console: show(console, summary), 3 if summary.failures else 0)
 

@@ -30,6 +30,7 @@ class Settings:
     seconds: float | None = None
     reduce_seconds: float = 0.0  # for the first failure of each signature; 0: none is reduced
     timeout_seconds: float = 120.0
+    target: str = "native"
 
     def of(self, seed: int) -> dict[str, Any]:
         """The arguments to judge a seed with."""
@@ -37,6 +38,7 @@ class Settings:
             "mode": self.mode,
             "threads": self.threads or 1 + seed % 2,
             "numerics": self.numerics or ("strict" if seed % 8 == 7 else "default"),
+            "target": self.target,
         }
 
 
@@ -141,7 +143,7 @@ def _reduced(judged: Judged, settings: Settings, seed: int) -> Reduced | None:
     try:
         return reduce_failure(
             judged.model, judged.runs, judged.verdict, judge,
-            threads=how["threads"], numerics=how["numerics"], seconds=settings.reduce_seconds,
+            threads=how["threads"], numerics=how["numerics"], target=how["target"], seconds=settings.reduce_seconds,
         )  # fmt: skip
     finally:
         judge.close()

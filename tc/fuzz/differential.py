@@ -115,10 +115,11 @@ def judge(
     *,
     threads: int = 1,
     numerics: str = "default",
+    target: str = "native",
     tell: Tell = lambda stage, run, oracles: None,
 ) -> Verdict:
-    """Compile the model once and run it on everything; the first failure, or "ok". `tell` hears who works, "oracles" or "tc", on which
-    run, and how many oracles took its inputs."""
+    """Compile the model once, for a target that is here, and run it on everything; the first failure, or "ok". `tell` hears who works,
+    "oracles" or "tc", on which run, and how many oracles took its inputs."""
     tell("oracles", 0, 0)
     expected = [Expected() if run.spoilt else expect(model, run.feeds) for run in runs]
     bare = without_dead_nodes(model, _empty(expected[0]))  # bad indices may go by where no number depends on what they choose
@@ -127,7 +128,7 @@ def judge(
         return Verdict("undecided", "no oracle runs it")
     tell("tc", 0, expected[0].oracles)
     try:
-        module = compile_model(model, threads=threads, numerics=numerics)
+        module = compile_model(model, target=target, threads=threads, numerics=numerics)
     except Exception as error:
         return _refusal(model, error, expected[0], 0)
     for index, (run, wanted) in enumerate(zip(runs, expected)):

@@ -20,6 +20,7 @@ from tc.fuzz.differential import Run, Verdict
 from tc.fuzz.worker import pack_model, pack_runs, unpack_model, unpack_runs
 
 PERTURB = "165"  # malloc of glibc fills memory with this byte when it is given back, so that reading it is seen
+WORKER = ("-m", "tc.fuzz.worker")  # what Python runs in a child
 LIFETIME = 400  # models that one process judges before a fresh one takes over: what it leaks is bounded
 
 
@@ -43,14 +44,16 @@ class Judge:
         self.judged = 0
         self._rest = b""
 
-    def draw(self, seed: int, mode: str = "general", *, threads: int = 1, numerics: str = "default") -> Judged:
+    def draw(self, seed: int, mode: str = "general", *, threads: int = 1, numerics: str = "default", target: str = "native") -> Judged:
         """Generate the model of a seed and judge it."""
-        return self._ask({"seed": seed, "mode": mode, "threads": threads, "numerics": numerics})
+        return self._ask({"seed": seed, "mode": mode, "threads": threads, "numerics": numerics, "target": target})
 
-    def model(self, model: onnx.ModelProto, runs: list[Run], *, threads: int = 1, numerics: str = "default") -> Verdict:
+    def model(
+        self, model: onnx.ModelProto, runs: list[Run], *, threads: int = 1, numerics: str = "default", target: str = "native"
+    ) -> Verdict:
         """Judge a model on these runs."""
-        request = {"model": pack_model(model), "runs": pack_runs(runs), "threads": threads, "numerics": numerics}
-        return self._ask(request).verdict
+        how = {"threads": threads, "numerics": numerics, "target": target}
+        return self._ask({"model": pack_model(model), "runs": pack_runs(runs), **how}).verdict
 
     def close(self) -> None:
         """End the child."""
@@ -69,7 +72,7 @@ class Judge:
         self._rest = b""
         self.judged = 0
         return subprocess.Popen(
-            [sys.executable, "-m", "tc.fuzz.worker"],
+            [sys.executable, *WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if self.quiet else None,

@@ -65,6 +65,7 @@ def reduce_failure(
     *,
     threads: int = 1,
     numerics: str = "default",
+    target: str = "native",
     seconds: float = 60.0,
 ) -> Reduced:
     """Reduce a model on which `judge` came to `verdict`. A bad index that went through is left as it is but for its run."""
@@ -75,7 +76,7 @@ def reduce_failure(
 
     def fails(subject: Subject) -> bool:
         try:
-            found = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics)
+            found = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics, target=target)
         except RuntimeError:  # simplified to something that is no model
             return False
         alike = found.kind == verdict.kind and found.oracles == verdict.oracles
@@ -86,7 +87,7 @@ def reduce_failure(
         return Reduced(start, verdict, 1, 0)
     subject, tried, taken = reduce_model(start, fails, seconds=seconds)
     subject = renamed(subject)
-    final = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics)
+    final = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics, target=target)
     return Reduced(subject, final, tried, taken)
 
 
