@@ -15,7 +15,7 @@ from tc.codegen.llvm.expressions import ScalarEmitter
 from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify
-from tc.ir.expr import Const, Expr, Le, Var
+from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import (
     Allocate,
@@ -32,7 +32,17 @@ from tc.ir.plan import (
     SlotPlace,
     StoreIndex,
 )
-from tc.ir.types import TensorType
+from tc.ir.plan_checks import (
+    NO_ARENA,
+    NO_RESULT,
+    checks_at_start,
+    located,
+    negative_dim,
+    no_memory_for,
+    promises,
+    wrong_size,
+)
+from tc.ir.types import DimFact, TensorType
 from tc.runtime.float_mode import wrapped_in_usual_mode
 
 THREADS, ARENA, CONSTANTS, CALLBACK, DYNAMIC, DETAIL, ARENA_BYTES, SIZE = range(8)
@@ -209,24 +219,22 @@ class _EntryEmitter:
     def emit_prepare(self, name: str) -> None:
         """Bind and check the dims; write output dims and arena size."""
         self._bind_inputs(check=True)
-        checks = [step for step in self.plan.steps if isinstance(step, Check) and self._is_bound(step.condition)]
-        basic = [step for step in checks if step.assumed and isinstance(step.condition, Le) and isinstance(step.condition.rhs, Var)]
-        for step in basic:  # facts speak of them as of promises
+        first, second = checks_at_start(self.plan, self._is_bound)
+        for step in first:
             self._check(step)
         for fact in self.plan.facts:
             if fact.var in self.dims.values:
                 self._check_fact(fact)
-        for step in checks:
-            if step not in basic:
-                self._check(step)
+        for step in second:
+            self._check(step)
         for word, var in zip(self.layout.outputs, self.plan.outputs, strict=True):
             assert isinstance(var.type, TensorType)
             if self._is_bound(var.type.size_bytes):
-                self._size(var.type.size_bytes, f'output "{var.name}": no memory holds {var.type}')
+                self._size(var.type.size_bytes, no_memory_for(var))
             for k, dim in enumerate(var.type.shape):
                 if self._is_bound(dim):
                     self._set_word(word + 1 + k, self.dims.value(dim))
-        self._set_word(ARENA_BYTES, self._size(self.plan.arena_bytes, "no memory holds what the model computes"))
+        self._set_word(ARENA_BYTES, self._size(self.plan.arena_bytes, NO_ARENA))
         self.b.emit_void("ret i64 0")
         self._finish(f"define i64 @{name}(ptr noundef %frame) nounwind")
 
@@ -236,7 +244,7 @@ class _EntryEmitter:
             holds = self.dims.value(step.condition)
         for flag in overflows:
             holds = self.b.binary("and", holds, self.b.binary("xor", flag, int_value(1, "i1")))
-        self._fail_unless(holds, FailedCheck(_located(step, step.message), assumed=step.assumed), about=step.condition)
+        self._fail_unless(holds, FailedCheck(located(step, step.message), assumed=step.assumed), about=step.condition)
 
     def _size(self, size_bytes: Expr, message: str) -> Value:
         """The value of a size; leaves with `message` when 64 bits do not hold it."""
@@ -266,24 +274,18 @@ class _EntryEmitter:
                     equations.append((index, axis, dim, actual))
         for index, axis, dim, actual in equations:
             expected = self.dims.value(dim)
-            name = self.plan.inputs[index].name
-            message = f'input "{name}": dim {axis} is {{value}}, but must be {_dim_text(dim)}'
+            message = wrong_size(self.plan.inputs[index].name, axis, dim)
             condition = self.b.compare("icmp eq", actual, expected)
             self._fail_unless(condition, FailedCheck(message, index, axis), actual, about=dim)
 
-    def _check_fact(self, fact: object) -> None:
-        var, lo, hi, multiple = fact.var, fact.lo, fact.hi, fact.multiple_of  # type: ignore[attr-defined]
-        actual = self.dims.values[var]
-        if lo > 0 or hi is not None:
-            promise = f"{lo}..{hi if hi is not None else ''}"
-            message = f"dim {var.name} is {{value}}: promised {promise}"
-            self._fail_unless(self.b.compare("icmp sge", actual, int_value(lo)), FailedCheck(message), actual)
-            if hi is not None:
-                self._fail_unless(self.b.compare("icmp sle", actual, int_value(hi)), FailedCheck(message), actual)
-        if multiple > 1:
-            remainder = self.b.binary("srem", actual, int_value(multiple))
-            message = f"dim {var.name} is {{value}}: promised a multiple of {multiple}"
-            self._fail_unless(self.b.compare("icmp eq", remainder, int_value(0)), FailedCheck(message), actual)
+    def _check_fact(self, fact: DimFact) -> None:
+        actual = self.dims.values[fact.var]
+        for promise in promises(fact):
+            if promise.relation == "%":
+                holds = self.b.compare("icmp eq", self.b.binary("srem", actual, int_value(promise.bound)), int_value(0))
+            else:
+                holds = self.b.compare("icmp sge" if promise.relation == ">=" else "icmp sle", actual, int_value(promise.bound))
+            self._fail_unless(holds, FailedCheck(promise.message), actual)
 
     # -- run
 
@@ -383,7 +385,7 @@ class _EntryEmitter:
             case BindDims(slot=slot, dims=dims):
                 self._bind_dims(step, slot, dims)
             case Allocate(index=index, size_bytes=size):
-                self._allocate(index, self._size(size, _located(step, "no memory holds a result")))
+                self._allocate(index, self._size(size, located(step, NO_RESULT)))
             case Branch(condition=condition, then_steps=then_steps, else_steps=else_steps):
                 self._branch(condition, then_steps, else_steps)
             case Repeat():
@@ -498,7 +500,7 @@ class _EntryEmitter:
             value = self._read(place, f"i{bits}")
             if bits < 64:
                 value = b.convert("sext" if slot.type.dtype.kind == "int" else "zext", value, "i64")
-            message = _located(step, f"the size {dim.name} is {{value}}, but must not be negative")
+            message = located(step, negative_dim(dim))
             self._fail_unless(b.compare("icmp sge", value, int_value(0)), FailedCheck(message), value)
             self.dims.values[dim] = value
         self._store_dims(list(dims))
@@ -565,7 +567,7 @@ class _EntryEmitter:
         b = self.b
         if step.symbol.startswith("c:"):
             if self.calls:
-                raise CodegenError(_located(step, f"{step.symbol[2:]} is a function of the host, which does not read a device's memory"))
+                raise CodegenError(located(step, f"{step.symbol[2:]} is a function of the host, which does not read a device's memory"))
             name = step.symbol[2:]
             slots = [slot for slot in (*step.args, *step.results) if slot is not None]
             pointers = [self.pointer(slot) for slot in slots]
@@ -602,11 +604,3 @@ def _has_callbacks(steps: tuple[PlanStep, ...]) -> bool:
             case Repeat(body=body) if _has_callbacks(body):
                 return True
     return False
-
-
-def _located(step: PlanStep, message: str) -> str:
-    return f"{step.span}: {message}" if step.span is not None else message
-
-
-def _dim_text(dim: Expr) -> str:
-    return str(dim)

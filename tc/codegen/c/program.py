@@ -45,6 +45,17 @@ from tc.ir.plan import (
     StoreIndex,
     all_steps,
 )
+from tc.ir.plan_checks import (
+    NO_ARENA,
+    NO_RESULT,
+    checks_at_start,
+    located,
+    negative_dim,
+    negative_size,
+    no_memory_for,
+    promises,
+    wrong_size,
+)
 from tc.ir.types import DimFact, TensorType
 
 FILES = Path(__file__).parent / "files"
@@ -203,17 +214,19 @@ class _ProgramWriter:
 
     def _run(self) -> None:
         self._bind_inputs()
-        done = [step for step in self.plan.steps if isinstance(step, Check) and self._is_bound(step.condition)]
+        first, second = checks_at_start(self.plan, self._is_bound)
+        for step in first:
+            self._check(step)
         for fact in self.plan.facts:
             if fact.var in self.dims:
                 self._check_fact(fact)
-        for step in done:
+        for step in second:
             self._check(step)
         self._prepare_outputs()
-        self._sized("arena_bytes", self.plan.arena_bytes, "no memory holds what the model computes")
+        self._sized("arena_bytes", self.plan.arena_bytes, NO_ARENA)
         with self.w.block("if (tc_reserve(m, arena_bytes)) {"):
             self._fail('"out of memory: an arena of %lld bytes", (long long)arena_bytes')
-        self._steps([step for step in self.plan.steps if step not in done])
+        self._steps([step for step in self.plan.steps if step not in (*first, *second)])
         for number, slot in enumerate(self.plan.output_slots):
             self._finish_output(number, slot)
         kept = [slot.index for slot in self.plan.output_slots if slot.place is SlotPlace.DYNAMIC]
@@ -237,31 +250,25 @@ class _ProgramWriter:
             for axis, dim in enumerate(_type_of(var.type).shape):
                 if isinstance(dim, Var) and dim not in self.dims:
                     self.w.line(f"{self._dim(dim)} = inputs[{number}].dims[{axis}];")
-                    message = f'input "{var.name}": dim {axis} is {{value}}, but must not be negative'
-                    self._fail_if(f"{self.dims[dim]} < 0", message, self.dims[dim])
+                    self._fail_if(f"{self.dims[dim]} < 0", negative_size(var.name, axis), self.dims[dim])
                 else:
                     equations.append((number, axis, dim))
         for number, axis, dim in equations:
             found = f"inputs[{number}].dims[{axis}]"
-            message = f'input "{self.plan.inputs[number].name}": dim {axis} is {{value}}, but must be {dim}'
+            message = wrong_size(self.plan.inputs[number].name, axis, dim)
             self._fail_if(f"{found} != {self.w.value(dim).at(10)}", message, found)
 
     def _check_fact(self, fact: DimFact) -> None:
         name = self.dims[fact.var]
-        promise = f"dim {fact.var.name} is {{value}}: promised {fact.lo}..{'' if fact.hi is None else fact.hi}"
-        if fact.lo > 0:
-            self._fail_if(f"{name} < {fact.lo}", promise, name)
-        if fact.hi is not None:
-            self._fail_if(f"{name} > {fact.hi}", promise, name)
-        if fact.multiple_of > 1:
-            message = f"dim {fact.var.name} is {{value}}: promised a multiple of {fact.multiple_of}"
-            self._fail_if(f"{name} % {fact.multiple_of} != 0", message, name)
+        for promise in promises(fact):
+            broken = f"{name} % {promise.bound} != 0" if promise.relation == "%" else f"!({name} {promise.relation} {promise.bound})"
+            self._fail_if(broken, promise.message, name)
 
     def _check(self, step: Check) -> None:
         self.w.is_checked = True
         holds = self.w.value(step.condition)
         self.w.is_checked = False
-        message = _located(step, step.message)
+        message = located(step, step.message)
         overflow = " || overflow" if self._watched(holds) else ""
         self._fail_if(f"!{holds.at(15)}{overflow}", message + (" (the exported program takes it for granted)" if step.assumed else ""))
 
@@ -289,7 +296,7 @@ class _ProgramWriter:
                 if self._is_bound(dim):
                     self.w.line(f"outputs[{number}].dims[{axis}] = {self.w.value(dim)};")
             if slot.place is SlotPlace.OUTPUT:
-                self._sized(f"output{number}_bytes", type_.size_bytes, f'output "{var.name}": no memory holds {type_}')
+                self._sized(f"output{number}_bytes", type_.size_bytes, no_memory_for(var))
                 with self.w.block(f"if (outputs[{number}].data == NULL) {{"):
                     self.w.line(f"outputs[{number}].data = tc_allocate(output{number}_bytes);")
                     self._fail_if(f"outputs[{number}].data == NULL", "out of memory: a result of {value} bytes", f"output{number}_bytes")
@@ -333,7 +340,7 @@ class _ProgramWriter:
             case BindDims(slot=slot, dims=dims):
                 for number, dim in enumerate(dims):
                     line(f"{self._dim(dim)} = ((const {slot.type.dtype.name} *){self._pointer(slot)})[{number}];")
-                    message = _located(step, f"the size {dim.name} is {{value}}, but must not be negative")
+                    message = located(step, negative_dim(dim))
                     self._fail_if(f"{self.dims[dim]} < 0", message, self.dims[dim])
             case Allocate(index=index, size_bytes=size):
                 self._allocate(step, index, size)
@@ -387,7 +394,7 @@ class _ProgramWriter:
 
     def _allocate(self, step: Allocate, index: int, size_bytes: Expr) -> None:
         with self.w.block("{"):
-            self._sized("size_bytes", size_bytes, _located(step, "no memory holds a result"))
+            self._sized("size_bytes", size_bytes, located(step, NO_RESULT))
             self.w.line(f"free(dynamic[{index}]);")
             self.w.line(f"dynamic[{index}] = tc_allocate(size_bytes);")
             self._fail_if(f"dynamic[{index}] == NULL", "out of memory: a result of {value} bytes", "size_bytes")
@@ -424,10 +431,6 @@ void model_close(model *m) {{
 const char *model_message(const model *m) {{
     return m->message;
 }}"""
-
-
-def _located(step: PlanStep, message: str) -> str:
-    return f"{step.span}: {message}" if step.span is not None else message
 
 
 _PLACES = ("{value}", "{index}", "{size}")
