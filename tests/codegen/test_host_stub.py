@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from tc.codegen.device_library import load_kernels
 from tc.codegen.launches import launches_of
 from tc.codegen.llvm.host_stub import Image, emit_host_stub, with_image
 from tc.codegen.llvm.jit import compile_group, compile_object
@@ -72,8 +73,6 @@ def device():
 
 
 def test_a_stub_launches_once_per_iteration_of_the_loops_around(device):
-    from tc.codegen.opencl.device import load_kernels
-
     stub = emit_host_stub(parse_prim_func(REVERSED), "reversed", Image(TEXT, ("reversed_0",), (256,)), "tc_opencl")
     library = load_kernels([compile_object(stub)], device)
     queue, x = device.new_queue(), np.random.default_rng(0).random((5, 64), np.float32)
@@ -90,8 +89,6 @@ def test_a_stub_launches_once_per_iteration_of_the_loops_around(device):
 
 
 def test_objects_that_are_made_together_have_their_own_functions(device):
-    from tc.codegen.opencl.device import load_kernels
-
     func = parse_prim_func(REVERSED)
     texts = [
         emit_host_stub(func, name, Image(TEXT.replace("reversed", name), (f"{name}_0",), (256,)), "tc_opencl") for name in ("one", "other")
@@ -120,7 +117,7 @@ def test_an_image_is_exchanged_in_a_stub():
 
 def test_text_that_the_driver_refuses_is_an_error_with_its_words(device):
     with pytest.raises(CodegenError, match="undeclared identifier 'nonsense'"):
-        device.build(Image("__kernel void f(__global int* a) { a[0] = nonsense; }", ("f",), (0,)))
+        device.load(Image("__kernel void f(__global int* a) { a[0] = nonsense; }", ("f",), (0,)))
 
 
 def test_a_forked_child_is_told_that_the_device_is_not_its_own(device):

@@ -8,7 +8,8 @@ import numpy as np
 from cuda_driver.driver import FakeDriver, main
 
 from tc.codegen.cuda.calls import CALLS
-from tc.codegen.cuda.device import load_kernels, open_device
+from tc.codegen.cuda.device import open_device
+from tc.codegen.device_library import load_kernels
 from tc.codegen.llvm.host_stub import Image, emit_host_stub
 from tc.codegen.llvm.jit import compile_object
 from tc.errors import CodegenError, DeviceError, LimitError, UserError

@@ -14,7 +14,8 @@ from tc.codegen.c.dialect import CUDA
 from tc.codegen.c.launch import emit_launches
 from tc.codegen.cuda.calls import CALLS
 from tc.codegen.cuda.compile import binary_in, binary_text, compile_cuda, compiler, is_ptx
-from tc.codegen.cuda.device import CudaLibrary, load_kernels, open_device
+from tc.codegen.cuda.device import open_device
+from tc.codegen.device_library import DeviceLibrary, load_kernels
 from tc.codegen.launches import launches_of
 from tc.codegen.llvm.host_stub import Image, emit_host_stub, with_image
 from tc.codegen.llvm.jit import compile_group
@@ -60,7 +61,7 @@ def _compiled(image: Image) -> Image:
     return dataclasses.replace(image, text=binary_text(compile_cuda(image.text, image.options)))
 
 
-def load_objects(objects: Iterable[bytes], target: Target) -> CudaLibrary:
+def load_objects(objects: Iterable[bytes], target: Target) -> DeviceLibrary:
     """Host code linked, its kernels loaded on the device whose number the target has."""
     return load_kernels(list(objects), open_device(target.number))
 

@@ -1,6 +1,6 @@
-"""What generated host code calls to reach a CUDA device: functions around the driver's, as LLVM IR, linked into the process once.
+"""The CUDA driver's part of what generated host code calls (see `device_calls`), as LLVM IR.
 
-A queue is five words: the stream, the context, the first error of a call (0: none), which one it was (`CALLED`), and the pool of memory.
+A queue has a fifth word, the pool of memory; work is given to a stream.
 A handle is two words: the function, and the bytes of shared memory that a launch asks for beside what the function has by itself.
 
 Every function runs in the queue's context: the one that is current on the calling thread stays where it is the same, else the queue's is
@@ -9,30 +9,17 @@ pushed and taken away again, so that other users of the driver find their own. A
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import threading
-from collections.abc import Callable
-from typing import Any
-
-from llvmlite import binding as llvm
-
-from tc.codegen.llvm.jit import Library, compile_object, link
-
 CALLS = "tc_cuda"
 """How the functions' names begin."""
 
-STREAM, CONTEXT, STATUS, CALLED, POOL = range(5)
-"""The words of a queue."""
-
-TOO_MANY_BLOCKS = -1
-"""A status of our own; the driver's are positive."""
+POOL = 4
+"""The fifth word of a queue."""
 
 OUT_OF_MEMORY = 2
 """The driver's status."""
 
 STEPS = ("the sizes of a launch", "making the context current", "a launch", "a copy", "waiting", "allocating", "freeing")
-"""What failed, by the last word of a queue but one."""
+"""What failed, by the word CALLED of a queue."""
 
 _HELPERS = """
 declare i32 @cuCtxGetCurrent(ptr)
@@ -45,23 +32,6 @@ declare i32 @cuMemcpyDtoDAsync_v2(ptr, ptr, i64, ptr)
 declare i32 @cuStreamSynchronize(ptr)
 declare i32 @cuMemAllocFromPoolAsync(ptr, i64, ptr, ptr)
 declare i32 @cuMemFreeAsync(ptr, ptr)
-
-define internal void @note(ptr %queue, i32 %status, i64 %called) nounwind {
-  %place = getelementptr i64, ptr %queue, i64 2
-  %known = load i64, ptr %place
-  %clear = icmp eq i64 %known, 0
-  %bad = icmp ne i32 %status, 0
-  %first = and i1 %clear, %bad
-  br i1 %first, label %keep, label %done
-keep:
-  %wide = sext i32 %status to i64
-  store i64 %wide, ptr %place
-  %which = getelementptr i64, ptr %queue, i64 3
-  store i64 %called, ptr %which
-  br label %done
-done:
-  ret void
-}
 
 define i64 @tc_cuda_enter(ptr %queue) nounwind {
   %room = alloca ptr
@@ -117,32 +87,10 @@ done:
 
 # The driver takes the arguments of a function as they lie in a launch's table: all are words.
 _LAUNCH = """
-define void @tc_cuda_launch(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
-                            i64 %scalars) nounwind {
-entry:
+define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
+                             i64 %scalars) nounwind {
   %size = alloca i64
   %extra = alloca [5 x ptr]
-  %some_x = icmp sgt i64 %gx, 0
-  %some_y = icmp sgt i64 %gy, 0
-  %some_z = icmp sgt i64 %gz, 0
-  %some_xy = and i1 %some_x, %some_y
-  %some = and i1 %some_xy, %some_z
-  %status_place = getelementptr i64, ptr %queue, i64 2
-  %known = load i64, ptr %status_place
-  %clear = icmp eq i64 %known, 0
-  %go = and i1 %some, %clear
-  br i1 %go, label %sizes, label %done
-sizes:
-  %few_x = icmp slt i64 %gx, 2147483648
-  %few_y = icmp slt i64 %gy, 65536
-  %few_z = icmp slt i64 %gz, 65536
-  %few_xy = and i1 %few_x, %few_y
-  %few = and i1 %few_xy, %few_z
-  br i1 %few, label %enter, label %many
-many:
-  call void @note(ptr %queue, i32 -1, i64 0)
-  br label %done
-enter:
   %entered = call i64 @tc_cuda_enter(ptr %queue)
   %words = add i64 %buffers, %scalars
   %bytes = shl i64 %words, 3
@@ -171,8 +119,6 @@ enter:
                                        ptr null, ptr %extra)
   call void @note(ptr %queue, i32 %launched, i64 2)
   call void @tc_cuda_leave(ptr %queue, i64 %entered)
-  br label %done
-done:
   ret void
 }
 
@@ -221,12 +167,6 @@ define void @tc_cuda_download(ptr %queue, ptr %to, ptr %from, i64 %size) nounwin
   call void @tc_cuda_leave(ptr %queue, i64 %entered)
   ret void
 }
-
-define void @tc_cuda_read(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
-  store i64 0, ptr %to
-  call void @tc_cuda_download(ptr %queue, ptr %to, ptr %from, i64 %size)
-  ret void
-}
 """
 
 _COPY = """
@@ -245,7 +185,7 @@ done:
 }}
 """
 # A driver has taken memory that is not pinned over when the call returns, so a caller's may be changed then.
-_IR = "\n".join(
+IR_TEXT = "\n".join(
     (
         _HELPERS,
         _LAUNCH,
@@ -254,49 +194,3 @@ _IR = "\n".join(
     )
 )
 
-_FUNCTIONS = ("enter", "leave", "launch", "read", "download", "write", "copy", "finish", "allocate", "free")
-_DRIVER = (
-    *("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2"),
-    *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuStreamSynchronize", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"),
-)
-
-
-class CudaCalls:
-    """The functions in the process, for Python."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-
-        def function(name: str, result: Any, *parameters: Any) -> Callable[..., Any]:
-            return ctypes.CFUNCTYPE(result, *parameters)(library.address(f"{CALLS}_{name}"))
-
-        self.enter = function("enter", size, pointer)
-        self.leave = function("leave", None, pointer, size)
-        self.write = function("write", None, pointer, pointer, pointer, size)
-        self.copy = function("copy", None, pointer, pointer, pointer, size)
-        self.download = function("download", None, pointer, pointer, pointer, size)
-        self.finish = function("finish", None, pointer)
-        self.allocate = function("allocate", pointer, pointer, size)
-        self.free = function("free", None, pointer, pointer)
-
-
-_lock = threading.Lock()
-
-
-def provide_calls(driver: ctypes.CDLL) -> CudaCalls:
-    """Make the functions known to `link`, over the functions of the driver's library; once."""
-    with _lock:
-        return _provided(driver)
-
-
-@functools.cache
-def _provided(driver: ctypes.CDLL) -> CudaCalls:
-    for name in _DRIVER:
-        address = ctypes.cast(getattr(driver, name), ctypes.c_void_p).value
-        assert address, f"the CUDA driver has {name}"
-        llvm.add_symbol(name, address)
-    library = link([compile_object(_IR)])
-    for name in _FUNCTIONS:
-        llvm.add_symbol(f"{CALLS}_{name}", library.address(f"{CALLS}_{name}"))
-    return CudaCalls(library)

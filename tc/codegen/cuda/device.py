@@ -17,23 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.cuda.calls import (
-    CALLED,
-    CONTEXT,
-    OUT_OF_MEMORY,
-    POOL,
-    STATUS,
-    STEPS,
-    STREAM,
-    TOO_MANY_BLOCKS,
-    CudaCalls,
-    provide_calls,
-)
+from tc.codegen.cuda.calls import CALLS, IR_TEXT, OUT_OF_MEMORY, STEPS
 from tc.codegen.cuda.compile import arch_of, binary_in, capability_of, compile_cuda, is_ptx
 from tc.codegen.device import Queue
-from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
-from tc.codegen.llvm.jit import Library, link
-from tc.codegen.llvm.object_symbols import symbols_of
+from tc.codegen.device_calls import WORK, CalledQueue, DeviceCalls, provide_calls
+from tc.codegen.llvm.host_stub import Image
 from tc.errors import CodegenError, DeviceError, LimitError
 from tc.target.detect import cuda_driver, cuda_facts, refuse_forked_child
 
@@ -64,69 +52,32 @@ class _CudaBlock:
         weakref.finalize(self, device.free_raw, self.address).atexit = False
 
 
-class CudaQueue:
-    """A stream, and the words by which generated code knows it. Begins with a stream of its own."""
+class CudaQueue(CalledQueue):
+    """A stream. Begins with a stream of its own."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._own = device.new_stream()
-        self._words = (ctypes.c_int64 * 5)()
-        self._words[STREAM], self._words[CONTEXT], self._words[POOL] = self._own, device.context, device.pool
-        self.address = ctypes.addressof(self._words)
+        super().__init__(device, (self._own, device.context, device.pool), STEPS)
         weakref.finalize(self, device.drop_stream, self._own).atexit = False
 
     @property
     def stream(self) -> int:
         """The handle of the stream that work goes to."""
-        return self._words[STREAM]
+        return self._words[WORK]
 
     def follow(self, stream: int | None) -> None:
         """Work goes to this stream from now on; None: to the queue's own. What was given to the other one is not waited for."""
-        self._words[STREAM] = self._own if stream is None else stream
+        self._words[WORK] = self._own if stream is None else stream
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Inside, the device's context is that of the calling thread."""
-        entered = self._device.calls.enter(self.address)
+        entered = self._device.enter(self.address)
         try:
             yield
         finally:
-            self._device.calls.leave(self.address, entered)
-
-    def upload(self, address: int, array: np.ndarray) -> None:
-        """See `Queue`."""
-        self._device.calls.write(self.address, address, array.ctypes.data, array.nbytes)
-        self.check()
-
-    def download(self, array: np.ndarray, address: int) -> None:
-        """See `Queue`."""
-        self._device.calls.download(self.address, array.ctypes.data, address, array.nbytes)
-        self.check()
-
-    def copy(self, to: int, start: int, size_bytes: int) -> None:
-        """Copy within the device, in the order of the queue."""
-        self._device.calls.copy(self.address, to, start, size_bytes)
-        self.check()
-
-    def finish(self) -> None:
-        """See `Queue`."""
-        self._device.calls.finish(self.address)
-        self.check()
-
-    def free(self, address: int) -> None:
-        """See `Queue`. Does not wait."""
-        self._device.calls.free(self.address, address)
-        self.check()
-
-    def check(self) -> None:
-        """Raise what went wrong since the last time, as far as it is known without waiting."""
-        status = self._words[STATUS]
-        if not status:
-            return
-        self._words[STATUS] = 0
-        if status == TOO_MANY_BLOCKS:
-            raise LimitError(f"{self._device.name}: a launch has more blocks than devices take along one axis")
-        raise self._device.error(STEPS[self._words[CALLED]], status)
+            self._device.leave(self.address, entered)
 
 
 class CudaDevice:
@@ -150,7 +101,9 @@ class CudaDevice:
             raise DeviceError(f"{self.name} has no memory pools, which tc needs")
         self._context = self._of(driver.cuDevicePrimaryCtxRetain(self._device), "making a context")
         self.context = int(self._context)
-        self.calls: CudaCalls = provide_calls(ctypes.CDLL(_LIBRARY))
+        self.calls: DeviceCalls = provide_calls(CALLS, IR_TEXT, ctypes.CDLL(_LIBRARY))
+        self.enter = self.calls.function("enter", ctypes.c_int64, ctypes.c_void_p)
+        self.leave = self.calls.function("leave", None, ctypes.c_void_p, ctypes.c_int64)
         self._lock = threading.RLock()  # the garbage collector may give memory back while some is asked for
         with self._current():
             self._pool = self._new_pool()
@@ -356,32 +309,3 @@ class CudaImage:
     def __init__(self, device: CudaDevice, module: Any, handles: list[tuple[int, int]]) -> None:
         self.handles = handles
         weakref.finalize(self, device.unload, module).atexit = False
-
-
-class CudaLibrary:
-    """Host code in the process, and the kernels that it launches on a device."""
-
-    def __init__(self, device: CudaDevice, library: Library, images: list[CudaImage]) -> None:
-        self.device = device
-        self._library = library
-        self._images = images  # alive as long as the code that has their handles
-
-    def address(self, name: str) -> int:
-        """See `Loaded`."""
-        return self._library.address(name)
-
-
-def load_kernels(objects: list[bytes], device: CudaDevice) -> CudaLibrary:
-    """Link host code, load the device code that is in it, and tell the one where the other is."""
-    names = [name for data in objects for name in sorted(symbols_of(data).defined) if name.endswith(IMAGE)]
-    library = link(objects)
-    images = []
-    for name in names:
-        start = library.address(name)
-        size = ctypes.c_int64.from_address(start).value
-        loaded = device.load(Image.from_bytes(ctypes.string_at(start + 8, size)))
-        images.append(loaded)
-        words = (ctypes.c_int64 * (2 * len(loaded.handles))).from_address(library.address(name.removesuffix(IMAGE) + HANDLES))
-        for k, (function, shared) in enumerate(loaded.handles):
-            words[2 * k], words[2 * k + 1] = function, shared
-    return CudaLibrary(device, library, images)

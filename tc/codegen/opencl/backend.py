@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from tc.codegen.backend import Backend, Language
 from tc.codegen.c.dialect import OPENCL
 from tc.codegen.c.launch import emit_launches
+from tc.codegen.device_library import DeviceLibrary, load_kernels
 from tc.codegen.launches import launches_of
 from tc.codegen.llvm.host_stub import Image, emit_host_stub
 from tc.codegen.llvm.jit import compile_group
 from tc.codegen.opencl.calls import CALLS
-from tc.codegen.opencl.device import OpenClLibrary, load_kernels, open_device
+from tc.codegen.opencl.device import open_device
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import DEVICE_FINISH_CALLS
 from tc.target import Target
@@ -35,7 +36,7 @@ def make_objects(texts: Sequence[str], optimized: bool, target: Target) -> list[
     return compile_group(texts, optimized, target.host)
 
 
-def load_objects(objects: Iterable[bytes], target: Target) -> OpenClLibrary:
+def load_objects(objects: Iterable[bytes], target: Target) -> DeviceLibrary:
     """Host code linked, its kernels built for the device whose number the target has."""
     return load_kernels(list(objects), open_device(target.number))
 

@@ -1,30 +1,18 @@
-"""What generated host code calls to reach an OpenCL device: functions around the driver's, as LLVM IR, linked into the process once.
+"""An OpenCL driver's part of what generated host code calls (see `device_calls`), as LLVM IR.
 
-A queue is four words: the command queue, the context, the first error of a call (0: none), and which one it was (`CALLED`).
-A handle is two words: the kernel object, and a lock: setting the arguments of a kernel object and enqueuing it are several calls of the
-driver, between which no other thread may do the same.
+A handle is the kernel object, and a lock: setting the arguments of a kernel object and enqueuing it are several calls of the driver,
+between which no other thread may do the same.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import threading
-
-from llvmlite import binding as llvm
-
-from tc.codegen.llvm.jit import Library, compile_object, link
-
 CALLS = "tc_opencl"
 """How the functions' names begin."""
 
-QUEUE, CONTEXT, STATUS, CALLED = range(4)
-"""The words of a queue."""
+STEPS = ("the sizes of a launch", "an argument", "a number", "a launch", "a copy", "waiting")
+"""What failed, by the word CALLED of a queue."""
 
-TOO_MANY_BLOCKS = 1
-"""A status of our own; the driver's are negative."""
-
-_IR = """
+IR_TEXT = """
 declare i32 @clSetKernelArgSVMPointer(ptr, i32, ptr)
 declare i32 @clSetKernelArg(ptr, i32, i64, ptr)
 declare i32 @clEnqueueNDRangeKernel(ptr, ptr, i32, ptr, ptr, ptr, i32, ptr, ptr)
@@ -34,49 +22,11 @@ declare ptr @clSVMAlloc(ptr, i64, i64, i32)
 declare void @clSVMFree(ptr, ptr)
 declare i32 @sched_yield()
 
-define internal void @note(ptr %queue, i32 %status, i64 %called) nounwind {
-  %place = getelementptr i64, ptr %queue, i64 2
-  %known = load i64, ptr %place
-  %clear = icmp eq i64 %known, 0
-  %bad = icmp ne i32 %status, 0
-  %first = and i1 %clear, %bad
-  br i1 %first, label %keep, label %done
-keep:
-  %wide = sext i32 %status to i64
-  store i64 %wide, ptr %place
-  %which = getelementptr i64, ptr %queue, i64 3
-  store i64 %called, ptr %which
-  br label %done
-done:
-  ret void
-}
-
-define void @tc_opencl_launch(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
-                              i64 %scalars) nounwind {
+define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
+                             i64 %scalars) nounwind {
 entry:
   %global = alloca [3 x i64]
   %local = alloca [3 x i64]
-  %some_x = icmp sgt i64 %gx, 0
-  %some_y = icmp sgt i64 %gy, 0
-  %some_z = icmp sgt i64 %gz, 0
-  %some_xy = and i1 %some_x, %some_y
-  %some = and i1 %some_xy, %some_z
-  %status_place = getelementptr i64, ptr %queue, i64 2
-  %status = load i64, ptr %status_place
-  %clear = icmp eq i64 %status, 0
-  %go = and i1 %some, %clear
-  br i1 %go, label %sizes, label %done
-sizes:
-  %few_x = icmp slt i64 %gx, 2147483648
-  %few_y = icmp slt i64 %gy, 65536
-  %few_z = icmp slt i64 %gz, 65536
-  %few_xy = and i1 %few_x, %few_y
-  %few = and i1 %few_xy, %few_z
-  br i1 %few, label %lock, label %many
-many:
-  call void @note(ptr %queue, i32 1, i64 0)
-  br label %done
-lock:
   %guard = getelementptr i64, ptr %handle, i64 1
   br label %try
 try:
@@ -134,8 +84,6 @@ enqueue:
                                                i32 0, ptr null, ptr null)
   call void @note(ptr %queue, i32 %launched, i64 3)
   store atomic i64 0, ptr %guard release, align 8
-  br label %done
-done:
   ret void
 }
 
@@ -148,12 +96,6 @@ go:
   call void @note(ptr %queue, i32 %status, i64 4)
   br label %done
 done:
-  ret void
-}
-
-define void @tc_opencl_read(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
-  store i64 0, ptr %to
-  call void @move(ptr %queue, i32 1, ptr %to, ptr %from, i64 %size)
   ret void
 }
 
@@ -199,43 +141,3 @@ done:
   ret void
 }
 """
-
-_FUNCTIONS = ("launch", "read", "download", "write", "copy", "finish", "allocate", "free")
-_DRIVER = (
-    *("clSetKernelArgSVMPointer", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueSVMMemcpy"),
-    *("clFinish", "clSVMAlloc", "clSVMFree"),
-)
-STEPS = ("the sizes of a launch", "an argument", "a number", "a launch", "a copy", "waiting")
-"""What failed, by the last word of a queue."""
-
-
-class DriverCalls:
-    """The functions in the process, as addresses and for Python."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self.write = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, size)(library.address(f"{CALLS}_write"))
-        self.download = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, size)(library.address(f"{CALLS}_download"))
-        self.finish = ctypes.CFUNCTYPE(None, pointer)(library.address(f"{CALLS}_finish"))
-
-
-_lock = threading.Lock()
-
-
-def provide_calls(driver: ctypes.CDLL) -> DriverCalls:
-    """Make the functions known to `link`, over the functions of a driver's library; once."""
-    with _lock:
-        return _provided(driver)
-
-
-@functools.cache
-def _provided(driver: ctypes.CDLL) -> DriverCalls:
-    for name in _DRIVER:
-        address = ctypes.cast(getattr(driver, name), ctypes.c_void_p).value
-        assert address, f"the OpenCL loader has {name}"
-        llvm.add_symbol(name, address)
-    library = link([compile_object(_IR)])
-    for name in _FUNCTIONS:
-        llvm.add_symbol(f"{CALLS}_{name}", library.address(f"{CALLS}_{name}"))
-    return DriverCalls(library)

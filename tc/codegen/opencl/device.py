@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.device import Queue
-from tc.codegen.llvm.host_stub import HANDLES, IMAGE, Image
-from tc.codegen.llvm.jit import Library, link
-from tc.codegen.llvm.object_symbols import symbols_of
-from tc.codegen.opencl.calls import CALLED, CONTEXT, QUEUE, STATUS, STEPS, TOO_MANY_BLOCKS, DriverCalls, provide_calls
+from tc.codegen.device_calls import CalledQueue, DeviceCalls, provide_calls
+from tc.codegen.llvm.host_stub import Image
+from tc.codegen.opencl.calls import CALLS, IR_TEXT, STEPS
 from tc.errors import CodegenError, DeviceError, LimitError
 from tc.target.detect import opencl_devices, opencl_facts, refuse_forked_child
 
@@ -42,47 +41,22 @@ class _Block:
         weakref.finalize(self, device.free_raw, self.address)
 
 
-class _Queue:
-    """An in-order command queue, and the words by which generated code knows it."""
+class _Queue(CalledQueue):
+    """An in-order command queue."""
 
     def __init__(self, device: OpenClDevice) -> None:
         import pyopencl as cl
 
-        self._device = device
         self._commands = cl.CommandQueue(device.context, device.device)
-        self._words = (ctypes.c_int64 * 4)()
-        self._words[QUEUE], self._words[CONTEXT] = self._commands.int_ptr, device.context.int_ptr
-        self.address = ctypes.addressof(self._words)
+        super().__init__(device, (self._commands.int_ptr, device.context.int_ptr), STEPS)
 
-    def upload(self, address: int, array: np.ndarray) -> None:
-        self._device.calls.write(self.address, address, array.ctypes.data, array.nbytes)
-        self._check()
 
-    def download(self, array: np.ndarray, address: int) -> None:
-        self._device.calls.download(self.address, array.ctypes.data, address, array.nbytes)
-        self._check()
+class _LoadedImage:
+    """Kernel objects, and a lock of each (see `calls`)."""
 
-    def finish(self) -> None:
-        self._device.calls.finish(self.address)
-        self._check()
-
-    def free(self, address: int) -> None:
-        self.finish()
-        self._device.free_raw(address)
-
-    def _check(self) -> None:
-        """Raise what went wrong since the last time."""
-        status, step = self._words[STATUS], self._words[CALLED]
-        if not status:
-            return
-        self._words[STATUS] = 0
-        if status == TOO_MANY_BLOCKS:
-            raise LimitError(f"{self._device.name}: a launch has more blocks than devices take along one axis")
-        import pyopencl as cl
-
-        names = {value: name for name, value in vars(cl.status_code).items() if isinstance(value, int)}
-        name = names.get(status, "an unknown error")
-        raise DeviceError(f"{self._device.name}: {STEPS[step]} failed: {name} ({status})")
+    def __init__(self, kernels: list[Any]) -> None:
+        self._kernels = kernels
+        self.handles = [(kernel.int_ptr, 0) for kernel in kernels]
 
 
 class OpenClDevice:
@@ -99,7 +73,7 @@ class OpenClDevice:
         self._pid = os.getpid()
         self.context = cl.Context([device])
         self._driver = ctypes.CDLL(cl._cl.__file__)
-        self.calls: DriverCalls = provide_calls(self._driver)
+        self.calls: DeviceCalls = provide_calls(CALLS, IR_TEXT, self._driver)
         self._alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint32)(
             ("clSVMAlloc", self._driver)
         )
@@ -132,15 +106,22 @@ class OpenClDevice:
         """See `Device`."""
         refuse_forked_child("opencl")
 
-    def build(self, image: Image) -> list[Any]:
-        """The functions of an image. CodegenError, with the compiler's words, for text that it refuses."""
+    def error(self, step: str, status: int) -> DeviceError:
+        """See `CalledDevice`."""
+        import pyopencl as cl
+
+        names = {value: name for name, value in vars(cl.status_code).items() if isinstance(value, int)}
+        return DeviceError(f"{self.name}: {step} failed: {names.get(status, 'an unknown error')} ({status})")
+
+    def load(self, image: Image) -> _LoadedImage:
+        """See `LoadingDevice`."""
         import pyopencl as cl
 
         try:
             program = cl.Program(self.context, image.text).build(options=[*image.options.split(), *self._options], devices=[self.device])
         except cl.RuntimeError as error:
             raise CodegenError(f"{self.name} refuses a kernel: {error}") from None
-        return [cl.Kernel(program, name) for name in image.functions]
+        return _LoadedImage([cl.Kernel(program, name) for name in image.functions])
 
 
 def own_options(device: Any) -> tuple[str, ...]:
@@ -160,32 +141,3 @@ def _has_shared_memory(device: Any) -> bool:
         return bool(device.svm_capabilities & cl.device_svm_capabilities.COARSE_GRAIN_BUFFER)
     except (cl.Error, AttributeError):
         return False
-
-
-class OpenClLibrary:
-    """Host code in the process, and the kernels that it launches on a device."""
-
-    def __init__(self, device: OpenClDevice, library: Library, kernels: list[Any]) -> None:
-        self.device = device
-        self._library = library
-        self._kernels = kernels  # alive as long as the code that has their handles
-
-    def address(self, name: str) -> int:
-        """See `Loaded`."""
-        return self._library.address(name)
-
-
-def load_kernels(objects: list[bytes], device: OpenClDevice) -> OpenClLibrary:
-    """Link host code, build the device text that is in it, and tell the one where the other is."""
-    names = [name for data in objects for name in sorted(symbols_of(data).defined) if name.endswith(IMAGE)]
-    library = link(objects)
-    kernels = []
-    for name in names:
-        start = library.address(name)
-        size = ctypes.c_int64.from_address(start).value
-        image = Image.from_bytes(ctypes.string_at(start + 8, size))
-        handles = (ctypes.c_int64 * (2 * len(image.functions))).from_address(library.address(name.removesuffix(IMAGE) + HANDLES))
-        for k, kernel in enumerate(device.build(image)):
-            handles[2 * k] = kernel.int_ptr
-            kernels.append(kernel)
-    return OpenClLibrary(device, library, kernels)
