@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const
+from tc.interp import run_prim_func
+from tc.ir.arith import evaluate
+from tc.ir.dtype import f32
+from tc.ir.expr import Const, Expr, Var, const
 from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, walk_statements
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.gpu.blocking import Blocking, Extents, best, blockings, cost, innermost, stage_of, tile_of
+from tc.schedule.work import count_work
 from tc.target import Target
-from tests.schedule.gpu.launches import DEVICE, check_schedule, device_schedule, drawn, launches, lowered
+from tc.te import create_prim_func, placeholder, reduce
+from tests.schedule.gpu.launches import DEVICE, check_schedule, device_schedule, drawn, finished, launches, lowered
 from tests.schedule.gpu.problems import DEVICE_CLASSES
 from tests.schedule.programs import biased, matmul
 
@@ -114,6 +119,71 @@ def test_tiles_of_images_leave_little_over() -> None:
     assert tile_of([7, 7], 16) == [2, 8]
     assert tile_of([None, 4], 32) == [8, 4]
     assert tile_of([3], 16) == [16]
+
+
+def test_tiles_go_along_known_axes_where_these_have_enough() -> None:
+    assert tile_of([None, 509], 64) == [1, 64]
+    assert tile_of([None, 56, 56], 64) == [1, 8, 8]
+    assert tile_of([None, 12], 16) == [1, 16]
+    assert tile_of([None, 3], 16) == [16, 1]
+    assert tile_of([None], 16) == [16]
+
+
+def test_of_several_symbolic_axes_the_first_is_taken_for_a_batch() -> None:
+    assert tile_of([None, None], 64) == [1, 64]
+    assert tile_of([None, None, None], 64) == [1, 8, 8]
+
+
+def symbolic_convolution(rng: np.random.Generator, lengths: tuple[str, ...]) -> PrimFunc:
+    """Of images or series, channels first or last; the axes named are symbolic."""
+    rank, last = int(rng.integers(1, 3)), rng.random() < 0.5
+    channels, filters, kernel, step = (int(rng.integers(*ends)) for ends in ((1, 9), (8, 40), (1, 4), (1, 3)))
+    n = Var("n") if "batch" in lengths else const(2)
+    sides = [Var(f"s{k}") if "length" in lengths else const(int(rng.integers(20, 40))) for k in range(rank)]
+    shape = (n, *sides, channels) if last else (n, channels, *sides)
+    x = placeholder(shape, f32, "X")
+    w = placeholder((filters, channels, *[kernel] * rank), f32, "W")
+    out = [(side - kernel) // step + 1 for side in sides]
+
+    def term(*at: Expr) -> Expr:
+        b, *at_out = at[: rank + 2]
+        o, place = (at_out[-1], at_out[:-1]) if last else (at_out[0], at_out[1:])
+        c, *window = at[rank + 2 :]
+        moved = [i * step + d for i, d in zip(place, window, strict=True)]
+        return x[(b, *moved, c) if last else (b, c, *moved)] * w[(o, c, *window)]
+
+    conv = reduce("sum", (n, *out, filters) if last else (n, filters, *out), (channels, *[kernel] * rank), term, "conv")
+    return create_prim_func("conv", [x, w], [conv], tuple(var for var in (n, *sides) if isinstance(var, Var)))
+
+
+@pytest.mark.parametrize("lengths", [("batch",), ("length",), ("batch", "length")])
+def test_symbolic_convolutions_compute_little_more_than_is_needed(lengths: tuple[str, ...]) -> None:
+    rng, seen = np.random.default_rng(len(lengths[0])), 0
+    for _ in range(8):
+        func = symbolic_convolution(rng, lengths)
+        scheduled = device_schedule(func)
+        for batch in (1, 2, 33):
+            dims = {var: batch if var.name == "n" else int(rng.integers(24, 60)) for var in func.dims}
+            needed, done = count_work(func, dims), count_work(scheduled.func, dims)
+            assert needed is not None and done is not None
+            assert done.flops <= 2.5 * needed.flops, (str(func), dims, scheduled.rule)
+            seen += "contraction" in scheduled.rule
+    assert seen >= 18
+
+
+@pytest.mark.parametrize("lengths", [("batch",), ("length",), ("batch", "length")])
+def test_symbolic_convolutions_keep_their_meaning_whatever_the_batch(lengths: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(len(lengths))
+    func = symbolic_convolution(rng, lengths)
+    scheduled = device_schedule(func).func
+    final = finished(scheduled)
+    for batch in (0, 1, 2, 5):
+        dims = {var: batch if var.name == "n" else int(rng.integers(5, 12)) for var in func.dims}
+        shapes = [[int(evaluate(dim, dims)) for dim in buffer.shape] for buffer in func.inputs]
+        arrays = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
+        expected, *_ = run_prim_func(func, arrays, tuple(dims.values()))
+        for each in (scheduled, final):
+            np.testing.assert_array_equal(run_prim_func(each, arrays, tuple(dims.values()))[0], expected)
 
 
 def test_stages_go_over_whole_windows() -> None:

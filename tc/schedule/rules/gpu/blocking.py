@@ -12,8 +12,12 @@ from math import prod
 
 from tc.target.device import DeviceFacts, occupancy
 
-USUAL_EXTENT = 512
-"""What a symbolic extent is taken to be."""
+USUAL_EXTENT, USUAL_SIDE, USUAL_BATCH = 512, 24, 4
+"""What a symbolic extent is taken to be: the only one, one of several along which a result goes on (the sides of an image), one that
+counts how often the same is done."""
+
+ENOUGH_ELEMENTS = 8
+"""Elements along axes of known extents from which on a tile goes along these alone."""
 
 OTHER_REGISTERS = 40
 """Registers of a thread beside its sums and the operands of one step: addresses, counters, what is on its way from memory."""
@@ -56,7 +60,10 @@ class Blocking:
 
 @dataclass(frozen=True)
 class Extents:
-    """The sizes of a product, by what its axes do; axes that are symbolic count as USUAL_EXTENT. Sizes of elements in bytes."""
+    """The sizes of a product, by what its axes do, symbolic ones as they usually are. Sizes of elements in bytes.
+
+    `batch`: how often there are so many rows and columns, the symbolic axes along which tiles do not go among them.
+    """
 
     batch: int
     rows: int
@@ -141,10 +148,29 @@ def _parts(number: int, size: int) -> int:
 # -- several axes
 
 
+def usual_extents(extents: Sequence[int | None]) -> list[int]:
+    """The extents of the axes along which a tile goes, 1 for symbolic ones (None) along which it should not.
+
+    These may be 1, whatever a tile would take of them for nothing: so all of them where there is enough along known axes, and else the
+    first axis of several, which is mostly a batch.
+    """
+    count = extents.count(None)
+    is_enough = prod(extent for extent in extents if extent is not None) >= ENOUGH_ELEMENTS
+    has_batch = count > 1 and extents[0] is None
+    side = 1 if is_enough else USUAL_SIDE if count - has_batch > 1 else USUAL_EXTENT
+    usual = [side if extent is None else extent for extent in extents]
+    return [1, *usual[1:]] if has_batch else usual
+
+
+def repeats(extents: Sequence[int | None]) -> int:
+    """How often the elements of `usual_extents` are there, usually."""
+    return USUAL_BATCH if any(extent is None and usual == 1 for extent, usual in zip(extents, usual_extents(extents), strict=True)) else 1
+
+
 def tile_of(extents: Sequence[int | None], size: int) -> list[int]:
     """Sizes, powers of two, of a tile of `size` elements over several axes (None: symbolic), with the least left over at their ends.
 
-    Of equals the one that is longest along the last axis.
+    Symbolic axes are as they usually are. Of equals the one that is longest along the last axis.
     """
     if not extents:
         return []
@@ -152,8 +178,10 @@ def tile_of(extents: Sequence[int | None], size: int) -> list[int]:
     if not options:
         options = [[1] * (len(extents) - 1) + [size]]
 
+    usual = usual_extents(extents)
+
     def waste(tile: list[int]) -> float:
-        return prod(_parts(extent, part) * part / max(extent, 1) for extent, part in zip(extents, tile, strict=True) if extent is not None)
+        return prod(_parts(extent, part) * part / max(extent, 1) for extent, part in zip(usual, tile, strict=True))
 
     return min(options, key=lambda tile: (round(waste(tile), 6), [-part for part in reversed(tile)]))
 

@@ -26,6 +26,7 @@ from tc.schedule.rules.gpu.product import (
     TiledAxes,
     bind_blocks,
     cut_in_stages,
+    extents_along,
     fetch_tile,
     inline_before,
     last_block,
@@ -148,16 +149,15 @@ def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstr
     blocking = Blocking(rows, columns, rows // warps, columns // LANES, depth)
     if blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes) > device.static_shared_bytes_per_block:
         raise ScheduleError(f"block {name}: stages of {depth} terms are more than shared memory holds")
-    extents = {axis.var: int(axis.extent.value) if isinstance(axis.extent, Const) else None for axis in contraction.info.block.axes}
 
     def tiled(axes: tuple[Var, ...], size: int, warp: int, least: int) -> dict[Var, tuple[int, int]]:
-        tile = tile_of([extents[axis] for axis in axes], size)
+        tile = tile_of(extents_along(contraction, axes), size)
         parts = innermost(tile, warp)
         if parts[-1] < least:
             raise ScheduleError(f"block {name}: the last axis of a tile has {parts[-1]} elements, matrix instructions take {least}")
         return dict(zip(axes, zip(tile, parts, strict=True), strict=True))
 
-    stage = stage_of([extents[axis] for axis in contraction.depth], depth)
+    stage = stage_of(extents_along(contraction, contraction.depth), depth)
     stage[-1] = -(-stage[-1] // instruction.depth) * instruction.depth
     return TiledAxes(
         contraction.batch,

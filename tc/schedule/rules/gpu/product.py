@@ -23,14 +23,17 @@ from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import extent_value, is_heavy, known_product, loads_of, loops_inside
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, inline_chain
 from tc.schedule.rules.gpu.blocking import (
+    USUAL_BATCH,
     USUAL_EXTENT,
     Blocking,
     Extents,
     best,
     blockings,
     innermost,
+    repeats,
     stage_of,
     tile_of,
+    usual_extents,
 )
 from tc.schedule.rules.gpu.elementwise import is_aligned, schedule_block, stands_alone
 from tc.schedule.rules.gpu.fallback import schedule_nest
@@ -172,20 +175,23 @@ def _can_be_fused(schedule: Schedule, name: str, after: list[str]) -> bool:
 
 def sizes_of(contraction: Contraction) -> Extents:
     """How much of each role, symbolic extents as they usually are."""
-    extents = {axis.var: axis.extent for axis in contraction.info.block.axes}
-
-    def total(axes: Sequence[Var]) -> int:
-        return prod(int(e.value) if isinstance(e := extents[axis], Const) else USUAL_EXTENT for axis in axes)
-
+    rows, columns = extents_along(contraction, contraction.rows), extents_along(contraction, contraction.columns)
+    batch, depth = extents_along(contraction, contraction.batch), extents_along(contraction, contraction.depth)
     return Extents(
-        batch=total(contraction.batch),
-        rows=total(contraction.rows),
-        columns=total(contraction.columns),
-        depth=total(contraction.depth),
+        batch=prod(USUAL_BATCH if extent is None else extent for extent in batch) * repeats(rows) * repeats(columns),
+        rows=prod(usual_extents(rows)),
+        columns=prod(usual_extents(columns)),
+        depth=prod(USUAL_EXTENT if extent is None else extent for extent in depth),
         lhs_bytes=contraction.lhs.buffer.dtype.size_bytes,
         rhs_bytes=contraction.rhs.buffer.dtype.size_bytes,
         sum_bytes=contraction.info.writes[0].buffer.dtype.size_bytes,
     )
+
+
+def extents_along(contraction: Contraction, axes: Sequence[Var]) -> list[int | None]:
+    """The extents of some axes of a product, None for symbolic ones."""
+    extents = {axis.var: int(axis.extent.value) if isinstance(axis.extent, Const) else None for axis in contraction.info.block.axes}
+    return [extents[axis] for axis in axes]
 
 
 # -- the schedule
@@ -255,13 +261,12 @@ def _axes(schedule: Schedule, contraction: Contraction, device: DeviceFacts) -> 
     blocking = Blocking(rows, columns, thread_rows, thread_columns, depth)
     if blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes) > device.static_shared_bytes_per_block:
         raise ScheduleError(f"block {name}: stages of {depth} terms are more than shared memory holds")
-    extents = {axis.var: int(axis.extent.value) if isinstance(axis.extent, Const) else None for axis in contraction.info.block.axes}
 
     def tiled(axes: tuple[Var, ...], size: int, thread: int) -> dict[Var, tuple[int, int]]:
-        tile = tile_of([extents[axis] for axis in axes], size)
+        tile = tile_of(extents_along(contraction, axes), size)
         return dict(zip(axes, zip(tile, innermost(tile, thread), strict=True), strict=True))
 
-    stage = stage_of([extents[axis] for axis in contraction.depth], depth)
+    stage = stage_of(extents_along(contraction, contraction.depth), depth)
     return TiledAxes(
         contraction.batch,
         tiled(contraction.rows, rows, thread_rows),
