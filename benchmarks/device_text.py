@@ -3,8 +3,9 @@
     python -m benchmarks.device_text --targets cuda:sm_75 cuda:sm_80 cuda:sm_90a --models minilm resnet50 --operators
 
 Each kernel is written in each language of the target (`tc compile --emit`) and compiled by the command that is written beside it (nvcc
-with warnings as errors, ptxas). What the compiler says of registers and spills, and the occupancy that follows, is printed a row a model,
-and with --output kept as JSON, a row a device function. Exit code 1 when a text does not compile.
+with warnings as errors, ptxas); assembly for AMD's devices was made by a compiler already, LLVM, and tells what it said. Registers, spills
+and the occupancy that follows are printed a row a model, and with --output kept as JSON, a row a device function. Exit code 1 when a text
+does not compile.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 import tc
 from benchmarks import zoo
 from benchmarks.run import chosen_models
+from tc.codegen.amdgpu.resources import wave_resources
 from tc.codegen.backends import backend_of
 from tc.errors import TcError
 from tc.frontend.registry import Model
@@ -39,6 +41,10 @@ from tc.target import DeviceFacts, Target, occupancy
 TELL = {"cuda": "-Werror all-warnings -Xptxas -v,--warning-as-error", "ptx": "-v --warning-as-error"}
 """What makes the compiler of a language tell what functions take, and takes warnings for errors."""
 
+TOLD = ("amdgpu",)
+"""Languages whose texts tell it themselves."""
+
+REGISTER_BYTES = 4
 _FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -81,7 +87,8 @@ def check_model(name: str, model: Model, target: Target, language: str, folder: 
             text = lowered.as_text(kernel)
         except TcError as error:
             return TextResult(name, kernel, target.device_text, language, problem=str(error))
-        found, problem = compile_text(text, target, language, folder)
+        told = (tuple(read_waves(text, target)), "") if language in TOLD else None
+        found, problem = told or compile_text(text, target, language, folder)
         return TextResult(name, kernel, target.device_text, language, found, problem)
 
     return list(pool.map(check, lowered.kernels))
@@ -99,6 +106,14 @@ def compile_text(text: str, target: Target, language: str, folder: Path) -> tupl
         return (), said.strip()[:2000] or f"exit code {done.returncode}"
     assert target.device is not None
     return tuple(read_functions(said, dict(threads_of(text)), target.device)), ""
+
+
+def read_waves(text: str, target: Target) -> Iterator[DeviceFunction]:
+    """The functions of an assembly of AMD's."""
+    assert target.device is not None
+    for each in wave_resources(text):
+        spill_bytes = each.spilled * REGISTER_BYTES
+        yield DeviceFunction(each.name, each.vector, spill_bytes, each.scratch_bytes, each.shared_bytes, each.blocks(target.device))
 
 
 def threads_of(text: str) -> Iterator[tuple[str, int]]:
@@ -170,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[TextResult] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         for target in targets:
-            for language in options.languages or [name for name in backend_of(target).languages if name in TELL]:
+            for language in options.languages or [name for name in backend_of(target).languages if name in (*TELL, *TOLD)]:
                 what = f"{target.device_text} {language}"
                 for name, model in models:
                     found = check_model(name, model, target, language, Path(folder), pool)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from benchmarks import device_text
 from benchmarks.device_text import DeviceFunction, operator_models, read_functions, threads_of
+from tc.demo import MODEL_PATH
 from tc.target.device import device_called
 
 SAID = """
@@ -50,6 +51,18 @@ PTX_TEXT = """
 def test_threads_of_blocks_are_read_from_both_languages() -> None:
     assert dict(threads_of(CUDA_TEXT)) == {"tc_a_0": 256, "tc_a_1": 512}
     assert dict(threads_of(PTX_TEXT)) == {"tc_a_0": 256, "tc_a_1": 64}
+
+
+def test_what_functions_take_is_read_from_assembly_that_tells_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["--targets", "rocm:gfx942", "--models", str(MODEL_PATH), "--output", str(tmp_path / "found.json")]
+
+    assert device_text.main(command) == 0
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    functions = [each for kernel in found for each in kernel["functions"]]
+    assert {kernel["language"] for kernel in found} == {"amdgpu"} and len(functions) >= len(found) > 5
+    assert all(each["registers"] > 0 and each["spill_bytes"] == 0 and each["blocks"] > 0 for each in functions)
+    assert "0 do not compile, 0 spill" in capsys.readouterr().out
 
 
 def test_registers_spills_and_shared_memory_are_read_of_each_function() -> None:

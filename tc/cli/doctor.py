@@ -25,6 +25,7 @@ from tc.runtime.cache_root import cache_path, cache_problem
 from tc.runtime.pool import fork_join_seconds
 from tc.target import Target, affinity_cpus, available_cpus, native_target
 from tc.target.detect import cuda_count, cuda_driver_name, opencl_devices, opencl_driver_name
+from tc.target.device import known_archs
 from tc.target.machine import forget_measured, measured_path, table_of, write_measured
 from tc.version import __version__
 
@@ -123,6 +124,7 @@ def device_facts() -> dict[str, Any]:
     return {
         "cuda": _devices("cuda", cuda_count, lambda number: cuda_driver_name()),
         "opencl": _devices("opencl", lambda: len(opencl_devices()), opencl_driver_name),
+        "rocm": {"found": [], "problem": f"rocm: none is looked for; kernels are written as text for {', '.join(known_archs('rocm'))}"},
     }
 
 

@@ -174,7 +174,10 @@ def need_model(path: Path, command: str, why: str) -> None:
 
 
 THREADS_HELP = "how many threads to use (default: TC_NUM_THREADS, else OMP_NUM_THREADS, else one for each core)"
-TARGET_HELP = "native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...; c; opencl, opencl:1, opencl:generic; cuda, cuda:sm_80, ..."
+TARGET_HELP = (
+    "native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...; c; opencl, opencl:1, opencl:generic; cuda, cuda:sm_80, ...; "
+    "rocm:gfx942 (for --emit only)"
+)
 _COMPILE_DEFAULTS = {"target": "native", "tune": None, "numerics": "default", "verify": "auto", "on_unsupported": "fallback"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tc.codegen.amdgpu.backend import ROCM_DEVICE
 from tc.codegen.backend import Backend, Language, find_backend
 from tc.codegen.c.backend import C_BACKEND
 from tc.codegen.cuda.backend import CUDA_DEVICE
@@ -10,7 +11,7 @@ from tc.codegen.opencl.backend import OPENCL_DEVICE
 from tc.errors import UserError
 from tc.target import Target
 
-BACKENDS = (CPU, C_BACKEND, CUDA_DEVICE, OPENCL_DEVICE)
+BACKENDS = (CPU, C_BACKEND, CUDA_DEVICE, OPENCL_DEVICE, ROCM_DEVICE)
 
 
 def backend_of(target: Target) -> Backend:

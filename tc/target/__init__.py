@@ -238,7 +238,7 @@ class Target:
         elif base in _LEVELS:
             target = replace(_LEVELS[base], cores=default_threads())
         else:
-            known = ", ".join(("native", *_LEVELS, "cpu:...", "c", "cuda", "cuda:sm_80", "opencl"))
+            known = ", ".join(("native", *_LEVELS, "cpu:...", "c", "cuda", "cuda:sm_80", "opencl", "rocm:gfx942"))
             raise UserError(f"target: unknown target '{text}'; known are {known}")
         return _with_facts(target, facts) if facts else target
 

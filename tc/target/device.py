@@ -44,10 +44,10 @@ class DeviceFacts:
     clock_hz: under load, the one that the vendor's peaks are for. f32_fma_per_cycle: multiply-adds of all threads of one processor.
     tensor_flops_per_cycle: by the dtype of factors, of one processor, dense, with sums in f32 (i32 for i8), two operations a product.
     memory_bytes_per_s: the vendor's bandwidth of device memory.
-    features: what `Intrinsic.features` are asked of. An architecture has its own name and those of all whose instructions it has. Beside
-    these: "shuffle" (threads of a warp see each other's values without a barrier), "fp16", "bf16", "fp8", "fp64" (arithmetic or conversions
-    of such values), "cp.async" and "tma" (copies to shared memory that do not occupy threads), "wgmma", "svm" (memory that host and device
-    address alike), and AS_PTX.
+    features: what code is generated for, and `Intrinsic.features` are asked of. An architecture has its own name and those of all whose
+    instructions it has. Beside these: "shuffle" (threads of a warp see each other's values without a barrier), "fp16", "bf16", "fp8",
+    "fp64" (arithmetic or conversions of such values), "cp.async" and "tma" (copies to shared memory that do not occupy threads), "wgmma",
+    "svm" (memory that host and device address alike), and AS_PTX.
     """
 
     kind: str

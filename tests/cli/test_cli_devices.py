@@ -43,6 +43,7 @@ def test_doctor_lists_the_devices_that_are_there_with_their_facts(
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "no driver here" in text
+    assert "rocm devices none is looked for; kernels are written as text for gfx90a, gfx942" in text
     assert "opencl:1: generic (generic device; driver 1), 4 processors, 1.0 GiB, 32.0 KiB shared and at most 256 threads a block" in text
 
 

@@ -207,11 +207,6 @@ def test_kind_and_device_of_a_target_must_fit(options: dict) -> None:
         Target(**options)
 
 
-def test_a_kind_without_code_generation_is_refused_in_words() -> None:
-    with pytest.raises(UnsupportedError, match="no code is generated for the kind 'rocm'; the kinds are: cpu"):
-        tc.compile(str(DEMO / "digits.onnx"), target="rocm:gfx942")
-
-
 # -- devices that are there
 
 

@@ -180,9 +180,15 @@ class FunctionBuilder:
             self._known_in_scope[-1].append(key)
         return found
 
-    def alloca(self, type_: str, count: int, align: int, hint: str) -> Value:
+    def alloca(self, type_: str, count: int, align: int, hint: str, space: int = 0) -> Value:
+        """Memory of the function, by a generic pointer; `space`: the address space in which the target has it."""
         result = self.name(f"{hint}.")
-        self.entry.append(f"  {result} = alloca [{count} x {type_}], align {align}")
+        if space:
+            own = self.name(f"{hint}.")
+            self.entry.append(f"  {own} = alloca [{count} x {type_}], align {align}, addrspace({space})")
+            self.entry.append(f"  {result} = addrspacecast ptr addrspace({space}) {own} to ptr")
+        else:
+            self.entry.append(f"  {result} = alloca [{count} x {type_}], align {align}")
         self._allocas.add(result)
         return Value(result, "ptr")
 

@@ -1,5 +1,6 @@
-"""Launches as PTX, through LLVM's NVPTX target: one thread's program, from the emitter of LLVM IR that CPUs have.
+"""Launches as one thread's program, from the emitter of LLVM IR that CPUs have, and that as PTX, through LLVM's NVPTX target.
 
+What another target of LLVM's writes in another way stands in a `ThreadDialect`.
 Pointers are generic in the text; LLVM finds out that those of parameters are of global memory, and those of blocks' buffers of shared
 memory.
 No operation is contracted or approximated: products and sums come out as `.rn`, which ptxas leaves as they are.
@@ -18,6 +19,7 @@ from tc.codegen.llvm.builder import Module, Value
 from tc.codegen.llvm.emitter import KernelEmitter
 from tc.codegen.llvm.jit import foreign_assembly
 from tc.codegen.llvm.memory import memory_type
+from tc.codegen.ptx.dialect import NVPTX, ThreadDialect
 from tc.codegen.ptx.libm import define_libm
 from tc.codegen.warp_assembly import assembly_of
 from tc.errors import CodegenError
@@ -43,16 +45,12 @@ ALIGNMENT = 16
 WORD_BYTES = 4
 """Of a register."""
 
-TRIPLE = "nvptx64-nvidia-cuda"
 _VERSIONS = {"sm_75": 70, "sm_80": 70, "sm_86": 71, "sm_89": 78, "sm_90": 78, "sm_90a": 80}
 _NEWEST = 80
 """PTX versions (times 10) that know the architectures. Source: PTX ISA, release notes."""
 
-_ASKED = "tc_shared"
-_REGISTERS = {"block": "ctaid", "thread": "tid"}
 
-
-def emit_launches_ir(func: PrimFunc, symbol: str, has_async_copies: bool = False) -> str:
+def emit_launches_ir(func: PrimFunc, symbol: str, has_async_copies: bool = False, dialect: ThreadDialect = NVPTX) -> str:
     """LLVM IR of all launches of a PrimFunc in the finished form; the function of launch k is called `symbol`_k.
 
     `has_async_copies`: the architecture copies to shared memory while a thread does something else, as sm_80 and later ones.
@@ -60,7 +58,7 @@ def emit_launches_ir(func: PrimFunc, symbol: str, has_async_copies: bool = False
     module = Module()
     chosen = select_intrinsics(func, ())
     for launch in launches_of(chosen):
-        _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch, has_async_copies).emit_function()
+        _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch, has_async_copies, dialect).emit_function()
     define_libm(module)
     return str(module)
 
@@ -69,14 +67,17 @@ def emit_ptx(func: PrimFunc, symbol: str, arch: str) -> str:
     """The launches of a PrimFunc in the finished form as PTX for an architecture such as "sm_80"."""
     version = _VERSIONS.get(arch, _NEWEST)
     ir = emit_launches_ir(func, symbol, has_async_copies=int(arch.removeprefix("sm_").rstrip("af")) >= 80)
-    return foreign_assembly(ir, TRIPLE, arch, f"+ptx{version}")
+    return foreign_assembly(ir, NVPTX.triple, arch, f"+ptx{version}")
 
 
 class _ThreadEmitter(KernelEmitter):
     """One thread's program of one launch."""
 
-    def __init__(self, module: Module, name: str, func: PrimFunc, launch: DeviceLaunch, has_async_copies: bool = False) -> None:
+    def __init__(
+        self, module: Module, name: str, func: PrimFunc, launch: DeviceLaunch, has_async_copies: bool, dialect: ThreadDialect
+    ) -> None:
         super().__init__(module, name, func)
+        self.dialect = dialect
         self.has_async_copies = has_async_copies
         self.launch = launch
         self.inputs = frozenset(launch.buffers) - launch.written
@@ -91,9 +92,8 @@ class _ThreadEmitter(KernelEmitter):
             params.append(f"i64 %s{k}")
         self.statement(self.launch.body)
         self.b.emit_void("ret void")
-        x, y, z = self.launch.threads
-        sizes = f'"nvvm.reqntid"="{x},{y},{z}"'
-        header = f"define ptx_kernel void @{self.symbol}({', '.join(params)}) nounwind {sizes} {{"
+        kind, sizes = self.dialect.convention, self.dialect.block_size(*self.launch.threads)
+        header = f"define {kind} void @{self.symbol}({', '.join(params)}) nounwind {sizes} {{"
         self.module.definitions.append("\n".join([header, "entry:", *self.b.entry, *self.b.lines, "}"]))
 
     def _buffer_parameter(self, k: int, buffer: Buffer) -> str:
@@ -131,6 +131,8 @@ class _ThreadEmitter(KernelEmitter):
 
     def _warp_call(self, call: WarpCall) -> None:
         """One piece of assembly, of registers that are loaded from the lane's own memory, and stored there: LLVM makes them values."""
+        if not self.dialect.has_warps:
+            raise CodegenError(f"{self.func.name}: {call.name} is an instruction of CUDA devices, and not of {self.dialect.name}")
         assembly = assembly_of(call.name)
         arguments: list[Value] = []
         for operand, count in zip(call.operands[:-1], assembly.operands, strict=True):
@@ -169,15 +171,17 @@ class _ThreadEmitter(KernelEmitter):
         return self.b.emit(f"ptrtoint {self._place_of(operand.buffer, operand.indices, 3)} to i32", "i32")
 
     def _barrier(self) -> None:
-        self.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ["i32"])
-        self.b.emit_void("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+        name, *params = self.dialect.barrier_function
+        self.module.declare(name, "void", params)
+        for line in self.dialect.barrier:
+            self.b.emit_void(line)
         self.forget_memory()
 
     def bound(self, loop: For) -> None:
         """The thread's number along the loop's axis is the value of its variable; threads behind its last one leave it out."""
         level, _, axis = loop.thread.partition(".")
         most = self.launch.threads[AXES.index(axis)] if level == "thread" else 2**31 - 1
-        name = f"llvm.nvvm.read.ptx.sreg.{_REGISTERS[level]}.{axis}"
+        name = f"{self.dialect.numbers[level]}.{axis}"
         self.module.declare(name, "i32", [])
         number = self.b.once(name, lambda: self._number(name, most))
         self.state.values[loop.var] = number
@@ -200,9 +204,9 @@ class _ThreadEmitter(KernelEmitter):
             raise CodegenError(f"buffer {buffer} of a launch has no constant size")
         element, count = memory_type(buffer.dtype), max(int(size.value), 1)
         if buffer.scope != "shared":
-            self.state.pointers[buffer] = self.b.alloca(element, count, ALIGNMENT, "local")
+            self.state.pointers[buffer] = self.b.alloca(element, count, ALIGNMENT, "local", self.dialect.own_space)
             return
-        if self.launch.asks_for_shared:
+        if self.dialect.asked_shared and self.launch.asks_for_shared:
             self.state.pointers[buffer] = self._asked_for(self.launch.shared_offset(buffer))
             return
         name = f"{self.symbol}_shared{self.num_shared}"
@@ -214,9 +218,10 @@ class _ThreadEmitter(KernelEmitter):
 
     def _asked_for(self, offset: int) -> Value:
         """A place in the shared memory that the launch asks for."""
-        self.module.declarations[_ASKED] = f"@{_ASKED} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
+        name = self.dialect.asked_shared
+        self.module.declarations[name] = f"@{name} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
         place, start = self.b.name("shared"), self.b.name("shared")
-        self.b.entry.append(f"  {start} = getelementptr i8, ptr addrspace(3) @{_ASKED}, i64 {offset}")
+        self.b.entry.append(f"  {start} = getelementptr i8, ptr addrspace(3) @{name}, i64 {offset}")
         self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(3) {start} to ptr")
         return Value(place, "ptr")
 
