@@ -76,6 +76,14 @@ done:
 define void @{prefix}_read(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {{
   store i64 0, ptr %to
   call void @{prefix}_download(ptr %queue, ptr %to, ptr %from, i64 %size)
+  %status_place = getelementptr i64, ptr %queue, i64 {STATUS}
+  %status = load i64, ptr %status_place
+  %failed = icmp ne i64 %status, 0
+  br i1 %failed, label %end, label %done
+end:
+  store i64 0, ptr %to
+  br label %done
+done:
   ret void
 }}
 """

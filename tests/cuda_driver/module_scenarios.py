@@ -444,5 +444,21 @@ def a_kernel_that_fails_is_an_error_and_not_a_number():
     assert np.array_equal(module(np.ones(5, np.float32))[0], [2.0] * 5)
 
 
+def a_loop_whose_condition_cannot_be_computed_ends_with_an_error():
+    """The host read the same True for ever."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "v"], ["w"]), helper.make_node("Less", ["w", "limit"], ["go"])],
+        "body", [helper.make_tensor_value_info(*each) for each in (("k", I64, []), ("c", BOOL, []), ("v", F32, []))],
+        [helper.make_tensor_value_info(*each) for each in (("go", BOOL, []), ("w", F32, []))],
+    )  # fmt: skip
+    constants = [numpy_helper.from_array(np.array(v), n) for v, n in ((np.float32(100), "limit"), (True, "yes"))]
+    nodes = [helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)]
+    module = tc.compile(onnx_model(nodes, [("x", F32, [])], [("y", F32, [])], constants), target=PTX)
+    fake.library.fake_fail_next(b"cuLaunchKernel", 700)
+
+    assert "a launch failed" in raised(TcError, module, np.float32(1))
+    assert module(np.float32(1)) == 128
+
+
 if __name__ == "__main__":
     main(globals())

@@ -88,7 +88,9 @@ enqueue:
 }
 
 define internal void @move(ptr %queue, i32 %waits, ptr %to, ptr %from, i64 %size) nounwind {
-  %some = icmp sgt i64 %size, 0
+  %any = icmp sgt i64 %size, 0
+  %elsewhere = icmp ne ptr %to, %from
+  %some = and i1 %any, %elsewhere
   br i1 %some, label %go, label %done
 go:
   %commands = load ptr, ptr %queue

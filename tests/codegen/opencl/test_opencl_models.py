@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 import tc
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import InputError
 
+COUNTED = """<ir_version: 10, opset_import: ["" : 18]> g (float[1] x, bool c) => (float[1] y) {
+    y = Loop ("", c, x) <body: graph = body (int64 i, bool go, float[1] v) => (bool next, float[1] w) {
+        three = Constant <value: tensor = int64 t {3}> ()
+        next = Less (i, three)
+        w = Add (v, v)
+    }>
+}"""
 pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
 
 
@@ -44,3 +52,10 @@ def test_a_saved_module_runs_on_the_device_again(digits, tmp_path):
 def test_a_wrong_dtype_is_refused_as_on_the_cpu(digits):
     with pytest.raises(InputError, match="dtype is f64, but must be f32"):
         digits(as_model_input(load_heldout()[0])[:2].astype(np.float64))
+
+
+def test_a_loop_whose_condition_stays_where_it_is_ends():
+    """The driver refuses to copy something upon itself; the host then waited for a condition that nobody computed any more."""
+    module = tc.compile(onnx.parser.parse_model(COUNTED), target="opencl")
+
+    assert module.run({"x": np.ones(1, np.float32), "c": np.array(True)})["y"].tolist() == [16.0]
