@@ -14,6 +14,7 @@ from tc.ir.bit_layout import BitLayout
 from tc.ir.dtype import DType, f32
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.intrinsic import INTRINSICS, Intrinsic
+from tc.ir.lane_exchange import is_exchange, mask_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def assembly_of(name: str) -> WarpAssembly:
         return _product(intrinsic)
     if name.startswith("ldmatrix."):
         return _load(intrinsic)
+    if is_exchange(name):
+        return _exchange(intrinsic)
     raise CodegenError(f"{name} is no instruction of the lanes of one warp")
 
 
@@ -75,6 +78,13 @@ def _load(intrinsic: Intrinsic) -> WarpAssembly:
     assert load is not None, f"{intrinsic.name} is an ldmatrix"
     head = f"ldmatrix.sync.aligned.m8n8.x{load.count}{'.trans' if load.transposed else ''}.shared.b16"
     return WarpAssembly(f"{head} {_places(0, load.count)}, [{{{load.count}}}];", load.count, "r", (0,), False)
+
+
+def _exchange(intrinsic: Intrinsic) -> WarpAssembly:
+    words = intrinsic.pattern.buffers[0].dtype.bits // 32
+    one = "shfl.sync.bfly.b32 {{{}}}, {{{}}}, {}, 31, -1;"
+    text = " ".join(one.format(k, words + k, mask_of(intrinsic.name)) for k in range(words))
+    return WarpAssembly(text, words, "r", (words,), False)
 
 
 def _registers(layout: BitLayout | None, dtype: DType) -> int:

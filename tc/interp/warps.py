@@ -15,8 +15,9 @@ from tc.ir.bit_layout import BitLayout
 from tc.ir.expr import Buffer
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.intrinsic import INTRINSICS
+from tc.ir.lane_exchange import WARP_LANES, is_exchange
 
-LANES = 32
+LANES = WARP_LANES
 
 
 class Running(Protocol):
@@ -61,7 +62,7 @@ def run_warp(watch: Running, stops: Mapping[int, WarpStop]) -> None:
         operands.append(values)
     is_read = first.name.startswith("mma")
     for k, values in enumerate(operands):
-        if None in values and (is_read or k + 1 < len(operands)):
+        if None in values and (is_read or k + 1 < len(operands)) and not is_exchange(first.name):
             raise VerifyError(f"{watch.name}: `{watch.text(first.place[0])}` reads registers in which nothing was stored")
     first.pattern(*operands)
     layout = intrinsic.layouts[-1]
@@ -85,8 +86,10 @@ def _gathered(parts: list[tuple[Memory, int]], buffer: Buffer, layout: BitLayout
 
 
 def _number(layout: BitLayout, buffer: Buffer, register: int, lane: int) -> int:
-    row, column = layout(register=register, lane=lane)
-    return int(row) * int(str(buffer.shape[1])) + int(column)
+    number = 0
+    for index, size in zip(layout(register=register, lane=lane), buffer.shape, strict=True):
+        number = number * int(str(size)) + int(index)
+    return number
 
 
 def _rows(watch: Running, lanes: list[int], parts: list[tuple[Memory, int]], buffer: Buffer, target: BitLayout, site: int) -> list[Any]:

@@ -210,7 +210,8 @@ class IntrinsicCall(Stmt):
 class WarpCall(Stmt):
     """A target intrinsic that the lanes of a warp, 32 threads that follow each other along x, carry out together.
 
-    It stands in launches, where all lanes of a warp reach it. Each names by `operands` what it has of each: of a fragment the first of its
+    Where lanes only exchange elements (see `lane_exchange`), a warp may have several shorter rows of threads. It
+    stands in launches, where all lanes of a warp reach it. Each names by `operands` what it has of each: of a fragment the first of its
     registers, which follow each other in a buffer that is its own; of a matrix in shared memory a row of 16 bytes
     whose place `ldmatrix_of` gives for its number. What is done is the intrinsic's pattern, on the elements that the lanes then hold, or
     name. The last operand is what it makes; all others are only read.

@@ -144,13 +144,13 @@ class _ThreadEmitter(KernelEmitter):
             constraints += map(str, range(assembly.results))
         if assembly.has_address:
             constraints.append("~{memory}")
-        struct = f"{{ {', '.join([kind] * assembly.results)} }}"
+        struct = kind if assembly.results == 1 else f"{{ {', '.join([kind] * assembly.results)} }}"
         given = ", ".join(map(str, arguments))
         text = f'call {struct} asm sideeffect "{assembly.written(lambda k: f"${k}")}", "{",".join(constraints)}"({given}) convergent'
         made = self.b.emit(text, struct)
         pointer = self._pointer_of(result)
         for k in range(assembly.results):
-            part = self.b.emit(f"extractvalue {made}, {k}", kind)
+            part = made if assembly.results == 1 else self.b.emit(f"extractvalue {made}, {k}", kind)
             self.b.emit_void(f"store {part}, {self._word_at(pointer, k)}, align {WORD_BYTES}")
         self.forget_memory()
 

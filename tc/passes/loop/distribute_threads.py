@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from tc.errors import ScheduleError
 from tc.ir.access import report_buffer
@@ -12,6 +13,7 @@ from tc.ir.bounds import bounds
 from tc.ir.copies import counts_copies
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, const, equal, logical_and, logical_not, select
+from tc.ir.lane_exchange import WARP_LANES, can_exchange, is_exchange, mask_of
 from tc.ir.launch import BLOCK_AXES, THREAD_AXES, block_loops, finished, has_launch, is_thread_loop, thread_extents
 from tc.ir.loop import (
     Alloc,
@@ -38,9 +40,6 @@ from tc.passes.loop.barriers import BarrierPlacer, ThreadRegion
 from tc.passes.loop.thread_conflicts import Conflicts
 from tc.passes.loop.thread_digits import keep_apart
 from tc.passes.manager import loop_pass
-
-LANES = 32
-"""Of a warp."""
 
 PRIVATE = ("local", "register")
 """Scopes of what is each thread's own."""
@@ -138,8 +137,7 @@ def _launch(launch: For, host: _Host) -> Stmt:
     for loop in blocks:
         facts = facts.with_range(loop.var, loop.extent)
     extents = thread_extents(body) or {THREAD_AXES[0]: 1}
-    if any(isinstance(node, WarpCall) for node in walk_statements(body)) and extents.get(THREAD_AXES[0]) != LANES:
-        raise ScheduleError(f"{host.name}: a launch in which warps do something together has {LANES} threads along {THREAD_AXES[0]}")
+    _check_warps(host.name, body, extents)
     axes = [axis for axis in reversed(THREAD_AXES) if axis in extents]
     threads = {axis: Var(f"t{axis[-1]}", i64) for axis in axes}
     for axis in axes:
@@ -158,6 +156,17 @@ def _launch(launch: For, host: _Host) -> Stmt:
     for loop in reversed(blocks):
         done = replace(loop, body=done)
     return done
+
+
+def _check_warps(name: str, body: Stmt, extents: Mapping[str, int]) -> None:
+    """Warps that do something together are those that the instruction means: all lanes are there, partners in one row of threads."""
+    calls = [node.name for node in walk_statements(body) if isinstance(node, WarpCall)]
+    along = extents.get(THREAD_AXES[0], 1)
+    if any(not is_exchange(call) for call in calls) and along != WARP_LANES:
+        raise ScheduleError(f"{name}: a launch in which warps do something together has {WARP_LANES} threads along {THREAD_AXES[0]}")
+    lanes = 2 * max(map(mask_of, filter(is_exchange, calls)), default=0)
+    if lanes and not can_exchange(lanes, along, prod(extents.values())):
+        raise ScheduleError(f"{name}: {lanes} lanes exchange elements in a launch of {along} threads along {THREAD_AXES[0]}")
 
 
 def _own_parts(replica: _Replica, body: Stmt, facts: Facts, report: Buffer | None) -> Stmt:
