@@ -378,11 +378,13 @@ def _is_heavy(info: BlockInfo) -> bool:
 
 
 def keeps_last_axis(info: BlockInfo) -> bool:
-    """Whether something that a reduction reads is contiguous along an axis that it does not reduce, nor decides how much is reduced."""
+    """Whether something that a reduction reads for each term is contiguous along an axis that it does not reduce, nor decides how much is
+    reduced. What is read once for all terms does not count."""
     deciding = frozenset[Var]().union(*(variables(axis.extent) for axis in info.block.axes if axis.var in info.reduction_axes))
     moving = (axis for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1))
     axes = tuple(axis.var for axis in moving if not variables(axis.value) & deciding)
-    return any(_is_contiguous_along(load.indices[-1], axes) for load in loads_of(info) if load.indices)
+    terms = [load for load in loads_of(info) if load.indices and not variables(load).isdisjoint(info.reduction_axes)]
+    return any(_is_contiguous_along(load.indices[-1], axes) for load in terms)
 
 
 def _is_contiguous_along(index: Expr, axes: tuple[Var, ...]) -> bool:

@@ -54,6 +54,14 @@ def test_vectors_are_no_wider_than_what_is_known_to_be_aligned(func: PrimFunc, l
     assert lanes_of(func) == lanes
 
 
+def test_what_all_lanes_of_a_vector_share_does_not_make_it_narrower() -> None:
+    x, row = placeholder((6, 64), f32, "X"), placeholder((6,), i64, "R")
+    func = create_prim_func("shifted", [x, row], [compute((6, 64), lambda i, j: x[i, j] + cast(row[i], f32), "y")])
+
+    assert lanes_of(func) == ["4"]
+    check_schedule(func, [np.ones((6, 64), np.float32), np.arange(6)])
+
+
 def turned(m: int | Var, n: int | Var, dtype: DType = f32) -> PrimFunc:
     x = placeholder((2, m, n), dtype, "X")
     y = compute((n, 2, m), lambda j, b, i: x[b, i, j], "y")

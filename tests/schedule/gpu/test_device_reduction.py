@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tc.interp import run_prim_func
-from tc.ir.dtype import f32
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Var
 from tc.ir.loop import Alloc, Barrier, For, LoopKind, walk_statements
 from tc.schedule.knobs import Decide, take_default
@@ -76,6 +76,18 @@ def test_columns_are_reduced_by_threads_side_by_side() -> None:
 
     across = [stmt for stmt in walk_statements(launch) if isinstance(stmt, For) and stmt.thread == "thread.x"]
     assert {str(loop.extent) for loop in across} == {"32"}
+
+
+def test_rows_that_indices_choose_are_read_by_threads_side_by_side() -> None:
+    table, chosen = placeholder((1000, 512), f32, "T"), placeholder((300,), i64, "I")
+    func = create_prim_func("picked", [table, chosen], [reduce("sum", (300,), (512,), lambda i, k: table[chosen[i], k], "s")])
+
+    scheduled = check_schedule(func, [np.arange(512000, dtype=np.float32).reshape(1000, 512) % 7, np.arange(300) * 3 % 1000])
+
+    lanes = {str(p.extent) for p in walk_statements(scheduled.func.body) if isinstance(p, For) and p.kind is LoopKind.VECTORIZED}
+    threads = {(p.thread, str(p.extent)) for p in walk_statements(scheduled.func.body) if isinstance(p, For) and p.thread}
+    assert lanes == {"4"}  # as wide as rows of the table allow, not as the indices do
+    assert ("thread.x", "64") in threads
 
 
 def test_few_long_rows_are_cut_in_parts_by_the_size_of_the_device() -> None:

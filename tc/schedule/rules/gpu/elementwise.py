@@ -3,6 +3,7 @@ latency, and what is read along another axis than it is written along through a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from tc.ir.arith import prove
@@ -69,9 +70,10 @@ def _streamed(schedule: Schedule, block: str) -> str | None:
     """Vectors along the last loop, all others and the count of vectors in threads."""
     info, loops = block_info(schedule, block), list(schedule.loops_of(block))
     lanes = vector_lanes(schedule, info, loops[-1])
-    if lanes < _most_lanes(info) and len(loops) > 1 and is_flat(info):  # rows are no whole number of vectors; all of them may be
+    most = widest_lanes([*loads_of(info), *info.writes])
+    if lanes < most and len(loops) > 1 and is_flat(info):  # rows are no whole number of vectors; all of them may be
         loops = [schedule.fuse(*loops)]
-        lanes = max(lanes, _dividing(schedule, _most_lanes(info), loops[0]))
+        lanes = max(lanes, _dividing(schedule, most, loops[0]))
     options = [count for count in (1, 2, 4, 8, 16) if count <= lanes]
     lanes = schedule.choose(block, "lanes", options, lanes)
     if lanes > 1:
@@ -82,18 +84,25 @@ def _streamed(schedule: Schedule, block: str) -> str | None:
     return block
 
 
-def _most_lanes(info: BlockInfo) -> int:
+def widest_lanes(accesses: Sequence[Load | Store]) -> int:
     """Lanes of vectors of which none is wider than 128 bits."""
-    accesses: list[Load | Store] = [*loads_of(info), *info.writes]
     return ACCESS_BYTES // max(access.buffer.dtype.size_bytes for access in accesses)
+
+
+def moving_along(accesses: Sequence[Load | Store], axis: Var) -> list[Load | Store]:
+    """Those of which neighbours along an axis are at places of their own; others are one element for all of them."""
+    return [access for access in accesses if any(axis in variables(index) for index in access.indices)]
 
 
 def vector_lanes(schedule: Schedule, info: BlockInfo, loop: str) -> int:
     """How many iterations of a loop over the last axis may be one vector: no access is wider than 128 bits, and all are aligned; else 1."""
     axis = next((axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == loop), None)
     accesses: list[Load | Store] = [*loads_of(info), *info.writes]
-    lanes = _dividing(schedule, _most_lanes(info), loop)
-    while lanes > 1 and not (axis is not None and all(is_aligned(access, axis, lanes) for access in accesses)):
+    moving = [] if axis is None else moving_along(accesses, axis)
+    if not moving or axis is None:
+        return 1
+    lanes = _dividing(schedule, widest_lanes(moving), loop)
+    while lanes > 1 and not all(is_aligned(access, axis, lanes) for access in moving):
         lanes //= 2
     return lanes
 
@@ -114,7 +123,7 @@ def _divides(number: int, extent: Expr) -> bool:
 def is_aligned(access: Load | Store, axis: Var, lanes: int) -> bool:
     """Whether what is touched for `lanes` neighbours along an axis, from a multiple of `lanes` on, is one element, or as many neighbours in
     memory that begin at a multiple of their size."""
-    if not any(axis in variables(index) for index in access.indices):
+    if not moving_along([access], axis):
         return True
     *outer, last = access.indices
     if any(axis in variables(index) for index in outer):

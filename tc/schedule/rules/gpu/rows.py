@@ -19,7 +19,7 @@ from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo
 from tc.schedule.rules.common import extent_value, loads_of
 from tc.schedule.rules.epilogue import block_info, driving_loops
-from tc.schedule.rules.gpu.elementwise import ACCESS_BYTES, is_aligned
+from tc.schedule.rules.gpu.elementwise import is_aligned, moving_along, widest_lanes
 from tc.schedule.rules.gpu.launch import THREADS
 from tc.schedule.rules.reduction import keeps_last_axis
 from tc.schedule.step import Schedule
@@ -105,11 +105,12 @@ def vector_of(schedule: Schedule, info: BlockInfo) -> int:
     loads = loads_of(info)
     loop, *_ = reversed(schedule.loops_of(info.name))
     axis = next((axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == loop), None)
-    if axis is None or axis not in info.reduction_axes or not loads:
+    moving = [] if axis is None else moving_along(loads, axis)
+    if axis is None or axis not in info.reduction_axes or not moving:
         return 1
     extent, facts = schedule.extent_of(loop), facts_at(schedule.func, find_loop(schedule.func, loop))
-    lanes = ACCESS_BYTES // max(load.buffer.dtype.size_bytes for load in loads)
-    while lanes > 1 and not (prove(equal(extent % lanes, 0), facts) is True and all(is_aligned(load, axis, lanes) for load in loads)):
+    lanes = widest_lanes(moving)
+    while lanes > 1 and not (prove(equal(extent % lanes, 0), facts) is True and all(is_aligned(load, axis, lanes) for load in moving)):
         lanes //= 2
     return max(lanes, 1)
 
