@@ -15,7 +15,8 @@ from tc.codegen.llvm.object_symbols import symbols_of
 class LoadedImage(Protocol):
     """Code on a device, given back when nothing refers to it. `handles`: of each function the two words that launches take."""
 
-    handles: Sequence[tuple[int, int]]
+    @property
+    def handles(self) -> Sequence[tuple[int, int]]: ...
 
 
 class LoadingDevice(Device, Protocol):
@@ -50,5 +51,5 @@ def load_kernels(objects: list[bytes], device: LoadingDevice) -> DeviceLibrary:
         images.append(loaded)
         words = (ctypes.c_int64 * (2 * len(loaded.handles))).from_address(library.address(name.removesuffix(IMAGE) + HANDLES))
         for k, pair in enumerate(loaded.handles):
-            words[2 * k : 2 * k + 2] = pair
+            words[2 * k], words[2 * k + 1] = pair
     return DeviceLibrary(device, library, images)

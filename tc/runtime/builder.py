@@ -20,7 +20,7 @@ import numpy as np
 
 from tc.codegen.backend import Loaded
 from tc.codegen.backends import backend_of
-from tc.codegen.kernels import Kernel, object_key
+from tc.codegen.kernels import Kernel, object_key, schedule_kernel
 from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES
 from tc.frontend.imported import Imported
 from tc.ir.dtype import pack
@@ -33,6 +33,7 @@ from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
 from tc.runtime.callbacks import callback_for
 from tc.runtime.entry import EntrySource, emit_entry
+from tc.runtime.faults import COLLECT, collect_first, has_checks
 from tc.runtime.memory import place_constants
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_class import module_class
@@ -117,6 +118,7 @@ class ModuleBuilder:
 
     def link(self, programs: Sequence[LinkUnit], *, profile: bool = False) -> list[Linked]:
         """The programs, of kernels that were wanted. `profile`: with a clock around every launch."""
+        programs = [self._collecting(program) for program in programs]
         wanted, self._wanted = self._wanted, {}
         queue, self._queue = self._queue, ObjectQueue(self.target)
         with self.watch.time("emit"):
@@ -135,6 +137,14 @@ class ModuleBuilder:
                 self._linked(program, entry, code)
                 for program, entry, code in zip(programs, entries, objects[len(wanted) :], strict=True)
             ]
+
+    def _collecting(self, program: LinkUnit) -> LinkUnit:
+        """With the kernel that keeps faults, if it is for a device and has checks."""
+        if not self._backend.calls or not has_checks(program.plan):
+            return program
+        kernel = schedule_kernel(collect_first(), self.target)
+        self.want(kernel)
+        return dataclasses.replace(program, symbols={**program.symbols, COLLECT: kernel.symbol})
 
     def _linked(self, program: LinkUnit, entry: EntrySource, code: bytes) -> Linked:
         objects = (*(self._code[symbol] for symbol in dict.fromkeys(program.symbols.values())), code)

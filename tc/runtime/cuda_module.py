@@ -1,6 +1,7 @@
 """Modules on CUDA devices: arrays of torch, cupy and others that lie on the device are used in place, on the caller's stream.
 
-A call whose results stay on the device does not wait for them: it is work on the stream of its caller, like a kernel of torch or cupy. Each
+A call whose results stay on the device does not wait for them: it is work on the stream of its caller, like a kernel of torch or cupy. What
+checks of indices find there is raised by the next call that sees it, or by `synchronize`. Each
 stream has frames, and so arenas, of its own. A call with arrays of the host, or of a library that does not say on which stream it works,
 runs on a stream of the module and waits.
 """
@@ -29,6 +30,7 @@ from tc.runtime.device_arrays import (
     waiting_stream,
 )
 from tc.runtime.device_module import DeviceMemory, DeviceModule
+from tc.runtime.faults import RECORD_BYTES
 from tc.runtime.frames import Frame
 
 MOST_STREAMS = 8
@@ -46,8 +48,18 @@ class _CudaMemory(DeviceMemory):
     results of this call have; None for arrays of the host."""
 
     queue: CudaQueue
+    device: CudaDevice
     busy: int | None = None
     first: Any = None
+    seen: Any = None
+    """int64[3] of the host to which the record of faults is copied behind each call that nobody waits for."""
+
+    def send_faults(self) -> None:
+        """Copy the record of faults to the host when the work before is done."""
+        if self.record is not None:
+            if self.seen is None:
+                self.seen = self.device.pinned_words(RECORD_BYTES // 8)
+            self.queue.send(self.seen, self.record.address)
 
 
 @dataclass
@@ -83,6 +95,12 @@ class CudaModule(DeviceModule):
         finally:
             _asked.stream = before
 
+    def synchronize(self) -> None:
+        """See `CompiledModule`. Waits for all work on the device."""
+        self._device.check_process()
+        self._device.finish()
+        self._raise_earlier()
+
     def trim(self) -> None:
         """Give memory back that is kept for calls to come, to the driver, too."""
         super().trim()
@@ -95,6 +113,7 @@ class CudaModule(DeviceModule):
         stream = getattr(_asked, "stream", None)
         if stream is None:
             stream = self._callers_stream(args, out)
+        self._raise_earlier()
         frame = self._frame_for(stream)
         memory = frame.memory
         assert isinstance(memory, _CudaMemory)
@@ -103,6 +122,10 @@ class CudaModule(DeviceModule):
             memory.busy = memory.queue.stream
             with memory.queue.current():
                 results = self._run_on(frame, memory, args, out)
+                if stream is None or any(isinstance(result, np.ndarray) for result in results):
+                    self._raise_faults(frame)
+                else:
+                    memory.send_faults()
                 if stream is None:
                     memory.queue.finish()
                     memory.busy = None
@@ -110,6 +133,25 @@ class CudaModule(DeviceModule):
         finally:
             memory.first = None
             self._idle.append(frame)
+
+    def _raise_earlier(self) -> None:
+        """Raise what is known of faults in calls that nobody has waited for."""
+        for frame in list(self._idle) if self._entry.reports else ():
+            memory = frame.memory
+            assert isinstance(memory, _CudaMemory)
+            if memory.seen is None or not memory.seen[0]:
+                continue
+            try:
+                self._idle.remove(frame)
+            except ValueError:  # another thread has taken it, and finds the same
+                continue
+            try:
+                self._device.finish()  # the first word of three has come
+                memory.seen[:] = 0
+                with memory.queue.current():
+                    self._raise_faults(frame)
+            finally:
+                self._idle.append(frame)
 
     def _callers_stream(self, args: Sequence[Any], out: Any) -> int | None:
         """The stream on which the library of the first array on the device works; None where it does not say, and without such."""
@@ -227,7 +269,7 @@ class CudaModule(DeviceModule):
     def _own_array(self, memory: _CudaMemory, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         size = from_numpy(dtype).bytes_of(int(np.prod(shape, dtype=np.int64)))
         made_on, device = memory.queue.stream, self._device
-        block = device.allocate(size) if size else None
+        block = device.allocate(size, memory.queue) if size else None
         return DeviceArray(shape, dtype, device.number, block, lambda stream: device.order(made_on, stream))
 
     def _given_targets(

@@ -15,7 +15,8 @@ from tc.codegen.backend import Loaded
 from tc.codegen.device import Device, DeviceBlock, Queue
 from tc.ir.dtype import from_numpy, pack, unpack
 from tc.runtime.arrays import listed, overlapping
-from tc.runtime.entry import THREADS
+from tc.runtime.entry import DETAIL, FAULTS, SIZE, THREADS
+from tc.runtime.faults import RECORD_BYTES
 from tc.runtime.frames import Frame
 from tc.runtime.module import CompiledModule
 
@@ -27,6 +28,8 @@ class DeviceMemory:
     device: Device
     queue: Queue
     blocks: dict[int, DeviceBlock]
+    record: DeviceBlock | None = None
+    """Of faults (see `tc.runtime.faults`), of a program with checks."""
 
     def view(self, address: int, size_bytes: int) -> np.ndarray:
         """A copy."""
@@ -43,6 +46,20 @@ class DeviceMemory:
     def free(self, address: int) -> None:
         """See `ValueMemory`."""
         self.queue.free(address)
+
+    def take_faults(self) -> tuple[int, ...]:
+        """The record of faults when all work is done, which is empty then."""
+        assert self.record is not None
+        found = np.zeros(RECORD_BYTES // 8, np.int64)
+        self.queue.download(found, self.record.address)
+        if found[0]:
+            self.empty_record()
+        return tuple(found.tolist())
+
+    def empty_record(self) -> None:
+        """No fault is known."""
+        assert self.record is not None
+        self.queue.upload(self.record.address, np.zeros(RECORD_BYTES // 8, np.int64))
 
     def block(self, word: int, size_bytes: int) -> int:
         """The address of a block of so many bytes at least for the value whose address is in a word of the frame."""
@@ -78,6 +95,10 @@ class DeviceModule(CompiledModule):
         self._device.check_process()
         frame.memory = memory = self._memory_type(self._device, self._device.new_queue(), {})
         frame.words[THREADS] = memory.queue.address
+        if self._entry.reports:
+            memory.record = self._device.allocate(RECORD_BYTES)
+            memory.empty_record()
+            frame.words[FAULTS] = memory.record.address
 
     def _start_anew(self) -> None:
         super()._start_anew()
@@ -102,12 +123,27 @@ class DeviceModule(CompiledModule):
             self._run_dynamic(frame, results)
         else:
             self._run_once(frame)
+        self._raise_faults(frame)
         for k, (word, result) in enumerate(zip(self._entry.layout.outputs, results, strict=True)):
             if not self._dynamic_out[k]:
                 dtype = from_numpy(result.dtype)
                 result[...] = unpack(memory.view(words[word], dtype.bytes_of(result.size)), dtype, result.shape)
         memory.queue.finish()
         return results if out is None else listed(out)
+
+    def _run_once(self, frame: Frame) -> None:
+        status = self._run(frame.address)
+        if status:
+            self._raise_faults(frame)  # with which one its number comes
+            self._fail(status, frame)
+
+    def _raise_faults(self, frame: Frame) -> None:
+        """Raise what the first check says that failed in a kernel, of all that were to run before; they are waited for."""
+        assert isinstance(frame.memory, DeviceMemory)
+        if frame.memory.record is not None:
+            status, frame.words[DETAIL], frame.words[SIZE] = frame.memory.take_faults()
+            if status:
+                self._fail(status, frame)
 
     def _results_for(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[Any]:
         """The caller's arrays for results, or fresh ones; None for those whose size data decide."""

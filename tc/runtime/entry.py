@@ -43,9 +43,10 @@ from tc.ir.plan_checks import (
     wrong_size,
 )
 from tc.ir.types import DimFact, TensorType
+from tc.runtime.faults import COLLECT, has_checks
 from tc.runtime.float_mode import wrapped_in_usual_mode
 
-THREADS, ARENA, CONSTANTS, CALLBACK, DYNAMIC, DETAIL, ARENA_BYTES, SIZE = range(8)
+THREADS, ARENA, CONSTANTS, CALLBACK, FAULTS, DETAIL, ARENA_BYTES, SIZE = range(8)
 _HEADER_WORDS = 8
 
 
@@ -128,6 +129,7 @@ class EntrySource:
     """The LLVM IR of prepare and run, the checks by number, and the callbacks by number.
 
     `timed` are the launches of an entry for profiling: word `layout.words + k` of the frame adds up the nanoseconds of launch k.
+    `reports`: a record of faults (see `tc.runtime.faults`) is to be at the address in word FAULTS.
     """
 
     ir_text: str
@@ -135,15 +137,17 @@ class EntrySource:
     calls: tuple[CallOut, ...]
     layout: FrameLayout
     timed: tuple[Launch, ...] = ()
+    reports: bool = False
 
 
 def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False, calls: str = "") -> EntrySource:
-    """Emit `<symbol>_prepare` and `<symbol>_run`. `kernels` maps kernel names to linker symbols; `calls`: see `Backend`."""
+    """Emit `<symbol>_prepare` and `<symbol>_run`. `kernels` maps kernel names to linker symbols, on a device `COLLECT` of a plan with
+    checks, too; `calls`: see `Backend`."""
     emitter = _EntryEmitter(plan, kernels, profile, calls)
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
     return EntrySource(
-        str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed)
+        str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed), emitter.reports
     )
 
 
@@ -153,6 +157,7 @@ class _EntryEmitter:
     def __init__(self, plan: ExecutionPlan, kernels: dict[str, str], profile: bool, calls: str) -> None:
         self.plan = plan
         self.calls = calls
+        self.reports = bool(calls) and has_checks(plan)
         self.kernels = kernels
         self.profile = profile
         self.layout = frame_layout(plan)
@@ -457,6 +462,9 @@ class _EntryEmitter:
         self.b.emit_void(f"call void @{symbol}({', '.join(map(str, [*pointers, *dims, self.threads]))})")
         if start is not None:
             self._record(start, step)
+        if step.checks and self.reports:
+            self._collect_faults(pointers[len(step.slots) - 1], step)
+            return
         for row, message in enumerate(step.checks):
             self._check_access(pointers[len(step.slots) - 1], row, message)
 
@@ -465,10 +473,32 @@ class _EntryEmitter:
         b = self.b
 
         def word(k: int) -> Value:
-            return self._read(b.emit(f"getelementptr i64, {report}, i64 {WORDS_PER_CHECK * row + k}", "ptr"), "i64")
+            return b.emit(f"load i64, {b.emit(f'getelementptr i64, {report}, i64 {WORDS_PER_CHECK * row + k}', 'ptr')}, align 8", "i64")
 
         good = b.compare("icmp eq", word(0), int_value(0))
         self._fail_unless(good, FailedCheck(message), details=lambda: {DETAIL: word(1), SIZE: word(2)})
+
+    def _collect_faults(self, report: Value, step: Launch) -> None:
+        """Let the device keep what a launch reports, if it is the first that does."""
+        rows, before = int_value(len(step.checks)), int_value(len(self.checks))
+        self.checks += [FailedCheck(message) for message in step.checks]
+        arguments = [report, self._word(FAULTS, "ptr"), rows, before, self.threads]
+        symbol = self.kernels[COLLECT]
+        self.module.declare(symbol, "void", [value.type for value in arguments])
+        self.b.emit_void(f"call void @{symbol}({', '.join(map(str, arguments))})")
+
+    def _raise_faults(self) -> None:
+        """Leave with the first check that failed on the device so far: before the host looks at what kernels have made."""
+        if not self.reports:
+            return
+        b, room, record = self.b, self.b.alloca("i64", 1, 8, "fault"), self._word(FAULTS, "ptr")
+        self._device_call("read", room, record, int_value(8))
+        found = b.emit(f"load i64, {room}, align 8", "i64")
+        bad, good = b.label("fault"), b.label("sound")
+        b.branch_if(b.compare("icmp eq", found, int_value(0)), good, bad)
+        b.start_block(bad)
+        b.emit_void(f"ret {found}")
+        b.start_block(good)
 
     def _clock(self) -> Value:
         """Nanoseconds of the monotonic clock."""
@@ -495,6 +525,7 @@ class _EntryEmitter:
         b = self.b
         base = self.pointer(slot)
         bits = slot.type.dtype.bits
+        self._raise_faults()
         for k, dim in enumerate(dims):
             place = b.emit(f"getelementptr i{bits}, {base}, i64 {k}", "ptr")
             value = self._read(place, f"i{bits}")
@@ -517,6 +548,7 @@ class _EntryEmitter:
 
     def _branch(self, condition: Slot, then_steps: tuple[PlanStep, ...], else_steps: tuple[PlanStep, ...]) -> None:
         b = self.b
+        self._raise_faults()
         flag = self._read(self.pointer(condition), "i8")
         yes, no, done = b.label("then"), b.label("else"), b.label("endif")
         b.branch_if(b.compare("icmp ne", flag, int_value(0, "i8")), yes, no)
@@ -545,6 +577,7 @@ class _EntryEmitter:
         if limit is not None:
             go = b.compare("icmp slt", Value(counter, "i64"), limit)
         if step.condition is not None:
+            self._raise_faults()
             flag = self._read(self.pointer(step.condition), "i8")
             holds = b.compare("icmp ne", flag, int_value(0, "i8"))
             go = holds if go is None else b.binary("and", go, holds)
@@ -575,6 +608,7 @@ class _EntryEmitter:
             self.module.declare(name, "void", [value.type for value in (*pointers, *dims)])
             b.emit_void(f"call void @{name}({', '.join(map(str, (*pointers, *dims)))})")
             return
+        self._raise_faults()
         number = len(self.callbacks)
         self.callbacks.append(step)
         slots = [slot for slot in (*step.args, *step.results) if slot is not None]

@@ -46,6 +46,7 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
         "calls": [call_to_json(call, names) for call in entry.calls],
         "assumed": [dim_text(condition, names) for condition in _assumed_of_inputs(plan)],
         "checks": [[check.message, check.input, check.axis, check.dims, check.assumed] for check in entry.checks],
+        "reports": entry.reports,
     }
 
 
@@ -80,4 +81,4 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
         FailedCheck(message, index, axis, tuple((name, word) for name, word in dims), assumed)
         for message, index, axis, dims, assumed in header["checks"]
     )
-    return plan, EntrySource("", checks, calls, layout)
+    return plan, EntrySource("", checks, calls, layout, reports=bool(header.get("reports")))  # older files have no reports

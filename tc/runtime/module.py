@@ -464,6 +464,9 @@ class CompiledModule:
             get_pool().start(self.threads)  # a forked child has none yet
         frame.words[THREADS] = self.threads
 
+    def synchronize(self) -> None:
+        """Wait for what calls have left to a device, and raise what went wrong there since the last time. A CPU's are left nothing."""
+
     def trim(self) -> None:
         """Give memory back that is kept for calls to come: arenas, and blocks for results. The next calls ask for it again."""
         while self._idle:

@@ -359,6 +359,14 @@ CUresult cuMemFreeAsync(u64 address, Stream *handle) {
     give(stream, 6)->to = address;
     END(OK);
 }
+CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+    BEGIN(1);
+    if (!size || flags > 7) END(INVALID_VALUE);
+    *address = malloc(size);
+    memset(*address, 0xCD, size);
+    END(OK);
+}
+CUresult cuMemFreeHost(void *address) { BEGIN(1); free(address); END(OK); }
 static CUresult copy(const char *name, int kind, u64 to, u64 from, u64 size, void *handle) {
     Stream *stream = stream_of(handle);
     if (!stream) return wrong(INVALID_HANDLE, "%s in stream %p", name, handle);

@@ -71,7 +71,7 @@ define internal void @wait(ptr %queue) nounwind {
   ret void
 }
 
-define internal void @fetch(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
+define internal void @start_fetch(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
   %some = icmp sgt i64 %size, 0
   br i1 %some, label %go, label %done
 go:
@@ -80,7 +80,6 @@ go:
   call void @note(ptr %queue, i32 %status, i64 3)
   br label %done
 done:
-  call void @wait(ptr %queue)
   ret void
 }
 """
@@ -163,7 +162,15 @@ define void @tc_cuda_finish(ptr %queue) nounwind {
 
 define void @tc_cuda_download(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
   %entered = call i64 @tc_cuda_enter(ptr %queue)
-  call void @fetch(ptr %queue, ptr %to, ptr %from, i64 %size)
+  call void @start_fetch(ptr %queue, ptr %to, ptr %from, i64 %size)
+  call void @wait(ptr %queue)
+  call void @tc_cuda_leave(ptr %queue, i64 %entered)
+  ret void
+}
+
+define void @tc_cuda_send(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
+  %entered = call i64 @tc_cuda_enter(ptr %queue)
+  call void @start_fetch(ptr %queue, ptr %to, ptr %from, i64 %size)
   call void @tc_cuda_leave(ptr %queue, i64 %entered)
   ret void
 }

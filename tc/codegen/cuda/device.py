@@ -44,9 +44,9 @@ def open_device(number: int) -> CudaDevice:
 class _CudaBlock:
     """Memory of a device, given back when nothing refers to it and all that was launched is done."""
 
-    def __init__(self, device: CudaDevice, size_bytes: int) -> None:
+    def __init__(self, device: CudaDevice, size_bytes: int, queue: CudaQueue | None) -> None:
         self.size_bytes = size_bytes
-        self.address = device.allocate_raw(size_bytes)
+        self.address = device.allocate_raw(size_bytes, queue)
         if not self.address:
             raise LimitError(device.no_memory(size_bytes))
         weakref.finalize(self, device.free_raw, self.address).atexit = False
@@ -69,6 +69,11 @@ class CudaQueue(CalledQueue):
     def follow(self, stream: int | None) -> None:
         """Work goes to this stream from now on; None: to the queue's own. What was given to the other one is not waited for."""
         self._words[WORK] = self._own if stream is None else stream
+
+    def send(self, array: np.ndarray, address: int) -> None:
+        """Copy to an array of `pinned_words`, when all work before is done, without waiting."""
+        self._device.send(self.address, array.ctypes.data, address, array.nbytes)
+        self.check()
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -104,6 +109,7 @@ class CudaDevice:
         self.calls: DeviceCalls = provide_calls(CALLS, IR_TEXT, ctypes.CDLL(_LIBRARY))
         self.enter = self.calls.function("enter", ctypes.c_int64, ctypes.c_void_p)
         self.leave = self.calls.function("leave", None, ctypes.c_void_p, ctypes.c_int64)
+        self.send = self.calls.function("send", None, *[ctypes.c_void_p] * 3, ctypes.c_int64)
         self._lock = threading.RLock()  # the garbage collector may give memory back while some is asked for
         with self._current():
             self._pool = self._new_pool()
@@ -183,14 +189,17 @@ class CudaDevice:
 
     # -- memory
 
-    def allocate(self, size_bytes: int) -> _CudaBlock:
-        """See `Device`."""
-        return _CudaBlock(self, size_bytes)
+    def allocate(self, size_bytes: int, queue: CudaQueue | None = None) -> _CudaBlock:
+        """See `Device`. For work of any stream; with a queue, for work in its order and without waiting."""
+        return _CudaBlock(self, size_bytes, queue)
 
-    def allocate_raw(self, size_bytes: int) -> int:
-        """See `Device`. For any stream."""
+    def allocate_raw(self, size_bytes: int, queue: CudaQueue | None = None) -> int:
+        """See `Device`, and `allocate`."""
+        rounded = -(-max(size_bytes, 1) // GRANULARITY) * GRANULARITY
+        if queue is not None:
+            return self.calls.allocate(queue.address, rounded) or 0
         with self._lock:
-            address = self.calls.allocate(self._home.address, -(-max(size_bytes, 1) // GRANULARITY) * GRANULARITY) or 0
+            address = self.calls.allocate(self._home.address, rounded) or 0
             self._home.finish()
         return address
 
@@ -233,6 +242,22 @@ class CudaDevice:
         found = np.empty(size_bytes, np.uint8)
         queue.download(found, address)
         return found
+
+    def pinned_words(self, count: int) -> np.ndarray:
+        """int64[count] of the host, zeros, to which the device copies by itself."""
+        with self._current():
+            address = int(self._of(self._driver.cuMemHostAlloc(8 * count, 0), "allocating memory of the host"))
+        memory = (ctypes.c_int64 * count).from_address(address)
+        weakref.finalize(memory, self._free_pinned, address).atexit = False
+        words: np.ndarray = np.ctypeslib.as_array(memory)
+        words[:] = 0
+        return words
+
+    def _free_pinned(self, address: int) -> None:
+        if self._is_mine():
+            with self._current():
+                self._driver.cuCtxSynchronize()
+                self._driver.cuMemFreeHost(address)
 
     def check_process(self) -> None:
         """See `Device`."""
