@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tc.autotune.inputs import ArraySpec, signature
 from tc.autotune.runner import Workload
+from tc.codegen.kernels import finish_scheduled
 from tc.errors import MeasureError
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import identifier
-from tc.passes.pipeline import finish_loops
 from tc.runtime.builder import kernel_object
 from tc.schedule.step import Trace
 from tc.target import Target
@@ -39,6 +39,8 @@ class Built:
 
     `outputs` are the workload's results, `workspaces` scratch memory that the kernel asks for behind them. `seconds` it took to
     build. Operands with the numbers `constants` are read from another copy at each call, `apart_bytes` of them in turns.
+    `device`: the target whose device runs it, by a host stub in `code` that takes addresses there and a queue in the place of threads;
+    "" for one that runs on the processor.
     """
 
     code: bytes
@@ -50,6 +52,7 @@ class Built:
     seconds: float
     constants: tuple[int, ...] = ()
     apart_bytes: int = 0
+    device: str = ""
 
 
 def build(request: BuildRequest) -> Built:
@@ -59,14 +62,15 @@ def build(request: BuildRequest) -> Built:
     func = _parsed(workload.text)
     target = _target(workload.target)
     dims = _sizes(func, dict(workload.dims))
-    final = finish_loops(Trace.from_json(request.trace).apply(func), workload.threads)
+    final = finish_scheduled(Trace.from_json(request.trace).apply(func), replace(target, cores=workload.threads))
     code = kernel_object(final, SYMBOL, target)
     inputs, outputs = _signature(workload.text, tuple(dims.items()))
     workspaces = signature(final, dims, with_values=False)[1][len(outputs) :]
     scalars = tuple(dims[var.name] for var in final.dims)
     seconds = time.perf_counter() - start
     literals = (workload.constants, workload.apart_bytes)
-    return Built(code, inputs, outputs, workspaces, scalars, workload.threads, seconds, *literals)
+    device = "" if target.device is None else workload.target
+    return Built(code, inputs, outputs, workspaces, scalars, workload.threads, seconds, *literals, device)
 
 
 @lru_cache(32)

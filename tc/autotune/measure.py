@@ -20,7 +20,7 @@ import numpy as np
 from tc.autotune.build import BuildRequest, Built
 from tc.autotune.child import Child, ChildOutcome
 from tc.autotune.explore import ExploreRequest
-from tc.autotune.runner import Job, Measurement, ReferenceClock
+from tc.autotune.runner import Job, Measurement, ReferenceClock, Workload
 from tc.autotune.search.space import Candidate, Space
 from tc.autotune.timing import CheckRequest, Timed, TimeRequest, TrialPlan
 from tc.errors import MeasureError, UserError
@@ -28,6 +28,8 @@ from tc.schedule.knobs import Value
 from tc.target import Target, available_cpus, native_target
 
 DEFAULT_MEMORY_BYTES = 4 << 30
+DEVICE_TIMES = 12
+"""Times the patience with kernels of the processor."""
 _KEPT_REFERENCES = 64
 _ATTEMPTS_TO_START = 3
 
@@ -36,8 +38,8 @@ class LocalRunner:
     """Measures on this machine; see `tc.autotune.runner.Runner`. Threads may share one: their batches take turns.
 
     builders: processes that build side by side, by default one for each core. build_timeout, run_timeout: seconds after which a
-    child is killed; a run may take longer where the reference kernel does. memory_bytes: how much a child may take beyond what
-    it has when it starts.
+    child is killed, DEVICE_TIMES as many for a device, whose compilers take longer and whose drivers finish code when it is run; a run
+    may take longer where the reference kernel does. memory_bytes: how much a child may take beyond what it has when it starts.
     """
 
     worker = "tc.autotune.worker:main"
@@ -94,7 +96,7 @@ class LocalRunner:
             outcome = self._build([_candidate(job)], [])[_candidate(job)]
             if isinstance(outcome.value, Built):
                 request = CheckRequest(outcome.value, tuple(inputs), tuple(expected))
-                (outcome,) = self._dispatch([request], self._timers, 1, 6 * self._run_timeout)
+                (outcome,) = self._dispatch([request], self._timers, 1, 6 * self._run_timeout * _patience(job.workload))
         if outcome.error is not None:
             return f"{outcome.error}: {outcome.detail}"
         assert outcome.value is None or isinstance(outcome.value, str)
@@ -144,7 +146,8 @@ class LocalRunner:
                 self._references.move_to_end(request)
         found = {request: self._references[request] for request in references if request in self._references}
         missing = [request for request in dict.fromkeys((*references, *candidates)) if request not in found]
-        outcomes = self._dispatch(missing, self._builders, self._count, self._build_timeout)
+        limit = max((self._build_timeout * _patience(request.workload) for request in missing), default=0.0)
+        outcomes = self._dispatch(missing, self._builders, self._count, limit)
         found.update(zip(missing, outcomes, strict=True))
         for request in references:
             self._references[request] = found[request]
@@ -164,7 +167,7 @@ class LocalRunner:
             same = job.workload.identity == job.reference.identity
             request = TimeRequest(candidate.value, reference.value, job.effort, same)
             known = self._clock.seconds(key) or 0.0
-            limit = self._run_timeout + 50 * known * max(job.effort, 1.0)
+            limit = self._run_timeout * _patience(job.workload) + 50 * known * max(job.effort, 1.0)
             (outcome,) = self._dispatch([request], self._timers, 1, limit)
             if isinstance(outcome.value, Timed) and outcome.value.wrong is None:
                 self._clock.add(key, outcome.value.reference_seconds)
@@ -189,12 +192,8 @@ class LocalRunner:
     def _refuse_foreign(self, jobs: Sequence[Job]) -> None:
         if self._closed:
             raise MeasureError("the runner has been closed")
-        host = native_target()
         for text, threads in {(w.target, w.threads) for job in jobs for w in (job.workload, job.reference)}:
-            target = Target.parse(text)
-            lacking = [name for name in target.features if not host.has(name)]
-            if lacking:
-                raise UserError(f"this machine cannot run code for {text}: it has no {', '.join(lacking)}")
+            refuse_foreign(Target.parse(text))
             if not 1 <= threads <= available_cpus():
                 raise UserError(f"cannot measure with {threads} threads: this process may use {available_cpus()} CPUs")
 
@@ -281,6 +280,17 @@ def _kill_all(*crews: list[Child]) -> None:
         for child in crew:
             child.kill()
         crew.clear()
+
+
+def refuse_foreign(target: Target) -> None:
+    """UserError unless this machine, and its device, run code for a target."""
+    lacking = target.missing_here()
+    if lacking:
+        raise UserError(f"this machine cannot run code for {target.device_text or target}: it has no {', '.join(lacking)}")
+
+
+def _patience(workload: Workload) -> int:
+    return DEVICE_TIMES if Target.parse(workload.target).device is not None else 1
 
 
 def _candidate(job: Job) -> BuildRequest:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tc.ir.loop import PrimFunc
 from tc.ir.printer import print_ir
+from tc.records.record import threads_of
 from tc.target import Target
 
 ERROR_KINDS = ("illegal", "build", "timeout", "crash", "memory", "wrong")
@@ -50,9 +51,9 @@ class Workload:
         constants: tuple[int, ...] = (),
         apart_bytes: int = 0,
     ) -> Workload:
-        """The workload of a PrimFunc; `threads` are the target's cores if not said."""
+        """The workload of a PrimFunc; `threads` are the target's cores if not said, 1 on a device."""
         sizes = tuple(sorted((name, int(size)) for name, size in dims.items()))
-        count = target.cores if threads is None else threads
+        count = threads_of(target) if threads is None else threads
         return Workload(key, print_ir(func), sizes, str(target), count, constants, apart_bytes)
 
     @property

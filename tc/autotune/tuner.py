@@ -34,7 +34,7 @@ from tc.autotune.task import Task
 from tc.autotune.verification import MOST_REJECTED, WORTH_CHECKING, Verifier
 from tc.errors import MeasureError, ScheduleError, UserError
 from tc.records.database import Database
-from tc.records.record import Choice, Record, place_of, target_key
+from tc.records.record import Choice, Record, place_of, target_key, threads_of
 from tc.records.workloads import WorkloadStore
 from tc.runtime.collector import rare_collections
 from tc.schedule.knobs import Value
@@ -396,7 +396,7 @@ class Tuner:
         target, entries = target_key(self._tasks[0].target), []
         for (pass_name, key), seconds in totals.items():
             value = min(seconds, key=seconds.__getitem__)
-            threads = self._tasks[0].target.cores
+            threads = threads_of(self._tasks[0].target)
             known = self._database.choice(pass_name, key, target, threads)
             if known is None or known.value != value:
                 place = place_of(self._tasks[0].target)
@@ -407,7 +407,7 @@ class Tuner:
         """What the database holds for this target and number of threads, by workload."""
         known: dict[str, list[Record]] = {}
         target = self._tasks[0].target
-        for record in self._database.records(target=target_key(target), threads=target.cores):
+        for record in self._database.records(target=target_key(target), threads=threads_of(target)):
             known.setdefault(record.workload, []).append(record)
         return known
 

@@ -21,21 +21,21 @@ from tc.autotune.events import Event, FormTried
 from tc.autotune.in_model.graph_search import search_forms
 from tc.autotune.in_model.outcome import InModelResult
 from tc.autotune.in_model.selection import select_in_model
-from tc.autotune.measure import LocalRunner
+from tc.autotune.measure import LocalRunner, refuse_foreign
 from tc.autotune.runner import Runner
 from tc.autotune.task import Task
 from tc.autotune.tasks import measured_sizes, tasks_of
 from tc.autotune.tuner import Tuner, TuningResult
 from tc.check.compare import differing_result, sized_inputs
 from tc.compiler import check_words, compile_model
-from tc.errors import TcError, UnsupportedError, UserError
+from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.pipeline import PreparedModel, lay_out, lower_model, prepare_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
-from tc.records.record import DEFAULT, SCHEDULE, Choice, place_of, target_key
+from tc.records.record import DEFAULT, SCHEDULE, Choice, place_of, target_key, threads_of
 from tc.runtime.module import CompiledModule
 from tc.schedule.knobs import Value, take_default
 from tc.target import Target, check_threads
@@ -125,23 +125,25 @@ def tune(
 
     `tc.compile(model, tune=database)` then uses the best verified schedules; where the whole model is no faster with them, what it used
     before. Records that were made for another target or number of threads are left alone.
-    Raises UserError when there is nothing to tune or the database cannot be used, UnsupportedError for a device.
+    On a device, schedules are searched for, and not forms of the graph; which of them are best inside the model is not asked, for the
+    clock around launches is the host's.
+    Raises UserError when there is nothing to tune, the database cannot be used, or this machine has no such device.
     """
     seconds = parse_budget(budget)
     check_model(model)
     dims, sizes = checked_dims(dims), checked_sizes(sizes)
     _check_search(tasks, trials, seed, database, callback)
     chosen = Target.of(target)
-    if chosen.device is not None:
-        raise UnsupportedError(f"tune: kernels on {chosen.kind} devices are not measured yet; they have their default schedules")
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     path = Path(database) if database is not None else default_database()
+    if runner is None:
+        refuse_foreign(chosen)
     prepared = prepare_model(import_model(model, dims), chosen)
     symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
     for name in sizes:
         if name not in symbolic:
             raise UserError(f"sizes: the model has no symbolic dim {name!r}; it has {', '.join(symbolic) or 'none'}")
-    known = TunedSchedules(Database(path, create=False), chosen, chosen.cores).decide if path.is_file() else take_default
+    known = TunedSchedules(Database(path, create=False), chosen, threads_of(chosen)).decide if path.is_file() else take_default
     found = tasks_of(prepared, sizes, known)
     selected = _select(found.tasks, tasks)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,9 +151,10 @@ def tune(
     inputs = _inputs(prepared, sizes or {})
     before = _decisions(records, chosen)
     start = time.monotonic()
-    forms = _try_forms(prepared, records, inputs, FORMS_SHARE * seconds, callback) if not tasks else ()
+    is_on_host = chosen.device is None
+    forms = _try_forms(prepared, records, inputs, FORMS_SHARE * seconds, callback) if is_on_host and not tasks else ()
     if any(trial.is_kept for trial in forms):
-        found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, chosen.cores).decide)
+        found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, threads_of(chosen)).decide)
         selected = _select(found.tasks, tasks)
     seconds_left = max(seconds - (time.monotonic() - start), seconds / 2)
     own = LocalRunner() if runner is None else None
@@ -169,7 +172,7 @@ def tune(
     finally:
         if own is not None:
             own.close()
-    in_model = _select_in_model(prepared, inputs, records, selected, IN_MODEL_SHARE * seconds)
+    in_model = _select_in_model(prepared, inputs, records, selected, IN_MODEL_SHARE * seconds) if is_on_host else []
     ratio, dropped = _compare_whole(model, chosen, dims, inputs, path, selected)
     is_used = ratio is None or ratio.median < 1.0
     if not is_used:
@@ -245,7 +248,7 @@ def _select_in_model(
     seconds: float,
 ) -> list[InModelResult]:
     """Let the best schedules of each task compete inside the model."""
-    decide = TunedSchedules(database, model.target, model.target.cores).decide
+    decide = TunedSchedules(database, model.target, threads_of(model.target)).decide
     workloads = [variant.key for task in tasks for variant in task.variants.values()]
     return select_in_model(lower_model(lay_out(model, decide), decide), model.target, database, workloads, inputs, seconds)
 
@@ -300,7 +303,7 @@ def _take_back(path: Path, tasks: Sequence[Task], target: Target, problem: str) 
             knob = variant.knob
             if knob is None or knob.name != "use_winograd" or variant.answer != LOOSE_TILE:
                 continue
-            choice = database.choice(knob.name, knob.key, key, target.cores)
+            choice = database.choice(knob.name, knob.key, key, threads_of(target))
             if choice is not None and choice.value == LOOSE_TILE != knob.default:
                 undone.append(dataclasses.replace(choice, value=knob.default))
                 names.append(f"{task.name}: use_winograd={LOOSE_TILE} ({problem})")
@@ -315,7 +318,7 @@ Decisions = dict[tuple[str, str], Value]
 
 def _decisions(database: Database, target: Target) -> Decisions:
     """What a database says for a target: the schedules that kernels get, and the answers of knobs."""
-    key, threads = target_key(target), target.cores
+    key, threads = target_key(target), threads_of(target)
     found: Decisions = {}
     for workload in {record.workload for record in database.records(target=key, threads=threads)}:
         best = database.best(workload, key, threads)

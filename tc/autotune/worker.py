@@ -25,7 +25,7 @@ from tc.autotune.build import BuildRequest, Built, build
 from tc.autotune.explore import ExploreRequest, explore
 from tc.autotune.timing import CheckRequest, Note, Timed, Timer, TimeRequest, TrialPlan
 from tc.codegen.llvm.jit import compile_object
-from tc.errors import CodegenError, ScheduleError
+from tc.errors import CodegenError, DeviceError, LimitError, ScheduleError
 from tc.runtime.pool import get_pool
 
 try:
@@ -96,9 +96,17 @@ def make_handlers(options: Options) -> dict[type, Handler]:
     return {
         BuildRequest: lambda request, note: build(request),
         ExploreRequest: lambda request, note: explore(request),
-        TimeRequest: timer.time,
-        CheckRequest: lambda request, note: timer.check(request),
+        TimeRequest: lambda request, note: _with_room(request.candidate, lambda: timer.time(request, note)),
+        CheckRequest: lambda request, note: _with_room(request.candidate, lambda: timer.check(request)),
     }
+
+
+def _with_room(built: Built, run: Callable[[], object]) -> object:
+    """Run a kernel. Drivers of devices take address space by the hundred gigabytes, most of it for nothing: no limit holds for them."""
+    if built.device and resource is not None and _is_limited():
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return run()
 
 
 def serve(options: Options, handlers: Mapping[type, Handler]) -> None:
@@ -119,7 +127,7 @@ def serve(options: Options, handlers: Mapping[type, Handler]) -> None:
                 return
             answer = _answer(handlers[type(request)], request, lambda name: pipe.send(WorkStage(name)))
             grown = _address_space_bytes() - start
-            if answer.error == "memory" or grown > options.memory_bytes // 2:
+            if answer.error == "memory" or (_is_limited() and grown > options.memory_bytes // 2):
                 answer = Answer(answer.value, answer.error, answer.detail, retires=True)
             pipe.send(answer)
             if answer.retires:
@@ -131,8 +139,10 @@ def _answer(handler: Handler, request: object, note: Note) -> Answer:
         value = handler(request, note)
     except ScheduleError as error:
         return Answer(error="illegal", detail=_in_short(error))
-    except MemoryError as error:
+    except (MemoryError, LimitError) as error:
         return Answer(error="memory", detail=_in_short(error))
+    except DeviceError as error:  # a device that a kernel has brought to an end takes no more work from this process
+        return Answer(error="crash", detail=_in_short(error), retires=True)
     except Exception as error:  # whatever a candidate brings about is its result
         is_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
         is_build = isinstance(request, BuildRequest) or isinstance(error, CodegenError)
@@ -169,6 +179,13 @@ def _limit_memory(taken: int, memory_bytes: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = taken + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
+
+
+def _is_limited() -> bool:
+    if resource is None:
+        return False
+    least, most = resource.getrlimit(resource.RLIMIT_AS)
+    return bool(least != most)
 
 
 def _address_space_bytes() -> int:

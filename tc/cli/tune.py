@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn by chance (default 0)")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with curves, schedules and failures")
     group = parser.add_argument_group("compilation")
-    group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...")
+    group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,..., opencl, cuda")
     group.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
     facts, sizes = "what is promised about symbolic dims, as for tc compile", "what a symbolic dim is measured with, such as batch=4"
     group.add_argument("--dims", action="append", default=[], metavar="NAME=N|LO:HI[:MULTIPLE]", help=facts)

@@ -53,10 +53,15 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
     known = tuned and tuned.schedule(prim)
     scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
-    features = () if target.device is None else target.device.features
-    final = finish_loops(scheduled.func, target.cores, hooks, backend_of(target).finish, features)
+    final = finish_scheduled(scheduled.func, target, hooks)
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
+
+
+def finish_scheduled(func: PrimFunc, target: Target, hooks: Hooks = NO_HOOKS) -> PrimFunc:
+    """A scheduled PrimFunc as loops that the target's code generation takes."""
+    features = () if target.device is None else target.device.features
+    return finish_loops(func, target.cores, hooks, backend_of(target).finish, features)
 
 
 def schedule_module(

@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tc.errors import ScheduleError, TcError, UserError
 from tc.ir.loop import PrimFunc
 from tc.records.database import Database
-from tc.records.record import DEFAULT, SCHEDULE, Record, target_key
+from tc.records.record import DEFAULT, SCHEDULE, Record, target_key, threads_of
 from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.knobs import Knob, Value
 from tc.schedule.rules import Scheduled
@@ -129,7 +129,7 @@ def open_tuned(path: object, target: Target) -> TunedSchedules:
         raise UserError(f"tune is a {type(path).__name__}, must be a time budget such as '10m' or the path of a tuning database")
     if not Path(path).is_file():
         raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
-    return TunedSchedules(Database(Path(path), create=False), target, target.cores)
+    return TunedSchedules(Database(Path(path), create=False), target, threads_of(target))
 
 
 def state_of(path: str | os.PathLike[str]) -> tuple[str, int, int]:

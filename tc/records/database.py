@@ -43,7 +43,7 @@ class Ignored:
 
     def __str__(self) -> str:
         parts = {
-            "for another CPU": self.other_targets,
+            "for another CPU or device": self.other_targets,
             "in another version of the schedule language": self.other_languages,
             "for another number of threads": self.other_threads,
         }

@@ -50,16 +50,21 @@ def utc_now() -> str:
 
 
 def target_key(target: Target | str) -> str:
-    """The facts of a target that a record holds for: those of a device where there is one, else all but the number of cores. Text is taken
-    to be such a key already."""
+    """The facts of a target that a record holds for: the key of a device where there is one, else all but the number of cores. Text is
+    taken to be such a key already."""
     if isinstance(target, str):
         return target
-    return target.device_text or _CORES.sub("", str(replace(target, cores=1)), count=1)
+    return _CORES.sub("", str(replace(target, cores=1)), count=1) if target.device is None else target.device.key
+
+
+def threads_of(target: Target) -> int:
+    """The `threads` of records for a target: its cores; 1 for a device, where the host's cores play no part."""
+    return target.cores if target.device is None else 1
 
 
 def place_of(target: Target) -> dict[str, Any]:
     """The fields of a record or a choice that say for which machine it is."""
-    return {"target": target_key(target), "threads": target.cores, "rates": machine_fingerprint(target)}
+    return {"target": target_key(target), "threads": threads_of(target), "rates": machine_fingerprint(target)}
 
 
 @dataclass(frozen=True, kw_only=True)

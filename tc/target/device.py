@@ -102,6 +102,14 @@ class DeviceFacts:
         """The dense peak of products of this dtype ("f16", "bf16", "tf32", "i8", "f8") on tensor cores; 0 where there are none for it."""
         return dict(self.tensor_flops_per_cycle).get(dtype, 0) * self.processors * self.clock_hz
 
+    @property
+    def key(self) -> str:
+        """What measurements on the device are known by: its architecture, and the product and its size where they are not those of the
+        table. What a driver says of clocks and memory is not part of it."""
+        usual = device_called(self.kind, self.arch)
+        changes = [f"{name}={getattr(self, name)}" for name in ("product", "processors") if getattr(self, name) != getattr(usual, name)]
+        return f"{self.kind}:{','.join((self.arch, *changes))}"
+
     def fingerprint(self) -> str:
         """16 hex digits that differ when a decision may."""
         return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:16]

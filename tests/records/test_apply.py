@@ -209,7 +209,7 @@ def test_records_for_other_machines_are_counted_in_the_summary(database: Databas
     database.append([record(Trace()), record(Trace(), language=LANGUAGE_VERSION + 1)])
 
     (line,) = TunedSchedules(database, Target.parse("x86-64-v2"), threads=2).summary()
-    assert line.endswith("records that do not count here: 2 for another CPU")
+    assert line.endswith("records that do not count here: 2 for another CPU or device")
 
     (line,) = TunedSchedules(database, TARGET, threads=1).summary()
     assert "1 in another version of the schedule language, 1 for another number of threads" in line

@@ -136,7 +136,7 @@ def test_records_that_do_not_count_are_counted(database: Database) -> None:
     assert database.ignored(TARGET, 2) == Ignored(other_targets=1, other_languages=3, other_threads=1)
     assert database.ignored(SMALLER_CACHE, 2) == Ignored(other_targets=6)
     assert str(database.ignored(TARGET, 1)) == (
-        "1 for another CPU, 3 in another version of the schedule language, 1 for another number of threads"
+        "1 for another CPU or device, 3 in another version of the schedule language, 1 for another number of threads"
     )
 
 

@@ -23,7 +23,7 @@ from tc.passes.lower import nodes_by_result
 from tc.passes.pipeline import LoweredModel, PreparedModel, lay_out, lower_model
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
-from tc.records.record import DEFAULT, Choice, place_of
+from tc.records.record import DEFAULT, Choice, place_of, threads_of
 from tc.runtime.module import CompiledModule
 from tc.schedule.knobs import Knob, Value
 
@@ -96,7 +96,7 @@ class _Search:
         compare: Compare,
     ) -> None:
         self._model, self._database, self._inputs, self._clock, self._compare = model, database, inputs, clock, compare
-        self._known = TunedSchedules(database, model.target, model.target.cores)
+        self._known = TunedSchedules(database, model.target, threads_of(model.target))
         self._timed = TimedModules(model.target)
         self._tried: set[tuple[tuple[str, str], Value]] = set()
         self._seen: dict[tuple[str, ...], float] = {}  # by layout and by kernels: seconds of a run
@@ -141,7 +141,7 @@ class _Search:
         return None
 
     def _choice(self, knob: Knob) -> Choice | None:
-        return self._database.choice(*knob.place, self._model.target, self._model.target.cores)
+        return self._database.choice(*knob.place, self._model.target, threads_of(self._model.target))
 
     def _answer(self, form: _Form, knob: Knob) -> Value:
         return form.answers[knob.place] if knob.place in form.answers else self._known.decide(knob)

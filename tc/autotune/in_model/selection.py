@@ -20,7 +20,7 @@ from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import LoweredModel
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
-from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, place_of, target_key
+from tc.records.record import DEFAULT, SCHEDULE, Choice, Record, place_of, target_key, threads_of
 from tc.runtime.module import CompiledModule
 from tc.schedule.canonical import workload_key
 from tc.schedule.knobs import Knob, Value
@@ -56,9 +56,9 @@ def select_in_model(
     lowered: the model as it is lowered with the database's answers. seconds: about what may be spent on running; FEWEST_ROUNDS
     rounds are run in any case. What is not among `workloads` is scheduled as the database says, in all modules.
     """
-    known = TunedSchedules(database, target, target.cores)
+    known = TunedSchedules(database, target, threads_of(target))
     present = {key: name for name, key in lowered.workloads.items()}
-    found = {key: database.shortlist(key, target, target.cores, MOST_CONTENDERS) for key in workloads if key in present}
+    found = {key: database.shortlist(key, target, threads_of(target), MOST_CONTENDERS) for key in workloads if key in present}
     contenders: dict[str, list[Record | None]] = {key: [None, *records] for key, records in found.items() if records}
     if not contenders:
         return []
@@ -196,7 +196,7 @@ def _write(database: Database, target: Target, in_model: Sequence[InModelResult]
     """A choice for every kernel that gets another schedule than the one that is best alone, or got one before."""
     key, choices = target_key(target), []
     for result in in_model:
-        before = database.choice(SCHEDULE, result.workload, key, target.cores)
+        before = database.choice(SCHEDULE, result.workload, key, threads_of(target))
         if result.chosen != (result.alone if before is None else before.value):
             facts = {"pass_name": SCHEDULE, "key": result.workload, **place_of(target)}
             choices.append(Choice(**facts, value=result.chosen, seconds=result.seconds))

@@ -19,7 +19,7 @@ from tc.autotune.events import (
 )
 from tc.autotune.task import Task
 from tc.ir.cached import cached_property
-from tc.records.record import WRONG, Record, target_key
+from tc.records.record import WRONG, Record, target_key, threads_of
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION
 
@@ -203,7 +203,7 @@ def gather_facts(model: str, events: Sequence[Event], tasks: Sequence[Task], rec
 def _where(tasks: Sequence[Task], records: Sequence[Record]) -> tuple[str, int]:
     """The key of the target, and threads: those of the tasks; without tasks, those that most records are for."""
     if tasks:
-        return target_key(tasks[0].target), tasks[0].target.cores
+        return target_key(tasks[0].target), threads_of(tasks[0].target)
     places = Counter((record.target, record.threads) for record in records)
     return places.most_common(1)[0][0] if places else ("", 0)
 
