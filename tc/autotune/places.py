@@ -55,7 +55,7 @@ class PlacedArrays(Protocol):
         """Throw all arrays out of the caches."""
 
 
-class Place(Protocol):
+class KernelPlace(Protocol):
     """Where kernels run. `finish`: the function of native code that waits for them, "" where calls do; `group_seconds`: of calls that
     are timed together, long beside the clock and beside waiting."""
 
@@ -72,7 +72,7 @@ class Place(Protocol):
         """Inside, kernels may be called; their last argument, for so many threads. Leaving says what went wrong with them."""
 
 
-def place_of_kernels(target: str) -> Place:
+def place_of_kernels(target: str) -> KernelPlace:
     """Where kernels for a target run; "": in this process."""
     return _device_place(target) if target else HOST
 
@@ -153,7 +153,7 @@ class _HostPlace:
         return contextlib.nullcontext(threads)
 
 
-HOST: Place = _HostPlace()
+HOST: KernelPlace = _HostPlace()
 
 
 # -- a device
@@ -234,5 +234,5 @@ class _DevicePlace:
 
 
 @lru_cache(4)
-def _device_place(target: str) -> Place:
+def _device_place(target: str) -> KernelPlace:
     return _DevicePlace(Target.parse(target))
