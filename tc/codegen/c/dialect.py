@@ -21,7 +21,8 @@ class Dialect:
     `infinity`: its name, if it has one. `atomics`: the functions
     that keep and that set bits of a word of global memory.
     `launch_bounds`: what says how many threads a
-    block has.
+    block has. `unroll`: the line in front of a loop of so many iterations that are to be code of their own; `rolled`: of one that is to
+    stay a loop, "" where the compiler may do as it likes.
     `asked_shared`: qualifiers of the shared memory that a launch asks for; "" where functions declare any amount.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `has_warps`: it takes PTX, of the instructions of warps.
@@ -40,6 +41,7 @@ class Dialect:
     gnu_vectors: bool = False
     alignment: str = "__attribute__((aligned({})))"
     unroll: str = "#pragma unroll {}"
+    rolled: str = ""
     spaces: Mapping[str, str] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
     barrier: str = ""
@@ -125,6 +127,7 @@ CUDA = Dialect(
     launch_bounds="__launch_bounds__({total})",
     restrict="__restrict__",
     alignment="__align__({})",
+    rolled="#pragma unroll 1",
     storage={"shared": "__shared__"},
     asked_shared="extern __shared__",
     barrier="__syncthreads();",

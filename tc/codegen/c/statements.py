@@ -136,6 +136,8 @@ class StatementWriter(ExpressionWriter):
         extent = self.value(loop.extent)
         if unrolled is not None and unrolled > 1:
             self.line(self.dialect.unroll.format(unrolled))
+        elif self.dialect.rolled and extent.text != "1":
+            self.line(self.dialect.rolled)
         self.counted(loop, "0", str(extent))
 
     def counted(self, loop: For, first: str, end: str) -> None:
