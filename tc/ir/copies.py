@@ -221,16 +221,17 @@ class _Counter:
     def loop(self, before: _Copies, loop: For, values: dict[Node, Node]) -> _Copies:
         """The first iterations by their numbers; then one that stands for all others, behind one that left the same."""
         count = int(loop.extent.value) if isinstance(loop.extent, Const) else None
-        settled = self.settled(before, loop, values)
-        if settled is None and (count is None or count > MOST_ITERATIONS):
+        is_short = count is not None and count <= MOST_ITERATIONS
+        settled = None if is_short else self.settled(before, loop, values)
+        if settled is None and not is_short:
             self.complain(loop, f"the groups of copies that loop {loop.var.name} begins and awaits never are those of the iteration before")
             return before
-        steady, first = (before, MOST_ITERATIONS) if settled is None else settled
+        steady, first = (before, count or 0) if settled is None else settled
         state = left = before
-        for number in range(first if count is None else min(first, count)):
+        for number in range(first):
             state = self.run(loop.body, state, {**values, loop.var: const(number)})
             left = state if count is not None else left.joined(state)
-        if count is not None and count <= first:
+        if is_short:
             return left
         last = self.run(loop.body, steady, {**values, loop.var: loop.var})
         other = Var(loop.var.name, loop.var.dtype)

@@ -22,8 +22,8 @@ Annotations = tuple[tuple[str, AnnotationValue], ...]
 
 
 class LoopKind(Enum):
-    """How the iterations of a loop are carried out. All but SERIAL require that they are independent, or a reduction that the
-    emitter keeps in order (UNROLLED)."""
+    """How the iterations of a loop are carried out. SERIAL and UNROLLED: in order, the latter by code of its own for each iteration. The
+    others require that they are independent."""
 
     SERIAL = "range"
     PARALLEL = "parallel"

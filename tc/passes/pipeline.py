@@ -54,6 +54,7 @@ from tc.passes.loop import (
     round_once,
     simplify_loops,
     swizzle_shared,
+    unroll_launches,
 )
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
 from tc.schedule.canonical import workload_key
@@ -66,7 +67,7 @@ REGISTERED = (
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once),
-    *(simplify_loops, swizzle_shared),
+    *(simplify_loops, swizzle_shared, unroll_launches),
 )
 
 SIMPLIFY = """
@@ -150,6 +151,7 @@ DEVICE_FINISH = """
     hold_fragments,                 # the last that knows loops as instructions
     pipeline_loops,                 # buffers are of one iteration now
     distribute_threads,
+    unroll_launches,
     swizzle_shared,
     simplify_loops,
 """
