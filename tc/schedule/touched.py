@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.expr import TRUE, Buffer, Const, Expr, FloorDiv, FloorMod, Load, Var
 from tc.ir.loop import Block, BlockAxis, For, Let, PrimFunc, Stmt, Store
 from tc.ir.node import Node, cached_on_node, substitute, walk
 from tc.ir.uses import has_intrinsic, reads_memory, variables
@@ -51,6 +51,8 @@ def parts_read(func: PrimFunc, target: Place, readers: list[Place], buffer: Buff
                     continue
                 seen.add((d, index))
                 value = simplify(substitute(index, values), inside)
+                if _is_cut(value) and _guards_reads(place.block):
+                    value = simplify(value, inside.assume(substitute(place.block.where, values)))
                 found = None
                 if not opaque and not variables(value) & bound and not reads_memory(value):
                     found = interval_of(value, inner, inside)
@@ -61,6 +63,16 @@ def parts_read(func: PrimFunc, target: Place, readers: list[Place], buffer: Buff
         whole(dim) if part is None or _is_no_less(part.extent, dim, facts) else part
         for part, dim in zip(region, buffer.shape, strict=True)
     ]
+
+
+def _is_cut(index: Expr) -> bool:
+    """Whether it has quotients or remainders, of which a block's condition may say more: nothing is read where that does not hold."""
+    return any(isinstance(node, (FloorDiv, FloorMod)) for node in walk(index))
+
+
+def _guards_reads(block: Block) -> bool:
+    """Whether a block has a condition, and reads memory only where that holds."""
+    return block.where is not TRUE and not any(map(reads_memory, (block.where, *(axis.value for axis in block.axes))))
 
 
 def _is_no_less(extent: Expr, dim: Expr, facts: Facts) -> bool:

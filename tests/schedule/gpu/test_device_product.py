@@ -12,12 +12,12 @@ from tc.interp import run_prim_func
 from tc.ir.arith import evaluate
 from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, Var, const
-from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, walk_statements
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Store, walk_statements
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.gpu.blocking import Blocking, Extents, best, blockings, cost, innermost, stage_of, tile_of
 from tc.schedule.work import count_work
 from tc.target import Target
-from tc.te import create_prim_func, placeholder, reduce
+from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.schedule.gpu.launches import DEVICE, check_schedule, device_schedule, drawn, finished, launches, lowered
 from tests.schedule.gpu.problems import DEVICE_CLASSES
 from tests.schedule.programs import biased, matmul
@@ -76,6 +76,57 @@ def test_operands_and_results_of_a_large_product_move_in_vectors() -> None:
 
 def test_what_follows_a_product_is_part_of_its_launch() -> None:
     assert len(launches(device_schedule(biased(40, 48, 24)).func.body)) == 1
+
+
+def over_pixels(batch: int | Var, channels: int, filters: int, height: int | Var, width: int) -> PrimFunc:
+    """A product over all pixels of images, whose sums have one axis for them and whose result has two."""
+    x, w = placeholder((batch, channels, height, width), f32, "X"), placeholder((filters, channels), f32, "W")
+    bias = placeholder((filters,), f32, "B")
+    places = (batch, filters, height * width)
+    total = reduce("sum", places, (channels,), lambda n, o, p, c: x[n, c, p // width, p % width] * w[o, c], "total")
+    y = compute((batch, filters, height, width), lambda n, o, i, j: total[n, o, i * width + j] + bias[o], "y")
+    return create_prim_func("over_pixels", [x, w, bias], [y], tuple(dim for dim in (batch, height) if isinstance(dim, Var)))
+
+
+def in_groups(groups: int, channels: int, filters: int, length: int) -> PrimFunc:
+    """A product for each group of channels, whose sums have an axis for groups and whose result has not."""
+    x, w = placeholder((2, groups * channels, length), f32, "X"), placeholder((groups * filters, channels), f32, "W")
+    bias = placeholder((groups * filters,), f32, "B")
+
+    def term(n: Expr, g: Expr, o: Expr, i: Expr, c: Expr) -> Expr:
+        return x[n, g * channels + c, i] * w[g * filters + o, c]
+
+    total = reduce("sum", (2, groups, filters, length), (channels,), term, "total")
+    y = compute((2, groups * filters, length), lambda n, o, i: total[n, o // filters, o % filters, i] + bias[o], "y")
+    return create_prim_func("in_groups", [x, w, bias], [y])
+
+
+@pytest.mark.parametrize(
+    ("func", "dims"),
+    [
+        (over_pixels(1, 24, 32, 14, 12), ()),
+        (over_pixels(2, 9, 17, 7, 5), ()),
+        (over_pixels(Var("n"), 8, 16, 6, 6), (3,)),
+        (over_pixels(2, 8, 16, Var("h"), 6), (5,)),
+        (in_groups(3, 8, 16, 40), ()),
+        (in_groups(2, 5, 7, 33), ()),
+    ],
+)
+def test_what_follows_a_product_may_count_its_results_in_another_way(func: PrimFunc, dims: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(4)
+    sizes = dict(zip(func.dims, dims, strict=True))
+    arrays = [rng.integers(-4, 5, [evaluate(dim, sizes) for dim in each.shape]).astype(np.float32) for each in func.inputs]
+
+    scheduled = check_schedule(func, arrays, dims)
+
+    assert len(launches(scheduled.func.body)) == 1
+
+
+def test_results_over_pixels_are_stored_in_vectors() -> None:
+    scheduled = device_schedule(over_pixels(1, 64, 128, 28, 28)).func
+
+    stores = [stmt for stmt in walk_statements(scheduled.body) if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED]
+    assert "y" in {store.buffer.name for store in walk_statements(stores[-1]) if isinstance(store, Store)}
 
 
 @pytest.mark.parametrize(("m", "n", "k", "parts"), [(8, 12, 1024, 4), (9, 11, 512, 2), (9, 11, 509, 1)])

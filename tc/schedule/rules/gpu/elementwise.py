@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tc.ir.arith import prove
-from tc.ir.expr import Const, Expr, Load, Var, equal
+from tc.ir.arith import Facts, prove, simplify
+from tc.ir.expr import Const, Expr, Load, Var, const, equal, is_const
 from tc.ir.loop import Store
+from tc.ir.node import substitute
 from tc.ir.polynomial import linear_coefficients
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, block_infos
@@ -137,6 +138,21 @@ def is_aligned(access: Load | Store, axis: Var, lanes: int) -> bool:
     width = access.buffer.shape[-1]
     is_row = all(isinstance(index, Const) and index.value == 0 for index in outer) or _divides(lanes, width)
     return steps[axis] == 1 and is_row and all(number % lanes == 0 for number in rest)
+
+
+def is_vector(access: Load | Store, values: dict[Var, Expr], loop: Var, lanes: int, facts: Facts) -> bool:
+    """The same of a loop by which the axes of a block, one or several, get their values: by the place in all of the buffer's memory."""
+    buffer = access.buffer
+    if buffer.strides is not None:
+        return False
+    offset: Expr = const(0)
+    for index, dim in zip(access.indices, buffer.shape, strict=True):
+        offset = offset * dim + substitute(index, values)
+    offset = simplify(offset, facts)
+    form = linear_coefficients(offset, [loop])
+    if loop not in variables(offset):
+        return True
+    return form is not None and is_const(form[0][loop], 1) and prove(equal(form[1] % lanes, 0), facts) is True
 
 
 # -- tiles that are turned

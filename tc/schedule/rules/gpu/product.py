@@ -14,9 +14,10 @@ from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.arith import prove
-from tc.ir.expr import Const, Load, Var, equal
+from tc.ir.arith import prove, simplify
+from tc.ir.expr import Const, Expr, FloorDiv, Load, Var, equal
 from tc.ir.loop import Store
+from tc.ir.node import substitute
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos, is_stencil
 from tc.schedule.cache import narrowed
@@ -35,12 +36,12 @@ from tc.schedule.rules.gpu.blocking import (
     tile_of,
     usual_extents,
 )
-from tc.schedule.rules.gpu.elementwise import is_aligned, schedule_block, stands_alone
+from tc.schedule.rules.gpu.elementwise import is_aligned, is_vector, schedule_block, stands_alone
 from tc.schedule.rules.gpu.fallback import schedule_nest
 from tc.schedule.rules.gpu.launch import THREADS, bind_all, bind_one_thread
 from tc.schedule.rules.tile import cut_vectors
 from tc.schedule.step import Schedule
-from tc.schedule.tree import facts_at, find_loop
+from tc.schedule.tree import facts_at, find_block, find_loop
 from tc.target import Target
 from tc.target.device import DeviceFacts, occupancy
 
@@ -354,24 +355,41 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
 
 def loops_by_axis(schedule: Schedule, name: str, final: str) -> dict[Var, str]:
     """The loop of the final block over each axis of the sum that has one; ScheduleError where these do not run alike."""
-    info, last = block_info(schedule, name), block_info(schedule, final)
-    (store,) = info.writes
-    loads = last.reads_of(store.buffer)
-    loops_of = {axis.var: axis.value for axis in last.block.axes}
-    if len(loads) != 1 or len(last.loops) != sum(isinstance(value, Var) for value in loops_of.values()):
+    (store,) = block_info(schedule, name).writes
+    loads = block_info(schedule, final).reads_of(store.buffer)
+    if len(loads) != 1:
         raise ScheduleError(f"block {final} does not read the sums of block {name} one by one")
+    _number_alike(schedule, final, loads[0])
     found: dict[Var, str] = {}
-    for index, axis in zip(loads[0].indices, store.indices, strict=True):
+    for index, axis in zip(_by_loops(schedule, final, loads[0]), store.indices, strict=True):
         if isinstance(index, Const) or isinstance(axis, Const):
             continue
-        loop = loops_of.get(index)  # type: ignore[call-overload]
-        if isinstance(loop, Var) and isinstance(axis, Var):
-            found[axis] = loop.name
-        elif not isinstance(loop, Const):
+        if not isinstance(index, Var) or not isinstance(axis, Var):
             raise ScheduleError(f"block {final} reads the sums of block {name} at {index}")
-    if set(found.values()) != {loop.var.name for loop in last.loops}:
+        found[axis] = index.name
+    loops = list(schedule.loops_of(final))
+    if set(found.values()) != set(loops) or len(found) != len(loops):
         raise ScheduleError(f"block {final} has loops that block {name} has not")
     return found
+
+
+def _by_loops(schedule: Schedule, block: str, load: Load) -> list[Expr]:
+    """The indices of a read, of loops."""
+    facts = facts_at(schedule.func, find_block(schedule.func, block))
+    values = {axis.var: axis.value for axis in schedule.block(block).axes}
+    return [simplify(substitute(index, values), facts) for index in load.indices]
+
+
+def _number_alike(schedule: Schedule, final: str, load: Load) -> None:
+    """Let the final block count as the sums do: several loops as one where the sums have one axis for them (all pixels of an image), one
+    as several where these have more (groups of channels)."""
+    for index in _by_loops(schedule, final, load):
+        used = variables(index)
+        loops = [loop for loop in schedule.loops_of(final) if any(loop == var.name for var in used)]
+        if len(loops) > 1:
+            schedule.fuse(*loops)
+        elif isinstance(index, FloorDiv) and isinstance(index.lhs, Var) and isinstance(index.rhs, Const):
+            schedule.split(loops[0], (None, int(index.rhs.value)))
 
 
 # -- blocks of threads
@@ -431,14 +449,15 @@ def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var,
     """How many results of a row a thread stores at once: the last axis is of columns, and all accesses along it are aligned; else 0."""
     info = block_info(schedule, final)
     axis, (_, thread) = list(axes.columns.items())[-1]
-    own = next((a.var for a in info.block.axes if isinstance(a.value, Var) and a.value.name == loops.get(axis)), None)
-    if own is None or info.loops[-1].var.name != loops[axis]:
+    last = info.loops[-1].var
+    if last.name != loops.get(axis):
         return 0
-    extent, facts = schedule.extent_of(loops[axis]), facts_at(schedule.func, find_loop(schedule.func, loops[axis]))
+    extent, facts = schedule.extent_of(loops[axis]), facts_at(schedule.func, find_block(schedule.func, final))
+    values = {each.var: each.value for each in info.block.axes}
     accesses: list[Load | Store] = [*(load for load in loads_of(info) if load.buffer.scope == "global"), *info.writes]
     lanes = min(thread, most, VECTOR_BYTES // max(access.buffer.dtype.size_bytes for access in accesses))
     while lanes > 1:
-        aligned = all(is_aligned(access, own, lanes) for access in accesses)
+        aligned = all(is_vector(access, values, last, lanes, facts) for access in accesses)
         if aligned and prove(equal(extent % lanes, 0), facts) is True:
             return lanes
         lanes //= 2
