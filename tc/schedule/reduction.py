@@ -73,32 +73,41 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
             )
     spatial = tuple(axis for axis in stmt.axes if axis.kind is AxisKind.SPATIAL)
     _check_apart(spatial, kinds, "decompose_reduction", block)
-    where = logical_and(*(part for part in conjuncts(stmt.where) if not _mentions_reduction(part, kinds)))
-    needed = {var for axis in spatial for var in variables(axis.value)} | variables(where)
-    inner = [each for each in place.loops[position:] if each.var in needed]
-    left = {each.var for each in place.loops[position:] if each not in inner}
     check_extent_stays("decompose_reduction", *place.loops[position:])
-    for each in inner:
-        if variables(each.extent) & left:
-            raise ScheduleError(
-                f"decompose_reduction: the extent {each.extent} of loop {each.var.name} depends on a loop that drives a reduction"
-            )
-    names = fresh_names(func, [f"{each.var.name}_init" for each in inner])
-    renamed: dict[Node, Node] = {each.var: loop_var(name) for each, name in zip(inner, names, strict=True)}
-    axes = {axis.var: Var(axis.var.name, i64) for axis in spatial}
-    start: Stmt = Block(
-        fresh_block_name(func, f"{block}_init"),
-        tuple(replace(axis, var=axes[axis.var], value=substitute(axis.value, renamed)) for axis in spatial),
-        substitute(stmt.init, dict(axes)),
-        where=substitute(where, renamed),
-        span=stmt.span,
-    )
-    for each in reversed(inner):
-        extent = substitute(each.extent, renamed)
-        start = For(renamed[each.var], extent, start, each.kind, each.thread, each.hints)  # type: ignore[arg-type]
+    start = points_of(func, place, place.path.index(target.stmt), fresh_block_name(func, f"{block}_init"), stmt.init)
     update = replace_stmt(func, place, replace(stmt, init=None))
     loop_place = find_loop(update, loop)
     return replace_stmt(update, loop_place, seq(start, loop_place.stmt))
+
+
+def points_of(
+    func: PrimFunc, place: Place, depth: int, name: str, body: Stmt, ordered: tuple[BlockAxis, ...] = (), suffix: str = "init"
+) -> Stmt:
+    """A block that does `body` for each point of the spatial axes of the block at `place`, under copies of those of the loops around it
+    which drive these, from the `depth`-th statement of the path on; `ordered`: axes of its own besides.
+
+    ScheduleError when the extent of such a loop depends on one that drives a reduction.
+    """
+    block, kinds = place.block, axis_loops(place)
+    spatial = tuple(axis for axis in block.axes if axis.kind is AxisKind.SPATIAL)
+    where = logical_and(*(part for part in conjuncts(block.where) if not _mentions_reduction(part, kinds)))
+    needed = {var for axis in spatial for var in variables(axis.value)} | variables(where)
+    loops = [each for each in place.path[depth:] if isinstance(each, For)]
+    inner = [each for each in loops if each.var in needed]
+    left = {each.var for each in loops if each not in inner}
+    for each in inner:
+        if variables(each.extent) & left:
+            raise ScheduleError(f"the extent {each.extent} of loop {each.var.name} depends on a loop that drives a reduction")
+    names = fresh_names(func, [f"{each.var.name}_{suffix}" for each in inner])
+    renamed: dict[Node, Node] = {each.var: loop_var(name) for each, name in zip(inner, names, strict=True)}
+    axes: dict[Node, Node] = {axis.var: Var(axis.var.name, i64) for axis in spatial}
+    own = tuple(replace(axis, var=axes[axis.var], value=substitute(axis.value, renamed)) for axis in spatial)
+    order = tuple(replace(axis, var=Var(axis.var.name, i64)) for axis in ordered)
+    start: Stmt = Block(name, (*order, *own), substitute(body, axes), where=substitute(where, renamed), span=block.span)
+    for each in reversed(inner):
+        extent = substitute(each.extent, renamed)
+        start = For(renamed[each.var], extent, start, each.kind, each.thread, each.hints)  # type: ignore[arg-type]
+    return start
 
 
 def _check_visited_once(func: PrimFunc, place: Place, target: Place) -> None:

@@ -14,7 +14,7 @@ from tc.ir.coverage import check_covered
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.ir.uses import unbound
-from tc.schedule import cache, compute_at, inline, layout, loops, pad, reduction, specialize, tensorize
+from tc.schedule import cache, compute_at, inline, layout, loops, online, pad, reduction, specialize, tensorize
 from tc.schedule.knobs import Decide, Decision, Knob, Value, take_default
 from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rename_loops
 
@@ -57,6 +57,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "reverse_compute_at": compute_at.reverse_compute_at,
     "decompose_reduction": reduction.decompose_reduction,
     "rfactor": reduction.rfactor,
+    "merge_online": online.merge_online,
     "cache_read": cache.cache_read,
     "cache_operand": cache.cache_operand,
     "cache_write": cache.cache_write,
@@ -409,6 +410,9 @@ class Schedule:
     def rfactor(self, block: str, loop: str) -> str:
         """Returns the name of the block of partial results."""
         return self._new_block("rfactor", block, loop)
+
+    def merge_online(self, block: str, *names: str) -> None:
+        self._do("merge_online", block, tuple(names))
 
     def cache_read(self, block: str, buffer: str, scope: str = "global", layout: str = "") -> str:
         """Returns the name of the block that fills the copy, which is also the copy's name when that is free."""

@@ -53,11 +53,11 @@ class AttentionChain:
 def schedule_attention(schedule: Schedule, target: Target) -> str | None:
     """Schedule two products with a softmax between them as one kernel."""
     chain = find_chain(block_infos(schedule.func))
-    if chain is None or not _is_worth(schedule, chain) or not _inline_around(schedule, chain):
+    if chain is None or not is_worth(schedule, chain) or not inline_around(schedule, chain):
         return None
     infos = block_infos(schedule.func)
     chain = chain_of(infos)
-    row, _, _ = _output_loops(schedule, chain)
+    row, _, _ = output_loops(schedule, chain)
     rows = 1 if row is None else extent_value(schedule, row)
     dim = None if row is None or rows is not None else schedule.extent_of(row)
     most = min(MOST_ROWS, (target.num_vector_registers - 3) // 2)
@@ -79,7 +79,7 @@ def _schedule_version(schedule: Schedule, names: list[str], tile: int, target: T
     for name in names:
         if name not in vars(chain).values():
             schedule_block(schedule, name, target)
-    row, column, lead = _output_loops(schedule, chain)
+    row, column, lead = output_loops(schedule, chain)
     if tile == 1 or row is None:
         _schedule_few_rows(schedule, chain, row, column, lead, target)
     else:
@@ -131,14 +131,14 @@ def _is_product(info: BlockInfo) -> bool:
     return any(isinstance(node, Mul) for node in walk(info.writes[0].value))
 
 
-def _is_worth(schedule: Schedule, chain: AttentionChain) -> bool:
+def is_worth(schedule: Schedule, chain: AttentionChain) -> bool:
     """Whether there is more than one key, and keys and values have more than one element."""
     weighted, scores = block_info(schedule, chain.weighted), block_info(schedule, chain.scores)
     needed = [(weighted, weighted.spatial_axes[-1]), *((i, axis) for i in (weighted, scores) for axis in i.reduction_axes)]
     return all(_loop_of(info, axis) is not None for info, axis in needed)
 
 
-def _inline_around(schedule: Schedule, chain: AttentionChain) -> bool:
+def inline_around(schedule: Schedule, chain: AttentionChain) -> bool:
     """Inline what comes before the chain where it is read, and the chain's end into what follows. False: nothing was done.
 
     What follows must be element by element, up to the one output.
@@ -167,7 +167,7 @@ def _loop_of(info: BlockInfo, axis: Var) -> str | None:
     return value.name if isinstance(value, Var) else None
 
 
-def _output_loops(schedule: Schedule, chain: AttentionChain) -> tuple[str | None, str, list[str]]:
+def output_loops(schedule: Schedule, chain: AttentionChain) -> tuple[str | None, str, list[str]]:
     """The loops of the final block that choose the row, the column of the values, and the rest in order."""
     info = block_info(schedule, chain.final)
     (weighted,) = block_info(schedule, chain.weighted).written_buffers

@@ -6,13 +6,14 @@ its end, so that the program means what its loops mean in order. Sizes follow fr
 
 from __future__ import annotations
 
+from tc.schedule.rules.gpu.attention import schedule_tiled_attention
 from tc.schedule.rules.gpu.elementwise import schedule_elementwise
 from tc.schedule.rules.gpu.fallback import schedule_launches
 from tc.schedule.rules.gpu.matrix_product import schedule_matrix_contraction
 from tc.schedule.rules.gpu.product import schedule_contraction
 from tc.schedule.rules.gpu.reduction import schedule_reduction, schedule_stages
 
-DEVICE_BEFORE_INLINING = ()
+DEVICE_BEFORE_INLINING = (schedule_tiled_attention,)
 """Tried before anything is inlined into the stages that these rules look for."""
 
 DEVICE_RULES = (

@@ -222,15 +222,15 @@ def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], d
     inline_before(schedule, before)
     final = last_block(schedule, name, result, after)
     loops = loops_by_axis(schedule, name, final)
-    fragments = [_lay_out(schedule, name, copy, axes) for copy in copies]
+    fragments = [lay_out(schedule, name, copy, axes) for copy in copies]
     place, tile = bind_blocks(schedule, final, axes, loops)
     schedule.compute_at(name, place)
-    stage, steps = _tile_sum(schedule, name, axes, place)
+    stage, steps = tile_sum(schedule, name, axes, place)
     for fragment, step in zip(fragments, steps, strict=True):
-        _load_fragment(schedule, fragment, step)
+        load_fragment(schedule, fragment, step)
     for copy in copies:
         fetch_tile(schedule, copy, stage, axes)
-    _store_tile(schedule, axes, tile)
+    store_tile(schedule, axes, tile)
     _copy_ahead(schedule, contraction, stage, axes.blocking, device)
     return "contraction"
 
@@ -339,7 +339,7 @@ def last_block(schedule: Schedule, name: str, result: str | None, after: list[st
     return final
 
 
-def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
+def lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     """Lay a copy out by terms of the sum first, so that what a thread needs for one of them lies side by side, and let it be read into
     registers from there; the block that does that."""
     (buffer,) = block_info(schedule, copy).written_buffers
@@ -467,7 +467,7 @@ def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var,
 # -- a thread's sums
 
 
-def _cut_for_threads(schedule: Schedule, loop: str, thread: int, lanes: int = 1) -> tuple[str, list[str]]:
+def cut_for_threads(schedule: Schedule, loop: str, thread: int, lanes: int = 1) -> tuple[str, list[str]]:
     """Cut a loop of a tile: the part that threads share, and those of one thread: neighbours, at most `lanes` of columns, at distances."""
     extent = extent_value(schedule, loop)
     assert extent is not None, "a tile has a known size"
@@ -478,9 +478,9 @@ def _cut_for_threads(schedule: Schedule, loop: str, thread: int, lanes: int = 1)
     return shared, [apart, own]
 
 
-def _lanes(thread: int) -> int:
-    """Neighbouring columns of a thread: one access to shared memory of f32."""
-    return min(thread, 4)
+def neighbours(thread: int) -> int:
+    """Neighbouring columns of a thread: one access to shared memory of f32, or a half or a quarter of one."""
+    return next(lanes for lanes in (4, 2, 1) if thread % lanes == 0)
 
 
 def cut_in_stages(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[dict[Var, list[str]], list[str], list[str]]:
@@ -492,12 +492,12 @@ def cut_in_stages(schedule: Schedule, name: str, axes: TiledAxes, place: str) ->
     return by_axis, [stage for stage, _ in cut], [step for _, step in cut]
 
 
-def _tile_sum(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[str, tuple[str, str]]:
+def tile_sum(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tuple[str, tuple[str, str]]:
     """Cut the sum in stages and among threads; the innermost loop over stages, and those in which operands of rows and columns are read."""
     by_axis, stages, steps = cut_in_stages(schedule, name, axes, place)
-    rows = [_cut_for_threads(schedule, loop, thread) for axis, (_, thread) in axes.rows.items() for loop in by_axis[axis]]
+    rows = [cut_for_threads(schedule, loop, thread) for axis, (_, thread) in axes.rows.items() for loop in by_axis[axis]]
     columns = [
-        _cut_for_threads(schedule, loop, thread, _lanes(thread)) for axis, (_, thread) in axes.columns.items() for loop in by_axis[axis]
+        cut_for_threads(schedule, loop, thread, neighbours(thread)) for axis, (_, thread) in axes.columns.items() for loop in by_axis[axis]
     ]
     single = [loop for axis in axes.batch for loop in by_axis[axis]]
     apart = [loop for _, own in columns for loop in own[:-1]]
@@ -512,7 +512,7 @@ def _tile_sum(schedule: Schedule, name: str, axes: TiledAxes, place: str) -> tup
     return stages[-1], (steps[-1], apart[-1] if apart else steps[-1])
 
 
-def _load_fragment(schedule: Schedule, fragment: str, loop: str) -> None:
+def load_fragment(schedule: Schedule, fragment: str, loop: str) -> None:
     """Read what a thread needs of an operand for one step from shared memory: neighbours at once."""
     schedule.compute_at(fragment, loop)
     inside = loops_inside(schedule, fragment, loop)
@@ -586,16 +586,16 @@ def _fetch_lanes(schedule: Schedule, copy: str, loop: str) -> int:
 # -- results
 
 
-def _store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
+def store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
     """Let each thread store its own sums, or what is made of them."""
-    rows = [_cut_for_threads(schedule, loop, axes.rows[axis][1]) for axis, loop in tile.rows.items()]
+    rows = [cut_for_threads(schedule, loop, axes.rows[axis][1]) for axis, loop in tile.rows.items()]
     columns = []
     for axis, loop in tile.columns.items():
         thread = axes.columns[axis][1]
         if tile.vector is None or axis is not list(axes.columns)[-1]:
-            columns.append(_cut_for_threads(schedule, loop, thread, _lanes(thread)))
+            columns.append(cut_for_threads(schedule, loop, thread, neighbours(thread)))
             continue
-        width, lanes, extent = extent_value(schedule, tile.vector) or 1, _lanes(thread), extent_value(schedule, loop) or 1
+        width, lanes, extent = extent_value(schedule, tile.vector) or 1, neighbours(thread), extent_value(schedule, loop) or 1
         apart, shared, vectors = schedule.split(loop, (thread // lanes, extent * width // thread, lanes // width))
         columns.append((shared, [apart, vectors]))
     together = [[loop for loop, _ in rows], [loop for loop, _ in columns]]
