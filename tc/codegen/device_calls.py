@@ -119,7 +119,7 @@ def provide_calls(prefix: str, ir_text: str, driver: ctypes.CDLL) -> DeviceCalls
 
 @functools.cache
 def _provided(prefix: str, ir_text: str, driver: ctypes.CDLL) -> DeviceCalls:
-    for name in re.findall(r"^declare [^@]*@(\w+)", ir_text, re.MULTILINE):
+    for name in re.findall(r"^declare [^@]*@(\w+)\(", ir_text, re.MULTILINE):
         address = ctypes.cast(getattr(driver, name), ctypes.c_void_p).value
         assert address, f"the driver has {name}"
         llvm.add_symbol(name, address)
@@ -175,6 +175,11 @@ class CalledQueue:
         """See `Queue`. Of the driver's way it depends whether it waits."""
         self._called.calls.free(self.address, address)
         self.check()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `check` would raise."""
+        return bool(self._words[STATUS])
 
     def check(self) -> None:
         """Raise what went wrong since the last time, as far as it is known without waiting."""

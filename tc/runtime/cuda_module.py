@@ -1,15 +1,17 @@
 """Modules on CUDA devices: arrays of torch, cupy and others that lie on the device are used in place, on the caller's stream.
 
-A call whose results stay on the device does not wait for them: it is work on the stream of its caller, like a kernel of torch or cupy. What
-checks of indices find there is raised by the next call that sees it, or by `synchronize`. Each
-stream has frames, and so arenas, of its own. A call with arrays of the host, or of a library that does not say on which stream it works,
-runs on a stream of the module and waits.
+A call whose results stay on the device does not wait for them: it is work on the stream of its caller, like a kernel of torch or cupy, and
+from the second call of some shapes on as a graph of the driver (see `cuda_graphs`). What checks of indices find there is raised by the next
+call that sees it, or by `synchronize`. Each stream has frames, and so arenas and graphs, of its own. A call with arrays of the host, or of
+a library that does not say on which stream it works, runs on a stream of the module and waits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from tc.codegen.cuda.device import CudaDevice, CudaQueue
 from tc.errors import InputError
 from tc.ir.dtype import from_numpy, pack, unpack
 from tc.runtime.arrays import dtype_name, like, listed, output_array
+from tc.runtime.cuda_graphs import LEAST_LAUNCHES, ProgramGraphs
 from tc.runtime.device_arrays import (
     DeviceArray,
     DeviceArrayView,
@@ -30,8 +33,10 @@ from tc.runtime.device_arrays import (
     waiting_stream,
 )
 from tc.runtime.device_module import DeviceMemory, DeviceModule
+from tc.runtime.entry import ARENA
 from tc.runtime.faults import RECORD_BYTES
 from tc.runtime.frames import Frame
+from tc.runtime.report import Report
 
 MOST_STREAMS = 8
 """Frames that are kept for calls to come on streams that they were used on before; for one more, the device is waited for."""
@@ -53,6 +58,8 @@ class _CudaMemory(DeviceMemory):
     first: Any = None
     seen: Any = None
     """int64[3] of the host to which the record of faults is copied behind each call that nobody waits for."""
+
+    graphs: ProgramGraphs | None = None
 
     def send_faults(self) -> None:
         """Copy the record of faults to the host when the work before is done."""
@@ -105,6 +112,23 @@ class CudaModule(DeviceModule):
         """Give memory back that is kept for calls to come, to the driver, too."""
         super().trim()
         self._device.trim()
+
+    def report(self) -> Report:
+        """See `CompiledModule`; what graphs there are is as of now."""
+        return dataclasses.replace(super().report(), graphs=self._graphs_text())
+
+    def _graphs_text(self) -> str:
+        if self._entry.undecided:
+            return f"none, as {self._entry.undecided}"
+        with self._lock:
+            found = [frame.memory.graphs for frame in self._frames.values() if isinstance(frame.memory, _CudaMemory)]
+        refused = next((graphs.refused for graphs in found if graphs is not None and graphs.refused), "")
+        if refused:
+            return f"none, as the driver refused one: {refused}"
+        nodes = [count for graphs in found if graphs is not None for count in graphs.nodes]
+        if nodes:
+            return f"{len(nodes)}, of {', '.join(map(str, nodes))} nodes"
+        return f"from the second call of some shapes, where it launches {LEAST_LAUNCHES} kernels or more"
 
     def _execute(self, args: Sequence[Any], out: Any) -> list[Any]:
         if len(args) != len(self.inputs):
@@ -180,6 +204,23 @@ class CudaModule(DeviceModule):
         return self._take_frame()
 
     # -- one call
+
+    def _run_program(self, frame: Frame) -> int:
+        memory = frame.memory
+        assert isinstance(memory, _CudaMemory)
+        if self._entry.undecided or self._entry.timed or frame.shapes is None or self._device.is_captured(memory.queue.stream):
+            return super()._run_program(frame)
+        if memory.graphs is None:
+            memory.graphs = ProgramGraphs(self._device, memory.queue)
+        addresses = tuple(frame.words[word] for word in (*self._address_words, ARENA))
+        return memory.graphs.run(tuple(frame.shapes), addresses, lambda: self._run(frame.address))
+
+    @contextlib.contextmanager
+    def _on_host(self, frame: Frame) -> Iterator[None]:
+        memory = frame.memory
+        assert isinstance(memory, _CudaMemory)
+        with memory.graphs.divided() if memory.graphs is not None else contextlib.nullcontext(), super()._on_host(frame):
+            yield
 
     def _run_on(self, frame: Frame, memory: _CudaMemory, args: Sequence[Any], out: Any) -> list[Any]:
         layout, words = self._entry.layout, frame.words

@@ -6,6 +6,8 @@ frame has a queue of its own, so calls from several threads do not wait for each
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,10 +134,20 @@ class DeviceModule(CompiledModule):
         return results if out is None else listed(out)
 
     def _run_once(self, frame: Frame) -> None:
-        status = self._run(frame.address)
+        status = self._run_program(frame)
         if status:
             self._raise_faults(frame)  # with which one its number comes
             self._fail(status, frame)
+
+    def _run_program(self, frame: Frame) -> int:
+        """The status of the program, which has run as far as the host is concerned."""
+        status: int = self._run(frame.address)
+        return status
+
+    @contextlib.contextmanager
+    def _on_host(self, frame: Frame) -> Iterator[None]:
+        self._raise_faults(frame)
+        yield
 
     def _raise_faults(self, frame: Frame) -> None:
         """Raise what the first check says that failed in a kernel, of all that were to run before; they are waited for."""

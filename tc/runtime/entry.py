@@ -31,6 +31,7 @@ from tc.ir.plan import (
     Slot,
     SlotPlace,
     StoreIndex,
+    all_steps,
 )
 from tc.ir.plan_checks import (
     NO_ARENA,
@@ -129,7 +130,7 @@ class EntrySource:
     """The LLVM IR of prepare and run, the checks by number, and the callbacks by number.
 
     `timed` are the launches of an entry for profiling: word `layout.words + k` of the frame adds up the nanoseconds of launch k.
-    `reports`: a record of faults (see `tc.runtime.faults`) is to be at the address in word FAULTS.
+    `reports`: a record of faults (see `tc.runtime.faults`) is to be at the address in word FAULTS. `undecided`: see `what_data_decide`.
     """
 
     ir_text: str
@@ -138,6 +139,7 @@ class EntrySource:
     layout: FrameLayout
     timed: tuple[Launch, ...] = ()
     reports: bool = False
+    undecided: str = ""
 
 
 def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False, calls: str = "") -> EntrySource:
@@ -147,8 +149,22 @@ def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profil
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
     return EntrySource(
-        str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed), emitter.reports
+        str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed), emitter.reports,
+        what_data_decide(plan),
     )
+
+
+def what_data_decide(plan: ExecutionPlan) -> str:
+    """Why a plan may launch another thing for other data of the same shapes; "" where it does not."""
+    for step in all_steps(plan.steps):
+        match step:
+            case BindDims() | Allocate():
+                return located(step, "data decide sizes")
+            case Branch() | Repeat(condition=Slot()):
+                return located(step, "data decide which steps follow")
+            case CallOut(found_dims=dims) if dims:
+                return located(step, "a reference kernel decides sizes")
+    return ""
 
 
 class _EntryEmitter:
@@ -608,7 +624,6 @@ class _EntryEmitter:
             self.module.declare(name, "void", [value.type for value in (*pointers, *dims)])
             b.emit_void(f"call void @{name}({', '.join(map(str, (*pointers, *dims)))})")
             return
-        self._raise_faults()
         number = len(self.callbacks)
         self.callbacks.append(step)
         slots = [slot for slot in (*step.args, *step.results) if slot is not None]

@@ -47,6 +47,7 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
         "assumed": [dim_text(condition, names) for condition in _assumed_of_inputs(plan)],
         "checks": [[check.message, check.input, check.axis, check.dims, check.assumed] for check in entry.checks],
         "reports": entry.reports,
+        "undecided": entry.undecided,
     }
 
 
@@ -81,4 +82,5 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
         FailedCheck(message, index, axis, tuple((name, word) for name, word in dims), assumed)
         for message, index, axis, dims, assumed in header["checks"]
     )
-    return plan, EntrySource("", checks, calls, layout, reports=bool(header.get("reports")))  # older files have no reports
+    known = bool(header.get("reports")), str(header.get("undecided", "it was saved by an older version"))
+    return plan, EntrySource("", checks, calls, layout, (), *known)

@@ -540,11 +540,16 @@ class CompiledModule:
         frame = self._frames[frame_address]
         try:
             assert self._callback is not None
-            run_reference(frame, self._entry.layout, self._entry.calls[number], self._callback, table)
+            with self._on_host(frame):
+                run_reference(frame, self._entry.layout, self._entry.calls[number], self._callback, table)
         except BaseException as error:  # carried to the caller of the module, past native code
             frame.error = error
             return -1
         return 0
+
+    def _on_host(self, frame: Frame) -> contextlib.AbstractContextManager[None]:
+        """Around what the host does between launches."""
+        return contextlib.nullcontext()
 
     # -- facts
 

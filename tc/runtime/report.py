@@ -61,7 +61,8 @@ class Report:
     """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage.
 
     `notes`: what a tuning database holds that could not be used, and why; for a module from a file, what it was made with that is different
-    now. `rates`: the fingerprint of the rates of cores that decided.
+    now. `rates`: the fingerprint of the rates of cores that decided. `graphs`: which graphs of a device's driver calls launch, or why none;
+    "" where there is no such thing.
     """
 
     kernels: tuple[KernelReport, ...]
@@ -71,6 +72,7 @@ class Report:
     constant_bytes: int = 0
     notes: tuple[str, ...] = ()
     rates: str = ""
+    graphs: str = ""
 
     def __str__(self) -> str:
         lines = [f"{len(self.kernels)} kernels, arena {self.arena} bytes, constants {self.constant_bytes} bytes"]
@@ -80,6 +82,7 @@ class Report:
             lines.append(f"  {kernel.name}{times} [{rule}] <- {', '.join(kernel.nodes)}")
         lines += [f"  reference kernel: {node}" for node in self.fallbacks]
         lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  graphs: {self.graphs}"] if self.graphs else []
         lines.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds))
         return "\n".join(lines)
 

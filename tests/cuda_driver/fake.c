@@ -470,6 +470,129 @@ CUresult cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned g
     END(OK);
 }
 
+/* -- graphs: each launch has the nodes as they are then; of those whose predecessors are done the last added runs first */
+#define MAX_NODES 4096
+typedef struct { int kind; Function *function; unsigned sizes[6], shared; u64 to, from, size; int copies_in; char *bytes; int before; } Work;
+typedef struct { Work work[MAX_NODES]; int count; } Nodes;
+typedef struct { int magic; Nodes nodes; } Graph;
+typedef struct { int magic, runs; Graph *graph; Nodes nodes; } Executable;
+typedef struct { Function *function; unsigned sizes[6], shared; void **parameters, **extra; void *kernel, *context; } KernelNode;
+typedef struct { size_t x, y, z, level; int kind; void *host; u64 device; void *array, *reserved; size_t pitch, height; } End;
+typedef struct { End from, to; size_t width, height, depth; } CopyNode;
+static int graphs_alive, captured;
+int fake_graphs(void) { return graphs_alive; }
+void fake_capture(int value) { captured = value; }
+CUresult cuStreamIsCapturing(void *stream, int *value) { BEGIN(1); if (!stream_of(stream)) END(INVALID_HANDLE); *value = captured; END(OK); }
+CUresult cuGraphCreate(Graph **graph, unsigned flags) {
+    BEGIN(0);
+    if (flags) END(INVALID_VALUE);
+    *graph = calloc(1, sizeof **graph);
+    (*graph)->magic = 0x6AF;
+    graphs_alive++;
+    END(OK);
+}
+CUresult cuGraphDestroy(Graph *graph) { BEGIN(0); if (graph->magic != 0x6AF) END(wrong(INVALID_HANDLE, "cuGraphDestroy")); graph->magic = 0; graphs_alive--; END(OK); }
+static CUresult kernel_work(Work *work, const KernelNode *node) {
+    unsigned gx = node->sizes[0], gy = node->sizes[1], gz = node->sizes[2], threads = node->sizes[3] * node->sizes[4] * node->sizes[5];
+    if (!node->function || node->function->magic != 0xF0 || node->kernel || node->context) return wrong(INVALID_VALUE, "a node of no function");
+    if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !threads || threads > 1024) return wrong(INVALID_VALUE, "a node of a wrong size");
+    if (node->shared + static_shared(node->function) > 49152 && (int)node->shared > node->function->dynamic_shared)
+        return wrong(INVALID_VALUE, "a node with shared memory that was not asked for");
+    if (node->parameters || !node->extra || node->extra[0] != (void *)1 || node->extra[2] != (void *)2 || node->extra[4])
+        return wrong(INVALID_VALUE, "a node: extra");
+    work->kind = 1;
+    work->function = node->function;
+    memcpy(work->sizes, node->sizes, sizeof work->sizes);
+    work->shared = node->shared;
+    work->size = *(u64 *)node->extra[3];
+    work->bytes = malloc(work->size + 1);
+    memcpy(work->bytes, node->extra[1], work->size);
+    return OK;
+}
+static CUresult copy_work(Work *work, const CopyNode *node, Context *context) {
+    if (node->height != 1 || node->depth != 1 || !node->width || node->to.kind != 2 || (node->from.kind != 2 && node->from.kind != 1) || !context)
+        return wrong(INVALID_VALUE, "a copy of another form in a graph");
+    work->copies_in = node->from.kind == 1;
+    work->kind = work->copies_in ? 2 : 4;
+    work->to = node->to.device;
+    work->from = work->copies_in ? (u64)node->from.host : node->from.device;
+    work->size = node->width;
+    if (!memory_of(work->to, work->size) || (!work->copies_in && !memory_of(work->from, work->size)))
+        return wrong(INVALID_VALUE, "a copy in a graph outside of live memory");
+    return OK;
+}
+static CUresult add(Work **node, Graph *graph, Work **before, size_t count, Work work) {
+    if (graph->magic != 0x6AF || graph->nodes.count == MAX_NODES || count > 1) return wrong(INVALID_VALUE, "a node added wrongly");
+    work.before = count ? (int)(before[0] - graph->nodes.work) : -1;
+    if (count && (work.before < 0 || work.before >= graph->nodes.count)) return wrong(INVALID_VALUE, "a node after no node");
+    *node = &graph->nodes.work[graph->nodes.count];
+    graph->nodes.work[graph->nodes.count++] = work;
+    return OK;
+}
+CUresult cuGraphAddKernelNode_v2(Work **node, Graph *graph, Work **before, size_t count, const KernelNode *made) {
+    BEGIN(1);
+    Work work = {0};
+    CUresult found = kernel_work(&work, made);
+    END(found ? found : add(node, graph, before, count, work));
+}
+CUresult cuGraphAddMemcpyNode(Work **node, Graph *graph, Work **before, size_t count, const CopyNode *made, Context *context) {
+    BEGIN(1);
+    Work work = {0};
+    CUresult found = copy_work(&work, made, context);
+    END(found ? found : add(node, graph, before, count, work));
+}
+CUresult cuGraphInstantiateWithFlags(Executable **made, Graph *graph, u64 flags) {
+    BEGIN(1);
+    if (graph->magic != 0x6AF || flags) END(INVALID_VALUE);
+    *made = calloc(1, sizeof **made);
+    (*made)->magic = 0xE8EC;
+    (*made)->graph = graph;
+    (*made)->nodes = graph->nodes;
+    END(OK);
+}
+CUresult cuGraphExecDestroy(Executable *made) { BEGIN(0); if (made->magic != 0xE8EC) END(wrong(INVALID_HANDLE, "cuGraphExecDestroy")); made->magic = 0; END(OK); }
+static Work *work_of(Executable *made, Work *node) {
+    long k = node - made->graph->nodes.work;
+    return made->magic == 0xE8EC && made->graph->magic == 0x6AF && k >= 0 && k < made->nodes.count ? &made->nodes.work[k] : 0;
+}
+CUresult cuGraphExecKernelNodeSetParams_v2(Executable *made, Work *node, const KernelNode *new) {
+    BEGIN(1);
+    Work *work = work_of(made, node);
+    if (!work || work->kind != 1) END(wrong(INVALID_VALUE, "cuGraphExecKernelNodeSetParams of no such node"));
+    END(kernel_work(work, new));
+}
+CUresult cuGraphExecMemcpyNodeSetParams(Executable *made, Work *node, const CopyNode *new, Context *context) {
+    BEGIN(1);
+    Work *work = work_of(made, node);
+    if (!work || work->kind == 1) END(wrong(INVALID_VALUE, "cuGraphExecMemcpyNodeSetParams of no such node"));
+    END(copy_work(work, new, context));
+}
+CUresult cuGraphLaunch(Executable *made, void *handle) {
+    BEGIN(1);
+    Stream *stream = stream_of(handle);
+    if (!stream || made->magic != 0xE8EC) END(wrong(INVALID_HANDLE, "cuGraphLaunch in stream %p", handle));
+    note("  %d nodes", made->nodes.count);
+    char done[MAX_NODES] = {0};
+    for (int left = made->nodes.count; left > 0; left--) {
+        int k = made->nodes.count - 1;
+        while (done[k] || (made->nodes.work[k].before >= 0 && !done[made->nodes.work[k].before])) k--;
+        done[k] = 1;
+        Work *work = &made->nodes.work[k];
+        Op *op = give(stream, work->kind == 1 ? 1 : 4);
+        op->kind = work->kind;
+        op->size = work->size;
+        op->to = work->to;
+        op->from = work->from;
+        op->function = work->function;
+        memcpy(op->grid, work->sizes, 12);
+        memcpy(op->block, work->sizes + 3, 12);
+        op->shared = work->shared;
+        if (work->kind == 1) { op->bytes = malloc(op->size + 1); memcpy(op->bytes, work->bytes, op->size); }
+        if (work->kind == 2) { op->bytes = malloc(op->size); memcpy(op->bytes, (void *)work->from, op->size); }
+    }
+    END(OK);
+}
+
 /* -- how the bindings find functions: by name, and by the newest version of it */
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, u64 flags, int *found) {
     static void *self;

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cuda_driver.driver import HERE, build_compiler, build_driver, functions_of, run_scenarios
 
-DEVICE, MODULES, OPERATORS = (HERE / f"{name}_scenarios.py" for name in ("device", "module", "operator"))
+DEVICE, MODULES, GRAPHS, OPERATORS = (HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator"))
 USUAL = {"FAKE_CUDA_ARCHS": "80,75"}
 OTHER_MACHINES = {
     "a_device_without_pools_is_refused": {"FAKE_CUDA_NO_POOLS": "1"},
@@ -49,6 +49,11 @@ def test_of_modules(name: str, driver: Path) -> None:
     if "nvcc" in name and shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check(driver, MODULES, name)
+
+
+@pytest.mark.parametrize("name", functions_of(GRAPHS))
+def test_of_graphs(name: str, driver: Path) -> None:
+    check(driver, GRAPHS, name)
 
 
 @pytest.mark.parametrize("name", functions_of(OPERATORS))

@@ -1,6 +1,14 @@
 """The CUDA driver's part of what generated host code calls (see `device_calls`), as LLVM IR.
 
-A queue has a fifth word, the pool of memory; work is given to a stream.
+A queue has two words more: the pool of memory, and a log (0: none); work is given to a stream.
+
+A log is three words, how many words have room behind them, how many would be filled, and in how many parts; then the parts. One that has
+room keeps what would be given to the stream, for a graph; one without only counts, and all goes on. A part is its number of words, then
+
+    function, shared bytes, blocks along x, y, z, threads along x, y, z, parameters ...       a launch
+    COPY, to, from, bytes                                                                     a copy on the device
+    STORE, to, value                                                                          a word of the host
+
 A handle is two words: the function, and the bytes of shared memory that a launch asks for beside what the function has by itself.
 
 Every function runs in the queue's context: the one that is current on the calling thread stays where it is the same, else the queue's is
@@ -12,8 +20,11 @@ from __future__ import annotations
 CALLS = "tc_cuda"
 """How the functions' names begin."""
 
-POOL = 4
-"""The fifth word of a queue."""
+LOG = 5
+"""The word of a queue where a log is; see the module."""
+
+COPY, STORE = 1, 2
+"""In the place of a function, which is an address."""
 
 OUT_OF_MEMORY = 2
 """The driver's status."""
@@ -32,6 +43,36 @@ declare i32 @cuMemcpyDtoDAsync_v2(ptr, ptr, i64, ptr)
 declare i32 @cuStreamSynchronize(ptr)
 declare i32 @cuMemAllocFromPoolAsync(ptr, i64, ptr, ptr)
 declare i32 @cuMemFreeAsync(ptr, ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+define internal ptr @logged(ptr %queue, i64 %words) nounwind {
+  %place = getelementptr i64, ptr %queue, i64 5
+  %log = load ptr, ptr %place
+  %none = icmp eq ptr %log, null
+  br i1 %none, label %go, label %some
+some:
+  %room = load i64, ptr %log
+  %used_place = getelementptr i64, ptr %log, i64 1
+  %used = load i64, ptr %used_place
+  %parts_place = getelementptr i64, ptr %log, i64 2
+  %parts = load i64, ptr %parts_place
+  %more = add i64 %used, %words
+  store i64 %more, ptr %used_place
+  %one_more = add i64 %parts, 1
+  store i64 %one_more, ptr %parts_place
+  %counts = icmp eq i64 %room, 0
+  br i1 %counts, label %go, label %keep
+keep:
+  %fits = icmp sle i64 %more, %room
+  br i1 %fits, label %fill, label %go
+fill:
+  %start = getelementptr i64, ptr %log, i64 3
+  %part = getelementptr i64, ptr %start, i64 %used
+  store i64 %words, ptr %part
+  ret ptr %part
+go:
+  ret ptr null
+}
 
 define i64 @tc_cuda_enter(ptr %queue) nounwind {
   %room = alloca ptr
@@ -86,13 +127,47 @@ done:
 
 # The driver takes the arguments of a function as they lie in a launch's table: all are words.
 _LAUNCH = """
+define internal void @keep_launch(ptr %part, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz) nounwind {
+  %function = load i64, ptr %handle
+  %p1 = getelementptr i64, ptr %part, i64 1
+  store i64 %function, ptr %p1
+  %shared_place = getelementptr i64, ptr %handle, i64 1
+  %shared = load i64, ptr %shared_place
+  %p2 = getelementptr i64, ptr %part, i64 2
+  store i64 %shared, ptr %p2
+  %p3 = getelementptr i64, ptr %part, i64 3
+  store i64 %gx, ptr %p3
+  %p4 = getelementptr i64, ptr %part, i64 4
+  store i64 %gy, ptr %p4
+  %p5 = getelementptr i64, ptr %part, i64 5
+  store i64 %gz, ptr %p5
+  %p6 = getelementptr i64, ptr %part, i64 6
+  store i64 %bx, ptr %p6
+  %p7 = getelementptr i64, ptr %part, i64 7
+  store i64 %by, ptr %p7
+  %p8 = getelementptr i64, ptr %part, i64 8
+  store i64 %bz, ptr %p8
+  ret void
+}
+
 define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
                              i64 %scalars) nounwind {
   %size = alloca i64
   %extra = alloca [5 x ptr]
+  %count = add i64 %buffers, %scalars
+  %length = add i64 %count, 9
+  %part = call ptr @logged(ptr %queue, i64 %length)
+  %direct = icmp eq ptr %part, null
+  br i1 %direct, label %launch, label %keep
+keep:
+  call void @keep_launch(ptr %part, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz)
+  %kept = getelementptr i64, ptr %part, i64 9
+  %kept_bytes = shl i64 %count, 3
+  call void @llvm.memcpy.p0.p0.i64(ptr %kept, ptr %table, i64 %kept_bytes, i1 false)
+  ret void
+launch:
   %entered = call i64 @tc_cuda_enter(ptr %queue)
-  %words = add i64 %buffers, %scalars
-  %bytes = shl i64 %words, 3
+  %bytes = shl i64 %count, 3
   store i64 %bytes, ptr %size
   store ptr inttoptr (i64 1 to ptr), ptr %extra
   %e1 = getelementptr ptr, ptr %extra, i64 1
@@ -179,7 +254,18 @@ define void @tc_cuda_send(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
 _COPY = """
 define void @tc_cuda_{name}(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {{
   %some = icmp sgt i64 %size, 0
-  br i1 %some, label %go, label %done
+  br i1 %some, label %ask, label %done
+ask:
+  %part = call ptr @logged(ptr %queue, i64 {words})
+  %direct = icmp eq ptr %part, null
+  br i1 %direct, label %go, label %keep
+keep:
+  %p1 = getelementptr i64, ptr %part, i64 1
+  store i64 {kind}, ptr %p1
+  %p2 = getelementptr i64, ptr %part, i64 2
+  store ptr %to, ptr %p2
+  %p3 = getelementptr i64, ptr %part, i64 3
+{keep}  ret void
 go:
   %entered = call i64 @tc_cuda_enter(ptr %queue)
   %stream = load ptr, ptr %queue
@@ -191,13 +277,20 @@ done:
   ret void
 }}
 """
+_KEEP_COPY = """  store ptr %from, ptr %p3
+  %p4 = getelementptr i64, ptr %part, i64 4
+  store i64 %size, ptr %p4
+"""
+_KEEP_STORE = """  %value = load i64, ptr %from
+  store i64 %value, ptr %p3
+"""
 # A driver has taken memory that is not pinned over when the call returns, so a caller's may be changed then.
 IR_TEXT = "\n".join(
     (
         _HELPERS,
         _LAUNCH,
-        _COPY.format(name="write", function="cuMemcpyHtoDAsync_v2"),
-        _COPY.format(name="copy", function="cuMemcpyDtoDAsync_v2"),
+        _COPY.format(name="write", function="cuMemcpyHtoDAsync_v2", kind=STORE, words=4, keep=_KEEP_STORE),
+        _COPY.format(name="copy", function="cuMemcpyDtoDAsync_v2", kind=COPY, words=5, keep=_KEEP_COPY),
     )
 )
 

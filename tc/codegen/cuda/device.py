@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.codegen.cuda.calls import CALLS, IR_TEXT, OUT_OF_MEMORY, STEPS
+from tc.codegen.cuda.calls import CALLS, IR_TEXT, LOG, OUT_OF_MEMORY, STEPS
 from tc.codegen.cuda.compile import arch_of, binary_in, capability_of, compile_cuda, is_ptx
 from tc.codegen.device import Queue
 from tc.codegen.device_calls import WORK, CalledQueue, DeviceCalls, provide_calls
@@ -58,7 +58,7 @@ class CudaQueue(CalledQueue):
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._own = device.new_stream()
-        super().__init__(device, (self._own, device.context, device.pool), STEPS)
+        super().__init__(device, (self._own, device.context, device.pool, 0), STEPS)
         weakref.finalize(self, device.drop_stream, self._own).atexit = False
 
     @property
@@ -69,6 +69,11 @@ class CudaQueue(CalledQueue):
     def follow(self, stream: int | None) -> None:
         """Work goes to this stream from now on; None: to the queue's own. What was given to the other one is not waited for."""
         self._words[WORK] = self._own if stream is None else stream
+
+    def record(self, log: np.ndarray | None) -> None:
+        """Work goes into this log (int64[...], see `calls`) from now on; None: to the stream."""
+        self._log = log
+        self._words[LOG] = 0 if log is None else log.ctypes.data
 
     def send(self, array: np.ndarray, address: int) -> None:
         """Copy to an array of `pinned_words`, when all work before is done, without waiting."""
@@ -106,7 +111,8 @@ class CudaDevice:
             raise DeviceError(f"{self.name} has no memory pools, which tc needs")
         self._context = self._of(driver.cuDevicePrimaryCtxRetain(self._device), "making a context")
         self.context = int(self._context)
-        self.calls: DeviceCalls = provide_calls(CALLS, IR_TEXT, ctypes.CDLL(_LIBRARY))
+        self._library = ctypes.CDLL(_LIBRARY)
+        self.calls: DeviceCalls = provide_calls(CALLS, IR_TEXT, self._library)
         self.enter = self.calls.function("enter", ctypes.c_int64, ctypes.c_void_p)
         self.leave = self.calls.function("leave", None, ctypes.c_void_p, ctypes.c_int64)
         self.send = self.calls.function("send", None, *[ctypes.c_void_p] * 3, ctypes.c_int64)
@@ -262,6 +268,24 @@ class CudaDevice:
     def check_process(self) -> None:
         """See `Device`."""
         refuse_forked_child("cuda")
+
+    # -- graphs
+
+    def graph_call(self, name: str, *arguments: Any) -> int:
+        """The status of a function of the driver's library, by arguments of ctypes."""
+        status: int = getattr(self._library, name)(*arguments)
+        return status
+
+    def drop_graph(self, name: str, handle: ctypes.c_void_p) -> None:
+        """Give a graph back by a function of the driver, which does so when it does not run any more."""
+        if self._is_mine() and handle:
+            with self._current():
+                self.graph_call(name, handle)
+
+    def is_captured(self, stream: int) -> bool:
+        """Whether somebody makes a graph of what is given to a stream."""
+        found = ctypes.c_int(0)
+        return self.graph_call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(found)) != 0 or found.value != 0
 
     # -- code
 
