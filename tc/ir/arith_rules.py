@@ -96,7 +96,7 @@ DIVISION = (
     Rule(FloorDiv(x, ONE), x),
     Rule(FloorDiv(ZERO, x), ZERO),
     Rule(FloorDiv(x, c), neg(x) // neg(c), when=(c < 0,)),
-    Rule(x // c // b, x // (c * b), when=(0 < c, 0 < b)),
+    Rule(x // c // b, x // (c * b), when=(0 <= c, 0 <= b)),  # what is divided by 0 is 0
     Rule(x % c // d, x // d % (c // d), when=(0 < d, 0 < c, Eq(c % d, ZERO))),
     Rule(x // x, ONE, when=(0 < x,)),
     Rule(MULTIPLES // b, q + r // b, when=(0 < b,)),

@@ -50,6 +50,7 @@ from tc.passes.loop import (
     mark_numerics,
     partition_loops,
     pipeline_loops,
+    privatize_scratch,
     report_in_order,
     round_once,
     simplify_loops,
@@ -66,8 +67,8 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, report_in_order, round_once),
-    *(simplify_loops, swizzle_shared, unroll_launches),
+    *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
+    *(round_once, simplify_loops, swizzle_shared, unroll_launches),
 )
 
 SIMPLIFY = """
@@ -119,6 +120,7 @@ DEVICE_FUSE = "fuse_ops"
 """For devices nothing is laid out or packed for the vectors of a CPU."""
 
 FINISH = """
+    privatize_scratch,
     lower_blocks,
     expand_intrinsics,
     round_once,                     # schedules know sums and products by their text, with the casts that were there
@@ -135,6 +137,7 @@ FINISH = """
 """Of a scheduled PrimFunc, to loops without blocks that a compiler of loops takes."""
 
 DEVICE_FINISH = """
+    privatize_scratch,
     lower_blocks,
     expand_intrinsics,
     round_once,

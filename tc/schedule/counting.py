@@ -32,7 +32,7 @@ def are_counted_apart(
     """Whether no element is touched by `first` and, in another iteration of the loop over `var`, by `second`. False where that cannot be
     counted: both must add the same to what the loops of constant extents say, and nothing read from the buffers `changed`."""
     last = bounds(var, facts).hi
-    if last is None or bounds(var, facts).lo != 0:
+    if last is None or bounds(var, facts).lo != 0 or not first.indices:  # what has no axes is one element
         return False
     found = []
     for access in (first, second):

@@ -3,7 +3,7 @@
 Two iterations of a loop over v are v and v + d for a d of at least 1, each with inner loops of its own. Two accesses of a buffer do not
 meet if some sum of multiples of their indices differs for all of these: one index, or the number of which several are the digits. What
 is not proven is refused, but for two cases in which iterations do meet and it does not matter. A scratch buffer that is used in the loop
-alone and is written in each iteration before it is read there is the iteration's own: `compact_buffers` allocates it inside. And a block
+alone and is written in each iteration before it is read there is the iteration's own: `privatize_scratch` allocates it inside. And a block
 without a reduction that makes an element in two iterations, of operands that are the same in both, makes the same element twice.
 """
 
@@ -76,6 +76,12 @@ def check_marked_loops(func: PrimFunc, names: Iterable[str], what: str) -> PrimF
         if place.loop.kind in CONCURRENT:
             check_iterations_apart(func, place, what, place.loop.kind)
     return func
+
+
+def is_private_to_iterations(func: PrimFunc, place: Place, buffer: Buffer) -> bool:
+    """Whether the iterations of a concurrent loop are independent only if each has a scratch buffer of its own, and may have one."""
+    proof = _Proof(func, place, "", place.loop.kind)
+    return proof.is_own(buffer) and not proof.are_stores_apart(buffer) and proof.is_private(buffer)
 
 
 # -- two accesses
@@ -286,14 +292,13 @@ class _Proof:
     def check_buffer(self, buffer: Buffer) -> None:
         stores = [store for store in self.stores if store.buffer is buffer]
         loads = [load for load in self.loads if load.buffer is buffer]
-        is_own = self.is_own(buffer)
+        if self.is_private(buffer):
+            return
         for load in loads:
-            if is_own and self.is_made_before(load) and not self.is_seen_by_others(load):
-                continue
             met = next((store for store in stores if not self.are_apart(store, load)), None)
-            if met is not None and (is_own or self.kind is LoopKind.BOUND or not self.is_made_before(load)):
+            if met is not None and (self.kind is LoopKind.BOUND or not self.is_made_before(load)):
                 self.refuse("reads", load, met)
-        pairs = [(store, other) for k, store in enumerate(() if is_own else stores) for other in stores[: k + 1]]
+        pairs = [(store, other) for k, store in enumerate(stores) for other in stores[: k + 1]]
         left = [(a, b) for a, b in pairs if not self.differ(a, b)]
         if left and not self.makes_the_same(stores):
             for store, other in left:
@@ -330,6 +335,16 @@ class _Proof:
     def is_seen_by_others(self, load: ElementAccess) -> bool:
         """Whether a buffer of threads may be theirs together: `compact_buffers` does not allocate inside what is read where data say."""
         return self.kind is LoopKind.BOUND and any(map(reads_memory, load.indices))
+
+    def is_private(self, buffer: Buffer) -> bool:
+        """Whether each iteration may have a buffer of its own in place of this one: nothing is in it before, and nothing is read after."""
+        loads = [load for load in self.loads if load.buffer is buffer]
+        return self.is_own(buffer) and all(self.is_made_before(load) and not self.is_seen_by_others(load) for load in loads)
+
+    def are_stores_apart(self, buffer: Buffer) -> bool:
+        """Whether no two iterations write the same element of a buffer."""
+        stores = [store for store in self.stores if store.buffer is buffer]
+        return all(self.are_apart(store, other) for k, store in enumerate(stores) for other in stores[: k + 1])
 
     def is_own(self, buffer: Buffer) -> bool:
         """Whether a buffer is scratch memory that nothing outside of the loop's body uses."""

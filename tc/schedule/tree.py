@@ -52,8 +52,13 @@ def statements_from(start: Place) -> Iterator[Place]:
     while stack:
         place = stack.pop()
         yield place
-        inner = (*place.path, place.stmt)
-        stack += [Place(child, inner) for child in reversed(_sub_statements(place.stmt))]
+        stack += reversed(below(place))
+
+
+def below(place: Place) -> list[Place]:
+    """The statements directly below the one at a place."""
+    inner = (*place.path, place.stmt)
+    return [Place(child, inner) for child in _sub_statements(place.stmt)]
 
 
 _WITH_BODY = frozenset((For, Alloc, Let, While))

@@ -35,3 +35,10 @@ def test_an_element_of_two_lanes_that_sum_into_it_is_found() -> None:
 
     with pytest.raises(ScheduleError, match="bind"):
         Schedule(parse_prim_func(text.replace("+ lane // 2 % 2 * 4", "+ lane % 2 * 4"))).bind("lane", "thread.x")
+
+
+def test_iterations_that_write_one_number_of_no_axes_are_not_apart() -> None:
+    """Counting its places failed."""
+    text = "@loops\ndef last(A: f32[8], B: f32[()]):\n    for i in range(8):\n        with block('last', v=spatial(8, i)):\n            B[()] = A[v]\n"
+    with pytest.raises(ScheduleError, match="writes B where another one writes it"):
+        Schedule(parse_prim_func(text)).bind("i", "thread.x")

@@ -17,13 +17,13 @@ from tc.ir.loop import (
     While,
     annotation,
     row_padding_of,
-    walk_statements,
 )
 from tc.ir.node import Node, binders, children, replace, transform
 from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.loop.handed_on import hands_on
 from tc.passes.manager import loop_pass
 from tc.schedule.region import interval_of
+from tc.schedule.tree import statements
 
 
 @loop_pass
@@ -38,13 +38,14 @@ def compact_buffers(func: PrimFunc) -> PrimFunc:
     A dimension of whose accesses no interval is known is kept whole. Rows get the padding that `pad_rows` asks for.
     Expects a PrimFunc without blocks.
     """
-    allocs = [node for node in walk_statements(func.body) if isinstance(node, Alloc)]
+    places = [place for place in statements(func.body) if isinstance(place.stmt, Alloc)]
+    allocs = [place.stmt for place in places if isinstance(place.stmt, Alloc)]
     body = func.body
     padding = {row_padding_of(alloc.buffer): annotation(func, row_padding_of(alloc.buffer), 0) for alloc in allocs}
-    for alloc in allocs:
+    for place, alloc in zip(places, allocs, strict=True):
         extra = padding[row_padding_of(alloc.buffer)]
         assert isinstance(extra, int), "a number of elements"
-        body = _compact(body, alloc.buffer, Facts.of(func.facts), extra)
+        body = _compact(body, alloc.buffer, Facts.of(func.facts), extra, sum(isinstance(stmt, (For, While)) for stmt in place.path))
     return replace(func, body=body, attrs=tuple(attr for attr in func.attrs if attr[0] not in padding))
 
 
@@ -58,9 +59,9 @@ class _Access:
     loops: tuple[For, ...]
 
 
-def _compact(body: Stmt, buffer: Buffer, facts: Facts, padding: int) -> Stmt:
+def _compact(body: Stmt, buffer: Buffer, facts: Facts, padding: int, around: int) -> Stmt:
     stripped = _without_alloc(body, buffer)
-    found = _common_path(stripped, buffer, facts)
+    found = _common_path(stripped, buffer, facts, around)
     if found is None:
         return stripped
     outer, conditions = found
@@ -111,10 +112,11 @@ def _without_alloc(body: Stmt, buffer: Buffer) -> Stmt:
     )
 
 
-def _common_path(body: Stmt, buffer: Buffer, facts: Facts) -> tuple[tuple[For, ...], tuple[Expr, ...]] | None:
+def _common_path(body: Stmt, buffer: Buffer, facts: Facts, around: int) -> tuple[tuple[For, ...], tuple[Expr, ...]] | None:
     """The loops around all accesses, outermost first, and conditions under which all of them are; None when there are no accesses.
 
-    Those inside a loop that hands on in the buffer what later iterations read do not count.
+    Those inside a loop that hands on in the buffer what later iterations read do not count. The outermost `around`
+    loops, which are around its allocation already, do.
     Conditions that read memory are left out: what is read again may differ.
     """
     loops: list[For] = []
@@ -130,8 +132,10 @@ def _common_path(body: Stmt, buffer: Buffer, facts: Facts) -> tuple[tuple[For, .
         )
         if direct or len(inner) != 1:
             break
-        if isinstance(current, While) or (isinstance(current, For) and current.kind in _IN_ORDER and hands_on(current, buffer, facts)):
-            break
+        if isinstance(current, (For, While)):
+            if around <= 0 and _may_hand_on(current, buffer, facts):
+                break
+            around -= 1
         if isinstance(current, For):
             loops.append(current)
             facts = facts.with_range(current.var, current.extent)
@@ -139,6 +143,10 @@ def _common_path(body: Stmt, buffer: Buffer, facts: Facts) -> tuple[tuple[For, .
             conditions.append(current.condition)
         current = inner[0]
     return tuple(loops), tuple(conditions)
+
+
+def _may_hand_on(loop: For | While, buffer: Buffer, facts: Facts) -> bool:
+    return isinstance(loop, While) or (loop.kind in _IN_ORDER and hands_on(loop, buffer, facts))
 
 
 def _accesses(stmt: Node, buffer: Buffer, loops: tuple[For, ...]) -> list[_Access]:

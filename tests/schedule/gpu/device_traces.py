@@ -11,9 +11,9 @@ import numpy as np
 
 from tc.errors import ScheduleError, VerifyError
 from tc.ir.expr import Const
-from tc.ir.launch import has_launch, launches_in
+from tc.ir.launch import has_launch
 from tc.ir.loop import For, LoopKind, PrimFunc
-from tc.ir.uses import buffers_read, buffers_written
+from tc.ir.uses import buffers_read
 from tc.ir.verify import verify
 from tc.schedule.rules.gpu.fallback import schedule_nest
 from tc.schedule.rules.gpu.launch import host_statements, name_of
@@ -97,17 +97,9 @@ def random_device_schedule(func: PrimFunc, rng: np.random.Generator, shapes: int
         if not has_launch(place.stmt) and name is not None and rng.random() < 0.8:  # the rest becomes launches of one thread
             schedule.attempt(lambda name=name: _verified(schedule, lambda: schedule_nest(schedule, name)))  # type: ignore[misc]
     try:
-        final = finished(schedule.func)
+        finished(schedule.func)
     except ScheduleError:
         return None
-    return None if _shares_scratch(func, final) else schedule
+    return schedule
 
 
-def _shares_scratch(func: PrimFunc, final: PrimFunc) -> bool:
-    """Whether scratch memory of one launch is the caller's: `bind` took it for each iteration's own, and it could not be allocated there.
-
-    Threads may then write the same numbers to it at the same time, which the interpreter calls a race.
-    """
-    count = len(func.buffers)
-    users = [buffers_written(launch) | buffers_read(launch) for launch in launches_in(final.body)]
-    return any(sum(buffer in used for used in users) == 1 for buffer in final.buffers[count:] if buffer.name != "faults")

@@ -10,12 +10,15 @@ import pytest
 
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
-from tc.ir.loop import PrimFunc
+from tc.ir.loop import Alloc, PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.structural import first_difference
 from tc.ir.verify import verify
 from tc.passes.loop.distribute_threads import distribute_threads
+from tc.passes.pipeline import FINISH_CALLS, run_pipeline
+from tc.schedule.independence import CONCURRENT
 from tc.schedule.step import Schedule, Trace
+from tc.schedule.tree import statements
 from tc.target import Target
 from tests.schedule.gpu.device_traces import random_device_schedule
 from tests.schedule.gpu.launches import finished
@@ -112,3 +115,34 @@ def rows(X: f32[4, n], Y: f32[4, n], n: i64):
     )
     with pytest.raises(ScheduleError, match="which each thread has, is of no constant size"):
         distribute_threads(func)
+
+
+@pytest.mark.parametrize("kind", ["thread.x", "parallel"])
+def test_scratch_that_iterations_make_for_themselves_is_not_shared(kind: str) -> None:
+    """Once blocks were gone it was not seen that no iteration of k hands `row` on: all threads wrote to one."""
+    func = parse_prim_func(
+        """
+@loops
+def rows(A: f32[31, 31], C: f32[44, 6]):
+    outputs(1)
+    with alloc(f32[31, 31], scope='global') as row:
+        for k in range(11):
+            for t in range(4):
+                for i in range(2):
+                    for j in range(31):
+                        with block('copy', vi=spatial(31, i + (k * 4 + t) * 6 // 31), vj=spatial(31, j)):
+                            where(i + (k * 4 + t) * 6 // 31 < 31)
+                            row[vi, vj] = A[vi, vj] + cast(k * 4 + t, f32)
+                for n in range(6):
+                    with block('part', vm=spatial(44, k * 4 + t), vo=spatial(6, n)):
+                        C[vm, vo] = row[(vm * 6 + vo) // 31, (vm * 6 + vo) % 31]
+"""
+    )
+    schedule = Schedule(func)
+    schedule.parallel("t") if kind == "parallel" else schedule.bind("t", kind)
+    final = run_pipeline(schedule.func, FINISH_CALLS, {"threads": 2}) if kind == "parallel" else finished(schedule.func)
+    arrays = [np.arange(961, dtype=np.float32).reshape(31, 31), np.zeros((44, 6), np.float32)]
+
+    (alloc,) = (place for place in statements(final.body) if isinstance(place.stmt, Alloc))
+    assert any(loop.kind in CONCURRENT for loop in alloc.loops)
+    np.testing.assert_array_equal(run_prim_func(final, arrays)[0], run_prim_func(func, arrays)[0])
