@@ -39,6 +39,11 @@ def test_an_element_of_two_lanes_that_sum_into_it_is_found() -> None:
 
 def test_iterations_that_write_one_number_of_no_axes_are_not_apart() -> None:
     """Counting its places failed."""
-    text = "@loops\ndef last(A: f32[8], B: f32[()]):\n    for i in range(8):\n        with block('last', v=spatial(8, i)):\n            B[()] = A[v]\n"
+    text = """@loops
+def last(A: f32[8], B: f32[()]):
+    for i in range(8):
+        with block('last', v=spatial(8, i)):
+            B[()] = A[v]
+"""
     with pytest.raises(ScheduleError, match="writes B where another one writes it"):
         Schedule(parse_prim_func(text)).bind("i", "thread.x")
