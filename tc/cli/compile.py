@@ -69,6 +69,8 @@ def pass_options(args: argparse.Namespace, watch: Stopwatch) -> PassOptions:
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile, or with `--emit` stop at a stage and print it."""
     need_model(args.model, "tc compile", "not a model")
+    if is_for_folder(args) and args.output.is_file():
+        raise UserError(f"--output {args.output}: is a file; a file for each kernel needs a folder, all of them in one a name with a dot")
     if args.output:
         check_output(args.output / "plan.txt" if is_for_folder(args) and args.output.is_dir() else args.output, "--output")
     if args.emit:

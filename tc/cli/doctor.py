@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
 from tc.codegen.cuda.compile import compiler as cuda_compiler
+from tc.codegen.cuda.compile import toolkit_program
 from tc.errors import TcError, UserError
 from tc.measure.rates import measure_rates
 from tc.runtime.cache_root import cache_path, cache_problem
@@ -151,12 +151,12 @@ def _one_device(name: str) -> dict[str, Any]:
 def tool_facts() -> dict[str, Any]:
     """Programs that compile what is generated for devices and for C: where they are, and the line that tells their version."""
     return {
-        name: {"path": shutil.which(name), "version": _tool_version(name), "for": use, "get": get} for name, (use, get) in TOOLS.items()
+        name: {"path": toolkit_program(name), "version": _tool_version(name), "for": use, "get": get} for name, (use, get) in TOOLS.items()
     }
 
 
 def _tool_version(name: str) -> str | None:
-    path = shutil.which(name)
+    path = toolkit_program(name)
     if path is None:
         return None
     try:

@@ -28,9 +28,9 @@ def language_of(name: str, target: Target) -> Language:
     """How kernels for a target are written in a language. UserError when they are not."""
     known = backend_of(target).languages
     if name not in known:
-        others = ", ".join(backend.kind for backend in BACKENDS if name in backend.languages)
+        others = " or ".join(f"'{backend.kind}'" for backend in BACKENDS if name in backend.languages)
         raise UserError(
-            f"{name}: kernels of target kind '{target.kind}' are written as {', '.join(known) or 'nothing'}"
-            + (f"; those of the kinds {others} are written as {name}" if others else "")
+            f"{name}: kernels for a target of the kind '{target.kind}' are written as {', '.join(known) or 'nothing'}"
+            + (f"; {name} is for targets of the kind {others}" if others else "")
         )
     return known[name]

@@ -239,8 +239,15 @@ class Target:
             target = replace(_LEVELS[base], cores=default_threads())
         else:
             known = ", ".join(("native", *_LEVELS, "cpu:...", "c", "cuda", "cuda:sm_80", "opencl", "rocm:gfx942"))
-            raise UserError(f"target: unknown target '{text}'; known are {known}")
+            raise UserError(f"target: unknown target '{text}'; {_meant(base, facts)}known are {known}")
         return _with_facts(target, facts) if facts else target
+
+
+def _meant(base: str, facts: str) -> str:
+    """The device that an unknown target names without its kind, or with another one's, as a question; "" where there is none."""
+    wanted = {base, *facts.split(",")[:1]}
+    found = [f"'{kind}:{arch}'" for kind in DEVICE_KINDS for arch in known_archs(kind) if arch in wanted]
+    return f"did you mean {' or '.join(found)}? " if found else ""
 
 
 def _parse_device_target(kind: str, text: str) -> Target:

@@ -50,8 +50,8 @@ def cuda_driver() -> Any:
 
 
 _ELSEWHERE = (
-    f"a device that is not here is named by its architecture ({', '.join(f'cuda:{arch}' for arch in known_archs('cuda'))}), "
-    "and its kernels are written as text: tc compile --emit cuda"
+    "without a device kernels can be written as text for an architecture: tc compile MODEL --target cuda:sm_90 --emit cuda -o FOLDER "
+    f"(also {', '.join(arch for arch in known_archs('cuda') if arch != 'sm_90')})"
 )
 
 
@@ -167,7 +167,9 @@ def opencl_driver_name(number: int) -> str:
     return f"{device.platform.name.strip()} {device.driver_version}"
 
 
-_PLAIN_DEVICE = "kernels for a device that is not here are written as text: tc compile --target opencl:generic --emit opencl"
+_PLAIN_DEVICE = (
+    "without a device kernels can be written as text: tc compile MODEL --target opencl:generic --emit opencl -o FOLDER"
+)
 
 
 @cache

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tc import stages, target
 from tc.cli import doctor, main
 from tc.codegen import backends
 from tc.codegen.backend import Language
+from tc.codegen.cuda.compile import toolkit_program
 from tc.codegen.llvm.backend import CPU
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
@@ -139,7 +142,7 @@ def test_a_language_that_the_target_is_not_written_in_is_refused_in_words(monkey
     made_up = replace(CPU, kind="npu", languages={"npu-c": language})
     monkeypatch.setattr(backends, "BACKENDS", (CPU, made_up))
 
-    with pytest.raises(UserError, match=r"are written as llvm, asm; those of the kinds npu are written as npu-c"):
+    with pytest.raises(UserError, match=r"of the kind 'cpu' are written as llvm, asm; npu-c is for targets of the kind 'npu'"):
         tc.lower(str(MODEL_PATH), "npu-c")
     with pytest.raises(UserError, match=r"no stage 'ebcdic'; there are: graph, .*, plan, llvm, asm, npu-c"):
         tc.lower(str(MODEL_PATH), "ebcdic")
@@ -177,3 +180,62 @@ def test_tuning_for_a_device_that_is_not_here_is_refused_in_words(tmp_path: Path
 
     assert "cuda: " in capsys.readouterr().err
     assert not (tmp_path / "t.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hip:gfx942", "unknown target 'hip:gfx942'; did you mean 'rocm:gfx942'? known are native"),
+        ("sm_90", "unknown target 'sm_90'; did you mean 'cuda:sm_90'? known are native"),
+        ("nvidia:sm_80,processors=56", "did you mean 'cuda:sm_80'?"),
+        ("tpu", "unknown target 'tpu'; known are native"),
+    ],
+)
+def test_a_device_that_is_named_in_another_way_is_asked_for(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        tc.target.Target.parse(text)
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").touch()
+
+    assert main(["compile", str(MODEL_PATH), "--target", "cuda:sm_80", "--emit", "cuda", "-o", str(tmp_path / "taken")]) == 1
+
+    assert "taken: is a file; a file for each kernel needs a folder" in capsys.readouterr().err
+
+
+def test_programs_of_the_toolkit_are_found_in_packages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "site" / "nvidia" / "cu99" / "bin" / "nvdisasm"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    importlib.invalidate_caches()
+
+    assert toolkit_program("nvdisasm") == str(program)
+    assert toolkit_program("nvcc") is None
+
+
+@pytest.mark.parametrize(
+    ("target_text", "language", "program"),
+    [
+        ("cuda:sm_90", "cuda", "nvcc"),
+        ("cuda:sm_90", "ptx", "ptxas"),
+        ("opencl:generic", "opencl", "clang"),
+        ("rocm:gfx942", "amdgpu", "clang"),
+    ],
+)
+def test_the_build_lines_of_device_text_build_it(
+    two_kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target_text: str, language: str, program: str
+) -> None:
+    folder = tmp_path / "kernels"
+    assert main(["compile", str(two_kernels), "--target", target_text, "--emit", language, "-o", str(folder)]) == 0
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+
+    subprocess.run(["sh", str(folder / "build.sh")], check=True)
+
+    made = {path.stem for path in folder.iterdir() if path.suffix in (".cubin", ".bc", ".co")}
+    assert made == {path.stem for path in folder.iterdir() if path.suffix in (".cu", ".ptx", ".cl", ".s")} != set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from tc.codegen.amdgpu.resources import wave_resources
 from tc.codegen.backend import Backend, Language
 from tc.codegen.llvm.jit import foreign_assembly
@@ -24,7 +26,7 @@ def write_amdgpu(func: PrimFunc, name: str, target: Target) -> str:
 def build_line(name: str, target: Target) -> str:
     """The command that assembles and links a file: what a driver of AMD's loads."""
     assert target.device is not None
-    return f"clang --target={AMDGPU.triple} -mcpu={target.device.arch} -o {name}.co {name}"
+    return f"clang --target={AMDGPU.triple} -mcpu={target.device.arch} -o {PurePath(name).stem}.co {name}"
 
 
 def emit_kernel(func: PrimFunc, symbol: str, target: Target) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
 
 from tc.codegen.backend import Backend, Language
 from tc.codegen.c.dialect import CUDA
@@ -81,7 +82,7 @@ def _builds(program: str) -> Callable[[str, Target], str]:
     def line(name: str, target: Target) -> str:
         options = _options(target) if program == "nvcc" else f"-arch={_arch(target)}"
         kind = "-cubin " if program == "nvcc" else ""
-        return f"{program} {kind}{options} -o {name}.cubin {name}"
+        return f"{program} {kind}{options} -o {PurePath(name).stem}.cubin {name}"
 
     return line
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -50,6 +51,14 @@ def binary_in(text: str) -> bytes | None:
     return base64.b85decode(text.removeprefix(_BINARY)) if text.startswith(_BINARY) else None
 
 
+def toolkit_program(name: str) -> str | None:
+    """The path of a program of the CUDA toolkit: of the system, else of a package that brings it alone (such as nvidia-cuda-nvdisasm)."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec is not None and spec.submodule_search_locations is not None else ()
+    found = (str(path) for folder in folders for path in sorted(Path(folder).glob(f"*/bin/{name}")))
+    return shutil.which(name) or next(found, None)
+
+
 @functools.cache
 def compiler() -> str:
     """What compiles CUDA-C here: "nvrtc", the path of nvcc, or "" where there is neither."""
@@ -59,7 +68,7 @@ def compiler() -> str:
         nvrtc.nvrtcVersion()
         return "nvrtc"
     except (ImportError, RuntimeError):
-        return shutil.which("nvcc") or ""
+        return toolkit_program("nvcc") or ""
 
 
 def compile_cuda(text: str, options: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 from tc.codegen.backend import Backend, Language
 from tc.codegen.c.dialect import OPENCL
@@ -42,8 +43,9 @@ def load_objects(objects: Iterable[bytes], target: Target) -> DeviceLibrary:
 
 
 def build_line(name: str, target: Target) -> str:
-    """How a file of OpenCL-C is compiled without a device."""
-    return f"clang -cl-std=CL2.0 -Xclang -finclude-default-header -target spir64 -c {name} -o {name}.bc"
+    """How a file of OpenCL-C is compiled without a device: to LLVM's form of SPIR."""
+    options = " ".join((*OPENCL.options, "-Xclang -finclude-default-header --target=spir64 -c -emit-llvm"))
+    return f"clang {options} -o {PurePath(name).stem}.bc {name}"
 
 
 OPENCL_DEVICE = Backend(
