@@ -69,3 +69,12 @@ def test_some_operations_as_ptx(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_all_operations_as_ptx(arch: str) -> None:
     check_ptx([*casts(LANES), *operators(LANES), *functions(LANES)], arch)
+
+
+def test_f16_as_cuda_is_converted_by_instructions() -> None:
+    some = [program for program in programs(LANES) if "f16" in program.name and "bf16" not in program.name][::5]
+
+    check_cuda(some, "sm_80")
+
+    text = cuda_text([on_device(program) for program in some])
+    assert "cvt.rn.f16.f32" in text and "cvt.f32.f16" in text

@@ -27,6 +27,7 @@ class Dialect:
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `has_warps`: it takes PTX, of the instructions of warps.
     `has_async_copies`: copies to shared memory go on while a thread does something else.
+    `casts`: (result, operand) -> the lines of a function of x for a conversion that the device has an instruction for.
     `options`: what its compiler has to be told for the numbers to be those of the IR.
     """
 
@@ -54,6 +55,7 @@ class Dialect:
     has_warps: bool = False
     has_async_copies: bool = False
     asked_shared: str = ""
+    casts: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
     @property
@@ -142,5 +144,9 @@ CUDA = Dialect(
     ),
     has_warps=True,
     has_async_copies=True,
+    casts={
+        ("f16", "f32"): ("    u16 r;", '    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));', "    return r;"),
+        ("f32", "f16"): ("    f32 r;", '    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x));', "    return r;"),
+    },
     options=("-fmad=false",),
 )

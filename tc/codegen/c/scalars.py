@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tc.codegen.c.builder import ScalarBuilder, float_literal, helper_text
-from tc.codegen.c.helpers import Helpers
+from tc.codegen.c.helpers import Helpers, function_text
 from tc.codegen.c.small_floats import emit_from_f16, emit_to_f16
 from tc.codegen.llvm.builder import Value, llvm_type
 from tc.codegen.llvm.scalars import (
@@ -218,6 +218,11 @@ class Scalars:
             return CValue(f"{value.at(SHIFT)} != 0", bool_, strength=EQUALITY)
         if _is_plain_cast(source, target):
             return CValue(f"({c_type(target)}){value.at(UNARY)}", target, strength=UNARY)
+        own = self.helpers.dialect.casts.get((target.name, source.name))
+        if own is not None:
+            name, head = f"tc_{target}_from_{source}", f"{self.helpers.dialect.helper} {c_type(target)}"
+            self.helpers.need(name, lambda: function_text(f"{head} {name}({c_type(source)} x)", own))
+            return CValue(f"{name}({value})", target)
         name = self._helper(f"tc_{target}_from_{source}", target, ((source, "x"),), lambda b, x: _emit_cast(b, x[0], source, target))
         return CValue(f"{name}({value})", target)
 
