@@ -54,7 +54,7 @@ def check_launches(func: PrimFunc, scheduled: PrimFunc) -> None:
                 assert len(sizes) == len(stmt.buffer.shape), f"{stmt.buffer} is of no constant size"
                 shared += stmt.buffer.dtype.size_bytes * int(np.prod(sizes))
         assert np.prod([*threads.values()]) <= DEVICE.device.max_threads_per_block
-        assert shared <= DEVICE.device.static_shared_bytes_per_block
+        assert shared <= DEVICE.device.max_shared_bytes_per_block
 
 
 def launches(stmt: Stmt) -> list[For]:

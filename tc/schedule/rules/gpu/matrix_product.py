@@ -20,7 +20,16 @@ from tc.schedule.analysis import Contraction
 from tc.schedule.cache import narrowed
 from tc.schedule.rules.common import known_product, loops_inside
 from tc.schedule.rules.epilogue import block_info, contraction_of
-from tc.schedule.rules.gpu.blocking import Blocking, Extents, innermost, stage_of, tile_of
+from tc.schedule.rules.gpu.blocking import innermost, stage_of, tile_of
+from tc.schedule.rules.gpu.matrix_blocking import (
+    DEPTHS,
+    USUAL_DEPTH,
+    USUAL_STAGES,
+    best_matrix_tile,
+    blocking_of,
+    matrix_tiles,
+    stage_counts,
+)
 from tc.schedule.rules.gpu.product import (
     FinalTile,
     TiledAxes,
@@ -44,20 +53,8 @@ from tc.target.device import DeviceFacts
 ROWS, COLUMNS = 16, 8
 """Of the sums of one instruction."""
 
-LANES = 32
-
 PAIR = 2
 """Neighbouring sums of a lane."""
-
-MATRIX_TILES = (
-    *((128, 128, 64, 64), (128, 128, 64, 32), (128, 64, 64, 32), (64, 128, 32, 64)),
-    *((64, 64, 32, 32), (32, 64, 16, 32), (32, 32, 16, 16)),
-)
-"""Rows and columns of a block, and of a warp: those that a search may choose."""
-
-DEPTHS = (16, 32, 64)
-"""Terms of a stage."""
-
 
 Call = tuple[str, str]
 """A loop, and the instruction that does what it does."""
@@ -139,15 +136,15 @@ def _instruction(contraction: Contraction, device: DeviceFacts) -> MatrixInstruc
 def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstruction, device: DeviceFacts) -> TiledAxes:
     """Ask for the sizes of tiles."""
     sizes, name = sizes_of(contraction), contraction.info.name
-    options = [tile for tile in MATRIX_TILES if _fits(tile, sizes, device)]
+    options = matrix_tiles(sizes, device)
     if not options or not contraction.columns:
         raise ScheduleError(f"block {name} is smaller than tiles of matrix instructions")
-    rows, columns, warp_rows, warp_columns = schedule.choose(name, "tile", options, _usual_tile(options, sizes, device), ordered=False)
+    usual = best_matrix_tile(options, sizes, device, instruction.lhs)
+    rows, columns, warp_rows, warp_columns = tile = schedule.choose(name, "tile", options, usual, ordered=False)
     depths = [depth for depth in DEPTHS if depth >= instruction.depth]
-    depth = schedule.choose(name, "stage", depths, 32)
-    warps = rows // warp_rows * (columns // warp_columns)
-    blocking = Blocking(rows, columns, rows // warps, columns // LANES, depth)
-    if blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes) > device.static_shared_bytes_per_block:
+    blocking = blocking_of(tile, schedule.choose(name, "stage", depths, USUAL_DEPTH))
+    depth = blocking.depth
+    if not stage_counts(blocking, sizes, device):
         raise ScheduleError(f"block {name}: stages of {depth} terms are more than shared memory holds")
 
     def tiled(axes: tuple[Var, ...], size: int, warp: int, least: int) -> dict[Var, tuple[int, int]]:
@@ -168,32 +165,12 @@ def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstr
     )
 
 
-def _fits(tile: tuple[int, int, int, int], sizes: Extents, device: DeviceFacts) -> bool:
-    """Whether it is less than twice as large as the result along each side, and its sums fit the registers."""
-    rows, columns, warp_rows, warp_columns = tile
-    sums = warp_rows * warp_columns // LANES
-    least = min(tile[0] for tile in MATRIX_TILES), min(tile[1] for tile in MATRIX_TILES)
-    large = rows < 2 * max(sizes.rows, least[0]) and columns < 2 * max(sizes.columns, least[1])
-    return large and sums + 64 <= device.max_registers_per_thread and warp_rows * warp_columns > 0
-
-
-def _usual_tile(options: list[tuple[int, int, int, int]], sizes: Extents, device: DeviceFacts) -> tuple[int, int, int, int]:
-    """The largest tile of which there is one for each processor; the smallest where there are too few of all."""
-
-    def blocks(tile: tuple[int, int, int, int]) -> int:
-        return sizes.batch * -(-sizes.rows // tile[0]) * -(-sizes.columns // tile[1])
-
-    return next((tile for tile in options if blocks(tile) >= device.processors), options[-1])
-
-
 def _stages_at_once(schedule: Schedule, name: str, contraction: Contraction, axes: TiledAxes, device: DeviceFacts) -> int:
     """Ask how many stages shared memory has at once, copies of all but one being on their way."""
     if not device.has("cp.async"):
         return 1
-    sizes = sizes_of(contraction)
-    one = axes.blocking.shared_bytes(sizes.lhs_bytes, sizes.rhs_bytes)
-    options = [count for count in (1, 2, 3, 4) if count * one <= device.static_shared_bytes_per_block]
-    return schedule.choose(name, "stages_at_once", options, min(3, max(options)))
+    options = stage_counts(axes.blocking, sizes_of(contraction), device)
+    return schedule.choose(name, "stages_at_once", options, min(USUAL_STAGES, max(options)))
 
 
 def _is_symbolic(contraction: Contraction) -> bool:
