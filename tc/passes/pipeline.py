@@ -56,6 +56,7 @@ from tc.passes.loop import (
     simplify_loops,
     swizzle_shared,
     unroll_launches,
+    whole_vectors,
 )
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
 from tc.schedule.canonical import workload_key
@@ -68,7 +69,7 @@ REGISTERED = (
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
-    *(round_once, simplify_loops, swizzle_shared, unroll_launches),
+    *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
 
 SIMPLIFY = """
@@ -147,6 +148,7 @@ DEVICE_FINISH = """
     partition_loops,
     hoist_guards,
     simplify_loops,
+    whole_vectors,
     lift_workspace(max_stack_bytes=0),  # what is outside of launches: a device does not see the host's stack
     mark_in_place,
     check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all

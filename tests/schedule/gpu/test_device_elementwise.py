@@ -8,13 +8,13 @@ import pytest
 from tc.errors import ScheduleError
 from tc.ir.dtype import ALL_DTYPES, DType, f16, f32, i8, i64
 from tc.ir.expr import Expr, Var, cast
-from tc.ir.loop import Alloc, For, LoopKind, PrimFunc
+from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, walk_statements
 from tc.passes.loop.compact_buffers import compact_buffers
 from tc.passes.loop.lower_blocks import lower_blocks
 from tc.schedule.step import Schedule
 from tc.schedule.tree import statements
 from tc.te import compute, create_prim_func, placeholder
-from tests.schedule.gpu.launches import check_schedule, device_schedule
+from tests.schedule.gpu.launches import check_schedule, device_schedule, finished
 from tests.schedule.programs import chain
 
 
@@ -45,13 +45,26 @@ def moved(shape: tuple[Expr | int, ...], dtype: DType, result: DType, shift: int
         (moved((6, 64), f32, f32, shift=2), ["2"]),
         (moved((6, 64), f32, f32, shift=1), []),
         (moved((8, 3), f32, f32), ["4"]),
-        (moved((7, 3), f32, f32), []),
-        (moved((Var("n"),), f32, f32), []),
-        (moved((5, Var("n")), f32, f32), []),
+        (moved((7, 3), f32, f32), ["4"]),
+        (moved((1, 3), f32, f32), []),
+        (moved((Var("n"),), f32, f32), ["4"]),
+        (moved((5, Var("n")), f16, f16), ["8"]),
+        (moved((5, Var("n")), f32, f32, shift=4), []),
     ],
 )
 def test_vectors_are_no_wider_than_what_is_known_to_be_aligned(func: PrimFunc, lanes: list[str]) -> None:
     assert lanes_of(func) == lanes
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 255, 2049])
+def test_elements_behind_the_last_whole_vector_are_moved_one_by_one(size: int) -> None:
+    func = moved((1, Var("n")), f16, f16)
+
+    scheduled = check_schedule(func, [np.arange(size, dtype=np.float16).reshape(1, size)], (size,))
+
+    loops = [stmt for stmt in walk_statements(finished(scheduled.func).body) if isinstance(stmt, For) and not stmt.thread]
+    (vector,) = (loop for loop in loops if loop.kind is LoopKind.VECTORIZED)
+    assert not any(isinstance(stmt, If) for stmt in walk_statements(vector))  # it is one access, under one condition
 
 
 def test_what_all_lanes_of_a_vector_share_does_not_make_it_narrower() -> None:

@@ -72,9 +72,9 @@ def _streamed(schedule: Schedule, block: str) -> str | None:
     info, loops = block_info(schedule, block), list(schedule.loops_of(block))
     lanes = vector_lanes(schedule, info, loops[-1])
     most = widest_lanes([*loads_of(info), *info.writes])
-    if lanes < most and len(loops) > 1 and is_flat(info):  # rows are no whole number of vectors; all of them may be
+    if lanes < most and is_flat(info):  # rows are no whole number of vectors; all of them may be, but for the last one
         loops = [schedule.fuse(*loops)]
-        lanes = max(lanes, _dividing(schedule, most, loops[0]))
+        lanes = most if (extent_value(schedule, loops[0]) or most) >= most else lanes
     options = [count for count in (1, 2, 4, 8, 16) if count <= lanes]
     lanes = schedule.choose(block, "lanes", options, lanes)
     if lanes > 1:
