@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from tc.check.compare import CompiledKernel, verify_kernels
+from tc.check.compare import CompiledKernel, verify_kernels, verify_stages
 from tc.codegen.backend import Loaded
 from tc.codegen.kernels import Kernel, TunedDecisions, schedule_module
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.ir.module import IRModule
-from tc.ir.verify import verify as verify_ir
 from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.manager import Stopwatch
@@ -29,6 +28,7 @@ from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.loading import load_sealed
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModelKey, ModuleCache, model_key
+from tc.runtime.texts import kernel_files
 from tc.schedule.knobs import take_default
 from tc.target import Target, check_threads
 from tc.target.machine import machine_fingerprint
@@ -101,13 +101,20 @@ class CompileRequest:
         builder = ModuleBuilder(self.target)
         return build_module(self.stages(builder, assume_equal=False), builder, self.target.cores)
 
-    def profiled(self, key: str) -> tuple[EntrySource, Loaded]:
+    def profiled(self, key: ModelKey) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
-        found = self.key()
-        if found is None or found.name != key:
-            raise UserError("profile: the model's file has changed since it was compiled; compile it again")
+        self._refuse_change("profile", key)
         stages = self.stages(builder := ModuleBuilder(self.target))
         return timed_entry(LinkUnit.of(stages.plan, stages.kernels), builder)
+
+    def files(self, key: ModelKey | None, language: str | None) -> Mapping[str, str | bytes]:
+        """See `CompiledModule.export`."""
+        self._refuse_change("export", key)
+        return kernel_files(lambda: self.stages(None), language, self.target)
+
+    def _refuse_change(self, action: str, key: ModelKey | None) -> None:
+        if key is not None and ((found := self.key()) is None or found.name != key.name):
+            raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
 
     def overriding(self, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
@@ -130,31 +137,24 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     start, key, threads = time.perf_counter(), request.key(), request.target.cores
     known = ModuleCache().find_model(key, lambda path, seal: load_sealed(path, seal, threads), builder.beside)
     if isinstance(known, CompiledModule) and key is not None:
-        known.set_origin(time.perf_counter() - start, partial(request.profiled, key.name), request.general)
+        known.set_origin(time.perf_counter() - start, partial(request.profiled, key), request.general)
         known.set_overriding(known.overridable, request.overriding)
+        known.set_writer(partial(request.files, key))
         return known
     stages = request.stages(None if always else builder)
-    _verify_stages(stages, request)
+    verify_stages(stages, always, isinstance(request.model, IRModule) and request.verify == "auto")
     for kernel in stages.kernels.values() if always else ():  # no code of what is not well formed
         builder.want(kernel)
     module = build_module(stages, builder, threads, () if request.tuned is None else tuple(request.tuned.summary()))
     module.set_general(request.general)
     module.set_overriding(stages.imported.defaults, request.overriding)
+    module.set_writer(partial(request.files, key))
     if always:
         compiled = {n: CompiledKernel(n, k.final, module.address(k.symbol), module.device) for n, k in stages.kernels.items()}
         verify_kernels(stages.graph, stages.lowered, compiled, stages.imported.requirements, threads=threads)
     if key is not None and not stages.imported.data_files:  # the key says nothing of other files
         ModuleCache().store_model(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)
     return module
-
-
-def _verify_stages(stages: Stages, request: CompileRequest) -> None:
-    """Check that the IR is well formed: what a user wrote by hand ("auto"), or every stage ("always")."""
-    always = request.verify == "always"
-    if always or (request.verify == "auto" and isinstance(request.model, IRModule)):
-        verify_ir(stages.imported.module)
-    for module in (stages.graph, stages.lowered, stages.module) if always else ():
-        verify_ir(module)
 
 
 def compile_model(

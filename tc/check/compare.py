@@ -29,7 +29,9 @@ from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
 from tc.ir.types import TensorType
+from tc.ir.verify import verify as verify_ir
 from tc.ops.registry import Requirement
+from tc.runtime.builder import Stages
 
 SIZES = (2, 3, 5, 8, 16, 32, 48, 64, 96, 128, 160, 224, 320, 512, 640)
 """What every symbolic dim is tried with, moved into its range, until the model's conditions hold."""
@@ -241,3 +243,11 @@ def difference(expected: np.ndarray, actual: np.ndarray, dtype: DType, reads_flo
     if reads_floats and distance.max() <= 1 and count <= max(1, expected.size // 1000):
         return None
     return f"{count} of {expected.size} elements are not equal"
+
+
+def verify_stages(stages: Stages, always: bool, is_given: bool) -> None:
+    """Check that the IR is well formed: that of every stage (`always`), or what a user wrote by hand (`is_given`)."""
+    if always or is_given:
+        verify_ir(stages.imported.module)
+    for module in (stages.graph, stages.lowered, stages.module) if always else ():
+        verify_ir(module)

@@ -10,6 +10,7 @@ from tc.codegen.llvm.backend import CPU
 from tc.codegen.opencl.backend import OPENCL_DEVICE
 from tc.errors import UserError
 from tc.target import Target
+from tc.target.device import AS_PTX
 
 BACKENDS = (CPU, C_BACKEND, CUDA_DEVICE, OPENCL_DEVICE, ROCM_DEVICE)
 
@@ -34,3 +35,10 @@ def language_of(name: str, target: Target) -> Language:
             + (f"; {name} is for targets of the kind {others}" if others else "")
         )
     return known[name]
+
+
+def usual_language(target: Target) -> str:
+    """The language in which kernels for a target are made."""
+    known = tuple(backend_of(target).languages)
+    is_ptx = target.device is not None and target.device.has(AS_PTX)
+    return "ptx" if is_ptx and "ptx" in known else known[0]

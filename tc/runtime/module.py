@@ -49,7 +49,7 @@ from tc.runtime.memory import Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import KernelTime, Report, tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
-from tc.runtime.saved import Seal, plain_seal, write_module
+from tc.runtime.saved import Seal, plain_seal, write_files, write_module
 
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
@@ -116,6 +116,7 @@ class CompiledModule:
         self.overridable: tuple[str, ...] = ()
         """Names of inputs that need not be given: the model has their values."""
         self._make_overriding: Callable[[tuple[str, ...]], CompiledModule] | None = None
+        self._write: Callable[[str | None], Mapping[str, str | bytes]] | None = None
         self._overriding_modules: dict[tuple[str, ...], CompiledModule] = {}
         self._profiled: tuple[EntrySource, Loaded] | None = None
         self._symbol = symbol
@@ -687,6 +688,28 @@ class CompiledModule:
         self.set_general(make_general)
         self._report = dataclasses.replace(self._report, seconds=(("load from cache", seconds),))
         self._make_profiled = make_profiled
+
+    def set_writer(self, write: Callable[[str | None], Mapping[str, str | bytes]]) -> None:
+        """Say how to write the program's kernels in a language (None: the usual one of the target) as files by name."""
+        self._write = write
+
+    def export(self, folder: str | os.PathLike[str], language: str | None = None) -> tuple[str, ...]:
+        """Write the kernels into a folder as text, a file for each, with what the host does ("plan.txt") and how to build them
+        ("build.sh"); for target "c" all of a program. Returns the names of the files.
+
+        language: one in which kernels of the target are written ("c", "cuda", "ptx", "opencl", "llvm", "asm"), by default the first of
+        its own. The schedules are those of this module. Like `tc compile --emit`, from a model that is compiled already.
+        UnsupportedError for a module that was loaded from a file, UserError for a language that is none of the target's.
+        """
+        if self._write is None:
+            raise UnsupportedError("export: a module loaded from a file has no kernels as text; compile the model again")
+        if not isinstance(folder, (str, os.PathLike)):
+            raise UserError(f"export: the folder is a {type(folder).__name__}, must be a string or path")
+        if language is not None and not isinstance(language, str):
+            raise UserError(f"export: the language is a {type(language).__name__}, must be a string")
+        files = self._write(language)
+        write_files(files, folder)
+        return tuple(files)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the module to a file that `tc.load` reads, with the one that assumes nothing (`general`).

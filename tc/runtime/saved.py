@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import ModelError
+from tc.errors import ModelError, UserError
 from tc.ir.dtype import parse_dtype
 from tc.ir.expr import (
     Add,
@@ -219,3 +219,16 @@ def as_array(section: np.ndarray, dtype: str, shape: Sequence[int]) -> np.ndarra
     if expected != section.nbytes:
         raise ModelError(f"a constant of {expected} bytes lies in a section of {section.nbytes}")
     return section.view(numpy_dtype).reshape(tuple(shape)) if expected else np.empty(tuple(shape), numpy_dtype)
+
+
+def write_files(files: Mapping[str, str | bytes], folder: str | os.PathLike[str]) -> None:
+    """Put files into a folder, which is made if it is not there; each is there whole or not at all. UserError where that cannot be."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name, content in files.items():
+            path = Path(folder, name)
+            unfinished = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}.part")
+            unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
+            unfinished.replace(path)
+    except OSError as error:
+        raise UserError(f"export: {os.fspath(folder)!r} cannot be written: {error.strerror or error}") from error

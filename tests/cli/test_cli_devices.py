@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tc
-from tc import stages, target
+from tc import target
 from tc.cli import doctor, main
 from tc.codegen import backends
 from tc.codegen.backend import Language
@@ -22,6 +22,7 @@ from tc.codegen.cuda.compile import toolkit_program
 from tc.codegen.llvm.backend import CPU
 from tc.demo import MODEL_PATH
 from tc.errors import UserError
+from tc.runtime.texts import file_stems
 from tc.target.device import device_called
 
 
@@ -121,7 +122,7 @@ def test_compile_writes_a_file_for_each_kernel_the_plan_and_how_to_build_them(
 def test_names_of_files_are_plain_whatever_users_call_their_kernels(tmp_path: Path) -> None:
     names = ["../up", "a b", "A_b", "x" * 300, ""]
 
-    stems = stages._stems(names)
+    stems = file_stems(names)
 
     assert list(stems.values()) == ["___up", "a_b", "A_b_1", "x" * 100, "kernel"]
 

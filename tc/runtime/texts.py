@@ -1,0 +1,120 @@
+"""Kernels of a program as text to keep, to read and to build elsewhere: files for each, what the host does with them, how to build them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from tc.codegen.backend import ExportedProgram, Language
+from tc.codegen.backends import language_of, usual_language
+from tc.errors import UserError
+from tc.ir.loop import PrimFunc
+from tc.ir.plan import Launch, PlanStep, all_steps
+from tc.ir.print_plan import print_plan
+from tc.runtime.builder import Stages
+from tc.target import Target
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model at one stage. `as_text()` prints all of it, `as_text(kernel=name)` one kernel; `files()` are files to keep."""
+
+    stage: str
+    whole: Callable[[], str]
+    kernels: Mapping[str, Callable[[], str]]
+    plan: Callable[[], str] = str
+    suffix: str = ".tc"
+    build: Callable[[str], str] | None = None
+    program: Callable[[], ExportedProgram] | None = None
+
+    def as_text(self, kernel: str | None = None) -> str:
+        """UserError for a kernel that does not exist, or a stage that has no kernels."""
+        if kernel is None:
+            return self.whole()
+        if not isinstance(kernel, str) or kernel not in self.kernels:
+            raise UserError(f"no kernel {kernel!r}; there are: {', '.join(self.kernels) or 'none at this stage'}")
+        return self.kernels[kernel]()
+
+    def files(self) -> dict[str, str | bytes]:
+        """Names of files and their texts: each kernel; what the host does with them ("plan.txt"); for a language, how to compile them
+        ("build.sh"). For a language that has all of a program, a program. UserError for a stage that has no kernels."""
+        if self.stage in ("graph", "plan"):
+            raise UserError(f"the stage {self.stage!r} is one text, not a file for each kernel")
+        names = {kernel: f"{stem}{self.suffix}" for kernel, stem in file_stems(self.kernels).items()}
+        program = None if self.program is None else self.program()
+        found: dict[str, str | bytes] = {names[kernel]: make() for kernel, make in self.kernels.items()}
+        found["plan.txt"] = self.plan()
+        if self.build is not None:
+            lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(self.build(name) for name in names.values())]
+            if program is not None:
+                found |= program.files
+                lines += [f"KERNELS='{' '.join(Path(name).stem + '.o' for name in names.values())}'", *program.build]
+            found["build.sh"] = "\n".join(lines) + "\n"
+        return found
+
+
+def kernel_files(make_stages: Callable[[], Stages], language: str | None, target: Target) -> dict[str, str | bytes]:
+    """The files of a program's kernels in a language, by default the usual one. UserError, before anything is made, for one that is none
+    of the target's."""
+    name = usual_language(target) if language is None else language
+    language_of(name, target)
+    return write_kernels(make_stages(), name, target).files()
+
+
+def write_kernels(stages: Stages, name: str, target: Target) -> Lowered:
+    """The kernels of a program in a language of its target. UserError for a language that is none of the target's."""
+    language, plan = language_of(name, target), partial(print_plan, stages.plan)
+    symbols = {kernel: f"tc_{stem}" for kernel, stem in file_stems(stages.kernels).items()}
+    notes = _notes(stages.plan.steps, language.comment)
+    texts = {
+        key: partial(_written, notes.get(key, ""), language, kernel.final, symbols[key], target)
+        for key, kernel in stages.kernels.items()
+    }
+    program = None
+    if language.program is not None:
+        program = partial(language.program, stages.plan, {n: (symbols[n], kernel.final) for n, kernel in stages.kernels.items()})
+    return Lowered(name, partial(joined, texts), texts, plan, language.suffix, lambda file: language.build(file, target), program)
+
+
+def _written(note: str, language: Language, func: PrimFunc, symbol: str, target: Target) -> str:
+    """A kernel in a language, below a note."""
+    return note + language.write(func, symbol, target)
+
+
+def _notes(steps: Sequence[PlanStep], comment: str) -> dict[str, str]:
+    """Which of the model's nodes each kernel computes, as a comment."""
+    found: dict[str, dict[str, None]] = {}
+    for step in all_steps(steps) if comment else ():
+        if isinstance(step, Launch) and step.span is not None:
+            found.setdefault(step.kernel, {})[str(step.span)] = None
+    return {name: comment.format(_in_comment("; ".join(spans))) + "\n" for name, spans in found.items()}
+
+
+def _in_comment(text: str) -> str:
+    """Text of a model, which may be anything, as a part of a comment in any language: one line, nothing that ends or begins a comment."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("*/", "* /").replace("/*", "/ *").rstrip("\\")
+
+
+def joined(texts: Mapping[str, Callable[[], str]]) -> str:
+    """Texts, one below the other."""
+    return "\n\n".join(make() for make in texts.values()) + "\n"
+
+
+def file_stems(names: Iterable[str]) -> dict[str, str]:
+    """What files and functions are called after kernels: an identifier of its own for each, whatever a user called it."""
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:_LONGEST_STEM] or "kernel"
+        taken = {*_NOT_KERNELS, *(stem.lower() for stem in found.values())}
+        candidates = (plain if number == 0 else f"{plain}_{number}" for number in count())
+        found[name] = next(stem for stem in candidates if stem.lower() not in taken)
+    return found
+
+
+_LONGEST_STEM = 100
+_NOT_KERNELS = ("model", "runtime", "main")
+"""Files of a program that is written around the kernels."""

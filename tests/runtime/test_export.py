@@ -1,0 +1,90 @@
+"""Kernels of a compiled module as files (`CompiledModule.export`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tc
+from tc.errors import UnsupportedError, UserError
+from tc.ir.parser import parse_module
+
+SUMS = parse_module("""
+@graph
+def main(x: f32[n, 40], y: f32[40]):
+    a: f32[n, 40] = mul(x, y)
+    s: f32[n] = sum(a, axes=(1,), keepdims=False)
+    return a, s
+""")
+
+
+def saved_model(folder: Path, kind: str = "Exp") -> Path:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node(kind, ["x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_files_are_those_of_the_stage(tmp_path: Path) -> None:
+    module = tc.compile(SUMS)
+
+    for language in ("llvm", "asm"):
+        names = module.export(tmp_path / language, language)
+        expected = tc.lower(SUMS, language).files()
+        assert set(names) == set(expected) == set(os.listdir(tmp_path / language))
+        assert all((tmp_path / language / name).read_text() == text for name, text in expected.items())
+    assert set(module.export(tmp_path / "usual")) == set(tc.lower(SUMS, "llvm").files())
+
+
+def test_a_program_in_c_is_built_from_them(tmp_path: Path) -> None:
+    tc.compile(SUMS, target="c").export(tmp_path / "made" / "here")
+
+    subprocess.run(["sh", str(tmp_path / "made" / "here" / "build.sh")], check=True, capture_output=True)
+
+
+def test_kernels_for_opencl_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+
+    names = tc.compile(SUMS, target="opencl").export(tmp_path)
+
+    assert any(name.endswith(".cl") for name in names) and "__kernel" in "".join(f.read_text() for f in tmp_path.glob("*.cl"))
+
+
+def test_a_module_from_the_cache_writes_the_same(tmp_path: Path) -> None:
+    path = saved_model(tmp_path)
+    first = tc.compile(path)
+    again = tc.compile(path)
+
+    first.export(tmp_path / "first")
+    again.export(tmp_path / "again")
+
+    assert np.array_equal(first(np.ones(3, np.float32)), again(np.ones(3, np.float32)))
+    for file in (tmp_path / "first").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    module = tc.compile(path := saved_model(tmp_path))
+    module.save(tmp_path / "m.tcm")
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UserError, match="'cpu' are written as llvm, asm; cuda is for targets"):
+        module.export(tmp_path / "x", "cuda")
+    with pytest.raises(UserError, match="the language is a int"):
+        module.export(tmp_path / "x", 3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the folder is a int"):
+        module.export(3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="cannot be written: File exists"):
+        module.export(tmp_path / "file")
+    with pytest.raises(UnsupportedError, match="loaded from a file has no kernels as text; compile the model again"):
+        tc.load(tmp_path / "m.tcm").export(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    saved_model(path.parent, "Tanh")
+    with pytest.raises(UserError, match="the model's file has changed since it was compiled"):
+        module.export(tmp_path / "x")
