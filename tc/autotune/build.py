@@ -13,13 +13,15 @@ from functools import lru_cache
 from tc.autotune.inputs import ArraySpec, signature
 from tc.autotune.runner import Workload
 from tc.codegen.kernels import finish_scheduled
-from tc.errors import MeasureError
+from tc.cost.device_estimate import exceeded
+from tc.cost.device_work import device_work
+from tc.errors import MeasureError, ScheduleError
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import identifier
 from tc.runtime.builder import kernel_object
 from tc.schedule.step import Trace
-from tc.target import Target
+from tc.target import DeviceFacts, Target
 
 SYMBOL = "tc_candidate"
 """The entry of every built kernel; each is linked by itself."""
@@ -63,6 +65,8 @@ def build(request: BuildRequest) -> Built:
     target = _target(workload.target)
     dims = _sizes(func, dict(workload.dims))
     final = finish_scheduled(Trace.from_json(request.trace).apply(func), replace(target, cores=workload.threads))
+    if target.device is not None:
+        _check_fits(final, target.device, dims)
     code = kernel_object(final, SYMBOL, target)
     inputs, outputs = _signature(workload.text, tuple(dims.items()))
     workspaces = signature(final, dims, with_values=False)[1][len(outputs) :]
@@ -71,6 +75,14 @@ def build(request: BuildRequest) -> Built:
     literals = (workload.constants, workload.apart_bytes)
     device = "" if target.device is None else workload.target
     return Built(code, inputs, outputs, workspaces, scalars, workload.threads, seconds, *literals, device)
+
+
+def _check_fits(final: PrimFunc, device: DeviceFacts, dims: Mapping[str, int]) -> None:
+    """ScheduleError for launches that a device cannot run, before its compiler is asked."""
+    for launch in device_work(final, dims):
+        problem = exceeded(launch, device)
+        if problem is not None:
+            raise ScheduleError(f"{final.name}: {problem}")
 
 
 @lru_cache(32)

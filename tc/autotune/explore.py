@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from tc.autotune.cost_model.models import Program
-from tc.autotune.search.limits import written_out
+from tc.autotune.cost_model.learned import features_of
+from tc.autotune.search.limits import refuse_unfit, written_out
 from tc.autotune.search.space import Candidate, Point, Space
 from tc.errors import ScheduleError
 from tc.ir.parser import parse_prim_func
@@ -56,12 +56,13 @@ class Explored:
             lambda: space.at(dict(self.point)).func,
             self.operations,
             self.features,
+            space.target,
         )
 
 
 @rare_collections()
 def explore(request: ExploreRequest) -> list[Explored | None]:
-    """What a child does. None for a point that is not legal."""
+    """What a child does. None for a point that is not legal, or that the device cannot hold."""
     space = _space(request.texts, request.target)
     return [_explored(space, dict(request.dims), point) for point in request.points]
 
@@ -71,7 +72,9 @@ def _explored(space: Space, dims: Mapping[str, int], point: Point) -> Explored |
         made = space.at(dict(point))
     except ScheduleError:
         return None
-    features = Program(made.func, space.target, dims).features
+    if space.target.device is not None and refuse_unfit(made, dims) is not None:
+        return None
+    features = features_of(made, space.target, dims)
     operations = sum(written_out(made.func))
     return Explored(made.variant, made.knobs, made.point, made.rule, made.trace.to_json(), operations, features)
 

@@ -25,7 +25,7 @@ from tc.autotune.events import (
 )
 from tc.autotune.runner import Measurement, Runner
 from tc.autotune.search.diversity import Point
-from tc.autotune.search.limits import refuse_large
+from tc.autotune.search.limits import refuse
 from tc.autotune.search.policy import EvolutionarySearch, ModelSearch, RandomSearch, SearchPolicy
 from tc.autotune.search.scheduler import Curve, first_gain, next_task, remaining_ms
 from tc.autotune.search.space import VARIANT, Candidate
@@ -256,13 +256,14 @@ class Tuner:
         if explore is not None and self._policy == "model":
             space.helper = partial(explore, space, task.dims)
         model = TaskModel(task.key, task.target, task.dims, self._shared, self._seed + number)
+        unfit = partial(refuse, dims=task.dims)
         policy: SearchPolicy[Candidate]
         if self._policy == "random":
-            policy = RandomSearch(space, rng, refuse_large, from_default=self._from_default)
+            policy = RandomSearch(space, rng, unfit, from_default=self._from_default)
         elif self._policy == "evolutionary":
-            policy = EvolutionarySearch(space, rng, refuse_large, from_default=self._from_default)
+            policy = EvolutionarySearch(space, rng, unfit, from_default=self._from_default)
         else:
-            policy = ModelSearch(space, model, rng, refuse_large, from_default=self._from_default)
+            policy = ModelSearch(space, model, rng, unfit, from_default=self._from_default)
         return TaskState(task, space, default, policy, model if self._policy == "model" else None, Curve(0.0))
 
     def _step(self, state: TaskState) -> None:

@@ -145,7 +145,7 @@ def tune(
             raise UserError(f"sizes: the model has no symbolic dim {name!r}; it has {', '.join(symbolic) or 'none'}")
     known = TunedSchedules(Database(path, create=False), chosen, threads_of(chosen)).decide if path.is_file() else take_default
     found = tasks_of(prepared, sizes, known)
-    selected = _select(found.tasks, tasks)
+    selected = select_tasks(found.tasks, tasks)
     path.parent.mkdir(parents=True, exist_ok=True)
     records = Database(path)
     inputs = _inputs(prepared, sizes or {})
@@ -155,7 +155,7 @@ def tune(
     forms = _try_forms(prepared, records, inputs, FORMS_SHARE * seconds, callback) if is_on_host and not tasks else ()
     if any(trial.is_kept for trial in forms):
         found = tasks_of(prepared, sizes, TunedSchedules(records, chosen, threads_of(chosen)).decide)
-        selected = _select(found.tasks, tasks)
+        selected = select_tasks(found.tasks, tasks)
     seconds_left = max(seconds - (time.monotonic() - start), seconds / 2)
     own = LocalRunner() if runner is None else None
     try:
@@ -207,7 +207,7 @@ def _check_search(tasks: object, trials: object, seed: object, database: object,
         raise UserError(f"callback is a {type(callback).__name__}, must be a function")
 
 
-def _select(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
+def select_tasks(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
     """The tasks with something to choose whose name, or one of whose nodes, fits a pattern."""
     fitting = [
         task

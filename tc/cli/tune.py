@@ -25,9 +25,10 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
+from tc.autotune.rank import RankedTask, rank_model
 from tc.autotune.report.page import GainVerdict, write_report
 from tc.autotune.report.plots import require_matplotlib
-from tc.autotune.tuning import Tuned, default_database, parse_budget, tune
+from tc.autotune.tuning import Tuned, default_database, parse_budget, select_tasks, tune
 from tc.cli.options import THREADS_HELP, need_model, parse_dims
 from tc.cli.outcome import Outcome, check_output, format_seconds, make_table, write_file
 from tc.errors import UserError
@@ -43,6 +44,8 @@ examples:
   tc tune model.onnx --tasks 'conv*' --trials 200     only some kernels, at most 200 trials each
   tc tune model.onnx --size batch=4 --report out.html what symbolic dims are measured with; a page with the curves
   tc run model.onnx --tune tuned.db                   use what was found; so does tc.compile(model, tune="tuned.db")
+  tc tune model.onnx --target opencl                  on the OpenCL device of this machine; cuda: on its NVIDIA GPU
+  tc tune model.onnx --target cuda:sm_90 --rank       what a model of the device predicts, without one; nothing is measured or kept
 
 Every batch is written to the database before the next one is measured, so stopping (Ctrl-C) keeps all that was found. What the
 database holds is not measured again. A schedule is only used when it was measured a second time beside the best one before it
@@ -60,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", type=Path, metavar="FILE", help=f"the database, made or extended (default {default_database()})")
     parser.add_argument("--resume", action="store_true", help="the database must be there: go on with it")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn by chance (default 0)")
+    parser.add_argument("--rank", action="store_true", help="order schedules for a device, here or not, by predictions; keep nothing")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with curves, schedules and failures")
     group = parser.add_argument_group("compilation")
     group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,..., opencl, cuda")
@@ -81,6 +85,8 @@ def execute(args: argparse.Namespace) -> Outcome:
     if args.resume and not database.is_file():
         raise UserError(f"--resume: there is no database {str(database)!r}; without --resume it is made")
     dims = {name: tc.Dim(spec.lo, spec.hi, spec.multiple_of) for name, spec in parse_dims(args.dims).items()}
+    if args.rank:
+        return _rank(args, dims)
     console = Console(stderr=True)
     show = Progress(console, quiet=args.json)
     with show:
@@ -100,6 +106,45 @@ def execute(args: argparse.Namespace) -> Outcome:
     if args.report:
         _write_report(args, found, show.events)
     return Outcome(_as_data(args, found, show.events), lambda out: _show_end(out, args, found, show.events))
+
+
+def _rank(args: argparse.Namespace, dims: dict[str, tc.Dim]) -> Outcome:
+    """What is predicted of schedules for a device."""
+    if args.report or args.resume or args.db:
+        raise UserError("--rank: nothing is measured, so there is no database and no report")
+    sizes = {name: spec.lo for name, spec in parse_dims(args.size, "--size").items()}
+    ranked = rank_model(
+        args.model,
+        Target.parse(args.target),
+        parse_budget(args.budget),
+        dims=dims or None,
+        sizes=sizes,
+        select=lambda tasks: select_tasks(tasks, args.tasks),
+        trials=args.trials,
+        seed=args.seed,
+    )
+    data = {"model": str(args.model), "target": args.target, "measured": False, "tasks": [_ranked_data(each) for each in ranked]}
+    return Outcome(data, lambda out: _show_ranked(out, ranked))
+
+
+def _ranked_data(ranked: RankedTask) -> dict[str, Any]:
+    task = ranked.task
+    best = [each.as_data() for each in ranked.best]
+    return {"task": task.name, "calls": task.calls, "scored": ranked.scored, "default": ranked.default.as_data(), "best": best}
+
+
+def _show_ranked(console: Console, ranked: list[RankedTask]) -> None:
+    rows = []
+    for each in ranked:
+        for which, found in (("default", each.default), *((f"{k + 1}.", best) for k, best in enumerate(each.best))):
+            longest = max(found.launches, key=lambda launch: launch.seconds)
+            registers = ", ".join(str(f.registers) for f in found.resources or ()) or f"~{longest.work.registers}"
+            point = " ".join(f"{name.rpartition('/')[2]}={value}" for name, value in found.candidate.point)
+            predicted = format_seconds(found.seconds)
+            rows.append((each.task.name, which, predicted, longest.bound, longest.resident, registers, longest.work.shared_bytes, point))
+    columns = ("task", "schedule", "predicted ", "bound by", "blocks ", "registers ", "shared ", "point")
+    console.print(make_table("", columns, rows))
+    _printer(console)("predicted, not measured: nothing was written, and tc compile uses none of it")
 
 
 def _write_report(args: argparse.Namespace, found: Tuned, events: list[Event]) -> None:

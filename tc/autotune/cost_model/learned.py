@@ -17,6 +17,12 @@ KEPT_FEATURES = 4096
 """Candidates whose features are remembered."""
 
 
+def features_of(candidate: Candidate, target: Target, dims: Mapping[str, int]) -> np.ndarray:
+    """float32[n_features]"""
+    final = candidate.final if target.device is not None and candidate.target is not None else None
+    return Program(candidate.func, target, dims, final).features
+
+
 class SharedModel:
     """What all tasks teach each other. Its models learn when they are asked to, from what was measured of any task.
 
@@ -103,7 +109,7 @@ class TaskModel:
         """float32[n_features]"""
         known = self._features.pop(candidate.key, candidate.features)
         if known is None:
-            known = Program(candidate.func, self._target, self._dims).features
+            known = features_of(candidate, self._target, self._dims)
         self._features[candidate.key] = known
         if len(self._features) > KEPT_FEATURES:
             self._features.popitem(last=False)

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tc.autotune.cost_model.accuracy import CostReport, Measured, evaluate
+from tc.codegen.kernels import finish_scheduled
+from tc.cost.device_features import DEVICE_FEATURE_NAMES, extract_device
 from tc.cost.features import ESTIMATE_COLUMN, FEATURE_NAMES, extract
 from tc.ir.cached import cached_property
 from tc.ir.loop import PrimFunc
@@ -41,16 +43,28 @@ MEMBERS = 4
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A scheduled PrimFunc, the machine it is for, and the sizes of its symbolic dims."""
+    """A scheduled PrimFunc, the machine it is for, and the sizes of its symbolic dims. `final`: the same finished, if that is known."""
 
     func: PrimFunc
     target: Target
     dims: Mapping[str, int]
+    final: PrimFunc | None = None
 
     @cached_property
     def features(self) -> np.ndarray:
-        """float32[n_features]"""
-        return extract(self.func, self.target, self.dims)
+        """float32[n_features]. ScheduleError where the target's passes decline the program."""
+        if self.target.device is None:
+            return extract(self.func, self.target, self.dims)
+        return extract_device(self.final or finish_scheduled(self.func, self.target), self.target.device, self.dims)
+
+
+def column_names(count: int) -> tuple[str, ...]:
+    """What the columns of a row of so many features are called: rows of processors and of devices have different lengths."""
+    names = {len(each): each for each in (FEATURE_NAMES, DEVICE_FEATURE_NAMES)}
+    return names[count]
+
+
+assert len(FEATURE_NAMES) != len(DEVICE_FEATURE_NAMES) and ESTIMATE_COLUMN == 0, "rows are told apart, and begin with the estimate"
 
 
 class Cost(Protocol):
@@ -140,6 +154,7 @@ class _BoostedCost(_RowCost):
         self.prior: Cost = AnalyticCost() if prior is None else prior
         self._members: list[Any] = []
         self._scale, self._spread, self._scatter = 1.0, UNTAUGHT_SPREAD, 1.0
+        self._width = 0
 
     @property
     def is_fitted(self) -> bool:
@@ -164,6 +179,7 @@ class _BoostedCost(_RowCost):
         if not telling:
             return
         features = np.concatenate([group.features for group in telling])
+        self._width = features.shape[1]
         priors = [_centered(self.prior.predict_rows(group.features)[0]) for group in telling]
         logs = [_capped(group.log2_seconds) for group in telling]
         labels = np.concatenate([self._labels(y, prior) for y, prior in zip(logs, priors, strict=True)])
@@ -215,9 +231,10 @@ class _BoostedCost(_RowCost):
 
     def importance(self) -> tuple[tuple[str, float], ...]:
         gains: dict[str, float] = {}
+        names = column_names(self._width) if self._members else ()
         for booster in self._members:
             for column, gain in booster.get_score(importance_type="total_gain").items():
-                name = FEATURE_NAMES[int(column[1:])]
+                name = names[int(column[1:])]
                 gains[name] = gains.get(name, 0.0) + float(gain)
         total = sum(gains.values()) or 1.0
         return tuple(sorted(((name, gain / total) for name, gain in gains.items()), key=lambda item: (-item[1], item[0])))

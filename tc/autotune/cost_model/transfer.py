@@ -122,10 +122,10 @@ def teach(
             if not names <= sizes.keys():
                 continue
             try:
-                scheduled = Trace.from_json(record.trace).apply(func)
+                row = Program(Trace.from_json(record.trace).apply(func), target, sizes).features
             except TcError:
                 continue
-            features.append(Program(scheduled, target, sizes).features)
+            features.append(row)
             ratios.append(record.ratio)
         if len(features) > 1:
             shared.add(key, np.stack(features), np.array(ratios), is_foreign=True)

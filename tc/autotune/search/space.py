@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tc.codegen.kernels import finish_scheduled
 from tc.errors import ScheduleError
 from tc.ir.cached import cached_property
 from tc.ir.loop import PrimFunc
@@ -39,7 +40,7 @@ Point = tuple[tuple[str, Value], ...]
 class Candidate:
     """One schedule of a task. `trace` replays on the variant's PrimFunc; `made` is the result, or makes it.
 
-    `operations`, `features`: what `limits` and the cost model ask of the program, if that is known without it.
+    `operations`, `features`: what `limits` and the cost model ask of the program, if that is known without it. `target`: what it is for.
     """
 
     variant: str
@@ -50,6 +51,13 @@ class Candidate:
     made: PrimFunc | Callable[[], PrimFunc]
     operations: int | None = None
     features: np.ndarray | None = None
+    target: Target | None = None
+
+    @cached_property
+    def final(self) -> PrimFunc:
+        """The program as code is made of it. ScheduleError where the target's passes find that it cannot be."""
+        assert self.target is not None, "candidates of a space know what they are for"
+        return finish_scheduled(self.func, self.target)
 
     @cached_property
     def func(self) -> PrimFunc:
@@ -158,7 +166,7 @@ class Space:
         chosen = ((VARIANT, variant),) if knobs else ()
         knobs += [choice.knob for choice in made.choices]
         point = (*chosen, *((choice.knob.name, choice.value) for choice in made.choices))
-        return Candidate(variant, tuple(knobs), point, made.rule, made.trace, made.func)
+        return Candidate(variant, tuple(knobs), point, made.rule, made.trace, made.func, target=self.target)
 
 
 def _draw(rng: np.random.Generator, options: tuple[Value, ...]) -> Value:
