@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tc.cost.device_work import WARP, LaunchWork, device_work
+from tc.cost.device_work import WARP, DeviceWork, device_work
 from tc.ir.loop import PrimFunc
 from tc.target.device import DeviceFacts, occupancy
 
@@ -54,7 +54,7 @@ class DeviceLaunchEstimate:
     `resident`: blocks that a processor holds at a time, 0 for blocks that the device cannot run. `waves`: how many times it is filled.
     """
 
-    work: LaunchWork
+    work: DeviceWork
     resident: int
     waves: float
     parts: tuple[float, ...]
@@ -71,7 +71,7 @@ def estimate_launches(func: PrimFunc, device: DeviceFacts, dims: Mapping[str, in
     return [estimate_launch(work, device) for work in device_work(func, dims)]
 
 
-def estimate_launch(work: LaunchWork, device: DeviceFacts) -> DeviceLaunchEstimate:
+def estimate_launch(work: DeviceWork, device: DeviceFacts) -> DeviceLaunchEstimate:
     """See `DeviceLaunchEstimate`. A block with more registers than there are keeps some in memory instead."""
     registers = min(work.registers, device.max_registers_per_thread)
     resident = occupancy(work.threads, registers, work.shared_bytes, device)
@@ -93,7 +93,7 @@ def estimate_launch(work: LaunchWork, device: DeviceFacts) -> DeviceLaunchEstima
     return DeviceLaunchEstimate(work, resident, work.blocks / (device.processors * resident), parts, seconds)
 
 
-def memory_bytes(work: LaunchWork, device: DeviceFacts) -> float:
+def memory_bytes(work: DeviceWork, device: DeviceFacts) -> float:
     """What device memory moves for a launch: each buffer once, and again what is read again and too large to be found in the cache."""
     total = 0.0
     for moved, size in work.traffic.values():
@@ -103,7 +103,7 @@ def memory_bytes(work: LaunchWork, device: DeviceFacts) -> float:
     return total
 
 
-def _block_cycles(work: LaunchWork, device: DeviceFacts) -> tuple[float, float, float, float]:
+def _block_cycles(work: DeviceWork, device: DeviceFacts) -> tuple[float, float, float, float]:
     """Cycles of one block in each part of a processor that all its blocks share."""
     instructions = (work.multiply_adds + work.other) / min(WARP, device.warp_size * 4) + work.requests + work.wavefronts / 2
     peaks = dict(device.tensor_flops_per_cycle)
@@ -116,7 +116,7 @@ def _block_cycles(work: LaunchWork, device: DeviceFacts) -> tuple[float, float, 
     )
 
 
-def _alone_cycles(work: LaunchWork, device: DeviceFacts) -> float:
+def _alone_cycles(work: DeviceWork, device: DeviceFacts) -> float:
     """Cycles of a block with a processor to itself: its warps' instructions one after the other where there are few, and its waits."""
     warps = math.ceil(work.threads / WARP)
     each = (work.multiply_adds + work.other) / max(work.threads, 1) * DEPENDENT_CYCLES
@@ -135,7 +135,7 @@ def total_seconds(launches: Sequence[DeviceLaunchEstimate]) -> float:
 # -- what a device can run
 
 
-def exceeded(work: LaunchWork, device: DeviceFacts) -> str | None:
+def exceeded(work: DeviceWork, device: DeviceFacts) -> str | None:
     """Why a device cannot run a launch, or would keep most of what it computes with in memory; None when it can."""
     if work.threads > device.max_threads_per_block:
         return f"a block has {work.threads} threads, {device.arch} takes {device.max_threads_per_block}"

@@ -75,7 +75,7 @@ ADDRESS = 2.0
 
 
 @dataclass
-class LaunchWork:
+class DeviceWork:
     """One launch. All counts are of one block but `blocks`, and `times`, how often the host launches it.
 
     `threads`, `shared_bytes` and `registers` (estimated, of a thread). `multiply_adds`: of threads, in f32; `other`: other instructions
@@ -112,7 +112,7 @@ Values = Mapping[Var, np.ndarray]
 """int64[threads, lanes], or shapes that are broadcast to that."""
 
 
-def device_work(func: PrimFunc, dims: Mapping[str, int]) -> list[LaunchWork]:
+def device_work(func: PrimFunc, dims: Mapping[str, int]) -> list[DeviceWork]:
     """The launches of a PrimFunc in the finished form. `dims`: sizes by name; others are taken to be 64."""
     values: dict[Var, np.ndarray] = {var: _array(dims.get(var.name, USUAL_DIM)) for var in func.dims}
     return [_launch_work(finished_launch, values, times) for finished_launch, times in _launches(func.body, values, 1.0)]
@@ -146,8 +146,8 @@ def _number(expr: Expr, values: Values) -> float:
     return float(USUAL_DIM) if found is None else float(np.mean(found))
 
 
-def _launch_work(launch: FinishedLaunch, outer: Values, times: float) -> LaunchWork:
-    work = LaunchWork(times=times)
+def _launch_work(launch: FinishedLaunch, outer: Values, times: float) -> DeviceWork:
+    work = DeviceWork(times=times)
     values = dict(outer)
     for loop in launch.blocks:
         extent = _number(loop.extent, values)
@@ -191,7 +191,7 @@ class _Around:
 class _Walk:
     """One walk over what a thread runs. `most_bytes`: of its own buffers that are there at once."""
 
-    def __init__(self, work: LaunchWork, values: dict[Var, np.ndarray]) -> None:
+    def __init__(self, work: DeviceWork, values: dict[Var, np.ndarray]) -> None:
         self.work, self.values = work, values
         self.depends: dict[Var, frozenset[Var]] = {}
         self.most_bytes = self.own_bytes = 0.0

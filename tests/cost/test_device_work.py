@@ -12,7 +12,7 @@ from tc.autotune.tasks import extract_tasks
 from tc.codegen.kernels import finish_scheduled
 from tc.cost.device_estimate import estimate_launch, exceeded
 from tc.cost.device_features import DEVICE_FEATURE_NAMES, extract_device
-from tc.cost.device_work import LaunchWork, device_work
+from tc.cost.device_work import DeviceWork, device_work
 from tc.ir.parser import parse_module, parse_prim_func
 from tc.target import Target
 
@@ -27,7 +27,7 @@ def main(x: f16[256, 512], w: f16[512, 128]):
 """
 
 
-def work_of(text: str, **dims: int) -> LaunchWork:
+def work_of(text: str, **dims: int) -> DeviceWork:
     """The one launch of a program that is in the form that rules make."""
     (found,) = device_work(finish_scheduled(parse_prim_func(text), A100), dims)
     return found
@@ -126,8 +126,8 @@ def test_products_of_matrix_instructions_are_all_of_the_product(dtype: str) -> N
 # -- predictions
 
 
-def some_work(**facts: object) -> LaunchWork:
-    return replace(LaunchWork(blocks=1000.0, threads=256, registers=64, multiply_adds=1e6, sectors=100.0, asked_bytes=3200.0), **facts)
+def some_work(**facts: object) -> DeviceWork:
+    return replace(DeviceWork(blocks=1000.0, threads=256, registers=64, multiply_adds=1e6, sectors=100.0, asked_bytes=3200.0), **facts)
 
 
 def test_more_of_anything_is_never_predicted_to_be_faster() -> None:

@@ -7,6 +7,7 @@ their rates, mostly at once; every one that the device can hold is an answer tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from tc.ir.dtype import DType
 from tc.schedule.rules.gpu.blocking import SHARED_BYTES_PER_CYCLE, Blocking, Extents
@@ -21,6 +22,18 @@ MATRIX_TILES: tuple[MatrixTile, ...] = (
     *((128, 256, 64, 64), (256, 128, 64, 64), (128, 128, 64, 64), (128, 128, 64, 32), (128, 64, 64, 32), (64, 128, 32, 64)),
     *((64, 64, 32, 32), (32, 64, 16, 32), (32, 32, 16, 16)),
 )
+
+SEARCHED_TILES: tuple[MatrixTile, ...] = (
+    *MATRIX_TILES,
+    *(
+        (rows, columns, warp_rows, warp_columns)
+        for rows, columns in product((32, 64, 128, 256), repeat=2)
+        for warp_rows, warp_columns in product((16, 32, 64), repeat=2)
+        if rows // warp_rows * (columns // warp_columns) in (2, 4, 8, 16)
+        if (rows, columns, warp_rows, warp_columns) not in MATRIX_TILES
+    ),
+)
+"""The tiles that a search may choose: of two to sixteen warps."""
 
 DEPTHS, USUAL_DEPTH = (16, 32, 64), 32
 """Terms of a stage."""
@@ -48,12 +61,12 @@ def blocking_of(tile: MatrixTile, depth: int) -> Blocking:
     return Blocking(rows, columns, rows // warps, columns // LANES, depth)
 
 
-def matrix_tiles(sizes: Extents, device: DeviceFacts) -> list[MatrixTile]:
-    """All that the device can hold, and that are less than twice as large as the result along each side."""
+def matrix_tiles(sizes: Extents, device: DeviceFacts, tiles: Sequence[MatrixTile] = MATRIX_TILES) -> list[MatrixTile]:
+    """Those that the device can hold, and that are less than twice as large as the result along each side."""
     least = min(tile[0] for tile in MATRIX_TILES), min(tile[1] for tile in MATRIX_TILES)
     return [
         tile
-        for tile in MATRIX_TILES
+        for tile in tiles
         if tile[0] < 2 * max(sizes.rows, least[0]) and tile[1] < 2 * max(sizes.columns, least[1])
         if _resident(tile, sizes, device, min(DEPTHS), 1)
     ]

@@ -23,6 +23,7 @@ from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.rules.gpu.blocking import innermost, stage_of, tile_of
 from tc.schedule.rules.gpu.matrix_blocking import (
     DEPTHS,
+    SEARCHED_TILES,
     USUAL_DEPTH,
     USUAL_STAGES,
     best_matrix_tile,
@@ -139,8 +140,8 @@ def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstr
     options = matrix_tiles(sizes, device)
     if not options or not contraction.columns:
         raise ScheduleError(f"block {name} is smaller than tiles of matrix instructions")
-    usual = best_matrix_tile(options, sizes, device, instruction.lhs)
-    rows, columns, warp_rows, warp_columns = tile = schedule.choose(name, "tile", options, usual, ordered=False)
+    usual, searched = best_matrix_tile(options, sizes, device, instruction.lhs), matrix_tiles(sizes, device, SEARCHED_TILES)
+    rows, columns, warp_rows, warp_columns = tile = schedule.choose(name, "tile", searched, usual, ordered=False)
     depths = [depth for depth in DEPTHS if depth >= instruction.depth]
     blocking = blocking_of(tile, schedule.choose(name, "stage", depths, USUAL_DEPTH))
     depth = blocking.depth
