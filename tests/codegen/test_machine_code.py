@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.device_text import check_model
 from tc.codegen.c.dialect import CUDA
 from tc.codegen.c.launch import emit_launches
 from tc.codegen.launches import launches_of
@@ -17,12 +19,15 @@ from tc.ir.arith import evaluate
 from tc.ir.dtype import f16, f32
 from tc.ir.expr import Const, Load, Var, cast
 from tc.ir.loop import AsyncStore, For, PrimFunc, WarpCall, walk_statements
+from tc.ir.module import IRModule
 from tc.ir.shared_memory import least_wavefronts_of, wavefronts_of
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
 from tc.schedule.rules import apply_rules
 from tc.target import Target, occupancy
 from tc.te import compute, create_prim_func, placeholder, reduce
-from tests.codegen.machine_code import assembled, share
+from tests.codegen.machine_code import assembled, disassembler, share
 
 TARGET = Target.parse("cuda:sm_80@x86-64-v3:cores=1")
 FLOPS = 2 * 16 * 8 * 16
@@ -97,3 +102,22 @@ def test_no_bank_is_asked_twice_wherever_the_loops_are(large: PrimFunc) -> None:
             env |= {var: 0 for var, loop in loops.items() if loop.kind.name == "VECTORIZED"}
             addresses = [offset_of(access, env | {lane: number}) for number in range(32)]
             assert wavefronts_of(addresses, 16) == least_wavefronts_of(addresses, 16) == 4
+
+
+CONVOLUTIONS = {"images": ((1, 64, 56, 56), (64, 64, 3, 3)), "series": ((4, 40, 300), (64, 40, 5)), "few": ((1, 3, 64, 64), (32, 3, 7, 7))}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("shapes", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolutions_have_their_sums_in_registers(shapes: tuple[tuple[int, ...], ...], arch: str, tmp_path: Path) -> None:
+    disassembler()  # and the compilers, or the test is skipped
+    builder = GraphBuilder()
+    image, weights = (builder.param(name, tensor_type(shape, f32)) for name, shape in zip("xw", shapes, strict=True))
+    module = IRModule((builder.function("main", [builder.call("conv", image, weights, pads=(1, 1) * (len(shapes[0]) - 2))]),))
+
+    with ThreadPoolExecutor(1) as pool:
+        found = [check_model("conv", module, Target.parse(f"cuda:{arch}"), language, tmp_path, pool) for language in ("cuda", "ptx")]
+
+    for (result,) in found:
+        assert not result.problem
+        assert all(each.spill_bytes == each.stack_bytes == 0 and each.registers < 200 for each in result.functions), result

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tc.codegen.c.helpers import Helpers
+from tc.codegen.c.index_types import LARGEST, fits, largest_term
 from tc.codegen.c.names import Names
 from tc.codegen.c.packed import packed_load, packed_store
-from tc.codegen.c.scalars import AS_BITS, PRODUCT, UNARY, CValue, Scalars, c_type, literal
+from tc.codegen.c.scalars import AS_BITS, BITWISE, PRODUCT, UNARY, CValue, Scalars, c_type, literal
 from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at, from_
 from tc.codegen.llvm.addresses import offset_of
 from tc.codegen.llvm.memory import Lane
@@ -86,6 +87,8 @@ class ExpressionWriter:
         self.spare: set[Buffer] = set()
         self.unread: set[Buffer] = set()  # scratch that is only written
         self.wild: set[Var] = set()  # variables that hold data, whose arithmetic wraps
+        self.has_short_indices = not self.dialect.is_host
+        self.long: set[Expr] = set()  # variables of indices that are i64 in the text
 
     # -- text
 
@@ -189,7 +192,7 @@ class ExpressionWriter:
     def _index_arithmetic(self, expr: BinaryExpr, a: CValue, b: CValue) -> CValue | None:
         """Of indices, for which C's own operators do; None for data, and where something may be negative."""
         if isinstance(expr, (Add, Sub, Mul)) and self.is_index(expr):
-            return self.scalars.index(type(expr), a, b)
+            return self.scalars.index(type(expr), a if not self.has_short_indices or fits(expr, self.facts) else _as_i64(a), b)
         return None
 
     def _is_plain_division(self, expr: BinaryExpr) -> bool:
@@ -231,6 +234,8 @@ class ExpressionWriter:
         if expr.name == "thread_index":
             return CValue("thread" if self.in_parallel else "0", i64)
         args = [self.value(arg) for arg in expr.args]
+        if self.has_short_indices and expr.dtype == i64 and expr.name in BITWISE and not any(arg.lanes for arg in args):
+            return self.scalars.bitwise(expr.name, *args)  # of what is shorter, too
         if expr.name == "fma" and expr.dtype.is_float:
             return self.fused(*args)
         return self.vectors.apply(expr.name, args, lambda *each: self.scalars.function(expr.name, each))
@@ -384,15 +389,26 @@ class ExpressionWriter:
 
     def index(self, offset: Polynomial) -> str:
         """An offset, all of whose arithmetic is in range: what is added first, then what is taken off."""
-        terms = [(self._term(monomial, abs(factor)), factor > 0) for monomial, factor in offset.ordered().terms.items()]
+        ordered = offset.ordered().terms.items()
+        is_long = self._long_terms(offset) if self.has_short_indices else frozenset()
+        terms = [(self._term(monomial, abs(factor), monomial in is_long), factor > 0) for monomial, factor in ordered]
         if offset.constant or not terms:
             terms.append((literal(self.helpers, const(abs(offset.constant))).text, offset.constant >= 0))
         terms.sort(key=lambda term: not term[1])
         text = terms[0][0] if terms[0][1] else f"-({terms[0][0]})"
         return "".join((text, *(f" {'+' if is_added else '-'} {term}" for term, is_added in terms[1:])))
 
-    def _term(self, monomial: Monomial, factor: int) -> str:
+    def _long_terms(self, offset: Polynomial) -> frozenset[Monomial]:
+        """The terms that are to be computed in 64 bits: those that need not fit less, and all if their sum need not."""
+        largest = {monomial: largest_term(monomial, factor, self.facts) for monomial, factor in offset.terms.items()}
+        short = {monomial: size for monomial, size in largest.items() if size is not None and size <= LARGEST}
+        return frozenset(largest if sum(short.values()) + abs(offset.constant) > LARGEST else largest.keys() - short.keys())
+
+    def _term(self, monomial: Monomial, factor: int, is_long: bool) -> str:
+        """A product of the parts of an index, perhaps in 64 bits."""
         parts = [self._atom(atom) for atom in monomial]
+        if is_long and monomial[0] not in self.long and not parts[0].startswith("(i64)"):
+            parts[0] = f"(i64){parts[0]}"
         return " * ".join([*parts, str(factor)] if factor != 1 else parts)
 
     def _atom(self, atom: Expr) -> str:
@@ -495,6 +511,10 @@ class ExpressionWriter:
     def pointer_type(self, buffer: Buffer, is_const: bool) -> str:
         """The type of a pointer to a buffer's elements."""
         return f"{self.dialect.space(buffer.scope)}{'const ' if is_const else ''}{c_type(buffer.dtype)} *"
+
+
+def _as_i64(value: CValue) -> CValue:
+    return value._replace(text=f"(i64){value.at(UNARY)}", strength=UNARY)
 
 
 _NATIVE: dict[type[Expr], str] = {

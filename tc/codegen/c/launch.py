@@ -94,6 +94,7 @@ class _LaunchWriter(StatementWriter):
     def scalar_parameter(self, var: object) -> str:
         name = self.scope.names.new(var.name)  # type: ignore[attr-defined]
         self.scope.values[var] = CValue(name, i64)  # type: ignore[index]
+        self.long.add(var)  # type: ignore[arg-type]
         return f"i64 {name}"
 
     def shared_memory(self) -> None:
@@ -131,7 +132,7 @@ class _LaunchWriter(StatementWriter):
     def bound(self, loop: For) -> None:
         name = self.scope.names.new(loop.var.name)
         self.scope.values[loop.var] = CValue(name, i64)
-        self.line(f"const i64 {name} = {self.dialect.ids[loop.thread]};")
+        self.line(f"const {self.counter_type(loop)} {name} = {self.dialect.ids[loop.thread]};")
         outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
         if self._is_shorter(loop):
             with self.block(f"if ({name} < {self.value(loop.extent)}) {{"):

@@ -73,7 +73,7 @@ AS_BITS = (f16, bf16, *FLOAT8)
 _INFIX: dict[type[Expr], tuple[str, int]] = {Add: ("+", SUM), Sub: ("-", SUM), Mul: ("*", PRODUCT), Div: ("/", PRODUCT)}
 _COMPARE: dict[type[Expr], tuple[str, int]] = {Eq: ("==", EQUALITY), Ne: ("!=", EQUALITY), Lt: ("<", COMPARISON), Le: ("<=", COMPARISON)}
 _INDEX: dict[type[Expr], tuple[str, int]] = {FloorDiv: ("/", PRODUCT), FloorMod: ("%", PRODUCT)}
-_BITWISE = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
+BITWISE = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
 _OWN_FUNCTIONS = {"floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc", "abs": "fabs", "sqrt": "sqrt"}
 _NAMES: dict[type[Expr], str] = {Div: "div", FloorDiv: "floordiv", FloorMod: "floormod", Min: "min", Max: "max", Select: "larger"}
 
@@ -197,9 +197,8 @@ class Scalars:
             return wide if wide.dtype.is_bool else self.cast(wide, dtype)
         if name in _OWN_FUNCTIONS and dtype.is_float:
             return CValue(f"{self.helpers.dialect.function(_OWN_FUNCTIONS[name], dtype.name)}({args[0]})", dtype)
-        if name in _BITWISE:
-            a, b = args
-            return CValue(f"({c_type(dtype)})({a.at(PRIMARY)} {_BITWISE[name]} {b.at(PRIMARY)})", dtype, strength=UNARY)
+        if name in BITWISE:
+            return CValue(f"({c_type(dtype)}){self.bitwise(name, *args)}", dtype, strength=UNARY)
         if name == "bit_not":
             return self.opposite(args[0]) if dtype.is_bool else CValue(f"({c_type(dtype)})~{args[0].at(UNARY)}", dtype, strength=UNARY)
         if dtype.is_int and name in ("floor", "ceil", "round", "trunc"):
@@ -208,6 +207,10 @@ class Scalars:
         params = [(dtype, f"x{k}") for k in range(len(args))]
         helper = self._helper(f"tc_{name}_{dtype}", result, params, lambda b, x: _emit_function(b, name, x, dtype))
         return CValue(f"{helper}({', '.join(map(str, args))})", result)
+
+    def bitwise(self, name: str, a: CValue, b: CValue) -> CValue:
+        """Of integers, in the type that C gives it."""
+        return CValue(f"({a.at(PRIMARY)} {BITWISE[name]} {b.at(PRIMARY)})", a.dtype)
 
     def cast(self, value: CValue, target: DType) -> CValue:
         """Floats to integers truncate and saturate, integers wrap, anything to bool is whether it is not zero."""

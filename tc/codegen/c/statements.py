@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from tc.codegen.c.expressions import ExpressionWriter
+from tc.codegen.c.index_types import fits
 from tc.codegen.c.scalars import PRIMARY, CValue, c_type
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane
@@ -45,6 +46,7 @@ class StatementWriter(ExpressionWriter):
                 self.store_value(stmt, self._tree_value(self.tree) if is_tree else self.value(stmt.value))  # type: ignore[arg-type]
             case Let(var=var, value=value, body=body):
                 self.scope.values[var] = self.declare(var.name, self.value(value))
+                self.long.add(var)
                 if not self.is_index(value):
                     self.wild.add(var)
                 self.statement(body)
@@ -144,8 +146,15 @@ class StatementWriter(ExpressionWriter):
         """for var in [first, end): body."""
         name = self.scope.names.new(loop.var.name)
         self.scope.values[loop.var] = CValue(name, i64)
-        with self._knowing(loop), self.block(f"for (i64 {name} = {first}; {name} < {end}; {name}++) {{"):
+        with self._knowing(loop), self.block(f"for ({self.counter_type(loop)} {name} = {first}; {name} < {end}; {name}++) {{"):
             self.statement(loop.body)
+
+    def counter_type(self, loop: For) -> str:
+        """The type of a loop's variable, which counts up to its extent."""
+        if self.has_short_indices and fits(loop.extent, self.facts):
+            return "i32"
+        self.long.add(loop.var)
+        return "i64"
 
     @contextmanager
     def _knowing(self, loop: For) -> Iterator[None]:
