@@ -108,6 +108,11 @@ class DeviceCalls:
         return ctypes.CFUNCTYPE(result, *parameters)(self._library.address(f"{self._prefix}_{name}"))
 
 
+NOT_SUPPORTED = 801
+"""What a function says that older drivers do not have, declared `extern_weak`. It is CUDA's own status."""
+
+_refused = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: NOT_SUPPORTED)
+
 _lock = threading.Lock()
 
 
@@ -119,8 +124,9 @@ def provide_calls(prefix: str, ir_text: str, driver: ctypes.CDLL) -> DeviceCalls
 
 @functools.cache
 def _provided(prefix: str, ir_text: str, driver: ctypes.CDLL) -> DeviceCalls:
-    for name in re.findall(r"^declare [^@]*@(\w+)\(", ir_text, re.MULTILINE):
-        address = ctypes.cast(getattr(driver, name), ctypes.c_void_p).value
+    for kind, name in re.findall(r"^declare ([^@]*)@(\w+)\(", ir_text, re.MULTILINE):
+        is_missing = "extern_weak" in kind and not hasattr(driver, name)
+        address = ctypes.cast(_refused if is_missing else getattr(driver, name), ctypes.c_void_p).value
         assert address, f"the driver has {name}"
         llvm.add_symbol(name, address)
     text = _COMMON.format(prefix=prefix, STATUS=STATUS, CALLED=CALLED, TOO_MANY_BLOCKS=TOO_MANY_BLOCKS) + ir_text

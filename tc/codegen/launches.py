@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tc.errors import CodegenError
+from tc.ir.box_copies import BOX_ALIGNMENT, CopyBox, box_buffers, box_copies
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
 from tc.ir.loop import Alloc, For, IntrinsicCall, Let, LoopKind, PrimFunc, Stmt, Store, walk_statements
-from tc.ir.node import children, walk
+from tc.ir.node import Node, cached_on_node, children, walk
 from tc.ir.types import product
-from tc.ir.uses import buffers_read, buffers_written, unbound, variables
+from tc.ir.uses import buffers_written, unbound, variables
 
 AXES = ("x", "y", "z")
 
@@ -29,12 +30,20 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 @dataclass(frozen=True, eq=False)
+class BoxMap:
+    """What boxes of these extents are copied from: the host describes it, where it is and its sizes, for each launch."""
+
+    source: Buffer
+    extents: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class DeviceLaunch:
     """One launch of a device function.
 
-    `body`: the outermost bound loop. Arguments: the addresses of `buffers`, then `scalars` as i64, each in order of first use in the
-    PrimFunc's parameters and then in the host code around. `grid`: blocks along x, y, z, over `scalars`; `threads`: of a block, along x,
-    y, z. `shared`: buffers of the block. `written`: those of `buffers` that it writes.
+    `body`: the outermost bound loop. Arguments: descriptions of what boxes are copied from, `maps`, then the addresses of `buffers`, then
+    `scalars` as i64, each in order of first use in the PrimFunc's parameters and then in the host code around. `grid`: blocks along x, y,
+    z, over `scalars`; `threads`: of a block, along x, y, z. `shared`: buffers of the block. `written`: those of `buffers` that it writes.
     """
 
     index: int
@@ -45,11 +54,33 @@ class DeviceLaunch:
     threads: tuple[int, int, int]
     shared: tuple[Buffer, ...]
     written: frozenset[Buffer]
+    maps: tuple[BoxMap, ...] = ()
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of a block's shared buffers, each beginning at a multiple of SHARED_ALIGNMENT."""
-        return sum(map(_rounded_bytes, self.shared))
+        """Bytes of a block's shared buffers, each beginning at a multiple of its alignment."""
+        return self._end_of(len(self.shared))
+
+    def shared_alignment(self, buffer: Buffer) -> int:
+        """Bytes at whose multiples a shared buffer begins."""
+        return BOX_ALIGNMENT if buffer in box_buffers(self.body) else SHARED_ALIGNMENT
+
+    @property
+    def most_shared_alignment(self) -> int:
+        """Bytes at whose multiples all of shared memory begins."""
+        return max(map(self.shared_alignment, self.shared), default=SHARED_ALIGNMENT)
+
+    def _end_of(self, count: int) -> int:
+        """Where the first shared buffers end, in bytes."""
+        end = 0
+        for buffer in self.shared[:count]:
+            alignment = self.shared_alignment(buffer)
+            end = -(-end // alignment) * alignment + _rounded_bytes(buffer)
+        return end
+
+    def map_of(self, copy: CopyBox) -> int:
+        """The number of the description that a copy needs."""
+        return next(k for k, each in enumerate(self.maps) if each.source is copy.source and each.extents == copy.extents)
 
     @property
     def asks_for_shared(self) -> bool:
@@ -58,7 +89,7 @@ class DeviceLaunch:
 
     def shared_offset(self, buffer: Buffer) -> int:
         """Where a shared buffer begins, in bytes, among those of the block."""
-        return sum(map(_rounded_bytes, self.shared[: self.shared.index(buffer)]))
+        return self._end_of(self.shared.index(buffer) + 1) - _rounded_bytes(buffer)
 
 
 def _rounded_bytes(buffer: Buffer) -> int:
@@ -116,10 +147,22 @@ def _launch(index: int, body: For, func: PrimFunc) -> DeviceLaunch:
         else:
             grid[place] = loop.extent
     scalars = tuple(var for var in (*func.dims, *_host_variables(func.body)) if var in used)
-    buffers = tuple(param for param in func.buffers if param in used)
+    buffers = tuple(param for param in func.buffers if param in used and param in _touched(body))
     shared = tuple(s.buffer for s in walk_statements(body) if isinstance(s, Alloc) and s.buffer.scope == "shared")
-    assert buffers_read(body) | buffers_written(body) >= set(buffers)
-    return DeviceLaunch(index, body, buffers, scalars, tuple(grid), tuple(threads), shared, buffers_written(body).intersection(buffers))  # type: ignore[arg-type]
+    written = buffers_written(body).intersection(buffers)
+    return DeviceLaunch(index, body, buffers, scalars, tuple(grid), tuple(threads), shared, written, _maps(body))  # type: ignore[arg-type]
+
+
+def _maps(body: For) -> tuple[BoxMap, ...]:
+    found = {(copy.source, copy.extents): BoxMap(copy.source, copy.extents) for copy in box_copies(body)}
+    return tuple(found.values())
+
+
+@cached_on_node
+def _touched(node: Node) -> frozenset[Buffer]:
+    """The buffers whose elements threads touch by their addresses."""
+    own = frozenset((node.buffer,)) if isinstance(node, (Load, Store)) else frozenset[Buffer]()
+    return own.union(*map(_touched, children(node)))
 
 
 def _bound_loops(stmt: Stmt) -> list[For]:

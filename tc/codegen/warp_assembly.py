@@ -13,8 +13,11 @@ from tc.errors import CodegenError
 from tc.ir.bit_layout import BitLayout
 from tc.ir.dtype import DType, f32
 from tc.ir.fragments import ldmatrix_of
-from tc.ir.intrinsic import INTRINSICS, Intrinsic
+from tc.ir.intrinsic import INTRINSICS, Intrinsic, is_of_group
 from tc.ir.lane_exchange import is_exchange, mask_of
+
+DESCRIPTOR = -1
+"""In the place of a number of registers: 64 bits that say where a matrix is in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,9 @@ class WarpAssembly:
     """One instruction.
 
     `text`: with {0}, {1}, ... for its places: the registers of the result, then those of the operands in order, each operand's in order;
-    where a row of shared memory is an operand, its address. `results`: registers of the result; `kind` of these: "f" for f32, "r" for 32
-    bits of anything. `operands`: registers of each operand but the last, 0 for an address. `is_update`: the result is an operand, too.
+    where a row of shared memory is an operand, its address; where a matrix is, its descriptor. `results`: registers of the result; `kind`
+    of these: "f" for f32, "r" for 32 bits of anything. `operands`: registers of each operand but the last, 0 for an address, DESCRIPTOR
+    for one. `is_update`: the result is an operand, too.
     """
 
     text: str
@@ -35,7 +39,7 @@ class WarpAssembly:
     @property
     def has_address(self) -> bool:
         """Whether it reads shared memory."""
-        return 0 in self.operands
+        return 0 in self.operands or DESCRIPTOR in self.operands
 
     def written(self, place: Callable[[int], str]) -> str:
         """The text, with places as some language writes them."""
@@ -48,6 +52,8 @@ def assembly_of(name: str) -> WarpAssembly:
     intrinsic = INTRINSICS[name]
     if name.startswith("mma."):
         return _product(intrinsic)
+    if is_of_group(name):
+        return _group_product(intrinsic)
     if name.startswith("ldmatrix."):
         return _load(intrinsic)
     if is_exchange(name):
@@ -66,6 +72,20 @@ def _product(intrinsic: Intrinsic) -> WarpAssembly:
         first += count
     text = f"mma.sync.aligned.{shape}.row.col.{names[2]}.{names[0]}.{names[1]}.{names[2]} {', '.join((*groups, groups[0]))};"
     return WarpAssembly(text, sums, "f" if types[2] is f32 else "r", (lhs, rhs), True)
+
+
+def _group_product(intrinsic: Intrinsic) -> WarpAssembly:
+    """Of four warps. Operands in shared memory whose columns lie side by side are said to be transposed."""
+    lhs, _, total = intrinsic.pattern.buffers
+    _, shape, kind, _, order = intrinsic.name.split(".")
+    sums = _registers(intrinsic.layouts[2], total.dtype)
+    from_registers = 0 if intrinsic.layouts[0] is None else _registers(intrinsic.layouts[0], lhs.dtype)
+    left = _places(sums, from_registers) if from_registers else f"{{{sums}}}"
+    turned = [str(int(order[1] == "n"))] if from_registers else [str(int(order[0] == "t")), str(int(order[1] == "n"))]
+    operands = ", ".join((_places(0, sums), left, f"{{{sums + max(from_registers, 1)}}}", "p", "1", "1", *turned))
+    head = f"wgmma.mma_async.sync.aligned.{shape}.{_PTX_TYPES[total.dtype.name]}.{kind}.{kind}"
+    text = f"{{{{ .reg .pred p; setp.eq.u32 p, 0, 0; {head} {operands}; }}}}"
+    return WarpAssembly(text, sums, "f", (from_registers or DESCRIPTOR, DESCRIPTOR), True)
 
 
 _PTX_TYPES = {"f32": "f32", "f16": "f16", "bf16": "bf16", "i8": "s8", "u8": "u8", "i32": "s32"}

@@ -19,10 +19,21 @@ import numpy as np
 
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
+from tc.interp.phases import BoxMemory
 from tc.interp.threads import Watch, WatchedGlobal, WatchedMemory, unwritten
 from tc.interp.warps import WarpStop
 from tc.ir.access import report_buffer
 from tc.ir.arith import evaluate
+from tc.ir.box_copies import (
+    Arrive,
+    AwaitPhase,
+    AwaitProducts,
+    BeginProducts,
+    CommitProducts,
+    CopyBox,
+    SetUpBarrier,
+    box_buffers,
+)
 from tc.ir.dtype import DType, bool_, i64
 from tc.ir.empty_reductions import start_empty_reductions
 from tc.ir.expr import (
@@ -53,7 +64,7 @@ from tc.ir.expr import (
     Sub,
     Var,
 )
-from tc.ir.intrinsic import INTRINSICS
+from tc.ir.intrinsic import INTRINSICS, is_of_group
 from tc.ir.launch import FinishedLaunch, finished
 from tc.ir.loop import (
     Alloc,
@@ -185,6 +196,7 @@ class _Writer:
         self.barriers = 0
         self.memories: dict[Buffer, str] = {}  # of what is watched, by name
         self.own: frozenset[Buffer] = frozenset()  # what is each thread's own
+        self.boxes: frozenset[Buffer] = frozenset()  # what boxes are copied to
         self.thread_loops: list[str] | None = None  # those around a statement of a thread
         self.in_launch = False  # in one whose loops fork and join
 
@@ -218,7 +230,7 @@ class _Writer:
             self.depth += 1
             self.nested(header, body)
             self.depth -= 1
-            has_barrier = any(isinstance(node, (Barrier, WarpCall)) for node in walk_statements(body))
+            has_barrier = any(isinstance(node, (Barrier, WarpCall, AwaitPhase)) for node in walk_statements(body))
             self.emit(f"yield from {part}()" if has_barrier else f"{part}()")
         else:
             self.nested(header, body)
@@ -279,6 +291,8 @@ class _Writer:
                 self.emit("pass")  # where loops fork and join, copies are done at once
             case WarpCall():
                 self.warp_call(stmt)
+            case CopyBox() | SetUpBarrier() | Arrive() | AwaitPhase() | BeginProducts() | CommitProducts() | AwaitProducts():
+                self.of_phases(stmt)
             case IntrinsicCall(name=name, operands=operands):
                 self.statement(INTRINSICS[name].expand(operands))
             case _:
@@ -335,7 +349,10 @@ class _Writer:
             buffer = operand.buffer
             if (found is not None) != (buffer in self.own) or not (found is not None or buffer in self.memories):
                 raise VerifyError(f"{self.func_name}: {operand} is no operand of {call.name}: fragments are the lane's own, others shared")
-            if found is None:  # a row is part of one of the buffer
+            if found is None and is_of_group(call.name):
+                if buffer not in self.boxes:
+                    raise VerifyError(f"{self.func_name}: {operand} is no operand of {call.name}, which reads boxes")
+            elif found is None:  # a row is part of one of the buffer
                 *lead, last = operand.indices
                 self.emit(self.offset(buffer, (*lead, last + (16 // buffer.dtype.size_bytes - 1))))
             memory = self.name(buffer) if found is not None else self.memories[buffer]
@@ -344,6 +361,49 @@ class _Writer:
         pattern = self.function(("pattern", call.name), lambda: compile_to_python(intrinsic.pattern))
         place = ", ".join([str(self.site), *self.thread_loops])
         self.emit(f"yield {stop}(({place},), {call.name!r}, {pattern}, ({', '.join(parts)},))")
+
+    def of_phases(self, stmt: Stmt) -> None:
+        """Copies of boxes, phase barriers, and products on their way."""
+        if self.thread_loops is None:
+            raise VerifyError(f"{self.func_name}: {type(stmt).__name__} stands in a launch that is not in its finished form")
+        self.note(stmt)
+        match stmt:
+            case CopyBox():
+                self.copy_box(stmt)
+            case SetUpBarrier(barrier=barrier, arrivals=arrivals):
+                self.emit(f"_watch.phases.set_up({self.barrier_at(barrier)}, {arrivals}, {self.site})")
+            case Arrive(barrier=barrier, expected_bytes=count):
+                self.emit(f"_watch.phases.arrive({self.barrier_at(barrier)}, {count}, {self.site})")
+            case AwaitPhase(barrier=barrier, parity=parity):
+                self.emit(f"yield _watch.phases.stop({self.barrier_at(barrier)}, {self.expression(parity)}, {self.site})")
+            case BeginProducts():
+                self.emit("_watch.phases.begin()")
+            case CommitProducts():
+                self.emit("_watch.phases.commit()")
+            case AwaitProducts(pending=pending, sums=sums):
+                self.emit(f"_watch.phases.wait({pending}, {bool(sums)}, {self.site})")
+
+    def barrier_at(self, barrier: Load) -> str:
+        """The memory of a phase barrier, and its place."""
+        if barrier.buffer not in self.memories:
+            raise VerifyError(f"{self.func_name}: {barrier} is no phase barrier: these are in shared memory")
+        return f"{self.memories[barrier.buffer]}, {self.offset(barrier.buffer, barrier.indices)}"
+
+    def copy_box(self, copy: CopyBox) -> None:
+        if copy.source in self.memories or copy.buffer not in self.boxes:
+            raise VerifyError(f"{self.func_name}: a box is copied from {copy.source}, which the launch writes, or to no memory of a block")
+        kept = [extent for extent in copy.extents if extent != 1]
+        lead = len(copy.indices) - len(kept)
+        last = (*copy.indices[:lead], *(index + (extent - 1) for index, extent in zip(copy.indices[lead:], kept, strict=True)))
+        self.emit(self.offset(copy.buffer, last))
+        shape = "".join(f"{size}, " for size in self._shapes[copy.source])
+        corner = "".join(f"{self.expression(index)}, " for index in copy.corner)
+        zero = self.constant(("zero", copy.buffer.dtype), copy.buffer.dtype.numpy.type(0))
+        arguments = (
+            *(self.memories[copy.buffer], self.offset(copy.buffer, copy.indices), repr(copy.extents), self.name(copy.source)),
+            *(f"({shape})", f"({corner})", zero, self.barrier_at(copy.barrier), str(self.site)),
+        )
+        self.emit(f"_watch.phases.copy({', '.join(arguments)})")
 
     def launch(self, launch: FinishedLaunch) -> None:
         """The blocks of a launch one after the other, each a number of coroutines."""
@@ -355,6 +415,7 @@ class _Writer:
             if buffer in written and buffer is not self.report:
                 self.watch(buffer, WatchedGlobal)
         self.own = own
+        self.boxes = box_buffers(launch.body)
         self.block_loops(launch, launch.blocks)
         self.memories.clear()
         self.own = frozenset()
@@ -373,7 +434,7 @@ class _Writer:
         for buffer in launch.shared:
             self.declare_shape(buffer)
             self.emit(f"{self.name(buffer)} = [None] * ({self.count(buffer)})")
-            self.watch(buffer, WatchedMemory)
+            self.watch(buffer, BoxMemory if buffer in self.boxes else WatchedMemory)
         part, loops = f"threads{len(self.lines)}", self.loops
         self.emit(f"def {part}({', '.join(self.name(loop.var) for loop in launch.threads)}):")
         self.depth += 1
@@ -385,7 +446,7 @@ class _Writer:
         extents = ", ".join(self.expression(loop.extent) for loop in launch.threads)
         self.emit(f"_watch.run_block({part}, ({extents},))")
 
-    def watch(self, buffer: Buffer, kind: type[WatchedMemory]) -> None:
+    def watch(self, buffer: Buffer, kind: type[WatchedMemory | BoxMemory]) -> None:
         """From here on, notes are made of who touches a buffer."""
         self.memories[buffer] = f"{self.name(buffer)}_m"
         made, known = self.constant(kind, kind), self.constant(("buffer", buffer), buffer)

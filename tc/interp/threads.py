@@ -8,7 +8,7 @@ written when it is waited for. Nothing orders the blocks of a launch: what is gl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NoReturn
@@ -16,10 +16,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tc.errors import VerifyError
-from tc.interp.warps import LANES, WarpStop, run_warp
+from tc.interp.phases import Phases, PhaseStop
+from tc.interp.warps import LANES, WarpStop, run_group, run_warp
 from tc.ir.expr import Buffer
+from tc.ir.intrinsic import INTRINSICS, is_of_group, lanes_of
 
-Threads = Callable[..., Generator["tuple[int, ...] | WarpStop", None, None]]
+Coroutine = Generator["tuple[int, ...] | WarpStop | PhaseStop", None, None]
+
+Threads = Callable[..., Coroutine]
 """What the thread of given coordinates does; it yields the number of each barrier that it reaches, and the loops around it."""
 
 _SITE_BITS = 20
@@ -49,6 +53,7 @@ class Watch:
     names: Sequence[str] = ()
     threads: list[tuple[int, ...]] = field(default_factory=list)
     groups: list[list[list[Copied]]] = field(default_factory=list)
+    phases: Phases = field(init=False)
 
     def begin(self, names: Sequence[str]) -> None:
         """A launch, whose threads have coordinates of these names."""
@@ -61,23 +66,46 @@ class Watch:
         self.block += 1
         self.threads = list(product(*map(range, extents)))
         self.groups = [[[]] for _ in self.threads]
+        self.phases = Phases(self, len(self.threads))
         alive = {k: run(*self.threads[k]) for k in self.order(range(len(self.threads)))}
         while alive:
             self.interval += 1
-            reached: dict[int, tuple[int, ...] | None] = {}
-            running = alive
-            while running:
-                stops: dict[int, WarpStop] = {}
-                for self.thread, coroutine in running.items():
-                    found = next(coroutine, None)
-                    if isinstance(found, WarpStop):
-                        stops[self.thread] = found
-                    else:
-                        reached[self.thread] = found
-                self._run_warps(stops)
-                running = {k: alive[k] for k in stops}
+            reached = self._run_interval(alive)
             self._check_met(reached)
+            self.phases.meet()
             alive = {k: coroutine for k, coroutine in alive.items() if reached[k] is not None}
+        self.phases.check_over()
+
+    def _run_interval(self, alive: Mapping[int, Coroutine]) -> dict[int, tuple[int, ...] | None]:
+        """All threads, up to a barrier or their end: where each is then."""
+        reached: dict[int, tuple[int, ...] | None] = {}
+        stops: dict[int, WarpStop] = {}
+        waiting: dict[int, PhaseStop] = {}
+        running = list(alive)
+        while True:
+            for self.thread in running:
+                found = next(alive[self.thread], None)
+                if isinstance(found, WarpStop):
+                    stops[self.thread] = found
+                elif isinstance(found, PhaseStop):
+                    waiting[self.thread] = found
+                else:
+                    reached[self.thread] = found
+            released = {*self._run_warps(stops, waiting), *self._pass_phases(waiting)}
+            running = [k for k in alive if k in released]
+            if running:
+                continue
+            if not waiting and not stops:
+                return reached
+            if not self.phases.deliver(waiting.values()):
+                self.phases.stuck(waiting)
+
+    def _pass_phases(self, waiting: dict[int, PhaseStop]) -> list[int]:
+        """Those who need not wait any more."""
+        done = [thread for thread, stop in waiting.items() if self.phases.has_passed(stop)]
+        for thread in done:
+            self.phases.passed(thread, waiting.pop(thread))
+        return done
 
     def commit(self) -> None:
         """What the running thread copies from here on is in another group."""
@@ -90,17 +118,27 @@ class Watch:
         for memory, place, site in (copied for group in groups[:done] for copied in group):
             memory.arrive(place, site)
         del groups[:done]
-    def _run_warps(self, stops: dict[int, WarpStop]) -> None:
-        """What the warps do whose lanes have stopped. VerifyError where some lanes of one have not, or elsewhere."""
-        for warp in dict.fromkeys(thread // LANES for thread in sorted(stops)):
-            lanes = {thread: stops.get(thread) for thread in range(warp * LANES, (warp + 1) * LANES)}
-            together = {thread: stop for thread, stop in lanes.items() if stop is not None}
-            first = next(iter(together.values()))
-            apart = next((thread for thread, stop in lanes.items() if stop is None or stop.place != first.place), None)
+
+    def _run_warps(self, stops: dict[int, WarpStop], waiting: Mapping[int, PhaseStop]) -> list[int]:
+        """What the warps do whose lanes have stopped, or groups of four of them; these go on. VerifyError where some lanes of one are
+        elsewhere, but for a phase that they wait for."""
+        released: list[int] = []
+        for thread in sorted(stops):
+            if thread not in stops:
+                continue
+            first = stops[thread]
+            count = lanes_of(INTRINSICS[first.name])
+            lanes = range(thread // count * count, (thread // count + 1) * count)
+            if any(lane in waiting for lane in lanes):
+                continue
+            apart = next((lane for lane in lanes if lane not in stops or stops[lane].place != first.place), None)
             if apart is not None:
                 who = self.who(apart) if apart < len(self.threads) else f"lane {apart % LANES}, of which there is no thread,"
                 raise VerifyError(f"{self.name}: lanes of a warp do not meet at `{self.text(first.place[0])}`: {who} is elsewhere")
-            run_warp(self, together)
+            together = {lane: stops.pop(lane) for lane in lanes}
+            (run_group if is_of_group(first.name) else run_warp)(self, together)
+            released += lanes
+        return released
 
     def _check_met(self, reached: dict[int, tuple[int, ...] | None]) -> None:
         """All threads are at the same barrier, or at the end."""
@@ -251,7 +289,8 @@ def is_same(a: Any, b: Any) -> bool:
 def unwritten(watch: Watch, buffer: Buffer, shape: tuple[int, ...], place: int, site: int) -> NoReturn:
     """An element of a block's or a thread's memory is read, but nothing was stored in it."""
     who, what = watch.who(watch.thread), element(buffer, shape, place)
-    raise VerifyError(f"{watch.name}: {who} reads {what} in `{watch.text(site)}`, but nothing has been stored there")
+    why = "a product adds to it, and has not been awaited" if watch.phases.adds_to(watch.thread) else "nothing has been stored there"
+    raise VerifyError(f"{watch.name}: {who} reads {what} in `{watch.text(site)}`, but {why}")
 
 
 def element(buffer: Buffer, shape: tuple[int, ...], place: int) -> str:

@@ -21,10 +21,12 @@ LANES = WARP_LANES
 
 
 class Running(Protocol):
-    """The run that a warp is of: the function's name, the thread that touches memory, and the text of a statement."""
+    """The run that a warp is of: the function's name, the thread that touches memory, a thread in words, and the text of a statement."""
 
     name: str
     thread: int
+
+    def who(self, thread: int) -> str: ...
 
     def text(self, code: int) -> str: ...
 
@@ -73,10 +75,41 @@ def run_warp(watch: Running, stops: Mapping[int, WarpStop]) -> None:
             memory[place + register] = operands[-1][_number(layout, intrinsic.pattern.buffers[-1], register, lane)]  # type: ignore[index]
 
 
+def run_group(watch: Any, stops: Mapping[int, WarpStop]) -> None:
+    """Begin a product of a group of warps: its shared operands are whole matrices, its sums are there when it has been awaited."""
+    first = next(iter(stops.values()))
+    intrinsic, site, phases = INTRINSICS[first.name], first.place[0], watch.phases
+    threads, read = sorted(stops), set[int]()
+    operands = []
+    for k, (buffer, layout) in enumerate(zip(intrinsic.pattern.buffers, intrinsic.layouts, strict=True)):
+        parts = [stops[thread].parts[k] for thread in threads]
+        if layout is None:
+            memory, place = parts[0]
+            if any(part != parts[0] for part in parts):
+                raise VerifyError(f"{watch.name}: threads of a group name different matrices in `{watch.text(site)}`")
+            values, copies = phases.read(memory, place, [int(str(dim)) for dim in buffer.shape], threads, site)
+            read |= copies
+        elif k + 1 < len(stops[threads[0]].parts):
+            values = _gathered(parts, buffer, layout)
+        else:
+            count = dict(layout.inputs)["register"]
+            given = [phases.sums(thread, *part, count, site) for thread, part in zip(threads, parts, strict=True)]
+            values = _gathered([(each, 0) for each in given], buffer, layout)
+        operands.append(values)
+    first.pattern(*operands)
+    layout, sums = intrinsic.layouts[-1], intrinsic.pattern.buffers[-1]
+    assert layout is not None, "what a call makes is a fragment"
+    results = {}
+    for lane, thread in enumerate(threads):
+        numbers = [_number(layout, sums, register, lane) for register in range(dict(layout.inputs)["register"])]
+        results[thread] = (*stops[thread].parts[-1], [operands[-1][k] for k in numbers])
+    phases.issue(threads, read, results, site)
+
+
 def _gathered(parts: list[tuple[Memory, int]], buffer: Buffer, layout: BitLayout) -> list[Any]:
     """A fragment, row by row."""
     registers = dict(layout.inputs)["register"]
-    values: list[Any] = [None] * (registers * LANES)
+    values: list[Any] = [None] * (registers * len(parts))
     for lane, (memory, place) in enumerate(parts):
         if place + registers > len(memory):  # type: ignore[arg-type]
             raise VerifyError(f"{buffer.name} of a warp has {registers} registers, of which lane {lane} has {len(memory) - place}")  # type: ignore[arg-type]

@@ -68,6 +68,18 @@ def wgmma_fragments(n: int, bits: int) -> ProductFragments:
     return ProductFragments(of_one_warp.lhs * warps, None, of_one_warp.sums * beside * warps)
 
 
+def of_group(fragments: ProductFragments) -> ProductFragments:
+    """The same with the lanes of all warps of a group counted together: `lane` has as many values as the group has threads."""
+
+    def joined(found: BitLayout) -> BitLayout:
+        images = dict(found.images)
+        lanes = (*images["lane"], *images["warp"])
+        return BitLayout(found.outputs, (("register", images["register"]), ("lane", lanes)))
+
+    rhs = None if fragments.rhs is None else joined(fragments.rhs)
+    return ProductFragments(joined(fragments.lhs), rhs, joined(fragments.sums))
+
+
 MMA_SHAPES = ((8, 16), (16, 16), (4, 32), (8, 32), (16, 8), (32, 8))
 """k and bits of the operands of the `mma.sync.m16n8k{k}` that there are: f16 and bf16, tf32, s8 and u8."""
 

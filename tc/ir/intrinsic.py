@@ -114,6 +114,19 @@ class Intrinsic:
 INTRINSICS: dict[str, Intrinsic] = {}
 """Name -> intrinsic."""
 
+GROUP_THREADS = 128
+"""Threads of the four warps that carry out one instruction of a group."""
+
+
+def lanes_of(intrinsic: Intrinsic) -> int:
+    """How many threads hold the fragments of an instruction."""
+    return next(dict(found.inputs)["lane"] for found in intrinsic.layouts if found is not None)
+
+
+def is_of_group(name: str) -> bool:
+    """Whether an instruction is one of four warps together, done while they do something else, and reads shared memory by itself."""
+    return name.startswith("wgmma.")
+
 
 def has_all_of_one(features: Iterable[str], groups: tuple[tuple[str, ...], ...]) -> bool:
     """Whether there are all features of one of the groups, or there are no groups."""

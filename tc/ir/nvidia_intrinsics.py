@@ -14,7 +14,7 @@ from itertools import product
 from tc.ir.bit_layout import BitLayout, layout
 from tc.ir.dtype import DType, bf16, f16, f32, i8, i32, u8
 from tc.ir.expr import Buffer, Expr, Load, Var, call, cast, const
-from tc.ir.fragments import ProductFragments, mma_fragments, wgmma_fragments
+from tc.ir.fragments import ProductFragments, mma_fragments, of_group, wgmma_fragments
 from tc.ir.intrinsic import Intrinsic, copy_pattern, fill_pattern, make_pattern, register_intrinsic, sizes
 from tc.ir.loop import PrimFunc, Stmt, Store
 
@@ -34,6 +34,9 @@ WGMMA_OPERANDS: tuple[tuple[DType, DType], ...] = ((f16, f32), (bf16, f32))
 
 WGMMA_COLUMNS = (64, 128, 256)
 """n of those."""
+
+SWIZZLED_COLUMNS = 64
+"""Elements of 16 bits of a row that is swizzled by 128 bytes: what lies side by side of an operand of wgmma in shared memory."""
 
 
 def mma_name(k: int, lhs: DType, rhs: DType, order: str) -> str:
@@ -121,14 +124,35 @@ def _register() -> None:
     for total in (f32, i32):
         _register_sums(mma_fragments(16, 16).sums, total, "sm_75")
     for n in WGMMA_COLUMNS:
-        _register_sums(wgmma_fragments(n, 16).sums, f32, "sm_90a")
+        _register_sums(of_group(wgmma_fragments(n, 16)).sums, f32, "sm_90a")
 
 
 def _register_wgmma(n: int, dtype: DType, total: DType, place: str, order: str) -> None:
-    fragments = wgmma_fragments(n, 16)
+    fragments = of_group(wgmma_fragments(n, 16))
     name = wgmma_name(n, dtype, place, order)
-    pattern = product_pattern(name, fragments.extents, order, (dtype, dtype, total), (place, "shared"))
+    m, _, k = fragments.extents
+    if order[1] == "n" and n > SWIZZLED_COLUMNS:
+        pattern = _wide_pattern(name, (m, n, k), order, (dtype, dtype, total), place)
+    else:
+        pattern = product_pattern(name, (m, n, k), order, (dtype, dtype, total), (place, "shared"))
     _register_one(name, pattern, "sm_90a", (fragments.lhs if place == "fragment" else None, None, fragments.sums))
+
+
+def _wide_pattern(
+    name: str, extents: tuple[int, int, int], order: str, types: tuple[DType, DType, DType], place: str
+) -> PrimFunc:
+    """The same for a right operand that lies along n, in columns of 64: b[j // 64, r, j % 64]."""
+    m, n, k = extents
+    a = Buffer("a", sizes(*((m, k) if order[0] == "n" else (k, m))), types[0], place)
+    b = Buffer("b", sizes(n // SWIZZLED_COLUMNS, k, SWIZZLED_COLUMNS), types[1], "shared")
+    c = Buffer("c", sizes(m, n), types[2], "fragment")
+
+    def body(i: Var, p: Var, q: Var, r: Var) -> Stmt:
+        j = p * SWIZZLED_COLUMNS + q
+        factors = cast(a[i, r] if order[0] == "n" else a[r, i], types[2]) * cast(b[p, r, q], types[2])
+        return Store(c, (i, j), Load(c, (i, j)) + factors)
+
+    return make_pattern(name, (m, n // SWIZZLED_COLUMNS, SWIZZLED_COLUMNS, k), (a, b, c), body, num_reduced=1)
 
 
 def _operands() -> Iterator[tuple[tuple[str, DType], BitLayout]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tc.errors import ParseError, Span
 from tc.ir import dtype as dtypes
+from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.dtype import DType, bool_, f32, i64
 from tc.ir.expr import (
     MATH_CALLS,
@@ -89,6 +90,9 @@ from tc.ir.module import IRModule
 from tc.ir.types import DimFact, FunctionType, TensorType, TupleType, Type
 
 Constants = Mapping[str, np.ndarray]
+
+BOX_STATEMENTS = ("copy_box", "set_up_barrier", "arrive", "await_phase", "begin_products", "commit_products", "await_products")
+"""How statements of `box_copies` begin."""
 
 
 def parse_module(text: str, constants: Constants | None = None, filename: str = "<text>") -> IRModule:
@@ -365,6 +369,8 @@ class _LoopParser(_ExprParser):
                 place = self.expr(target)
                 assert isinstance(place, Load), "a subscript is a load"
                 return AsyncStore(place.buffer, place.indices, self.expr(value))
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args, keywords=[])) if name in BOX_STATEMENTS:
+                return self._box_statement(node, name, args)
             case ast.Expr(value=ast.Call(func=ast.Name(id="intrinsic"), args=[ast.Constant(value=str(name)), *args])):
                 return IntrinsicCall(name, tuple(map(self.expr, args)))
             case ast.Expr(value=ast.Call(func=ast.Name(id="warp"), args=[ast.Constant(value=str(name)), *args])):
@@ -375,6 +381,32 @@ class _LoopParser(_ExprParser):
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)):
                 return IntrinsicCall(name, tuple(map(self.expr, args)))
         raise self.source.error(node, f"not a statement of the loop IR: {ast.unparse(node).splitlines()[0]}")
+
+    def _box_statement(self, node: ast.stmt, name: str, args: list[ast.expr]) -> Stmt:
+        match name, args:
+            case "copy_box", [ast.Subscript() as to, ast.Subscript() as source, ast.Tuple(elts=box), ast.Subscript() as barrier]:
+                target, corner = self._element(to), self._element(source)
+                extents = tuple(const(self.number(extent)) for extent in box)
+                return CopyBox(target.buffer, target.indices, corner.buffer, corner.indices, extents, self._element(barrier))
+            case "set_up_barrier", [ast.Subscript() as barrier, arrivals]:
+                return SetUpBarrier(self._element(barrier), self.number(arrivals))
+            case "arrive", [ast.Subscript() as barrier, *count] if len(count) < 2:
+                return Arrive(self._element(barrier), *map(self.number, count))
+            case "await_phase", [ast.Subscript() as barrier, parity]:
+                return AwaitPhase(self._element(barrier), self.expr(parity))
+            case "begin_products", sums:
+                return BeginProducts(tuple(map(self._element, sums)))
+            case "commit_products", []:
+                return CommitProducts()
+            case "await_products", [pending, *sums]:
+                return AwaitProducts(self.number(pending), tuple(map(self._element, sums)))
+        raise self.source.error(node, f"{name} does not take these arguments")
+
+    def _element(self, node: ast.expr) -> Load:
+        place = self.expr(node)
+        if not isinstance(place, Load):
+            raise self.source.error(node, f"{ast.unparse(node)} is no element of a buffer")
+        return place
 
     def _for(self, node: ast.stmt, name: str, kind: str, call: ast.Call, body: list[ast.stmt]) -> For:
         try:

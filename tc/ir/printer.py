@@ -22,8 +22,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Const, Expr, format_expr
+from tc.ir.expr import Buffer, Const, Expr, Load, format_expr
 from tc.ir.graph import (
     Atom,
     AttrValue,
@@ -197,6 +198,22 @@ class _LoopPrinter:
                 return [f"{pad}commit_copies()"]
             case AwaitCopies(pending=pending):
                 return [f"{pad}await_copies({pending})"]
+            case CopyBox():
+                return [f"{pad}{self._copy_box(stmt)}"]
+            case SetUpBarrier(barrier=barrier, arrivals=arrivals):
+                return [f"{pad}set_up_barrier({self.names.expr(barrier)}, {arrivals})"]
+            case Arrive(barrier=barrier, expected_bytes=0):
+                return [f"{pad}arrive({self.names.expr(barrier)})"]
+            case Arrive(barrier=barrier, expected_bytes=count):
+                return [f"{pad}arrive({self.names.expr(barrier)}, {count})"]
+            case AwaitPhase(barrier=barrier, parity=parity):
+                return [f"{pad}await_phase({self.names.exprs((barrier, parity))})"]
+            case BeginProducts(sums=sums):
+                return [f"{pad}begin_products({self.names.exprs(sums)})"]
+            case CommitProducts():
+                return [f"{pad}commit_products()"]
+            case AwaitProducts(pending=pending, sums=sums):
+                return [f"{pad}await_products({', '.join([str(pending), *map(self.names.expr, sums)])})"]
             case WarpCall(name=name, operands=operands):
                 return [f"{pad}warp({name!r}, {self.names.exprs(operands)})"]
             case IntrinsicCall(name=name, operands=operands) if not name.isidentifier():
@@ -204,6 +221,11 @@ class _LoopPrinter:
             case IntrinsicCall(name=name, operands=operands):
                 return [f"{pad}{name}({self.names.exprs(operands)})"]
         raise AssertionError(f"no text for {type(stmt).__name__}")
+
+    def _copy_box(self, stmt: CopyBox) -> str:
+        places = (Load(stmt.buffer, stmt.indices), Load(stmt.source, stmt.corner))
+        box = ", ".join(map(str, stmt.extents))
+        return f"copy_box({self.names.exprs(places)}, ({box}{',' if len(stmt.box) == 1 else ''}), {self.names.expr(stmt.barrier)})"
 
     def _range(self, loop: For) -> str:
         parts = [self.names.expr(loop.extent)]

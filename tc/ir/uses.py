@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tc.ir.box_copies import Arrive, CopyBox, SetUpBarrier
 from tc.ir.expr import Buffer, Load, Var
 from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall, While
 from tc.ir.node import Located, Node, binders, cached_on_node, children
@@ -21,6 +22,8 @@ def _variables_below(node: Node) -> frozenset[Var]:
 def buffers_read(node: Node) -> frozenset[Buffer]:
     """Buffers that a block (or a part of one) loads from, its own result included for a reduction."""
     below = _joined([buffers_read(child) for child in children(node)])
+    if isinstance(node, CopyBox):
+        return below | {node.source}
     return below | {node.buffer} if isinstance(node, Load) else below
 
 
@@ -40,6 +43,10 @@ def buffers_written(node: Node) -> frozenset[Buffer]:
         return frozenset((node.buffer,))
     if isinstance(node, IntrinsicCall):
         return frozenset(operand.buffer for operand in node.operands if isinstance(operand, Load))
+    if isinstance(node, CopyBox):
+        return frozenset((node.buffer, node.barrier.buffer))
+    if isinstance(node, (SetUpBarrier, Arrive)):
+        return frozenset((node.barrier.buffer,))
     if isinstance(node, WarpCall):
         return frozenset((node.operands[-1].buffer,))
     return _joined([buffers_written(child) for child in children(node) if isinstance(child, Located)])

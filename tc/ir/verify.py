@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tc.errors import VerifyError
+from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.coverage import first_uncovered
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import (
@@ -66,6 +67,7 @@ from tc.ir.node import Node, children, walk
 from tc.ir.printer import print_ir
 from tc.ir.types import FunctionType, TensorType, TupleType, Type
 from tc.ir.uses import reads_memory
+from tc.ir.verify_boxes import box_complaint, element_operands
 from tc.ir.verify_launch import first_launch_complaint
 
 TypeRule = Callable[[Binding], Sequence[Type]]
@@ -237,6 +239,14 @@ class _LoopVerifier:
                     raise self.fail("copies are awaited outside of bound loops, where there are no threads that copy")
                 if isinstance(stmt, AwaitCopies) and stmt.pending < 0:
                     raise self.fail(f"copies are awaited until {stmt.pending} groups are left")
+            case CopyBox() | SetUpBarrier() | Arrive() | AwaitPhase() | BeginProducts() | CommitProducts() | AwaitProducts():
+                for operand in element_operands(stmt):
+                    self.expr(operand, scope, operand.dtype, "an operand")
+                complaint = box_complaint(stmt)
+                if complaint is not None:
+                    raise self.fail(complaint)
+                if not any(loop.kind is LoopKind.BOUND for loop in racing):
+                    raise self.fail(f"{type(stmt).__name__} stands outside of bound loops, where there are no threads")
             case _:
                 raise self.fail(f"{type(stmt).__name__} is no statement of the loop IR")
 

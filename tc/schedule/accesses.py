@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from tc.ir.box_copies import Arrive, CopyBox, SetUpBarrier
 from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, const, logical_and, logical_not
-from tc.ir.intrinsic import INTRINSICS
+from tc.ir.intrinsic import INTRINSICS, is_of_group
 from tc.ir.loop import AsyncStore, Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall
 from tc.ir.node import Node, children, substitute
 from tc.ir.polynomial import polynomial
@@ -130,9 +131,13 @@ def _accesses(stmt: Stmt, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[
         case Store(buffer=buffer, indices=indices) if buffer in buffers:
             yield ElementAccess(buffer, indices, True, scope, isinstance(stmt, AsyncStore))
         case WarpCall(operands=operands):
-            for operand in operands:
+            for operand, part in zip(operands, INTRINSICS[stmt.name].pattern.buffers, strict=True):
                 if operand.buffer in buffers:
-                    yield _row(operand, scope)
+                    yield _tile(operand, part, scope) if part.scope == "shared" and is_of_group(stmt.name) else _row(operand, scope)
+        case CopyBox(buffer=buffer, indices=indices, box=box) if buffer in buffers:
+            yield _all_of(buffer, indices, [extent for extent in box if extent is not const(1)], scope, True)
+        case SetUpBarrier(barrier=barrier) | Arrive(barrier=barrier) if barrier.buffer in buffers:
+            yield ElementAccess(barrier.buffer, barrier.indices, True, scope)
         case IntrinsicCall(name=name, operands=operands) if name != "prefetch":
             yield from _accesses(INTRINSICS[name].expand(operands), scope, buffers)
         case _:
@@ -146,6 +151,20 @@ def _row(operand: Load, scope: AccessScope) -> ElementAccess:
     own = loop_var("element")
     ranges = (*scope.ranges, (own, const(16 // operand.dtype.size_bytes)))
     return ElementAccess(operand.buffer, (*operand.indices[:-1], operand.indices[-1] + own), False, scope.within(ranges=ranges))
+
+
+def _tile(operand: Load, part: Buffer, scope: AccessScope) -> ElementAccess:
+    """A matrix in shared memory, of which an operand is the first element."""
+    return _all_of(operand.buffer, operand.indices, part.shape, scope, False)
+
+
+def _all_of(buffer: Buffer, first: Sequence[Expr], extents: Sequence[Expr], scope: AccessScope, is_store: bool) -> ElementAccess:
+    """So many elements along the last dims, from one on."""
+    own = [loop_var(f"element{k}") for k in range(len(extents))]
+    lead = len(first) - len(own)
+    indices = (*first[:lead], *(index + var for index, var in zip(first[lead:], own, strict=True)))
+    ranges = (*scope.ranges, *zip(own, extents, strict=True))
+    return ElementAccess(buffer, indices, is_store, scope.within(ranges=ranges))
 
 
 def _loads(node: Node, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[ElementAccess]:

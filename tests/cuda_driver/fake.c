@@ -593,6 +593,34 @@ CUresult cuGraphLaunch(Executable *made, void *handle) {
     END(OK);
 }
 
+/* What boxes are copied from, as words: a mark, the address, kind | rank << 8 | swizzle << 16, five sizes, four strides, five extents. */
+CUresult cuTensorMapEncodeTiled(u64 *map, int kind, unsigned rank, void *base, const u64 *sizes, const u64 *strides, const unsigned *box,
+                                const unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
+    BEGIN(0);
+    static const int bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2}, spans[] = {0, 32, 64, 128};
+    if ((u64)map % 64 || (u64)base % 16 || !is_device((u64)base)) END(wrong(INVALID_VALUE, "cuTensorMapEncodeTiled of %p at %p", base, (void *)map));
+    if (kind < 0 || kind > 9 || rank < 1 || rank > 5 || interleave || swizzle < 0 || swizzle > 3 || promotion < 0 || promotion > 3 || fill)
+        END(wrong(INVALID_VALUE, "cuTensorMapEncodeTiled: kind %d, rank %u, swizzle %d", kind, rank, swizzle));
+    if (box[0] * bytes[kind] % 16 || (swizzle && (int)box[0] * bytes[kind] > spans[swizzle])) END(wrong(INVALID_VALUE, "rows of %u", box[0]));
+    u64 last = bytes[kind];
+    for (unsigned k = 0; k < rank; k++) {
+        u64 stride = k ? strides[k - 1] : (u64)bytes[kind];
+        if (!sizes[k] || sizes[k] > 1ULL << 32 || (k && (stride % 16 || stride >= 1ULL << 40)) || !box[k] || box[k] > 256 || steps[k] != 1)
+            END(wrong(INVALID_VALUE, "cuTensorMapEncodeTiled: dim %u of size %lu, stride %lu, box %u", k, sizes[k], stride, box[k]));
+        last += (sizes[k] - 1) * stride;
+    }
+    if (!memory_of((u64)base, last)) END(wrong(INVALID_VALUE, "a tensor map of %lu bytes at %p, outside of live memory", last, base));
+    memset(map, 0, 128);
+    map[0] = 0x7E5502;
+    map[1] = (u64)base;
+    map[2] = (u64)kind | rank << 8 | swizzle << 16;
+    for (unsigned k = 0; k < rank; k++) map[3 + k] = sizes[k];
+    for (unsigned k = 1; k < rank; k++) map[7 + k] = strides[k - 1];
+    memcpy(map + 12, box, rank * sizeof *box);
+    note("  tensor map");
+    END(OK);
+}
+
 /* -- how the bindings find functions: by name, and by the newest version of it */
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, u64 flags, int *found) {
     static void *self;

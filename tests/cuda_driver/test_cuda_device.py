@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from cuda_driver.driver import HERE, build_compiler, build_driver, functions_of, run_scenarios
 
-DEVICE, MODULES, GRAPHS, OPERATORS = (HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator"))
+DEVICE, MODULES, GRAPHS, OPERATORS, HOPPER = (
+    HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator", "hopper")
+)
 USUAL = {"FAKE_CUDA_ARCHS": "80,75"}
 OTHER_MACHINES = {
+    **{name: {"FAKE_CUDA_ARCHS": "90"} for name in functions_of(HOPPER)},
     "a_device_without_pools_is_refused": {"FAKE_CUDA_NO_POOLS": "1"},
     "a_driver_that_does_not_start_is_an_error_in_words": {"FAKE_CUDA_INIT": "803"},
 }
@@ -61,3 +64,10 @@ def test_of_operators(name: str, driver: Path) -> None:
     if "nvcc" in name and shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check(driver, OPERATORS, name)
+
+
+@pytest.mark.parametrize("name", functions_of(HOPPER))
+def test_of_modules_with_products_of_warpgroups(name: str, driver: Path) -> None:
+    if "nvcc" in name and shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    check(driver, HOPPER, name)

@@ -52,7 +52,7 @@ def test_there_are_instructions_with_fragments_of_each_kind() -> None:
 @pytest.mark.parametrize("name", WITH_FRAGMENTS)
 def test_each_element_of_a_fragment_is_held_once_in_whole_registers(name: str) -> None:
     intrinsic = WITH_FRAGMENTS[name]
-    lanes = {"lane": 32, "warp": 4} if "64x" in name or name.startswith("wgmma") else {"lane": 32}
+    lanes = {"lane": 128 if "64x" in name or name.startswith("wgmma") else 32}
 
     for buffer, found in operand_layouts(intrinsic):
         sizes_ = dict(found.inputs)

@@ -26,7 +26,7 @@ class Dialect:
     `asked_shared`: qualifiers of the shared memory that a launch asks for; "" where functions declare any amount.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `has_warps`: it takes PTX, of the instructions of warps.
-    `has_async_copies`: copies to shared memory go on while a thread does something else.
+    `has_async_copies`: copies to shared memory go on while a thread does something else; `has_boxes`: those of boxes, too.
     `casts`: (result, operand) -> the lines of a function of x for a conversion that the device has an instruction for.
     `options`: what its compiler has to be told for the numbers to be those of the IR.
     """
@@ -54,6 +54,7 @@ class Dialect:
     change_bits: tuple[str, ...] = ()
     has_warps: bool = False
     has_async_copies: bool = False
+    has_boxes: bool = False
     asked_shared: str = ""
     casts: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
@@ -144,6 +145,7 @@ CUDA = Dialect(
     ),
     has_warps=True,
     has_async_copies=True,
+    has_boxes=True,
     casts={
         ("f16", "f32"): ("    u16 r;", '    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));', "    return r;"),
         ("f32", "f16"): ("    f32 r;", '    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x));', "    return r;"),

@@ -9,17 +9,21 @@ from __future__ import annotations
 from math import prod
 
 from tc.codegen.async_copies import CopyPiece, copy_pieces
+from tc.codegen.box_assembly import AWAIT_PRODUCTS, BEGIN_PRODUCTS, COMMIT_PRODUCTS, descriptor_bits
 from tc.codegen.c.async_copies import commit_helper, copy_helper, wait_helper
+from tc.codegen.c.boxes import barrier_helper, copy_box_helper, group_statement, map_type, matrix_helper
 from tc.codegen.c.dialect import Dialect
 from tc.codegen.c.helpers import Helpers, without_unused
 from tc.codegen.c.host import unit_text
 from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
-from tc.codegen.c.warps import pointer_types, warp_function
-from tc.codegen.launches import AXES, SHARED_ALIGNMENT, DeviceLaunch, launches_of
+from tc.codegen.c.warps import DESCRIPTOR_TYPE, pointer_types, warp_function
+from tc.codegen.launches import AXES, BoxMap, DeviceLaunch, launches_of
+from tc.errors import CodegenError
 from tc.ir.arith import Facts
+from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const
+from tc.ir.expr import Buffer, Const, Load
 from tc.ir.loop import (
     AsyncStore,
     AwaitCopies,
@@ -32,6 +36,7 @@ from tc.ir.loop import (
     annotation,
     in_place_inputs,
 )
+from tc.ir.types import product
 from tc.ir.uses import buffers_read
 from tc.passes.loop.intrinsics import select_intrinsics
 
@@ -53,7 +58,8 @@ def emit_launch(func: PrimFunc, launch: DeviceLaunch, name: str, dialect: Dialec
 def write_launch(helpers: Helpers, func: PrimFunc, launch: DeviceLaunch, name: str, comment: str = "") -> str:
     """The device function of a launch; what it calls goes to `helpers`."""
     writer = _LaunchWriter(helpers, func, launch)
-    params = [*(writer.buffer_parameter(buffer) for buffer in launch.buffers), *(writer.scalar_parameter(var) for var in launch.scalars)]
+    params = [*map(writer.map_parameter, launch.maps), *map(writer.buffer_parameter, launch.buffers)]
+    params += map(writer.scalar_parameter, launch.scalars)
     with writer.captured() as lines:
         writer.shared_memory()
         writer.statement(launch.body)
@@ -79,9 +85,16 @@ class _LaunchWriter(StatementWriter):
         super().__init__(helpers, Facts.of(func.facts), annotation(func, "numerics") == "strict")
         self.func = func
         self.launch = launch
+        self.map_names: list[str] = []
         self.handed_on = launch.written & buffers_read(launch.body)
 
     # -- what the function takes
+
+    def map_parameter(self, each: BoxMap) -> str:
+        if not self.dialect.has_boxes:
+            raise CodegenError(f"{self.func.name}: boxes of {each.source.name} are copied, but {self.dialect.name} has no such copies")
+        self.map_names.append(self.scope.names.new(f"{each.source.name}_map"))
+        return f"const __grid_constant__ {map_type(self.helpers)} {self.map_names[-1]}"
 
     def buffer_parameter(self, buffer: Buffer) -> str:
         name = self.scope.buffers[buffer] = self.scope.names.new(buffer.name)
@@ -101,7 +114,8 @@ class _LaunchWriter(StatementWriter):
         """Where all threads of the block see it: OpenCL wants it at the beginning of the function."""
         read = buffers_read(self.launch.body)
         if self.asks_for_shared:
-            self.line(f"{self.dialect.asked_shared} {self.dialect.alignment.format(SHARED_ALIGNMENT)} u8 {_ASKED}[];")
+            aligned = self.dialect.alignment.format(self.launch.most_shared_alignment)
+            self.line(f"{self.dialect.asked_shared} {aligned} u8 {_ASKED}[];")
         for buffer in self.launch.shared:
             if buffer in read:
                 self.allocate(buffer)
@@ -120,8 +134,11 @@ class _LaunchWriter(StatementWriter):
         if buffer.scope == "shared" and self.asks_for_shared:
             kind = self.element_type(buffer)
             return f"{kind} *const {name} = ({kind} *)({_ASKED} + {self.launch.shared_offset(buffer)});"
+        if buffer.scope == "shared":
+            aligned = self.dialect.alignment.format(self.launch.shared_alignment(buffer))
+            return f"{self.dialect.storage['shared']} {aligned} {self.element_type(buffer)} {name}[{size}];"
         is_packed = buffer.dtype.size_bytes < 4 and size * buffer.dtype.size_bytes % 4 == 0  # registers of several elements
-        is_wide = buffer.scope == "shared" or size * buffer.dtype.size_bytes >= 16 or is_packed
+        is_wide = size * buffer.dtype.size_bytes >= 16 or is_packed
         aligned = f"{self.dialect.alignment.format(16)} " if is_wide else ""
         storage = self.dialect.storage.get(buffer.scope, "")
         return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}[{size}];"
@@ -174,13 +191,51 @@ class _LaunchWriter(StatementWriter):
                 self.line(f"{wait_helper(self.helpers, pending)}();")
             case WarpCall() if self.dialect.has_warps:
                 self._warp_call(stmt)
+            case CopyBox() if self.dialect.has_boxes:
+                to = self.pointer(stmt.buffer, self.place(stmt.buffer, stmt.indices)[0])
+                given = [to, f"&{self.map_names[self.launch.map_of(stmt)]}", self._element(stmt.barrier)]
+                given += [self.value(index).text for index in reversed(stmt.corner)]
+                self.line(f"{copy_box_helper(self.helpers, len(stmt.box))}({', '.join(given)});")
+            case SetUpBarrier(barrier=barrier, arrivals=arrivals) if self.dialect.has_boxes:
+                self._at_barrier("set_up", barrier, str(arrivals))
+            case Arrive(barrier=barrier, expected_bytes=0) if self.dialect.has_boxes:
+                self._at_barrier("arrive", barrier)
+            case Arrive(barrier=barrier, expected_bytes=count) if self.dialect.has_boxes:
+                self._at_barrier("arrive_expecting", barrier, str(count))
+            case AwaitPhase(barrier=barrier, parity=parity) if self.dialect.has_boxes:
+                self._at_barrier("await", barrier, f"(u32)({self.value(parity)})")
+            case BeginProducts(sums=sums) if self.dialect.has_boxes:
+                self.line(group_statement(BEGIN_PRODUCTS, self._registers(sums)))
+            case CommitProducts() if self.dialect.has_boxes:
+                self.line(group_statement(COMMIT_PRODUCTS, ()))
+            case AwaitProducts(pending=pending, sums=sums) if self.dialect.has_boxes:
+                self.line(group_statement(AWAIT_PRODUCTS.format(pending), self._registers(sums)))
             case _:
                 super().other(stmt)
 
+    def _at_barrier(self, what: str, barrier: Load, *number: str) -> None:
+        self.line(f"{barrier_helper(self.helpers, what)}({', '.join((self._element(barrier), *number))});")
+
+    def _element(self, load: Load) -> str:
+        """The address of an element."""
+        offset, _ = self.place(load.buffer, load.indices)
+        return f"&{self.buffer_name(load.buffer)}[{self.index(offset)}]"
+
+    def _registers(self, sums: tuple[Load, ...]) -> list[str]:
+        """All elements of the buffers."""
+        sizes = [product(each.buffer.shape) for each in sums]
+        return [
+            f"{self.buffer_name(each.buffer)}[{k}]"
+            for each, size in zip(sums, sizes, strict=True)
+            for k in range(int(size.value) if isinstance(size, Const) else 0)
+        ]
+
     def _warp_call(self, call: WarpCall) -> None:
-        """A function on where registers, and rows of shared memory, begin."""
+        """A function on where registers, rows and matrices of shared memory begin."""
         arguments = []
-        for kind, operand in zip(pointer_types(call.name), call.operands, strict=True):
-            offset, _ = self.place(operand.buffer, operand.indices)
-            arguments.append(f"({kind})&{self.buffer_name(operand.buffer)}[{self.index(offset)}]")
+        for k, (kind, operand) in enumerate(zip(pointer_types(call.name), call.operands, strict=True)):
+            if kind == DESCRIPTOR_TYPE:
+                arguments.append(f"{matrix_helper(self.helpers)}({self._element(operand)}, {descriptor_bits(call, k):#x}ull)")
+            else:
+                arguments.append(f"({kind}){self._element(operand)}")
         self.line(f"{warp_function(self.helpers, call.name)}({', '.join(arguments)});")

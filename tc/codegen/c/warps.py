@@ -6,10 +6,14 @@ Where such a function is inlined, and loops around it are unrolled, all indices 
 from __future__ import annotations
 
 from tc.codegen.c.helpers import Helpers
-from tc.codegen.warp_assembly import WarpAssembly, assembly_of
+from tc.codegen.warp_assembly import DESCRIPTOR, WarpAssembly, assembly_of
 
 WORD = "tc_word"
 """32 bits of several elements, whatever these are."""
+
+
+DESCRIPTOR_TYPE = "u64 "
+"""What says where a matrix in shared memory is."""
 
 
 def warp_function(helpers: Helpers, name: str) -> str:
@@ -23,7 +27,14 @@ def pointer_types(name: str) -> tuple[str, ...]:
     """What the function's arguments are cast to."""
     assembly = assembly_of(name)
     result = "f32 *" if assembly.kind == "f" else f"{WORD} *"
-    return (*(f"const {WORD} *" if count else "const void *" for count in assembly.operands), result)
+    kinds = {0: "const void *", DESCRIPTOR: DESCRIPTOR_TYPE}
+    return (*(kinds.get(count, f"const {WORD} *") for count in assembly.operands), result)
+
+
+def _inputs(place: str, count: int) -> list[str]:
+    if count == DESCRIPTOR:
+        return [f'"l"({place})']
+    return [f'"r"({place}[{k}])' for k in range(count)] or [f'"r"((u32)__cvta_generic_to_shared({place}))']
 
 
 def _text(helpers: Helpers, name: str, assembly: WarpAssembly) -> str:
@@ -33,7 +44,7 @@ def _text(helpers: Helpers, name: str, assembly: WarpAssembly) -> str:
     inputs = [
         text
         for place, count in zip(places, assembly.operands, strict=True)
-        for text in ([f'"r"({place}[{k}])' for k in range(count)] or [f'"r"((u32)__cvta_generic_to_shared({place}))'])
+        for text in _inputs(place, count)
     ]
     clobbers = ' : "memory"' if assembly.has_address else ""
     lines = [

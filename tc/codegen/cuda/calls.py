@@ -29,7 +29,10 @@ COPY, STORE = 1, 2
 OUT_OF_MEMORY = 2
 """The driver's status."""
 
-STEPS = ("the sizes of a launch", "making the context current", "a launch", "a copy", "waiting", "allocating", "freeing")
+STEPS = (
+    *("the sizes of a launch", "making the context current", "a launch", "a copy", "waiting", "allocating", "freeing"),
+    "describing what boxes are copied from",
+)
 """What failed, by the word CALLED of a queue."""
 
 _HELPERS = """
@@ -44,6 +47,8 @@ declare i32 @cuStreamSynchronize(ptr)
 declare i32 @cuMemAllocFromPoolAsync(ptr, i64, ptr, ptr)
 declare i32 @cuMemFreeAsync(ptr, ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare extern_weak i32 @cuTensorMapEncodeTiled(ptr, i32, i32, ptr, ptr, ptr, ptr, ptr, i32, i32, i32, i32)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 define internal ptr @logged(ptr %queue, i64 %words) nounwind {
   %place = getelementptr i64, ptr %queue, i64 5
@@ -251,6 +256,53 @@ define void @tc_cuda_send(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {
 }
 """
 
+# An empty tensor has no description; a kernel that copies nothing needs none.
+_DESCRIBE = """
+define void @tc_cuda_describe(ptr %queue, ptr %map, i64 %bytes, i64 %rank, ptr %base, ptr %table) nounwind {
+entry:
+  %extents = alloca [5 x i32]
+  %steps = alloca [5 x i32]
+  call void @llvm.memset.p0.i64(ptr %map, i8 0, i64 128, i1 false)
+  %status_place = getelementptr i64, ptr %queue, i64 2
+  %known = load i64, ptr %status_place
+  %clear = icmp eq i64 %known, 0
+  br i1 %clear, label %next, label %done
+next:
+  %k = phi i64 [0, %entry], [%following, %filled]
+  %more = icmp slt i64 %k, %rank
+  br i1 %more, label %dim, label %call
+dim:
+  %size_place = getelementptr i64, ptr %table, i64 %k
+  %size = load i64, ptr %size_place
+  %some = icmp sgt i64 %size, 0
+  br i1 %some, label %filled, label %done
+filled:
+  %twice = shl i64 %rank, 1
+  %which = add i64 %twice, %k
+  %wide_place = getelementptr i64, ptr %table, i64 %which
+  %wide = load i64, ptr %wide_place
+  %extent = trunc i64 %wide to i32
+  %extent_place = getelementptr i32, ptr %extents, i64 %k
+  store i32 %extent, ptr %extent_place
+  %step_place = getelementptr i32, ptr %steps, i64 %k
+  store i32 1, ptr %step_place
+  %following = add i64 %k, 1
+  br label %next
+call:
+  %kind64 = lshr i64 %bytes, 1
+  %kind = trunc i64 %kind64 to i32
+  %dims = trunc i64 %rank to i32
+  %strides = getelementptr i64, ptr %table, i64 %rank
+  %status = call i32 @cuTensorMapEncodeTiled(ptr %map, i32 %kind, i32 %dims, ptr %base, ptr %table, ptr %strides, ptr %extents,
+                                             ptr %steps, i32 0, i32 3, i32 2, i32 0)
+  call void @note(ptr %queue, i32 %status, i64 7)
+  br label %done
+done:
+  ret void
+}
+"""
+# The driver's kinds of elements of 1, 2 and 4 bytes, unsigned, are 0, 1 and 2; 3: rows of 128 bytes are mixed; 2: L2 fetches 128 bytes.
+
 _COPY = """
 define void @tc_cuda_{name}(ptr %queue, ptr %to, ptr %from, i64 %size) nounwind {{
   %some = icmp sgt i64 %size, 0
@@ -289,6 +341,7 @@ IR_TEXT = "\n".join(
     (
         _HELPERS,
         _LAUNCH,
+        _DESCRIBE,
         _COPY.format(name="write", function="cuMemcpyHtoDAsync_v2", kind=STORE, words=4, keep=_KEEP_STORE),
         _COPY.format(name="copy", function="cuMemcpyDtoDAsync_v2", kind=COPY, words=5, keep=_KEEP_COPY),
     )

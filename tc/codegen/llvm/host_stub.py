@@ -14,12 +14,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tc.codegen.launches import MAX_GRID, DeviceLaunch, launches_of
+from tc.codegen.box_assembly import MAP_ALIGNMENT, MAP_BYTES
+from tc.codegen.launches import MAX_GRID, BoxMap, DeviceLaunch, launches_of
 from tc.codegen.llvm.builder import Module, Value, int_value
 from tc.codegen.llvm.emitter import KernelEmitter
 from tc.errors import CodegenError
-from tc.ir.expr import Const
+from tc.ir.expr import Const, const
 from tc.ir.loop import For, PrimFunc
+from tc.ir.types import product
 
 IMAGE, HANDLES = "_image", "_handles"
 """Endings of the symbols of a kernel's device text and handles."""
@@ -98,15 +100,36 @@ class _HostStub(KernelEmitter):
             if isinstance(extent, Const) and extent.value > most:
                 raise CodegenError(f"{self.func.name}: {extent} blocks along one axis, at most {most} can be launched")
             assert size.element == "i64"
-        values = [self.state.pointers[buffer] for buffer in launch.buffers] + [self.state.values[var] for var in launch.scalars]
-        table = b.alloca("i64", max(len(values), 1), 16, "arguments")
-        for k, value in enumerate(values):
-            b.emit_void(f"store {value}, {b.emit(f'getelementptr i64, {table}, i64 {k}', 'ptr')}, align 8")
-        handle = Value(f"getelementptr inbounds ([2 x i64], ptr @{self.symbol}{HANDLES}, i64 {launch.index})", "ptr")
         queue = b.emit("inttoptr i64 %max_threads to ptr", "ptr")
+        values = [self.state.pointers[buffer] for buffer in launch.buffers] + [self.state.values[var] for var in launch.scalars]
+        first = len(launch.maps) * MAP_BYTES // 8
+        table = b.alloca("i64", max(first + len(values), 1), MAP_ALIGNMENT, "arguments")
+        for k, value in enumerate(values):
+            b.emit_void(f"store {value}, {self._word(table, first + k)}, align 8")
+        for k, each in enumerate(launch.maps):
+            self._describe(each, queue, self._word(table, k * MAP_BYTES // 8))
+        handle = Value(f"getelementptr inbounds ([2 x i64], ptr @{self.symbol}{HANDLES}, i64 {launch.index})", "ptr")
         threads = [int_value(count) for count in launch.threads]
-        counts = int_value(len(launch.buffers)), int_value(len(launch.scalars))
+        counts = int_value(first + len(launch.buffers)), int_value(len(launch.scalars))
         arguments = (queue, handle, *sizes, *threads, table, *counts)
         self.module.declare(f"{self.calls}_launch", "void", [value.type for value in arguments])
         b.emit_void(f"call void @{self.calls}_launch({', '.join(map(str, arguments))})")
         self.forget_memory()
+
+    def _word(self, table: Value, k: int) -> Value:
+        return self.b.emit(f"getelementptr i64, {table}, i64 {k}", "ptr")
+
+    def _describe(self, each: BoxMap, queue: Value, place: Value) -> None:
+        """Have the runtime describe what boxes are copied from: the bytes of an element, how many dims there are, where it is; a table of
+        its sizes, of the bytes between neighbours along all dims but the last, and of the extents of a box, the last dim first."""
+        source, rank = each.source, len(each.source.shape)
+        size_bytes = source.dtype.size_bytes
+        sizes = list(reversed(source.shape))
+        strides = [product(source.shape[rank - k :]) * size_bytes for k in range(1, rank)]
+        extents = [const(extent) for extent in reversed(each.extents)]
+        table = self.b.alloca("i64", 3 * rank, 16, "sizes")
+        for k, value in enumerate((*sizes, *strides, const(0), *extents)):
+            self.b.emit_void(f"store {self.value(value)}, {self._word(table, k)}, align 8")
+        arguments = (queue, place, int_value(size_bytes), int_value(rank), self.state.pointers[source], table)
+        self.module.declare(f"{self.calls}_describe", "void", [value.type for value in arguments])
+        self.b.emit_void(f"call void @{self.calls}_describe({', '.join(map(str, arguments))})")

@@ -13,6 +13,19 @@ from __future__ import annotations
 import math
 
 from tc.codegen.async_copies import PIECE_BYTES, CopyPiece, copy_pieces
+from tc.codegen.box_assembly import (
+    ARRIVE,
+    ARRIVE_EXPECTING,
+    AWAIT_PHASE,
+    AWAIT_PRODUCTS,
+    BEGIN_PRODUCTS,
+    COMMIT_PRODUCTS,
+    MAP_ALIGNMENT,
+    MAP_BYTES,
+    SET_UP_BARRIER,
+    copy_box_text,
+    descriptor_bits,
+)
 from tc.codegen.launches import AXES, DeviceLaunch, launches_of
 from tc.codegen.llvm.addresses import Offset
 from tc.codegen.llvm.builder import Module, Value
@@ -21,9 +34,10 @@ from tc.codegen.llvm.jit import foreign_assembly
 from tc.codegen.llvm.memory import memory_type
 from tc.codegen.ptx.dialect import NVPTX, ThreadDialect
 from tc.codegen.ptx.libm import define_libm
-from tc.codegen.warp_assembly import assembly_of
+from tc.codegen.warp_assembly import DESCRIPTOR, assembly_of
 from tc.errors import CodegenError
-from tc.ir.expr import Buffer, Const, Expr, Load, MathCall, Var
+from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
+from tc.ir.expr import Buffer, Const, Expr, Load, MathCall, Var, const
 from tc.ir.loop import (
     AsyncStore,
     AwaitCopies,
@@ -86,7 +100,8 @@ class _ThreadEmitter(KernelEmitter):
 
     def emit_function(self) -> None:
         """Add the launch's function to the module."""
-        params = [self._buffer_parameter(k, buffer) for k, buffer in enumerate(self.launch.buffers)]
+        params = [self._map_parameter(k) for k in range(len(self.launch.maps))]
+        params += [self._buffer_parameter(k, buffer) for k, buffer in enumerate(self.launch.buffers)]
         for k, var in enumerate(self.launch.scalars):
             self.state.values[var] = Value(f"%s{k}", "i64")
             params.append(f"i64 %s{k}")
@@ -95,6 +110,12 @@ class _ThreadEmitter(KernelEmitter):
         kind, sizes = self.dialect.convention, self.dialect.block_size(*self.launch.threads)
         header = f"define {kind} void @{self.symbol}({', '.join(params)}) nounwind {sizes} {{"
         self.module.definitions.append("\n".join([header, "entry:", *self.b.entry, *self.b.lines, "}"]))
+
+    def _map_parameter(self, k: int) -> str:
+        """The description of a tensor, which stays where the launch puts it."""
+        if not self.dialect.has_warps:
+            raise CodegenError(f"{self.func.name}: boxes are copied by CUDA devices, and not by {self.dialect.name}")
+        return f'ptr byval([{MAP_BYTES} x i8]) align {MAP_ALIGNMENT} "nvvm.grid_constant" %m{k}'
 
     def _buffer_parameter(self, k: int, buffer: Buffer) -> str:
         """A pointer to global memory. What others may write, and this thread read behind a barrier, LLVM must not take to be its own."""
@@ -121,6 +142,22 @@ class _ThreadEmitter(KernelEmitter):
                 pass
             case WarpCall():
                 self._warp_call(stmt)
+            case CopyBox():
+                self._copy_box(stmt)
+            case SetUpBarrier(barrier=barrier, arrivals=arrivals):
+                self._assembly(SET_UP_BARRIER, self._shared_address(barrier), Value(str(arrivals), "i32"))
+            case Arrive(barrier=barrier, expected_bytes=0):
+                self._assembly(ARRIVE, self._shared_address(barrier))
+            case Arrive(barrier=barrier, expected_bytes=count):
+                self._assembly(ARRIVE_EXPECTING, self._shared_address(barrier), Value(str(count), "i32"))
+            case AwaitPhase(barrier=barrier, parity=parity):
+                self._assembly(AWAIT_PHASE, self._shared_address(barrier), self._narrow(parity))
+            case BeginProducts(sums=sums):
+                self._hand_over(BEGIN_PRODUCTS, sums)
+            case CommitProducts():
+                self._assembly(COMMIT_PRODUCTS)
+            case AwaitProducts(pending=pending, sums=sums):
+                self._hand_over(AWAIT_PRODUCTS.format(pending), sums)
             case _:
                 super().statement(stmt)
 
@@ -129,16 +166,64 @@ class _ThreadEmitter(KernelEmitter):
         self.module.declare(name, "void", [arg.type for arg in args])
         self.b.emit_void(f"call void @{name}({', '.join(map(str, args))})")
 
+    def _assembly(self, text: str, *arguments: Value) -> None:
+        """A piece of assembly without results that may touch memory."""
+        kinds = {"i32": "r", "i64": "l", "ptr": "l"}
+        constraints = ",".join((*(kinds[value.type] for value in arguments), "~{memory}"))
+        written = text.format(*(f"${k}" for k in range(len(arguments))))
+        self.b.emit_void(f'call void asm sideeffect "{written}", "{constraints}"({", ".join(map(str, arguments))}) convergent')
+        self.forget_memory()
+
+    def _narrow(self, expr: Expr) -> Value:
+        value = self.value(expr)
+        assert value.type == "i64"
+        return self.b.emit(f"trunc {value} to i32", "i32")
+
+    def _copy_box(self, stmt: CopyBox) -> None:
+        to = self._shared_address(Load(stmt.buffer, stmt.indices))
+        described = Value(f"%m{self.launch.map_of(stmt)}", "ptr")
+        corner = [self._narrow(index) for index in reversed(stmt.corner)]
+        self._assembly(copy_box_text(len(stmt.box)), to, described, self._shared_address(stmt.barrier), *corner)
+
+    def _hand_over(self, text: str, sums: tuple[Load, ...]) -> None:
+        """An instruction of a group of warps that stands between accesses to registers."""
+        sizes = [product(each.buffer.shape) for each in sums]
+        counts = [int(size.value) for size in sizes if isinstance(size, Const)]
+        pointers = [self._pointer_of(Load(each.buffer, (const(0),) * len(each.indices))) for each in sums]
+        places = [self._word_at(pointer, k) for pointer, count in zip(pointers, counts, strict=True) for k in range(count)]
+        if not places:
+            self._assembly(text)
+            return
+        values = [self.b.emit(f"load float, {place}, align {WORD_BYTES}", "float") for place in places]
+        constraints = ",".join([*["=f"] * len(values), *(str(k) for k in range(len(values))), "~{memory}"])
+        struct = f"{{ {', '.join(['float'] * len(values))} }}"
+        made = self.b.emit(f'call {struct} asm sideeffect "{text}", "{constraints}"({", ".join(map(str, values))}) convergent', struct)
+        for k, place in enumerate(places):
+            part = self.b.emit(f"extractvalue {made}, {k}", "float")
+            self.b.emit_void(f"store {part}, {place}, align {WORD_BYTES}")
+        self.forget_memory()
+
+    def _descriptor(self, call: WarpCall, place: int) -> Value:
+        """Of a matrix in shared memory: pieces of 16 bytes up to it, and what else is known about it."""
+        address = self._shared_address(call.operands[place])
+        inside = self.b.emit(f"and {address}, {0x3FFFF}", "i32")
+        wide = self.b.emit(f"zext {self.b.emit(f'lshr {inside}, 4', 'i32')} to i64", "i64")
+        return self.b.emit(f"or {wide}, {descriptor_bits(call, place)}", "i64")
+
     def _warp_call(self, call: WarpCall) -> None:
         """One piece of assembly, of registers that are loaded from the lane's own memory, and stored there: LLVM makes them values."""
         if not self.dialect.has_warps:
             raise CodegenError(f"{self.func.name}: {call.name} is an instruction of CUDA devices, and not of {self.dialect.name}")
         assembly = assembly_of(call.name)
         arguments: list[Value] = []
-        for operand, count in zip(call.operands[:-1], assembly.operands, strict=True):
-            arguments += self._words(operand, count, "i32") if count else [self._shared_address(operand)]
+        for k, (operand, count) in enumerate(zip(call.operands[:-1], assembly.operands, strict=True)):
+            if count == DESCRIPTOR:
+                arguments.append(self._descriptor(call, k))
+            else:
+                arguments += self._words(operand, count, "i32") if count else [self._shared_address(operand)]
         kind = "float" if assembly.kind == "f" else "i32"
-        result, constraints = call.operands[-1], [f"={assembly.kind}"] * assembly.results + ["r"] * len(arguments)
+        result, constraints = call.operands[-1], [f"={assembly.kind}"] * assembly.results
+        constraints += ["l" if value.type == "i64" else "r" for value in arguments]
         if assembly.is_update:
             arguments += self._words(result, assembly.results, kind)
             constraints += map(str, range(assembly.results))
@@ -146,7 +231,8 @@ class _ThreadEmitter(KernelEmitter):
             constraints.append("~{memory}")
         struct = kind if assembly.results == 1 else f"{{ {', '.join([kind] * assembly.results)} }}"
         given = ", ".join(map(str, arguments))
-        text = f'call {struct} asm sideeffect "{assembly.written(lambda k: f"${k}")}", "{",".join(constraints)}"({given}) convergent'
+        written = assembly.written(lambda k: f"${k}")
+        text = f'call {struct} asm sideeffect "{written}", "{",".join(constraints)}"({given}) convergent'
         made = self.b.emit(text, struct)
         pointer = self._pointer_of(result)
         for k in range(assembly.results):
@@ -211,15 +297,17 @@ class _ThreadEmitter(KernelEmitter):
             return
         name = f"{self.symbol}_shared{self.num_shared}"
         self.num_shared += 1
-        self.module.declarations[name] = f"@{name} = internal addrspace(3) global [{count} x {element}] poison, align {ALIGNMENT}"
+        aligned = self.launch.shared_alignment(buffer)
+        self.module.declarations[name] = f"@{name} = internal addrspace(3) global [{count} x {element}] poison, align {aligned}"
         place = self.b.name("shared")
         self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(3) @{name} to ptr")
         self.state.pointers[buffer] = Value(place, "ptr")
 
     def _asked_for(self, offset: int) -> Value:
         """A place in the shared memory that the launch asks for."""
-        name = self.dialect.asked_shared
-        self.module.declarations[name] = f"@{name} = external addrspace(3) global [0 x i8], align {ALIGNMENT}"
+        name, aligned = self.dialect.asked_shared, self.launch.most_shared_alignment
+        name = name if aligned == ALIGNMENT else f"{name}{aligned}"
+        self.module.declarations[name] = f"@{name} = external addrspace(3) global [0 x i8], align {aligned}"
         place, start = self.b.name("shared"), self.b.name("shared")
         self.b.entry.append(f"  {start} = getelementptr i8, ptr addrspace(3) @{name}, i64 {offset}")
         self.b.entry.append(f"  {place} = addrspacecast ptr addrspace(3) {start} to ptr")

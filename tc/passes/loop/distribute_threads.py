@@ -10,10 +10,12 @@ from tc.errors import ScheduleError
 from tc.ir.access import report_buffer
 from tc.ir.arith import Facts, simplify
 from tc.ir.bounds import bounds
+from tc.ir.box_copies import CopyBox
 from tc.ir.copies import counts_copies
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, const, equal, logical_and, logical_not, select
-from tc.ir.lane_exchange import WARP_LANES, can_exchange, is_exchange, mask_of
+from tc.ir.intrinsic import INTRINSICS, lanes_of
+from tc.ir.lane_exchange import can_exchange, is_exchange, mask_of
 from tc.ir.launch import BLOCK_AXES, THREAD_AXES, block_loops, finished, has_launch, is_thread_loop, thread_extents
 from tc.ir.loop import (
     Alloc,
@@ -162,8 +164,10 @@ def _check_warps(name: str, body: Stmt, extents: Mapping[str, int]) -> None:
     """Warps that do something together are those that the instruction means: all lanes are there, partners in one row of threads."""
     calls = [node.name for node in walk_statements(body) if isinstance(node, WarpCall)]
     along = extents.get(THREAD_AXES[0], 1)
-    if any(not is_exchange(call) for call in calls) and along != WARP_LANES:
-        raise ScheduleError(f"{name}: a launch in which warps do something together has {WARP_LANES} threads along {THREAD_AXES[0]}")
+    for call in calls:
+        if not is_exchange(call) and along != (wanted := lanes_of(INTRINSICS[call])):
+            what = f"a launch in which warps do something together has {wanted} threads along {THREAD_AXES[0]}"
+            raise ScheduleError(f"{name}: {what}, for {call}")
     lanes = 2 * max(map(mask_of, filter(is_exchange, calls)), default=0)
     if lanes and not can_exchange(lanes, along, prod(extents.values())):
         raise ScheduleError(f"{name}: {lanes} lanes exchange elements in a launch of {along} threads along {THREAD_AXES[0]}")
@@ -300,7 +304,7 @@ class _Replica:
 
 def _moved(body: Stmt, old: Buffer, new: Buffer, prefix: tuple[Var, ...]) -> Stmt:
     def rewrite(node: Node) -> Node | None:
-        if isinstance(node, (Load, Store)) and node.buffer is old:
+        if isinstance(node, (Load, Store, CopyBox)) and node.buffer is old:
             return replace(node, buffer=new, indices=(*prefix, *node.indices))
         return None
 

@@ -22,7 +22,7 @@ from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Expr, Load, Var, ceildiv, const, equal, floordiv, floormod
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.hints import NO_HINTS
-from tc.ir.intrinsic import INTRINSICS, Intrinsic, perfect_nest
+from tc.ir.intrinsic import INTRINSICS, Intrinsic, is_of_group, lanes_of, perfect_nest
 from tc.ir.launch import THREAD_AXES
 from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store, WarpCall, is_statement, walk_statements
 from tc.ir.node import Node, binders, map_children, replace, substitute, transform
@@ -49,7 +49,7 @@ def hold_fragments(func: PrimFunc, *, features: tuple[str, ...] = ()) -> PrimFun
     return replace(func, body=_Holder(func.name, known, homes).statement(func.body, _Around(Facts.of(func.facts))))
 
 
-_HELD = ("mma", "ldmatrix", "fragment_zero", "fragment_load", "fragment_store")
+_HELD = ("mma", "wgmma", "ldmatrix", "fragment_zero", "fragment_load", "fragment_store")
 """Kinds of instructions that become such of warps, or are done lane by lane."""
 
 
@@ -144,21 +144,23 @@ def _home(name: str, buffer: Buffer, calls: Sequence[_Call]) -> _Home:
             shape = [simplify(ceildiv(dim, size)) for dim, (_, size) in zip(buffer.shape[-2:], tile.outputs, strict=True)]
             counts = (shape[dims[0]], shape[dims[1]])
             registers = dict(tile.inputs)["register"]
-            local = replace(buffer, shape=(*buffer.shape[:-2], *counts, const(LANES), const(registers)), scope="local")
+            lanes = dict(tile.inputs)["lane"]
+            local = replace(buffer, shape=(*buffer.shape[:-2], *counts, const(lanes), const(registers)), scope="local")
             return _Home(local, tile, dims)
     raise ScheduleError(f"{name}: instructions hold the fragment {buffer} in different ways")
 
 
 def _is_row_of(large: BitLayout, tile: BitLayout, dims: tuple[int, int]) -> bool:
     """Whether a layout is tiles that follow each other along the last of `dims`, one after the other in the registers of each lane."""
-    if dict(large.inputs).get("lane") != LANES or dict(large.inputs).keys() != {"register", "lane"}:
+    lanes = dict(tile.inputs)["lane"]
+    if dict(large.inputs).get("lane") != lanes or dict(large.inputs).keys() != {"register", "lane"}:
         return False
     names = [name for name, _ in large.outputs]
     if names != [name for name, _ in tile.outputs]:
         return False
     registers, inverse, sizes = dict(tile.inputs)["register"], tile.inverse(), [size for _, size in tile.outputs]
     for register in range(dict(large.inputs)["register"]):
-        for lane in (0, *(1 << bit for bit in range(LANES.bit_length() - 1))):
+        for lane in (0, *(1 << bit for bit in range(lanes.bit_length() - 1))):
             point = large(register=register, lane=lane)
             number, inside = zip(*(divmod(int(x), size) for x, size in zip(point, sizes, strict=True)), strict=True)
             first, at = inverse.only("register", "lane")(**dict(zip(names, inside, strict=True)))
@@ -244,10 +246,10 @@ class _Holder:
     def call(self, call: _Call, nest: For, around: _Around) -> Stmt:
         if around.lane is not None:
             raise ScheduleError(f"{self.name}: {call.intrinsic.name} is of a warp, but stands in a loop over lanes")
-        lane = Var("lane", i64)
-        inside = _Around(around.facts.with_range(lane, const(LANES)), lane)
+        lane, lanes = Var("lane", i64), lanes_of(call.intrinsic)
+        inside = _Around(around.facts.with_range(lane, const(lanes)), lane)
         body = self.of_lanes(call, nest, inside) if _kind(call.intrinsic).startswith("fragment_") else self.of_warp(call, inside)
-        return For(lane, const(LANES), body, LoopKind.BOUND, THREAD_AXES[0])
+        return For(lane, const(lanes), body, LoopKind.BOUND, THREAD_AXES[0])
 
     def of_lanes(self, call: _Call, nest: For, around: _Around) -> Stmt:
         """An instruction that each lane does for itself: its elements one after the other."""
@@ -263,7 +265,9 @@ class _Holder:
     def of_warp(self, call: _Call, around: _Around) -> WarpCall:
         operands = []
         for buffer, operand, found in zip(call.intrinsic.pattern.buffers, call.operands, call.intrinsic.layouts, strict=True):
-            if found is None:
+            if found is None and is_of_group(call.intrinsic.name):  # finds its rows by itself
+                operands.append(operand)
+            elif found is None:
                 target = next(each for _, each in call.fragments())
                 operands.append(self.row(operand, target, buffer, around))
             else:

@@ -15,9 +15,7 @@ Every iteration closes one group, an empty one where there is nothing left to co
 to come. The wait stands in front of the copies: one barrier behind it, which `distribute_threads` puts there, shows all threads what has
 arrived, and says that all are done with the stage that is copied to next.
 
-On sm_90 the bulk copies of the tensor memory accelerator fit the same form: a stage's barrier in shared memory, whose phase is
-`k // stages % 2`, takes the place of the group (its expected bytes are the commit, a try_wait on the phase is the wait), one thread, or a
-warp that does nothing else, begins the copies, and a second barrier per stage says that it has been consumed.
+Where groups of warps multiply what is copied, a thread of another group copies it, in boxes: see `pipeline_roles`.
 Source: the multi-stage main loop of CUTLASS (NVIDIA).
 """
 
@@ -51,6 +49,7 @@ from tc.ir.loop import (
 from tc.ir.node import Node, binders, replace, substitute, transform
 from tc.ir.structural import fresh_binders
 from tc.ir.uses import buffers_read, buffers_written, reads_memory, touches
+from tc.passes.loop.pipeline_roles import allocated, has_groups, in_roles
 from tc.passes.manager import loop_pass
 
 
@@ -67,6 +66,8 @@ def pipeline_loops(func: PrimFunc) -> PrimFunc:
         if not isinstance(node, For) or node.hints.pipeline == 1:
             return None
         plain = replace(node, hints=node.hints.without("pipeline"))
+        if has_groups(node):
+            return in_roles(plain, _stages(node), Facts.of(func.facts))
         parts = _parts(node, func) if node in inside or has_launch(node) else None
         return plain if parts is None else _pipelined(plain, parts, Facts.of(func.facts))
 
@@ -89,10 +90,10 @@ class _Parts:
 
 def _parts(loop: For, func: PrimFunc) -> _Parts | None:
     """The parts of a loop whose copies may run ahead; None where nothing may."""
-    stages = loop.hints.pipeline if not isinstance(loop.extent, Const) else min(loop.hints.pipeline, int(loop.extent.value))
+    stages = _stages(loop)
     if loop.kind is not LoopKind.SERIAL or stages < 2 or reads_memory(loop.extent):
         return None
-    buffers, stmt = _allocated(loop.body)
+    buffers, stmt = allocated(loop.body)
     stmts = stmt.stmts if isinstance(stmt, Seq) else (stmt,)
     written = buffers_written(loop.body)
     staged = tuple(buffer for buffer in buffers if _can_be_staged(buffer, stmt))
@@ -108,13 +109,9 @@ def _parts(loop: For, func: PrimFunc) -> _Parts | None:
     return _Parts(stages, stmts[:count], tuple(buffer for buffer in staged if buffer in filled), consumers, own)
 
 
-def _allocated(body: Stmt) -> tuple[list[Buffer], Stmt]:
-    """The buffers that are allocated around all of a body, and what is inside."""
-    buffers = []
-    while isinstance(body, Alloc):
-        buffers.append(body.buffer)
-        body = body.body
-    return buffers, body
+def _stages(loop: For) -> int:
+    """How many iterations have memory at once."""
+    return loop.hints.pipeline if not isinstance(loop.extent, Const) else min(loop.hints.pipeline, int(loop.extent.value))
 
 
 def _can_be_staged(buffer: Buffer, body: Stmt) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from operator import is_
 
 from tc.ir.arith import Facts, prove, proves, simplify
+from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.expr import Expr, const, equal, logical_not
+from tc.ir.launch import is_block_loop
 from tc.ir.loop import (
     Alloc,
     AwaitCopies,
@@ -25,7 +27,7 @@ from tc.ir.loop import (
     While,
     seq,
 )
-from tc.ir.node import Substitution, replace
+from tc.ir.node import Node, Substitution, map_children, replace
 from tc.passes.manager import loop_pass
 
 
@@ -33,7 +35,8 @@ from tc.passes.manager import loop_pass
 def simplify_loops(func: PrimFunc) -> PrimFunc:
     """Simplify indices, bounds, conditions and values; drop branches that are never taken and loops that never run.
 
-    A loop of one iteration is replaced by its body, unless it is bound to a GPU axis.
+    A loop of one iteration is replaced by its body, unless it is bound to a GPU axis; one over a single thread block stays, its number
+    being 0.
     """
     body = _simplify(func.body, Facts.of(func.facts), _NOTHING)
     return replace(func, body=body)
@@ -73,9 +76,22 @@ def _simplify(stmt: Stmt, facts: Facts, once: Substitution) -> Stmt:
             return replace(stmt, condition=_expr(condition, facts, once), body=_simplify(body, facts, once))
         case IntrinsicCall(operands=operands) | WarpCall(operands=operands):
             return replace(stmt, operands=_all(operands, facts, once))
-        case Barrier() | CommitCopies() | AwaitCopies():
+        case Barrier() | CommitCopies() | AwaitCopies() | CommitProducts():
             return stmt
+        case CopyBox() | SetUpBarrier() | Arrive() | AwaitPhase() | BeginProducts() | AwaitProducts():
+            return _simplify_parts(stmt, facts, once)
     raise AssertionError(f"unknown statement {type(stmt).__name__}")
+
+
+def _simplify_parts(stmt: Stmt, facts: Facts, once: Substitution) -> Stmt:
+    """A statement that holds expressions and buffers alone."""
+
+    def visit(child: Node) -> Node:
+        return _expr(child, facts, once) if isinstance(child, Expr) else once(child)
+
+    simplified = map_children(stmt, visit)
+    assert isinstance(simplified, Stmt)
+    return simplified
 
 
 def _expr(expr: Expr, facts: Facts, once: Substitution) -> Expr:
@@ -93,6 +109,8 @@ def _simplify_for(loop: For, facts: Facts, once: Substitution) -> Stmt:
         return Seq(())
     if loop.kind is not LoopKind.BOUND and proves(equal(extent, 1), facts):
         return _simplify(loop.body, facts, once.and_also({loop.var: const(0, loop.var.dtype)}))
+    if is_block_loop(loop) and proves(equal(extent, 1), facts):
+        once = once.and_also({loop.var: const(0, loop.var.dtype)})
     return replace(loop, extent=extent, body=_simplify(loop.body, facts.with_range(loop.var, extent), once))
 
 

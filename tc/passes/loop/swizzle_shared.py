@@ -15,7 +15,7 @@ from functools import partial
 from tc.ir.bit_layout import BitLayout, layout
 from tc.ir.expr import Buffer, Const, Load, const
 from tc.ir.fragments import ldmatrix_of
-from tc.ir.intrinsic import INTRINSICS
+from tc.ir.intrinsic import INTRINSICS, is_of_group
 from tc.ir.loop import Alloc, PrimFunc, Store, WarpCall, walk_statements
 from tc.ir.node import Node, replace, transform
 from tc.ir.shared_memory import choose_swizzle
@@ -31,10 +31,12 @@ LANES = 32
 def swizzle_shared(func: PrimFunc) -> PrimFunc:
     """Lay out the matrices that `ldmatrix` reads so that banks of shared memory are asked as seldom as can be.
 
+    Those that boxes are copied to, for products of groups, are mixed by the hardware.
+
     The last two dims of such a buffer become one. Those whose extents are no powers of two, or less than a row, stay as they are. Runs on
     launches in the finished form; indices are simplified by `simplify_loops`.
     """
-    calls = [node for node in walk_statements(func.body) if isinstance(node, WarpCall)]
+    calls = [node for node in walk_statements(func.body) if isinstance(node, WarpCall) and not is_of_group(node.name)]
     shared = {node.buffer for node in walk_statements(func.body) if isinstance(node, Alloc) and node.buffer.scope == "shared"}
     body = func.body
     for buffer in dict.fromkeys(load.buffer for call in calls for load in call.operands if load.buffer in shared):

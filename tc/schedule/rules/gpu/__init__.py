@@ -12,11 +12,13 @@ from tc.schedule.rules.gpu.fallback import schedule_launches
 from tc.schedule.rules.gpu.matrix_product import schedule_matrix_contraction
 from tc.schedule.rules.gpu.product import schedule_contraction
 from tc.schedule.rules.gpu.reduction import schedule_reduction, schedule_stages
+from tc.schedule.rules.gpu.warpgroup_product import schedule_warpgroup_contraction
 
 DEVICE_BEFORE_INLINING = (schedule_tiled_attention,)
 """Tried before anything is inlined into the stages that these rules look for."""
 
 DEVICE_RULES = (
+    schedule_warpgroup_contraction,
     *(schedule_matrix_contraction, schedule_contraction, schedule_reduction, schedule_elementwise, schedule_stages),
     schedule_launches,
 )

@@ -1,0 +1,73 @@
+"""Modules on a device with copies of boxes and products of warpgroups, run in a process whose driver is the fake one."""
+
+import numpy as np
+from cuda_driver.driver import FakeDriver, main
+from cuda_driver.interpreted import runs_in
+
+import tc
+from tc.codegen.cuda.device import open_device
+from tc.ir.parser import parse_module
+
+CUDA_C, PTX = "cuda:sm_90a", "cuda:sm_90a,features=+ptx"
+DENSE = """
+@graph
+def main(x: f16[n, 192], w: f16[192, 128], bias: f16[128], v: f16[128, 72]):
+    h: f16[n, 128] = matmul(x, w)
+    b: f16[n, 128] = add(h, bias)
+    a: f16[n, 128] = relu(b)
+    y: f16[n, 72] = matmul(a, v)
+    return y
+"""
+ONE = """
+@graph
+def main(x: f16[n, 192], w: f16[192, 128]):
+    h: f16[n, 128] = matmul(x, w)
+    return h
+"""
+fake = FakeDriver()
+fake.run_image = runs_in(fake)
+device = open_device(0)
+
+
+def small(rng, *shape):
+    return rng.integers(-2, 3, shape).astype(np.float16)
+
+
+def check_dense(target):
+    module, rng = tc.compile(parse_module(DENSE), target=target), np.random.default_rng(0)
+    w, bias, v = small(rng, 192, 128), small(rng, 128), small(rng, 128, 72)
+    for n in (70, 1, 0, 130):
+        fake.clear()
+        x = small(rng, n, 192)
+        h = np.maximum(x.astype(np.float32) @ w.astype(np.float32) + bias, 0).astype(np.float16)
+
+        found = module(x, w, bias, v)
+
+        np.testing.assert_array_equal(found, (h.astype(np.float32) @ v.astype(np.float32)).astype(np.float16))
+        assert not fake.complaints, fake.complaints
+        assert not n or fake.count("  tensor map") == 4  # both operands of both products
+
+
+def a_model_in_ptx_multiplies_what_boxes_bring():
+    check_dense(PTX)
+
+
+def a_model_in_cuda_c_through_nvcc_gives_the_same():
+    check_dense(CUDA_C)
+
+
+def a_refused_description_is_an_error_in_words():
+    module, rng = tc.compile(parse_module(ONE), target=PTX), np.random.default_rng(1)
+    fake.library.fake_fail_next(b"cuTensorMapEncodeTiled", 801)
+
+    try:
+        module(small(rng, 70, 192), small(rng, 192, 128))
+    except tc.errors.TcError as error:
+        assert "describing what boxes are copied from" in str(error) and "801" in str(error), error
+    else:
+        raise AssertionError("no error")
+    fake.library.fake_clear()
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,206 @@
+"""Products of warpgroups on boxes that are copied: by threads with roles, as PTX and as CUDA-C through nvcc, and as machine code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tc.codegen.c.dialect import CUDA
+from tc.codegen.c.launch import emit_launches
+from tc.codegen.launches import launches_of
+from tc.codegen.ptx.emitter import emit_ptx
+from tc.interp import run_prim_func
+from tc.ir.box_copies import CopyBox
+from tc.ir.dtype import DType, bf16, f16, i8
+from tc.ir.loop import PrimFunc, WarpCall, walk_statements
+from tc.ir.parser import parse_prim_func
+from tc.ir.printer import print_ir
+from tc.ir.verify import verify
+from tc.schedule.knobs import Decide, take_default
+from tc.schedule.rules import apply_rules
+from tc.target import Target
+from tests.ptx.kernels import run_launches
+from tests.ptx.launch import Report
+from tests.ptx.nvcc import ptx_of
+from tests.schedule.gpu.test_matrix_product import Product, finish
+
+HOPPER = Target.parse("cuda:sm_90a@x86-64-v3:cores=1")
+FEATURES = HOPPER.device.features if HOPPER.device is not None else ()
+RULE = "warpgroup contraction"
+
+
+def tiles_of(rows: int, columns: int, stages: int = 4) -> Decide:
+    """Answers that take these tiles."""
+    answers = {"tile": (rows, columns), "stages_at_once": stages}
+    return lambda knob: answers.get(knob.name.rpartition("/")[2], knob.default)  # type: ignore[return-value]
+
+
+def finished(product: Product, decide: Decide = take_default) -> PrimFunc:
+    """What the threads run."""
+    scheduled = apply_rules(product.func, HOPPER, decide)
+    assert scheduled.rule == RULE
+    held = finish(scheduled.func, FEATURES)
+    verify(held)
+    return held
+
+
+def texts_of(held: PrimFunc) -> dict[str, str]:
+    """The kernel as PTX: ours, and nvcc's of our CUDA-C."""
+    return {"ptx": emit_ptx(held, "product", "sm_90a"), "cuda": ptx_of(emit_launches(held, "product", CUDA), "sm_90a")}
+
+
+def check(product: Product, decide: Decide = take_default) -> list[Report]:
+    """Both texts, run, give what the product is."""
+    held = finished(product, decide)
+    reports: list[Report] = []
+    for name, text in texts_of(held).items():
+        (found,) = run_launches(held, text, "product", product.arrays, product.dims, reports)
+        np.testing.assert_array_equal(found.astype(np.float64), product.expected, err_msg=name)
+    return reports
+
+
+# -- threads with roles
+
+
+def test_threads_with_roles_do_what_the_loops_say() -> None:
+    product = Product(70, 64, 136, f16, turned=(False, True), has_bias=True, result=f16)
+    scheduled = apply_rules(product.func, HOPPER, tiles_of(64, 64, 2))
+    held = finished(product, tiles_of(64, 64, 2))
+
+    (by_threads,) = run_prim_func(held, product.arrays)
+
+    np.testing.assert_array_equal(by_threads.astype(np.float64), product.expected)
+    assert "pipeline=2" in print_ir(scheduled.func)
+    assert print_ir(parse_prim_func(print_ir(held))) == print_ir(held)
+
+
+def test_one_group_copies_what_the_others_multiply() -> None:
+    held = finished(Product(256, 256, 256, f16), tiles_of(128, 128))
+
+    (launch,) = launches_of(held)
+    copies = [node for node in walk_statements(held.body) if isinstance(node, CopyBox)]
+    calls = [node for node in walk_statements(held.body) if isinstance(node, WarpCall)]
+    assert launch.threads == (128, 3, 1)
+    assert [copy.extents for copy in copies] == [(64, 64), (128, 64)]
+    assert [call.name for call in calls] == ["wgmma.m64n128k16.f16.shared.nn"]
+    assert launch.shared_bytes == 4 * 2 * 128 * 128 + 2 * 4 * 8
+    assert not launch.buffers or all(buffer.name not in ("X", "W") for buffer in launch.buffers)
+
+
+# -- texts
+
+PRODUCTS = {
+    "plain": (Product(128, 128, 128, f16), (128, 128)),
+    "wide": (Product(72, 264, 136, bf16, has_bias=True, result=bf16), (64, 256)),
+    "turned right": (Product(100, 128, 200, f16, turned=(False, True), has_bias=True, result=f16), (64, 128)),
+    "turned left": (Product(136, 72, 128, f16, turned=(True, False)), (64, 64)),
+    "both": (Product(192, 144, 136, bf16, turned=(True, True), result=bf16), (64, 64)),
+    "large": (Product(128, 256, 328, f16, turned=(True, False), has_bias=True, result=f16), (128, 256)),
+    "batch": (Product(64, 64, 128, f16, batch=(3,)), (64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_warpgroups_in_both_texts(name: str) -> None:
+    product, tile = PRODUCTS[name]
+
+    reports = check(product, tiles_of(*tile))
+
+    for report in reports:
+        assert report.count("wgmma.mma_async") > 0 and report.count("cp.async.bulk.tensor") > 0
+        assert report.bank_conflicts() == 0
+
+
+def drawn(seed: int) -> tuple[Product, Decide]:
+    """A product whose rows lie at multiples of 16 bytes, and some tile for it."""
+    rng = np.random.default_rng(seed)
+    turned = (bool(rng.integers(2)), bool(rng.integers(2)))
+    rows, columns, depth = int(rng.integers(48, 150)), int(rng.integers(48, 150)), int(rng.integers(128, 300))
+    rows = rows // 8 * 8 if turned[0] else rows
+    columns = columns if turned[1] else columns // 8 * 8
+    depth = depth if turned[0] and not turned[1] else depth // 8 * 8
+    dtype = (f16, bf16)[int(rng.integers(2))]
+    result = (None, dtype)[int(rng.integers(2))]
+    batch = (2,) if rng.integers(4) == 0 else ()
+    product = Product(rows, columns, depth, dtype, turned=turned, batch=batch, has_bias=bool(rng.integers(2)), result=result)
+    return product, lambda knob: knob.options[int(rng.integers(len(knob.options)))]
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+def test_random_products_in_both_texts(seed: int) -> None:
+    check(*drawn(seed))
+
+
+# -- where warpgroups do not fit
+
+OTHERS = {
+    "rows that do not lie at multiples of 16 bytes": Product(128, 128, 132, f16),
+    "integers": Product(128, 128, 128, i8),
+    "few rows": Product(16, 128, 128, f16),
+    "a short sum": Product(128, 128, 64, f16),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_products_are_left_to_single_warps(name: str) -> None:
+    assert apply_rules(OTHERS[name].func, HOPPER).rule == "matrix contraction"
+
+
+def test_devices_without_them_have_products_of_single_warps() -> None:
+    plain = Target.parse("cuda:sm_90@x86-64-v3:cores=1")
+
+    assert apply_rules(PRODUCTS["plain"][0].func, plain).rule == "matrix contraction"
+
+
+# -- machine code
+
+
+def cuobjdump() -> str | None:
+    import nvidia
+
+    found = (path for root in nvidia.__path__ for path in Path(root).glob("*/bin/cuobjdump"))
+    return shutil.which("cuobjdump") or next(map(str, found), None)
+
+
+def assembled(text: str, program: str, folder: Path) -> tuple[str, Counter[str]]:
+    """What the assembler says of a kernel, and the instructions of its machine code."""
+    source, binary = folder / f"kernel.{'ptx' if program == 'ptxas' else 'cu'}", folder / f"{program}.cubin"
+    source.write_text(text)
+    options = ["-v", "-arch=sm_90a"] if program == "ptxas" else ["-cubin", "--gpu-architecture=sm_90a", *CUDA.options, "-Xptxas", "-v"]
+    done = subprocess.run([program, *options, "-o", str(binary), str(source)], check=True, capture_output=True, text=True)
+    tool = cuobjdump()
+    assert tool is not None
+    listing = subprocess.run([tool, "-sass", str(binary)], check=True, capture_output=True, text=True).stdout
+    return done.stdout + done.stderr, Counter(re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@\S+ +)?([A-Z]\w*)", listing))
+
+
+def large(dtype: DType, turned: tuple[bool, bool]) -> Product:
+    product = Product(64, 64, 128, dtype, turned=turned)  # of the arrays only the types matter
+    text = print_ir(Product(8, 8, 8, dtype, turned=turned, has_bias=True, result=dtype).func).replace("8", "4096")
+    product.func = parse_prim_func(text.replace("f4096", "f8").replace("i4096", "i8"))
+    return product
+
+
+@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="needs nvcc and ptxas")
+@pytest.mark.parametrize("program", ["ptxas", "nvcc"])
+@pytest.mark.parametrize("turned", [(False, False), (False, True)], ids=str)
+def test_machine_code_multiplies_by_warpgroups_what_boxes_bring(program: str, turned: tuple[bool, bool], tmp_path: Path) -> None:
+    pytest.importorskip("nvidia", reason="needs the wheel of cuobjdump")
+    if cuobjdump() is None:
+        pytest.skip("needs cuobjdump")
+    held = finished(large(f16, turned))
+    text = emit_ptx(held, "product", "sm_90a") if program == "ptxas" else emit_launches(held, "product", CUDA)
+
+    said, counts = assembled(text, program, tmp_path)
+
+    assert counts["HGMMA"] >= 4 and counts["UTMALDG"] >= 2
+    assert not counts["HMMA"] and not counts["LDGSTS"] and not counts["LDSM"]
+    assert not counts["LDL"] and not counts["STL"] and not counts["LDS"]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    assert "C75" not in said and "warning" not in said.lower(), said
