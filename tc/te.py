@@ -50,8 +50,8 @@ class Stage(Node):
     """What computes `buffers`, all of one shape, over `axes` (one per dim).
 
     Without reduction axes, `values[k]` is the element of `buffers[k]`. With them, `init[k]` is the start and `values[k]` the
-    next state, in terms of loads of the buffers at the axes; all states advance together. A stage with `raw` set is opaque: `raw`
-    writes the buffers by itself.
+    next state, in terms of loads of the buffers at the axes; all states advance together. `in_order`: the reduction axes are gone through
+    in order, as is needed where no monoid says how parts combine. A stage with `raw` set is opaque: `raw` writes the buffers by itself.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Stage(Node):
     reduce_extents: tuple[Expr, ...] = ()
     init: tuple[Expr, ...] = ()
     values: tuple[Expr, ...] = ()
+    in_order: bool = False
     raw: Stmt | None = None
     annotations: tuple[tuple[str, int | float | str | bool], ...] = ()
 
@@ -288,6 +289,21 @@ def reduce_many(
     return tuple(Tensor(buffer, stage) for buffer in buffers)
 
 
+def fold(
+    shape: Sequence[ExprLike], steps: Callable[..., Expr], init: Callable[..., Expr], step: Callable[..., Expr], name: str
+) -> Tensor:
+    """What `step(total, *axes, k)` makes of `init(*axes)` for k = 0, 1, ..., `steps(*axes)` - 1, one after the other; the number of steps
+    may be read from memory. Of no steps: `init`."""
+    dims = _shape(shape)
+    axes = _axes(len(dims), "")
+    (own,) = _axes(1, "r")
+    start = init(*axes)
+    buffer = Buffer(name, dims, start.dtype)
+    value = step(Load(buffer, axes), *axes, own)
+    stage = Stage(name, (buffer,), axes, (own,), (steps(*axes),), init=(start,), values=(value,), in_order=True)
+    return Tensor(buffer, stage)
+
+
 def raw(
     outputs: Sequence[tuple[str, Sequence[ExprLike], DType]], body: Callable[..., Stmt], name: str
 ) -> tuple[Tensor, ...]:
@@ -390,11 +406,15 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
         return Block(label, (), _to_load(stage.raw), annotations=stage.annotations)  # type: ignore[arg-type]
     dims = stage.buffers[0].shape
     loops = [(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(stage.axes, dims, strict=True)]
-    loops += [(axis, n, AxisKind.REDUCTION) for axis, n in zip(stage.reduce_axes, stage.reduce_extents, strict=True)]
+    kind = AxisKind.ORDERED if stage.in_order else AxisKind.REDUCTION
+    loops += [(axis, n, kind) for axis, n in zip(stage.reduce_axes, stage.reduce_extents, strict=True)]
     loop_vars = [Var(f"{axis.name}", i64) for axis, _, _ in loops]
+    around = dict(zip(stage.axes, loop_vars, strict=False))  # an extent may depend on the axes of the result
+    loops = [(axis, _to_load(substitute(extent, around)), kind) for axis, extent, kind in loops]  # type: ignore[misc, arg-type]
     axes = [Var(f"v{axis.name}", i64) for axis, _, _ in loops]
     renamed = dict(zip((axis for axis, _, _ in loops), axes, strict=True))
     values = [_to_load(substitute(value, renamed)) for value in stage.values]
+    starts = [_to_load(substitute(value, renamed)) for value in stage.init]
     target = tuple(axes[: len(dims)])
     block = Block(
         label,
@@ -403,7 +423,7 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
             for axis, (_, extent, kind), loop_var in zip(axes, loops, loop_vars, strict=True)
         ),
         _store_all(stage.buffers, target, values),
-        init=seq(*(Store(b, target, v) for b, v in zip(stage.buffers, stage.init, strict=True))) if stage.init else None,
+        init=seq(*(Store(b, target, v) for b, v in zip(stage.buffers, starts, strict=True))) if starts else None,  # type: ignore[arg-type]
         annotations=stage.annotations,
     )
     if any(isinstance(extent, Const) and extent.value == 0 for extent in stage.reduce_extents):

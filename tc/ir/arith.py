@@ -115,7 +115,8 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
     match expr:
         case And(lhs=a, rhs=b):
             first = simplify(a, facts)
-            return make(And, (first, simplify(b, facts.assume(first))), facts)
+            known = facts if reads_memory(first) else facts.assume(first)  # as of a choice below
+            return make(And, (first, simplify(b, known)), facts)
         case Not(operand=a):
             return make(Not, (simplify(a, facts),), facts)
         case Select(condition=c, true_value=a, false_value=b):

@@ -32,16 +32,16 @@ def start_empty_reductions(func: PrimFunc) -> PrimFunc:
     may be left out although there are others, as the extent of a loop of the reduction depends on another one, or a condition on them,
     it replaces the block's own. The same object when every reduction is known to have a term.
     """
-    if not _has_start(func.body):
+    if not has_start(func.body):
         return func
     return replace(func, body=_Starts(func).visit(func.body, ()))
 
 
 @cached_on_node
-def _has_start(stmt: Stmt) -> bool:
+def has_start(stmt: Stmt) -> bool:
     """Whether a block at or below a statement has an initialisation."""
     own = isinstance(stmt, Block) and stmt.init is not None
-    return own or any(_has_start(child) for child in children(stmt) if isinstance(child, Stmt))
+    return own or any(has_start(child) for child in children(stmt) if isinstance(child, Stmt))
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Starts:
 
     def visit(self, stmt: Stmt, path: tuple[Stmt, ...]) -> Stmt:
         """The statement, rebuilt; `path`: those around it, outermost first."""
-        if not _has_start(stmt):
+        if not has_start(stmt):
             return stmt
         if isinstance(stmt, Block) and stmt.init is not None:
             return self.block(stmt, path)

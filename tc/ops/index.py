@@ -33,7 +33,7 @@ def wrapped_index(index: Expr, dim: Expr) -> Expr:
     return select(place < 0, place + dim, place)
 
 
-def _place(index: Expr, axis: int, dim: Expr, is_known: bool) -> tuple[Expr, Callable[[Expr], Expr]]:
+def place_of(index: Expr, axis: int, dim: Expr, is_known: bool) -> tuple[Expr, Callable[[Expr], Expr]]:
     """Where in an axis of size `dim` an index that is data points, and what makes a value depend on that being in range.
 
     `is_known`: it is in range as others have made sure, so that holding it there changes nothing and costs less than to check.
@@ -72,7 +72,7 @@ def _compute_gather(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     rank = len(indices.shape)
 
     def body(*axes: Expr) -> Expr:
-        place, checked = _place(indices[axes[axis : axis + rank]], axis, x.shape[axis], attrs.in_range)
+        place, checked = place_of(indices[axes[axis : axis + rank]], axis, x.shape[axis], attrs.in_range)
         return checked(x[(*axes[:axis], place, *axes[axis + rank :])])
 
     return te.compute(types[0].shape, body, "gather")
@@ -109,7 +109,7 @@ def _compute_gather_elements(tensors: Tensors, attrs: Attrs, types: Sequence[Ten
     axis = normalize_axis(attrs.axis, len(x.shape), "gather_elements")
 
     def body(*axes: Expr) -> Expr:
-        place, checked = _place(indices[axes], axis, x.shape[axis], attrs.in_range)
+        place, checked = place_of(indices[axes], axis, x.shape[axis], attrs.in_range)
         return checked(x[(*axes[:axis], place, *axes[axis + 1 :])])
 
     return te.compute(types[0].shape, body, "gather_elements")
@@ -163,7 +163,7 @@ def _compute_gather_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTyp
     depth, batch, rank = int(indices.shape[-1]), attrs.batch_dims, len(indices.shape) - 1
 
     def body(*axes: Expr) -> Expr:
-        found = [_place(indices[(*axes[:rank], const(k))], batch + k, x.shape[batch + k], attrs.in_range) for k in range(depth)]
+        found = [place_of(indices[(*axes[:rank], const(k))], batch + k, x.shape[batch + k], attrs.in_range) for k in range(depth)]
         value: Expr = x[(*axes[:batch], *(place for place, _ in found), *axes[rank:])]
         for _, checked in reversed(found):
             value = checked(value)
@@ -213,7 +213,8 @@ _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _combine(reduction: str, old: Expr, new: Expr) -> Expr:
+def combine_updates(reduction: str, old: Expr, new: Expr) -> Expr:
+    """What an update makes of an element."""
     match reduction:
         case "none":
             return new
@@ -252,7 +253,7 @@ def _scatter(
 
         def update(*axes: Expr) -> Stmt:
             at, checked = place(axes)
-            return Store(out, at, checked(_combine(reduction, Load(out, at), updates[axes])))
+            return Store(out, at, checked(combine_updates(reduction, Load(out, at), updates[axes])))
 
         return seq(loops_over(x.shape, copy, "c"), loops_over(extents, update, "u"))
 
@@ -265,7 +266,7 @@ def _compute_scatter_elements(tensors: Tensors, attrs: Attrs, types: Sequence[Te
     axis = normalize_axis(attrs.axis, len(x.shape), "scatter_elements")
 
     def place(axes: Sequence[Expr]) -> Places:
-        index, checked = _place(indices[tuple(axes)], axis, x.shape[axis], attrs.in_range)
+        index, checked = place_of(indices[tuple(axes)], axis, x.shape[axis], attrs.in_range)
         return (*axes[:axis], index, *axes[axis + 1 :]), checked
 
     return _scatter(x, updates, indices.shape, place, attrs.reduction, "scatter_elements")
@@ -316,7 +317,7 @@ def _compute_scatter_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
     depth, rank = int(indices.shape[-1]), len(indices.shape) - 1
 
     def place(axes: Sequence[Expr]) -> Places:
-        found = [_place(indices[(*axes[:rank], const(k))], k, x.shape[k], attrs.in_range) for k in range(depth)]
+        found = [place_of(indices[(*axes[:rank], const(k))], k, x.shape[k], attrs.in_range) for k in range(depth)]
 
         def checked(value: Expr) -> Expr:
             for _, check in reversed(found):

@@ -34,6 +34,7 @@ from tc.passes.graph import (
     simplify_graph,
     simplify_splits,
     split_phases,
+    use_parallel_forms,
     use_winograd,
 )
 from tc.passes.loop import (
@@ -66,7 +67,7 @@ from tc.target import Target
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
-    *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_winograd, lower),
+    *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
@@ -117,7 +118,7 @@ STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
 STRICT_FUSE = "pack_matmul, remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
-DEVICE_FUSE = "fuse_ops"
+DEVICE_FUSE = "use_parallel_forms, fuse_ops"
 """For devices nothing is laid out or packed for the vectors of a CPU."""
 
 FINISH = """

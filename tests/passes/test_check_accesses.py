@@ -121,6 +121,21 @@ def test_a_condition_that_loads_proves_nothing_of_what_is_loaded_again() -> None
     assert not run(func, [np.arange(20) - 6, np.ones(20, np.float32)])[-1].any()
 
 
+def test_a_place_that_is_held_in_range_stays_so_behind_a_condition_that_loads() -> None:
+    """The first half of a conjunction took the bound off the second, then checked for data that the first does not let through."""
+    func = checked("""
+@loops
+def f(T: i64[20], X: f32[8], Y: f32[20]):
+    outputs(1)
+    for i in range(20):
+        Y[i] = select(T[i] < 8 and 0.0 < X[max(min(T[i], 7), 0)], 1.0, 2.0)
+""")
+
+    (found,) = run(func, [np.arange(20) - 4, np.ones(8, np.float32)])
+
+    assert found.tolist() == [1.0] * 12 + [2.0] * 8
+
+
 def test_a_while_loop_that_reads_where_data_say_is_refused() -> None:
     text = """
 @loops

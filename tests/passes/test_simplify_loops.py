@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from tc.interp import run_prim_func
 from tc.ir.arith import simplify
 from tc.ir.expr import const
 from tc.ir.loop import Alloc, Store
@@ -35,3 +38,22 @@ def test_a_buffer_whose_size_depends_on_a_loop_of_one_iteration_stays_one() -> N
     assert first.buffer is alloc.buffer
     assert buffers_read(last) == {alloc.buffer}
     assert str(last.indices) == "(j,)"
+
+
+def test_a_sum_that_turns_out_to_have_no_terms_keeps_its_start() -> None:
+    """Its loop was dropped, and with it the initialisation."""
+    func = parse_prim_func("""
+@loops
+def f(x: f32[4], y: f32[4]):
+    outputs(1)
+    for i in range(4):
+        for k in range(select(i < 4, 0, 3)):
+            with block('y', vi=spatial(4, i), vk=reduction(select(i < 4, 0, 3), k)):
+                with init():
+                    y[vi] = 7.0
+                y[vi] = y[vi] + x[vk]
+""")
+
+    (found,) = run_prim_func(simplify_loops(func), [np.ones(4, np.float32)])
+
+    assert found.tolist() == [7.0] * 4

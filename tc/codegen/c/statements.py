@@ -8,7 +8,7 @@ from functools import partial
 
 from tc.codegen.c.expressions import ExpressionWriter
 from tc.codegen.c.index_types import fits
-from tc.codegen.c.scalars import PRIMARY, CValue, c_type
+from tc.codegen.c.scalars import PRIMARY, SUM, CValue, c_type
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane
 from tc.codegen.loops import can_vectorize
@@ -140,7 +140,7 @@ class StatementWriter(ExpressionWriter):
             self.line(self.dialect.unroll.format(unrolled))
         elif self.dialect.rolled and extent.text != "1":
             self.line(self.dialect.rolled)
-        self.counted(loop, "0", str(extent))
+        self.counted(loop, "0", extent.at(SUM))
 
     def counted(self, loop: For, first: str, end: str) -> None:
         """for var in [first, end): body."""

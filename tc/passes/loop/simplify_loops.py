@@ -6,6 +6,7 @@ from operator import is_
 
 from tc.ir.arith import Facts, prove, proves, simplify
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
+from tc.ir.empty_reductions import has_start
 from tc.ir.expr import Expr, const, equal, logical_not
 from tc.ir.launch import is_block_loop
 from tc.ir.loop import (
@@ -105,7 +106,7 @@ def _all(exprs: tuple[Expr, ...], facts: Facts, once: Substitution) -> tuple[Exp
 
 def _simplify_for(loop: For, facts: Facts, once: Substitution) -> Stmt:
     extent = _expr(loop.extent, facts, once)
-    if proves(extent <= 0, facts):
+    if proves(extent <= 0, facts) and not has_start(loop.body):  # a reduction over no terms is still something
         return Seq(())
     if loop.kind is not LoopKind.BOUND and proves(equal(extent, 1), facts):
         return _simplify(loop.body, facts, once.and_also({loop.var: const(0, loop.var.dtype)}))

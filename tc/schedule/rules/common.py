@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from tc.cost.typical import USUAL_PRODUCT
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, const, is_const
@@ -19,6 +21,9 @@ needs several for each."""
 
 TASK_ELEMENTS = 16384
 """Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
+
+MOST_PARTS = 1024
+"""Parts of an expression that is computed at several places, at most."""
 
 SYMBOLIC_BANDS = (1, 2, 4, 6, 8, 12)
 """How many rows of an image a band may have where their number is symbolic."""
@@ -52,7 +57,7 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
     readers = list(consumers(infos, buffer))
     if any(reader.is_opaque for reader in readers):
         return False
-    heavy = is_heavy(info.writes[0].value)
+    heavy = is_heavy(info.writes[0].value) or _is_large(info.writes[0].value)
     if any(as_contraction(reader) is not None for reader in readers):
         return not heavy and not _has_select(info.writes[0].value)
     if (_has_select(info.writes[0].value) or _is_transposition(info)) and any(
@@ -103,6 +108,11 @@ def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
 def is_heavy(value: Expr) -> bool:
     """Whether computing the value twice costs more than storing it."""
     return any(isinstance(node, (MathCall, Div)) for node in walk(value))
+
+
+def _is_large(value: Expr) -> bool:
+    """Whether an expression has so many parts that copies of it, and copies of these, make programs that nobody compiles in time."""
+    return next(islice(walk(value), MOST_PARTS, None), None) is not None
 
 
 def _has_select(value: Expr) -> bool:

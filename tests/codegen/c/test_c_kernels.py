@@ -111,6 +111,27 @@ def test_names_that_c_has_are_given_others(tmp_path):
     assert found.tolist() == [1, 2, 3, 4, 5]
 
 
+RAGGED = """
+@loops
+def ragged(A: f32[4], B: f32[4]):
+    outputs(1)
+    for i in range(4):
+        B[i] = 0.0
+        for k in range(select(i < 2, i + 3, 1)):
+            B[i] = B[i] + A[i]
+"""
+
+
+@needs_compiler
+def test_an_extent_that_is_a_choice_ends_its_loop(tmp_path):
+    """It was written `k < i < 2 ? i + 3 : 1`, which is another condition."""
+    func = parse_prim_func(RAGGED)
+
+    (found,) = CLibrary([func], tmp_path).run(func, [np.ones(4, np.float32)])
+
+    assert found.tolist() == [3, 4, 1, 1]
+
+
 BOUND = """
 @loops
 def f(A: f32[64]):
