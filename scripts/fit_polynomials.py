@@ -1,4 +1,5 @@
-"""Fit the polynomials of tc/codegen/llvm/vecmath.py: relative-error minimax by repeated weighted least squares, in mpmath.
+"""Fit the polynomials of tc/codegen/llvm/vecmath.py and tc/codegen/ptx/libm_f32.py: relative-error minimax by repeated weighted least
+squares, in mpmath.
 
 Prints each polynomial's coefficients, lowest power first, and its largest relative error before rounding to f32.
 """
@@ -62,6 +63,23 @@ def main() -> None:
     )
     show("erf: erf(x) / x in x^2", fit(lambda s: mp.erf(mp.sqrt(s)) / mp.sqrt(s), lambda s: 1.0, 1e-12, 0.95, 6))
     show("erf: log(1 - erf(a)) in a", fit(lambda a: mp.log(mp.erfc(a)), lambda a: float(mp.erfc(a)), 0.9, 4.0, 8))
+    show_f32_libm()
+
+
+def show_f32_libm() -> None:
+    """Those of tc/codegen/ptx/libm_f32.py. Near zero a series is told by its first term."""
+
+    def of_square(f: Callable[[mp.mpf], mp.mpf]) -> Callable[[mp.mpf], mp.mpf]:
+        return lambda s: f(mp.sqrt(s))
+
+    eighth = (math.pi / 4) ** 2 * 1.0001
+    show("sin: (sin(r) - r) / r^3 in r^2", fit(of_square(lambda r: (mp.sin(r) - r) / r**3), lambda s: s, 1e-9, eighth, 3))
+    cosine = of_square(lambda r: (mp.cos(r) - 1 + r * r / 2) / r**4)
+    show("cos: (cos(r) - 1 + r^2/2) / r^4 in r^2", fit(cosine, lambda s: s * s / math.cos(math.sqrt(s)), 1e-9, eighth, 3))
+    show("exp2: (2^r - 1) / r", fit(lambda r: (mp.mpf(2) ** r - 1) / r, lambda r: abs(r) / 2**r, -0.5, 0.5, 5))
+    show("exp: (exp(r) - 1 - r - r^2/2) / r^3", fit(lambda r: (mp.exp(r) - 1 - r - r * r / 2) / r**3, lambda r: r * r, -0.36, 0.36, 4))
+    series = of_square(lambda s: (mp.log((1 + s) / (1 - s)) - 2 * s) / s**3)
+    show("log: (log((1 + s) / (1 - s)) - 2 s) / s^3 in s^2", fit(series, lambda t: t, 1e-9, 0.0295, 3))
 
 
 if __name__ == "__main__":

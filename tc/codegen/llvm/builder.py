@@ -77,11 +77,12 @@ def float_text(value: float, element: str) -> str:
 class Module:
     """The text of one LLVM module: function definitions, declarations and constants on demand, metadata.
 
-    `features` are those of the target (LLVM's names) that its code may rely on.
+    `features` are those of the target (LLVM's names) that its code may rely on. `f32_libm`: functions of libm that it has in f32.
     """
 
-    def __init__(self, features: Iterable[str] = ()) -> None:
+    def __init__(self, features: Iterable[str] = (), f32_libm: Iterable[str] = ()) -> None:
         self.features = frozenset(features)
+        self.f32_libm = frozenset(f32_libm)
         self.definitions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.metadata: list[str] = []
@@ -359,8 +360,12 @@ class FunctionBuilder:
         return result
 
     def libm(self, name: str, *args: Value) -> Value:
-        """A scalar call of libm in double; for f32 the result is then rounded once, which makes it correct to half an ulp or so."""
+        """A scalar call of libm in double; for f32 the result is then rounded once, which makes it correct to half an ulp or so, unless the
+        module has the function in f32."""
         narrow = args[0].element == "float"
+        if narrow and name in self.module.f32_libm:
+            self.module.declare(f"{name}f", "float", ["float"] * len(args), "nounwind willreturn memory(none)")
+            return self.emit(f"call float @{name}f({', '.join(map(str, args))})", "float")
         wide = [self.convert("fpext", arg, "double") if narrow else arg for arg in args]
         self.module.declare(name, "double", ["double"] * len(wide), "nounwind willreturn memory(none)")
         result = self.emit(f"call double @{name}({', '.join(map(str, wide))})", "double")

@@ -33,7 +33,7 @@ from tc.codegen.llvm.emitter import KernelEmitter
 from tc.codegen.llvm.jit import foreign_assembly
 from tc.codegen.llvm.memory import memory_type
 from tc.codegen.ptx.dialect import NVPTX, ThreadDialect
-from tc.codegen.ptx.libm import define_libm
+from tc.codegen.ptx.libm import F32_LIBM, define_libm
 from tc.codegen.warp_assembly import DESCRIPTOR, assembly_of
 from tc.errors import CodegenError
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
@@ -69,7 +69,7 @@ def emit_launches_ir(func: PrimFunc, symbol: str, has_async_copies: bool = False
 
     `has_async_copies`: the architecture copies to shared memory while a thread does something else, as sm_80 and later ones.
     """
-    module = Module()
+    module = Module(f32_libm=F32_LIBM)
     chosen = select_intrinsics(func, ())
     for launch in launches_of(chosen):
         _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch, has_async_copies, dialect).emit_function()

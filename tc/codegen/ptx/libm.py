@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
-from tc.codegen.llvm.vecmath import emit_math
+from tc.codegen.ptx.large_angles import payne_hanek
+from tc.codegen.ptx.libm_f32 import F32_FUNCTIONS
+from tc.codegen.ptx.number import Number, either, from_bits
 
 PREFIX = "tc_libm_"
 """How the functions' names begin: LLVM knows those of libm, and what it may do with them."""
@@ -23,88 +24,13 @@ _SQUARE_ALONE = 2.0**28
 """Beyond it the square of a number is all that counts beside 1."""
 
 
-@dataclass(frozen=True)
-class _F64:
-    """A number with the operators of Python, each of which emits one instruction."""
-
-    b: FunctionBuilder
-    v: Value
-
-    def _of(self, other: _F64 | float) -> Value:
-        return other.v if isinstance(other, _F64) else self.b.float(float(other), self.v)
-
-    def _made(self, value: Value) -> _F64:
-        return _F64(self.b, value)
-
-    def __add__(self, other: _F64 | float) -> _F64:
-        return self._made(self.b.binary("fadd", self.v, self._of(other)))
-
-    def __sub__(self, other: _F64 | float) -> _F64:
-        return self._made(self.b.binary("fsub", self.v, self._of(other)))
-
-    def __rsub__(self, other: float) -> _F64:
-        return self._made(self.b.binary("fsub", self._of(other), self.v))
-
-    def __mul__(self, other: _F64 | float) -> _F64:
-        return self._made(self.b.binary("fmul", self.v, self._of(other)))
-
-    def __truediv__(self, other: _F64 | float) -> _F64:
-        return self._made(self.b.binary("fdiv", self.v, self._of(other)))
-
-    def __rtruediv__(self, other: float) -> _F64:
-        return self._made(self.b.binary("fdiv", self._of(other), self.v))
-
-    def __neg__(self) -> _F64:
-        return self._made(self.b.fneg(self.v))
-
-    def fma(self, factor: _F64 | float, addend: _F64 | float) -> _F64:
-        """self * factor + addend, rounded once."""
-        return self._made(self.b.fma(self.v, self._of(factor), self._of(addend)))
-
-    def math(self, name: str) -> _F64:
-        """A function that has code of its own: exp, abs, sqrt, trunc, round ..."""
-        return self._made(emit_math(self.b, name, self.v))
-
-    def with_sign_of(self, other: _F64) -> _F64:
-        """self, not negative, with the sign of another number."""
-        return self._made(self.b.intrinsic("copysign", self.v, other.v))
-
-    def test(self, predicate: str, other: _F64 | float) -> Value:
-        """A comparison, by LLVM's name of it."""
-        return self.b.compare(f"fcmp {predicate}", self.v, self._of(other))
-
-    def where(self, condition: Value, other: _F64 | float) -> _F64:
-        """`other` where a condition holds, else self."""
-        return self._made(self.b.select(condition, self._of(other), self.v))
-
-    def series(self, coefficients: list[float]) -> _F64:
-        """The sum of coefficients times powers, the lowest first."""
-        total = self._made(self.b.float(coefficients[-1], self.v))
-        for coefficient in reversed(coefficients[:-1]):
-            total = total.fma(self, coefficient)
-        return total
-
-    @property
-    def bits(self) -> Value:
-        """As an integer."""
-        return self.b.bitcast(self.v, "i64")
-
-
-def _from_bits(b: FunctionBuilder, bits: Value) -> _F64:
-    return _F64(b, b.bitcast(bits, "double"))
-
-
-def _either(b: FunctionBuilder, condition: Value, yes: _F64, no: _F64) -> _F64:
-    return _F64(b, b.select(condition, yes.v, no.v))
-
-
 # -- exponentials
 
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 _MAGIC, _MAGIC_BITS = 6755399441055744.0, 0x4338000000000000  # 1.5 * 2^52
 
 
-def _exp2(x: _F64) -> _F64:
+def _exp2(x: Number) -> Number:
     capped = x.where(x.test("ogt", 1100.0), 1100.0)
     capped = capped.where(capped.test("olt", -1100.0), -1100.0)
     shifted = capped + _MAGIC
@@ -114,29 +40,29 @@ def _exp2(x: _F64) -> _F64:
     half = b.binary("ashr", whole, b.int(1, whole))
     for part in (half, b.binary("sub", whole, half)):
         biased = b.binary("add", part, b.int(1023, part))
-        value = value * _from_bits(b, b.binary("shl", biased, b.int(52, part)))
+        value = value * from_bits(b, b.binary("shl", biased, b.int(52, part)))
     return x.where(x.test("ord", x), value)
 
 
-def _expm1(x: _F64) -> _F64:
+def _expm1(x: Number) -> Number:
     near = x.fma(x * x.series([1 / math.factorial(k) for k in range(2, 17)]), x)
     far = x.math("exp") - 1.0
-    return _either(x.b, x.math("abs").test("olt", 0.4), near.where(x.test("oeq", 0.0), x), far)
+    return either(x.b, x.math("abs").test("olt", 0.4), near.where(x.test("oeq", 0.0), x), far)
 
 
-def _sinh(x: _F64) -> _F64:
+def _sinh(x: Number) -> Number:
     size = x.math("abs")
     grown, half = _expm1(size), (size * 0.5).math("exp")
     value = (grown + grown / (grown + 1.0)) * 0.5
     return value.where(size.test("ogt", 22.0), half * 0.5 * half).with_sign_of(x)
 
 
-def _cosh(x: _F64) -> _F64:
+def _cosh(x: Number) -> Number:
     half = (x.math("abs") * 0.5).math("exp")
     return half * 0.5 * half + 0.5 / (half * half)
 
 
-def _tanh(x: _F64) -> _F64:
+def _tanh(x: Number) -> Number:
     less = _expm1(x.math("abs") * -2.0)
     return (-less / (less + 2.0)).with_sign_of(x).where(x.test("uno", x), x)
 
@@ -144,13 +70,13 @@ def _tanh(x: _F64) -> _F64:
 # -- logarithms
 
 
-def _log_parts(x: _F64) -> tuple[_F64, _F64]:
+def _log_parts(x: Number) -> tuple[Number, Number]:
     """k and f of a positive number 2^k f, f in [sqrt(1/2), sqrt(2))."""
     b, tiny = x.b, x.test("olt", 2.0**-1022)
     bits = x.where(tiny, x * 2.0**54).bits
     exponent = b.binary("ashr", b.binary("sub", bits, b.int(0x3FE6A09E667F3BCD, bits)), b.int(52, bits))
-    part = _from_bits(b, b.binary("sub", bits, b.binary("shl", exponent, b.int(52, exponent))))
-    power = _F64(b, b.convert("sitofp", exponent, "double"))
+    part = from_bits(b, b.binary("sub", bits, b.binary("shl", exponent, b.int(52, exponent))))
+    power = Number(b, b.convert("sitofp", exponent, "double"))
     return power.where(tiny, power - 54.0), part
 
 
@@ -158,30 +84,30 @@ _ATANH = [2.0 / (2 * k + 3) for k in range(13)]
 """Of log(f) = 2 s + s^3 P(s^2), s = (f - 1) / (f + 1)."""
 
 
-def _log_ends(x: _F64, value: _F64) -> _F64:
+def _log_ends(x: Number, value: Number) -> Number:
     """A logarithm where its argument is no positive number."""
     value = value.where(x.test("oeq", _INF), _INF)
     value = value.where(x.test("oeq", 0.0), -_INF)
     return value.where(x.test("olt", 0.0), _NAN).where(x.test("uno", x), x)
 
 
-def _log_of_part(part: _F64) -> _F64:
+def _log_of_part(part: Number) -> Number:
     s = (part - 1.0) / (part + 1.0)
     square = s * s
     return (s * square).fma(square.series(_ATANH), s + s)
 
 
-def _log(x: _F64) -> _F64:
+def _log(x: Number) -> Number:
     k, part = _log_parts(x)
     return _log_ends(x, k.fma(_LN2_HIGH, k.fma(_LN2_LOW, _log_of_part(part))))
 
 
-def _log2(x: _F64) -> _F64:
+def _log2(x: Number) -> Number:
     k, part = _log_parts(x)
     return _log_ends(x, _log_of_part(part).fma(1 / math.log(2.0), k))
 
 
-def _log1p(x: _F64) -> _F64:
+def _log1p(x: Number) -> Number:
     u = x + 1.0
     lost = x - (u - 1.0)
     value = _log(u) + lost / u
@@ -189,20 +115,20 @@ def _log1p(x: _F64) -> _F64:
     return value.where(x.math("abs").test("olt", 2.0**-60), x)
 
 
-def _asinh(x: _F64) -> _F64:
+def _asinh(x: Number) -> Number:
     size = x.math("abs")
     square = size * size
     value = _log1p(size + square / ((square + 1.0).math("sqrt") + 1.0))
     return value.where(size.test("ogt", _SQUARE_ALONE), _log(size) + math.log(2.0)).with_sign_of(x).where(x.test("uno", x), x)
 
 
-def _acosh(x: _F64) -> _F64:
+def _acosh(x: Number) -> Number:
     above = x - 1.0
     value = _log1p(above + above.fma(above, above + above).math("sqrt"))
     return value.where(x.test("ogt", _SQUARE_ALONE), _log(x) + math.log(2.0)).where(x.test("olt", 1.0), _NAN)
 
 
-def _atanh(x: _F64) -> _F64:
+def _atanh(x: Number) -> Number:
     size = x.math("abs")
     value = _log1p((size + size) / (1.0 - size)) * 0.5
     return value.with_sign_of(x).where(size.test("ogt", 1.0), _NAN).where(x.test("uno", x), x)
@@ -215,7 +141,7 @@ _QUARTER_LOWEST = -1.4973849048591833e-33
 _ATAN = [(-1.0) ** k / (2 * k + 1) for k in range(1, 24)]
 
 
-def _atan(x: _F64) -> _F64:
+def _atan(x: Number) -> Number:
     """Of numbers up to 1: atan(y) = pi/4 + atan((y - 1) / (y + 1)) above tan(pi/8); of larger ones pi/2 - atan(1 / x)."""
     b, size = x.b, x.math("abs")
     is_large = size.test("ogt", 1.0)
@@ -224,24 +150,24 @@ def _atan(x: _F64) -> _F64:
     z = y.where(is_middle, (y - 1.0) / (y + 1.0))
     square = z * z
     value = (z * square).fma(square.series(_ATAN), z)
-    zero = _F64(b, b.float(0.0, x.v))
+    zero = Number(b, b.float(0.0, x.v))
     value = value.where(is_middle, (value + _QUARTER_LOW / 2) + _QUARTER / 2)
     rest = (_QUARTER_LOW - value) + _QUARTER
     return value.where(is_large, rest).where(size.test("oeq", 0.0), zero).with_sign_of(x).where(x.test("uno", x), x)
 
 
-def _asin(x: _F64) -> _F64:
+def _asin(x: Number) -> Number:
     return _atan(x / ((1.0 - x) * (x + 1.0)).math("sqrt")).where(x.test("oeq", 0.0), x)
 
 
-def _acos(x: _F64) -> _F64:
+def _acos(x: Number) -> Number:
     return _atan(((1.0 - x) / (x + 1.0)).math("sqrt")) * 2.0
 
 
 _LARGE_ANGLE = 2.0**19
 
 
-def _quadrants(x: _F64) -> tuple[Value, _F64]:
+def _quadrants(x: Number) -> tuple[Value, Number]:
     """A number of quarter turns, of which the last two bits count, and the rest of an angle, at most an eighth of a turn."""
     b = x.b
     near, far, done = b.label("near"), b.label("far"), b.label("reduced")
@@ -253,107 +179,42 @@ def _quadrants(x: _F64) -> tuple[Value, _F64]:
     turns = shifted.bits
     b.branch(done)
     b.start_block(far)
-    far_turns, far_rest = _payne_hanek(x)
+    far_turns, far_rest = payne_hanek(x)
     far_end = b.block
     b.branch(done)
     b.start_block(done)
     number = b.emit(f"phi i64 [ {turns.text}, %{near} ], [ {far_turns.text}, %{far_end} ]", "i64")
     angle = b.emit(f"phi double [ {rest.v.text}, %{near} ], [ {far_rest.v.text}, %{far_end} ]", "double")
-    return number, _F64(b, angle)
-
-
-_WINDOW = 192
-
-
-def _two_over_pi(bits: int) -> int:
-    """floor(2 / pi * 2^bits), by Machin's formula."""
-    scale = 1 << (bits + 64)
-
-    def inverse_tangent(n: int) -> int:
-        total = term = scale // n
-        k = 1
-        while term:
-            term //= -n * n
-            k += 2
-            total += term // k
-        return total
-
-    pi = 4 * (4 * inverse_tangent(5) - inverse_tangent(239))
-    return 2 * scale * (1 << bits) // pi
-
-
-def _payne_hanek(x: _F64) -> tuple[Value, _F64]:
-    """The same of any large angle: M 2^e times as many digits of 2 / pi as count, modulo four quarter turns.
-
-    With W the 192 digits from place e - 2 on, x * 2 / pi is M * W * 2^-190 but for multiples of 4.
-    """
-    b, words = x.b, 20
-    digits = _two_over_pi(64 * words)
-    content = b"".join((digits >> 64 * (words - 1 - k) & (2**64 - 1)).to_bytes(8, "little") for k in range(words))
-    table = b.module.constant("tc_two_over_pi", content)
-    bits = b.binary("and", x.bits, b.int(2**63 - 1, x.bits))
-    exponent = b.binary("sub", b.binary("lshr", bits, b.int(52, bits)), b.int(1075, bits))
-    mantissa = b.binary("or", b.binary("and", bits, b.int(2**52 - 1, bits)), b.int(2**52, bits))
-    place = b.binary("sub", exponent, b.int(2, exponent))
-    before = b.compare("icmp slt", place, b.int(0, place))  # so many digits 0 come before the point
-    start = b.select(before, b.int(0, place), place)
-    start = b.select(b.compare("icmp sgt", start, b.int(64 * (words - 4), start)), b.int(0, start), start)  # infinity, NaN
-    first = b.binary("lshr", start, b.int(6, start))
-    window: Value | None = None
-    for k in range(4):
-        index = b.binary("add", first, b.int(k, first))
-        word = b.emit(f"load i64, ptr {b.emit(f'getelementptr i64, ptr {table}, i64 {index.text}', 'ptr').text}, align 8", "i64")
-        wide = b.convert("zext", word, "i256")
-        window = wide if window is None else b.binary("or", b.binary("shl", window, b.int(64, window)), wide)
-    assert window is not None
-    skipped = b.convert("zext", b.binary("and", start, b.int(63, start)), "i256")
-    window = b.binary("lshr", b.binary("shl", window, skipped), b.int(64, window))
-    whole = b.binary("mul", window, b.convert("zext", mantissa, "i256"))
-    behind = b.convert("zext", b.select(before, b.binary("sub", b.int(0, place), place), b.int(0, place)), "i256")
-    whole = b.binary("shl", b.binary("lshr", whole, behind), b.int(256 - _WINDOW, whole))  # the quarter turns are the two highest bits
-    rounded = b.binary("add", whole, b.int(1 << 253, whole))
-    turns = b.convert("trunc", b.binary("lshr", rounded, b.int(254, rounded)), "i64")
-    rest = b.binary("ashr", b.binary("shl", whole, b.int(2, whole)), b.int(2, whole))  # signed, of -1/2 to 1/2 quarter turns
-    value: _F64 | None = None
-    for k in range(4):
-        part = b.convert("trunc", b.binary("lshr", rest, b.int(192 - 64 * k, rest)), "i64")
-        number = _F64(b, b.convert("uitofp" if k else "sitofp", part, "double")) * 2.0 ** (-62 - 64 * k)
-        value = number if value is None else value + number
-    assert value is not None
-    is_negative = b.compare("icmp slt", x.bits, b.int(0, x.bits))
-    angle = value * _QUARTER
-    angle = angle.where(is_negative, -angle)
-    turns = b.select(is_negative, b.binary("sub", b.int(0, turns), turns), turns)
-    return turns, angle.where(x.math("abs").test("ueq", _INF), _NAN)
+    return number, Number(b, angle)
 
 
 _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(1, 10)]
 _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(2, 11)]
 
 
-def _sin_cos(x: _F64) -> tuple[_F64, _F64]:
+def _sin_cos(x: Number) -> tuple[Number, Number]:
     b = x.b
     turns, r = _quadrants(x)
     square = r * r
     sine = (r * square).fma(square.series(_SIN), r)
     cosine = (square * square).fma(square.series(_COS), square.fma(-0.5, 1.0))
     is_odd = b.compare("icmp ne", b.binary("and", turns, b.int(1, turns)), b.int(0, turns))
-    sine, cosine = _either(b, is_odd, cosine, sine), _either(b, is_odd, sine, cosine)
+    sine, cosine = either(b, is_odd, cosine, sine), either(b, is_odd, sine, cosine)
     one = b.int(1, turns)
     for_sine = b.compare("icmp ne", b.binary("and", turns, b.int(2, turns)), b.int(0, turns))
     for_cosine = b.compare("icmp ne", b.binary("and", b.binary("add", turns, one), b.int(2, turns)), b.int(0, turns))
     return sine.where(for_sine, -sine), cosine.where(for_cosine, -cosine)
 
 
-def _sin(x: _F64) -> _F64:
+def _sin(x: Number) -> Number:
     return _sin_cos(x)[0].where(x.test("oeq", 0.0), x)
 
 
-def _cos(x: _F64) -> _F64:
+def _cos(x: Number) -> Number:
     return _sin_cos(x)[1]
 
 
-def _tan(x: _F64) -> _F64:
+def _tan(x: Number) -> Number:
     sine, cosine = _sin_cos(x)
     return (sine / cosine).where(x.test("oeq", 0.0), x)
 
@@ -364,16 +225,16 @@ _ERF_TERMS, _ERFC_DEPTH = 60, 90
 _ERF_NEAR = 2.0
 
 
-def _erf_near(size: _F64) -> _F64:
+def _erf_near(size: Number) -> Number:
     """2 x / sqrt(pi) exp(-x^2) (1 + 2 x^2 / 3 (1 + 2 x^2 / 5 (...))): all terms are positive."""
     square = size * size
-    total = _F64(size.b, size.b.float(1.0, size.v))
+    total = Number(size.b, size.b.float(1.0, size.v))
     for k in range(_ERF_TERMS, 0, -1):
         total = (total * square).fma(2.0 / (2 * k + 1), 1.0)
     return size * (2 / math.sqrt(math.pi)) * (-square).math("exp") * total
 
 
-def _erfc_far(size: _F64) -> _F64:
+def _erfc_far(size: Number) -> Number:
     """exp(-x^2) / sqrt(pi) / (x + 1/2 / (x + 2/2 / (x + 3/2 / ...)))."""
     total = size
     for k in range(_ERFC_DEPTH, 0, -1):
@@ -381,21 +242,21 @@ def _erfc_far(size: _F64) -> _F64:
     return _squared_exp(size) / (total * math.sqrt(math.pi))
 
 
-def _squared_exp(size: _F64) -> _F64:
+def _squared_exp(size: Number) -> Number:
     """exp(-x^2), with what is lost when x is squared."""
     square = size * size
     lost = size.fma(size, -square)
     return (-square).math("exp") * (1.0 - lost)
 
 
-def _erf(x: _F64) -> _F64:
+def _erf(x: Number) -> Number:
     size = x.math("abs")
     capped = size.where(size.test("ogt", 6.0), 6.0)
     near = _erf_near(capped)
     return near.where(size.test("ogt", _ERF_NEAR), 1.0 - _erfc_far(capped)).with_sign_of(x).where(x.test("uno", x), x)
 
 
-def _erfc(x: _F64) -> _F64:
+def _erfc(x: Number) -> Number:
     size = x.math("abs")
     capped = size.where(size.test("ogt", 30.0), 30.0)
     far = (1.0 - _erf_near(capped)).where(size.test("ogt", _ERF_NEAR), _erfc_far(capped))
@@ -405,7 +266,7 @@ def _erfc(x: _F64) -> _F64:
 # -- powers and remainders
 
 
-def _pow(x: _F64, y: _F64) -> _F64:
+def _pow(x: Number, y: Number) -> Number:
     """exp(y log |x|), the logarithm in two numbers; then what C says of the ends."""
     b, size = x.b, x.math("abs")
     k, part = _log_parts(size)
@@ -437,7 +298,7 @@ def _pow(x: _F64, y: _F64) -> _F64:
     return value.where(b.binary("or", y.test("oeq", 0.0), x.test("oeq", 1.0)), 1.0)
 
 
-def _fmod(x: _F64, y: _F64) -> _F64:
+def _fmod(x: Number, y: Number) -> Number:
     """Long division: the divisor, doubled as often as it goes into what is left, is taken away; each difference is exact."""
     b, divisor = x.b, y.math("abs")
     outer, inner, take, done = b.label("again"), b.label("double"), b.label("take"), b.label("rest")
@@ -448,14 +309,14 @@ def _fmod(x: _F64, y: _F64) -> _F64:
     left, smaller = b.name("left"), b.name("smaller")
     phi_left = len(b.lines)
     b.lines.append("")
-    rest = _F64(b, Value(left, "double"))
+    rest = Number(b, Value(left, "double"))
     half = rest * 0.5
     b.branch_if(rest.test("oge", divisor), inner, done)
     b.start_block(inner)
     grown = b.name("grown")
     phi_grown = len(b.lines)
     b.lines.append("")
-    factor = _F64(b, Value(grown, "double"))
+    factor = Number(b, Value(grown, "double"))
     doubled = factor + factor
     b.branch_if(factor.test("ole", half), inner, take)
     b.lines[phi_grown] = f"  {grown} = phi double [ {divisor.v.text}, %{outer} ], [ {doubled.v.text}, %{inner} ]"
@@ -466,11 +327,11 @@ def _fmod(x: _F64, y: _F64) -> _F64:
     b.start_block(done)
     nan = b.float(_NAN, x.v).text
     b.lines.append(f"  {smaller} = phi double [ {nan}, %{before} ], [ {left}, %{outer} ]")
-    found = _F64(b, Value(smaller, "double")).with_sign_of(x)
+    found = Number(b, Value(smaller, "double")).with_sign_of(x)
     return found.where(b.binary("or", x.test("uno", x), y.test("uno", y)), _NAN)
 
 
-_FUNCTIONS: dict[str, Callable[..., _F64]] = {
+_FUNCTIONS: dict[str, Callable[..., Number]] = {
     "exp": lambda x: x.math("exp"),
     "exp2": _exp2,
     "expm1": _expm1,
@@ -497,19 +358,25 @@ _FUNCTIONS: dict[str, Callable[..., _F64]] = {
 LIBM_NAMES = frozenset(_FUNCTIONS)
 
 
+F32_LIBM = frozenset(F32_FUNCTIONS)
+"""Those that are there in f32, too: by the names of C, "sinf"."""
+
+
 def define_libm(module: Module) -> None:
     """Let a module have functions of its own in the place of those of libm that it declares."""
-    for name in sorted(LIBM_NAMES.intersection(module.declarations)):
+    known = {**{name: (make, "double") for name, make in _FUNCTIONS.items()},
+             **{f"{name}f": (make, "float") for name, make in F32_FUNCTIONS.items()}}  # fmt: skip
+    for name in sorted(known.keys() & module.declarations.keys()):
         del module.declarations[name]
         module.definitions = [text.replace(f"@{name}(", f"@{PREFIX}{name}(") for text in module.definitions]
-        module.definitions.append(_definition(module, name))
+        module.definitions.append(_definition(module, name, *known[name]))
 
 
-def _definition(module: Module, name: str) -> str:
-    count = 2 if name in ("pow", "fmod") else 1
+def _definition(module: Module, name: str, make: Callable[..., Number], kind: str) -> str:
+    count = 2 if name in ("pow", "powf", "fmod") else 1
     b = FunctionBuilder(module)
-    result = _FUNCTIONS[name](*(_F64(b, Value(f"%x{k}", "double")) for k in range(count)))
+    result = make(*(Number(b, Value(f"%x{k}", kind)) for k in range(count)))
     b.emit_void(f"ret {result.v}")
-    params = ", ".join(f"double %x{k}" for k in range(count))
-    header = f"define internal double @{PREFIX}{name}({params}) nounwind {{"
+    params = ", ".join(f"{kind} %x{k}" for k in range(count))
+    header = f"define internal {kind} @{PREFIX}{name}({params}) nounwind {{"
     return "\n".join([header, "entry:", *b.entry, *b.lines, "}"])

@@ -1,0 +1,265 @@
+"""Functions of libm in f32 alone, for processors that are many times slower in f64: good to one unit in the last place.
+
+What must be known to more bits than an f32 has stands in two of them, the second of which is what the first lacks; sums and products that
+make such pairs are exact. The polynomials are least-maximum fits made by scripts/fit_polynomials.py. Angles beyond 2^17 are reduced in f64.
+
+Sources: exact sums and products by Knuth (1969) and Dekker (1971); the reductions by Cody and Waite (1980) and Payne and Hanek (1983).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tc.codegen.llvm.builder import Value
+from tc.codegen.ptx.large_angles import payne_hanek
+from tc.codegen.ptx.number import Number, either, from_bits
+
+_INF, _NAN = math.inf, math.nan
+_MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+
+# Their first numbers have so many zeros at the end that products with whole numbers of 8 and 17 bits are exact.
+_LN2 = (0.693145751953125, 1.428606765330187e-06)
+_QUARTER = (1.57080078125, -4.410743713378906e-06, -4.371138828673793e-08, -1.7151245100058819e-15)
+
+
+def _whole(x: Number, factor: float) -> tuple[Number, Value]:
+    """x * factor to the nearest whole number, as a float and as an integer."""
+    shifted = x.fma(factor, _MAGIC)
+    return shifted - _MAGIC, x.b.binary("sub", shifted.bits, x.b.int(_MAGIC_BITS, shifted.bits))
+
+
+def _sum(a: Number | float, b: Number) -> tuple[Number, Number]:
+    """a + b and what it lacks, where |a| >= |b| or a is 0."""
+    total = b + a
+    return total, b - (total - a)
+
+
+def _any_sum(a: Number, b: Number) -> tuple[Number, Number]:
+    """a + b and what it lacks."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _power(x: Number, n: Value) -> Number:
+    """2^n for -126 <= n <= 127."""
+    b = x.b
+    return from_bits(b, b.binary("shl", b.binary("add", n, b.int(127, n)), b.int(23, n)))
+
+
+def _scaled(p: Number, n: Value) -> Number:
+    """p * 2^n, rounded once, in two steps: each power is a normal number."""
+    b = p.b
+    half = b.binary("ashr", n, b.int(1, n))
+    return p * _power(p, half) * _power(p, b.binary("sub", n, half))
+
+
+# -- exponentials
+
+_EXP2 = [0.6931471824645996, 0.24022647738456726, 0.055503323674201965, 0.00961843691766262, 0.0013398875016719103, 0.00015353361959569156]
+_EXP = [0.5, 0.1666666716337204, 0.04166645184159279, 0.00833327416330576, 0.001393682206980884, 0.00019915089069399983]
+"""Of (exp(r) - 1 - r) / r^2."""
+
+
+def _clamped(x: Number, low: float, high: float) -> Number:
+    above = x.where(x.test("ogt", high), high)
+    return above.where(above.test("olt", low), low)
+
+
+def _exp2(x: Number) -> Number:
+    capped = _clamped(x, -160.0, 130.0)
+    whole, n = _whole(capped, 1.0)
+    rest = capped - whole
+    value = _scaled(rest.fma(rest.series(_EXP2), 1.0), n)
+    return x.where(x.test("ord", x), value)
+
+
+def _expm1(x: Number) -> Number:
+    """2 (2^(n-1) (exp(r) - 1) + 2^(n-1) - 1/2), x = n ln 2 + r."""
+    b, capped = x.b, _clamped(x, -25.0, 89.0)
+    whole, n = _whole(capped, 1 / math.log(2.0))
+    rest, low = _any_sum((-whole).fma(_LN2[0], capped), -whole * _LN2[1])
+    power = _power(x, b.binary("sub", n, b.int(1, n)))
+    square = rest * rest
+    small = square.fma(rest.series(_EXP), low.fma(rest, low))
+    less, half_lost = _any_sum(power, Number(b, b.float(-0.5, x.v)))
+    total, lost = _any_sum(less, rest * power)
+    value = total + small.fma(power, lost + half_lost)
+    value = value + value
+    return value.where(x.math("abs").test("olt", 2.0**-25), x).where(x.test("uno", x), x)
+
+
+# -- logarithms
+
+_LOG = [
+    0.3333331048488617, -0.24999986588954926, 0.20002228021621704, -0.16669243574142456, 0.14218617975711823,
+    -0.12384456396102905, 0.11873415112495422, -0.11789275705814362, 0.06913621723651886,
+]  # fmt: skip
+"""Of (log(1 + f) - f + f^2 / 2) / f^3."""
+_LOG2_E = (1.4426950216293335, 1.925963033500011e-08)
+
+
+def _log_parts(x: Number) -> tuple[Value, Number, Number]:
+    """k, as an integer and as a float, and f of a positive number 2^k f, f in [sqrt(1/2), sqrt(2))."""
+    b, tiny = x.b, x.test("olt", 2.0**-126)
+    bits = x.where(tiny, x * 2.0**24).bits
+    exponent = b.binary("ashr", b.binary("sub", bits, b.int(0x3F3504F3, bits)), b.int(23, bits))
+    part = from_bits(b, b.binary("sub", bits, b.binary("shl", exponent, b.int(23, exponent))))
+    exponent = b.select(tiny, b.binary("sub", exponent, b.int(24, exponent)), exponent)
+    return exponent, Number(b, b.convert("sitofp", exponent, "float")), part
+
+
+def _log_ends(x: Number, value: Number) -> Number:
+    """A logarithm where its argument is no positive number."""
+    value = value.where(x.test("oeq", _INF), _INF)
+    value = value.where(x.test("oeq", 0.0), -_INF)
+    return value.where(x.test("olt", 0.0), _NAN).where(x.test("uno", x), x)
+
+
+def _log_tail(f: Number) -> Number:
+    """log(1 + f) - f."""
+    square = f * f
+    return square.fma(-0.5, (f * square).fma(f.series(_LOG), f.fma(f, -square) * -0.5))
+
+
+def _log2(x: Number) -> Number:
+    _, k, part = _log_parts(x)
+    f = part - 1.0
+    square = f * f
+    log, low = _sum(f, square * -0.5)
+    low = low + (f * square).fma(f.series(_LOG), f.fma(f, -square) * -0.5)
+    product = log * _LOG2_E[0]
+    total, lost = _sum(k, product)
+    lost = lost + log.fma(_LOG2_E[0], -product)
+    return _log_ends(x, total + (lost + log.fma(_LOG2_E[1], low * _LOG2_E[0])))
+
+
+def _log1p(x: Number) -> Number:
+    b, is_large = x.b, x.test("ogt", 1.0)
+    u = x + 1.0
+    lost = either(b, is_large, 1.0 - (u - x), x - (u - 1.0))
+    n, k, part = _log_parts(u)
+    lost = lost * _power(x, b.binary("sub", b.int(0, n), n))
+    lost = lost.where(u.test("ogt", 2.0**60), 0.0)
+    f = part - 1.0
+    tail = lost.fma(f.fma(f, -f), _log_tail(f) + lost)
+    total, rest = _sum(k * _LN2[0], f)
+    value = _log_ends(u, total + (rest + k.fma(_LN2[1], tail)))
+    return value.where(x.math("abs").test("olt", 2.0**-25), x).where(x.test("uno", x), x)
+
+
+# -- angles
+
+_LARGE_ANGLE = 2.0**17
+_SIN = [-0.1666666716337204, 0.008333329111337662, -0.0001983933470910415, 2.718307996474323e-06]
+_COS = [0.0416666679084301, -0.0013888883404433727, 2.4799459424684756e-05, -2.720572069847549e-07]
+
+
+def _sin_cos(x: Number) -> tuple[Number, Number]:
+    b = x.b
+    near, far, done = b.label("near"), b.label("far"), b.label("reduced")
+    b.branch_if(x.math("abs").test("olt", _LARGE_ANGLE), near, far)
+    b.start_block(near)
+    n, turns = _whole(x, 2 / math.pi)
+    rest = (-n).fma(_QUARTER[1], (-n).fma(_QUARTER[0], x))  # exact
+    more = -n * _QUARTER[2]
+    angle, lost = _any_sum(rest, more)
+    lost = lost + (-n).fma(_QUARTER[3], (-n).fma(_QUARTER[2], -more))
+    b.branch(done)
+    b.start_block(far)
+    far_turns, wide = payne_hanek(Number(b, b.convert("fpext", x.v, "double")))
+    far_angle = Number(b, b.convert("fptrunc", wide.v, "float"))
+    far_lost = Number(b, b.convert("fptrunc", (wide - Number(b, b.convert("fpext", far_angle.v, "double"))).v, "float"))
+    far_turns = b.convert("trunc", far_turns, "i32")
+    far_end = b.block
+    b.branch(done)
+    b.start_block(done)
+
+    def either_way(element: str, one: Value, other: Value) -> Value:
+        return b.emit(f"phi {element} [ {one.text}, %{near} ], [ {other.text}, %{far_end} ]", element)
+
+    turns = either_way("i32", turns, far_turns)
+    r, low = Number(b, either_way("float", angle.v, far_angle.v)), Number(b, either_way("float", lost.v, far_lost.v))
+    return _turned(turns, r, low)
+
+
+def _turned(turns: Value, r: Number, low: Number) -> tuple[Number, Number]:
+    """Sine and cosine of r + low and so many quarter turns."""
+    b, square = r.b, r * r
+    sine = r + (r * square).fma(square.series(_SIN), low.fma(square * -0.5, low))
+    half = square * 0.5
+    first = 1.0 - half
+    error = r.fma(r, -square) * -0.5
+    cosine = first + ((1.0 - first) - half + (square * square).fma(square.series(_COS), (-r).fma(low, error)))
+    is_odd = b.compare("icmp ne", b.binary("and", turns, b.int(1, turns)), b.int(0, turns))
+    sine, cosine = either(b, is_odd, cosine, sine), either(b, is_odd, sine, cosine)
+    for_sine = b.compare("icmp ne", b.binary("and", turns, b.int(2, turns)), b.int(0, turns))
+    next_turn = b.binary("add", turns, b.int(1, turns))
+    for_cosine = b.compare("icmp ne", b.binary("and", next_turn, b.int(2, turns)), b.int(0, turns))
+    return sine.where(for_sine, -sine), cosine.where(for_cosine, -cosine)
+
+
+# -- powers
+
+_ATANH = [0.6666666269302368, 0.4000033736228943, 0.2853716015815735, 0.2358517348766327]
+"""Of log(f) = 2 s + s^3 P(s^2), s = (f - 1) / (f + 1)."""
+_TWO_THIRDS_LOW = 2 / 3 - 0.6666666865348816
+
+
+def _log_pair(size: Number) -> tuple[Number, Number]:
+    """The logarithm of a positive number in two, to about 2^-34."""
+    _, k, part = _log_parts(size)
+    above, below = part - 1.0, part + 1.0
+    s = above / below
+    s_low = ((-s).fma(below, above) - s * (part - (below - 1.0))) / below
+    square = s * s
+    square_low = s.fma(s, -square) + (s + s) * s_low
+    high, low = _sum(Number(s.b, s.b.float(0.6666666865348816, s.v)), square * square.series(_ATANH[1:]))
+    low = low + _TWO_THIRDS_LOW
+    product = square * high
+    product_low = square.fma(high, -product) + square.fma(low, square_low * high)
+    term = s * product
+    term_low = s.fma(product, -term) + s.fma(product_low, s_low * product)
+    log, lost = _sum(s + s, term)
+    total, rest = _sum(k * _LN2[0], log)
+    tail = rest + (lost + (k.fma(_LN2[1], term_low) + (s_low + s_low)))
+    return _sum(total, tail)
+
+
+def _pow(x: Number, y: Number) -> Number:
+    """exp(y log |x|), the logarithm in two numbers; then what C says of the ends."""
+    b, size = x.b, x.math("abs")
+    log, log_low = _log_pair(size)
+    log = _log_ends(size, log)
+    product = log * y
+    low = log.fma(y, -product) + log_low * y
+    low = low.where(product.math("abs").test("uge", 150.0), 0.0)
+    product = _clamped(product, -150.0, 150.0)
+    whole, n = _whole(product, 1 / math.log(2.0))
+    rest, lost = _any_sum((-whole).fma(_LN2[0], product), -whole * _LN2[1])
+    rest, low = _any_sum(rest, low + lost)
+    one, lost = _sum(1.0, rest)
+    value = one + (lost + (rest * rest).fma(rest.series(_EXP), low.fma(rest, low)))
+    value = _scaled(value, n)
+    integral = y.math("trunc").test("oeq", y)
+    half = y * 0.5
+    is_odd = b.binary("and", integral, half.math("trunc").test("une", half))
+    is_negative = b.compare("icmp slt", x.bits, b.int(0, x.bits))
+    value = value.where(b.binary("and", is_negative, is_odd), -value)
+    fractional = b.binary("and", x.test("olt", 0.0), b.binary("xor", integral, b.int(1, integral)))
+    value = value.where(b.binary("and", fractional, size.test("olt", _INF)), _NAN)
+    value = value.where(b.binary("and", size.test("oeq", 1.0), y.math("abs").test("oeq", _INF)), 1.0)
+    value = value.where(b.binary("or", x.test("uno", x), y.test("uno", y)), _NAN)
+    return value.where(b.binary("or", y.test("oeq", 0.0), x.test("oeq", 1.0)), 1.0)
+
+
+F32_FUNCTIONS: dict[str, Callable[..., Number]] = {
+    "exp2": _exp2,
+    "expm1": _expm1,
+    "log2": _log2,
+    "log1p": _log1p,
+    "sin": lambda x: _sin_cos(x)[0].where(x.test("oeq", 0.0), x),
+    "cos": lambda x: _sin_cos(x)[1],
+    "pow": _pow,
+}
