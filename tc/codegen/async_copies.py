@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tc.codegen.llvm.addresses import offset_of
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, simplify
 from tc.ir.copies import copied
 from tc.ir.expr import Buffer, Expr, Le, Load, Lt, Var, conjuncts, const
 from tc.ir.loop import AsyncStore
@@ -51,13 +51,13 @@ def copy_pieces(
         elements //= 2
     if elements * size not in PIECE_BYTES:
         return None
-    return tuple(_piece(stmt, load, condition, lane, first, elements * size) for first in range(0, lanes, elements))
+    return tuple(_piece(stmt, load, condition, lane, first, elements * size, facts) for first in range(0, lanes, elements))
 
 
-def _piece(stmt: AsyncStore, load: Load, condition: Expr, lane: Var | None, first: int, size_bytes: int) -> CopyPiece:
+def _piece(stmt: AsyncStore, load: Load, condition: Expr, lane: Var | None, first: int, size_bytes: int, facts: Facts) -> CopyPiece:
     values = {} if lane is None else {lane: const(first)}
     indices = tuple(substitute(index, values) for index in stmt.indices)
-    return CopyPiece(size_bytes, stmt.buffer, indices, substitute(load, values), substitute(condition, values))
+    return CopyPiece(size_bytes, stmt.buffer, indices, substitute(load, values), simplify(substitute(condition, values), facts))
 
 
 def _aligned(offset: Polynomial, lane: Var | None, differs: Callable[[Expr], bool]) -> int:

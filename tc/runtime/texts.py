@@ -91,7 +91,7 @@ def _notes(steps: Sequence[PlanStep], comment: str) -> dict[str, str]:
     for step in all_steps(steps) if comment else ():
         if isinstance(step, Launch) and step.span is not None:
             found.setdefault(step.kernel, {})[str(step.span)] = None
-    return {name: comment.format(_in_comment("; ".join(spans))) + "\n" for name, spans in found.items()}
+    return {name: comment.format(f"computes {_in_comment('; '.join(spans))}") + "\n" for name, spans in found.items()}
 
 
 def _in_comment(text: str) -> str:

@@ -21,6 +21,7 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>", "udiv": "/", "urem": "%",
     "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/", "frem": "%",
 }  # fmt: skip
+_SHIFTS = ("shl", "lshr")
 _SIGNED_INFIX = {"ashr": ">>", "sdiv": "/", "srem": "%"}
 _INTEGER_COMPARE = {
     "eq": "==", "ne": "!=",
@@ -72,6 +73,10 @@ class ScalarBuilder(FunctionBuilder):
             return value.text
         return unsigned_literal(value.known, _WIDTHS[value.element], self.helpers.dialect.long_suffix)
 
+    def _shift(self, value: Value) -> str:
+        """By how many bits."""
+        return self._text(value) if value.known is None else str(value.known)
+
     def signed(self, value: Value) -> str:
         """The number that an integer's bits are as a signed one."""
         return f"(i{_WIDTHS[value.element]}){self._text(value)}"
@@ -81,10 +86,10 @@ class ScalarBuilder(FunctionBuilder):
     def binary(self, op: str, a: Value, b: Value) -> Value:
         op = op.split()[0]
         if op in _SIGNED_INFIX:
-            right = self._text(b) if op == "ashr" else self.signed(b)
+            right = self._shift(b) if op == "ashr" else self.signed(b)
             return self.assign(f"({_TYPES[a.element]})({self.signed(a)} {_SIGNED_INFIX[op]} {right})", a.element)
         left = f"(u32){self._text(a)}" if a.element in ("i8", "i16") else self._text(a)  # u16 * u16 would be an int, and may not fit
-        text = f"{left} {_INFIX[op]} {self._text(b)}"
+        text = f"{left} {_INFIX[op]} {self._shift(b) if op in _SHIFTS else self._text(b)}"
         return self.assign(f"({_TYPES[a.element]})({text})" if a.element in ("i8", "i16") else text, a.element)
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
@@ -169,8 +174,8 @@ def unsigned_literal(value: int, bits: int, long_suffix: str) -> str:
 
 def float_literal(helpers: Helpers, value: float, kind: str) -> str:
     """An f32 or f64, exact; what is no number by its bits."""
-    if math.isinf(value) and helpers.dialect.infinity:
-        return f"{'-' * (value < 0)}{helpers.dialect.infinity}"
+    if math.isinf(value):
+        return f"{'-' * (value < 0)}{_infinity(helpers)}"
     if not math.isfinite(value) or (kind == "f32" and math.isinf(_rounded(value))):
         code = "<f" if kind == "f32" else "<d"
         bits = int.from_bytes(struct.pack(code, _rounded(value) if kind == "f32" else value), "little")
@@ -181,6 +186,12 @@ def float_literal(helpers: Helpers, value: float, kind: str) -> str:
         return repr(value)
     near = _rounded(value)
     return f"{_shortest(near)}f"
+
+
+def _infinity(helpers: Helpers) -> str:
+    """Its name, which a dialect has, or a macro."""
+    own = helpers.dialect.infinity
+    return own or helpers.need("TC_INFINITY", lambda: f"#define TC_INFINITY {helpers.dialect.bits['f32'][0]}(0x7f800000u)")
 
 
 def _rounded(value: float) -> float:

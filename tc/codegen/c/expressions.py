@@ -86,6 +86,7 @@ class ExpressionWriter:
         self.in_parallel = False
         self.spare: set[Buffer] = set()
         self.unread: set[Buffer] = set()  # scratch that is only written
+        self.single: set[Buffer] = set()  # scratch of one element, which is a variable and no array
         self.wild: set[Var] = set()  # variables that hold data, whose arithmetic wraps
         self.has_short_indices = not self.dialect.is_host
         self.long: set[Expr] = set()  # variables of indices that are i64 in the text
@@ -384,8 +385,16 @@ class ExpressionWriter:
 
     def pointer(self, buffer: Buffer, offset: Polynomial) -> str:
         """The address so many elements from the start of a buffer."""
+        return self.start(buffer) if offset.is_constant and not offset.constant else f"&{self.element(buffer, offset)}"
+
+    def start(self, buffer: Buffer) -> str:
+        """The address of a buffer's first element."""
+        return f"&{self.buffer_name(buffer)}" if buffer in self.single else self.buffer_name(buffer)
+
+    def element(self, buffer: Buffer, offset: Polynomial) -> str:
+        """The element so many elements from the start of a buffer."""
         name = self.buffer_name(buffer)
-        return name if offset.is_constant and not offset.constant else f"&{name}[{self.index(offset)}]"
+        return name if buffer in self.single else f"{name}[{self.index(offset)}]"
 
     def index(self, offset: Polynomial) -> str:
         """An offset, all of whose arithmetic is in range: what is added first, then what is taken off."""
@@ -406,15 +415,16 @@ class ExpressionWriter:
 
     def _term(self, monomial: Monomial, factor: int, is_long: bool) -> str:
         """A product of the parts of an index, perhaps in 64 bits."""
-        parts = [self._atom(atom) for atom in monomial]
+        is_alone = factor == 1 and len(monomial) == 1 and not is_long
+        parts = [self._atom(atom, PRODUCT if is_alone else PRODUCT + 1) for atom in monomial]
         if is_long and monomial[0] not in self.long and not parts[0].startswith("(i64)"):
             parts[0] = f"(i64){parts[0]}"
         return " * ".join([*parts, str(factor)] if factor != 1 else parts)
 
-    def _atom(self, atom: Expr) -> str:
-        """A part of an index that is no sum or product."""
+    def _atom(self, atom: Expr, strength: int) -> str:
+        """A part of an index that is no sum or product, where operators bind so strongly."""
         found = self.value(atom)
-        return found.at(PRODUCT + 1) if isinstance(atom, Var) or found.dtype == i64 else f"(i64){found.at(UNARY)}"
+        return found.at(strength) if isinstance(atom, Var) or found.dtype == i64 else f"(i64){found.at(UNARY)}"
 
     def buffer_name(self, buffer: Buffer) -> str:
         found = self.scope.buffers.get(buffer)
@@ -428,13 +438,13 @@ class ExpressionWriter:
         if is_packed(buffer):
             return self._packed_load(buffer, offset, place)
         if place is None:
-            return self._shared_load(node, CValue(f"{self.buffer_name(buffer)}[{self.index(offset)}]", buffer.dtype))
+            return self._shared_load(node, CValue(self.element(buffer, offset), buffer.dtype))
         assert self.lane is not None
         is_whole = place is not None and place.kind == "" and buffer.scope == "register"  # all of its lanes exist
         if is_whole or self.mask is None:
             return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.pointer(buffer, offset), place, None)
         where = self._guarded(offset, place)
-        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.buffer_name(buffer), where, self.mask)
+        return self.vectors.load(buffer.dtype, self.lane.lanes, buffer.scope, self.start(buffer), where, self.mask)
 
     def _guarded(self, offset: Polynomial, place: LanePlace) -> LanePlace:
         """The same places from the start of the buffer: under a mask that has no lane on, there may be nothing where they are."""
@@ -494,7 +504,7 @@ class ExpressionWriter:
             mask = None
         where = place or apart(CValue("0", i64))
         if mask is not None:
-            pointer, where = self.buffer_name(buffer), self._guarded(offset, where)
+            pointer, where = self.start(buffer), self._guarded(offset, where)
         self.line(self.vectors.store(value, buffer.scope, pointer, where, mask))
 
     def _store_number(self, buffer: Buffer, offset: Polynomial, value: CValue) -> None:
@@ -502,7 +512,7 @@ class ExpressionWriter:
         if is_packed(buffer):
             self.line(f"{packed_store(self.helpers, buffer.dtype, self.may_share_bytes(buffer))}({name}, {self.index(offset)}, {value});")
             return
-        self.line(f"{name}[{self.index(offset)}] = {value};")
+        self.line(f"{self.element(buffer, offset)} = {value};")
 
     def may_share_bytes(self, buffer: Buffer) -> bool:
         """Whether another thread may write elements in the bytes of those that this one writes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from tc.codegen.c.dialect import Dialect
 
@@ -89,10 +90,19 @@ def _may_take(line: str, name: str) -> bool:
 def _with_value(line: str, name: str, value: str) -> str:
     """A line with a value in place of a name; in parentheses unless it stands alone."""
     alone = re.sub(rf"(?<=[(,=n] |.\()\b{name}\b(?=[),;])", lambda _: value, line)
-    return alone if alone != line else re.sub(rf"\b{name}\b", lambda _: value if _ATOM.match(value) else f"({value})", line)
+    return alone if alone != line else re.sub(rf"\b{name}\b", lambda _: value if _is_atom(value) else f"({value})", line)
 
 
-_ATOM = re.compile(r"[\w.]+$|\w+\([^()]*\)$")
+def _is_atom(value: str) -> bool:
+    """Whether a value is a name, a number or one call."""
+    if _NAME_OR_NUMBER.match(value):
+        return True
+    name, _, rest = value.partition("(")
+    depths = list(accumulate({"(": 1, ")": -1}.get(letter, 0) for letter in f"({rest}"))
+    return name.isidentifier() and depths[-1] == 0 and min(depths[:-1], default=0) > 0
+
+
+_NAME_OR_NUMBER = re.compile(r"[\w.]+$")
 _LONGEST_LINE = 100
 _SMALL_LINES = 5
 """Helpers of fewer lines stand without a line between them."""

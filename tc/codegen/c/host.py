@@ -56,7 +56,8 @@ def unit_text(helpers: Helpers, functions: Sequence[str], lines: Sequence[str] =
     body = "\n\n".join(filter(None, (*lines, helper_text, *functions)))
     used = [name for name in dialect.types if re.search(rf"\b{name}\b", body)]
     types = "\n".join(f"typedef {dialect.types[name]} {name};" for name in used)
-    head = f"{MARK if dialect.is_host else '/*'} kernels; options: {' '.join(dialect.options)} */"
+    options = f"compiled with {' '.join(dialect.options)}"
+    head = f"{MARK} kernels, {options} */" if dialect.is_host else f"/* {options} */"
     return "\n\n".join(filter(None, (head, "\n".join(dialect.preamble), types, body))) + "\n"
 
 

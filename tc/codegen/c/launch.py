@@ -19,11 +19,12 @@ from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
 from tc.codegen.c.warps import DESCRIPTOR_TYPE, pointer_types, warp_function
 from tc.codegen.launches import AXES, BoxMap, DeviceLaunch, launches_of
+from tc.codegen.llvm.packed import is_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const, Load
+from tc.ir.expr import Buffer, Const, Load, const
 from tc.ir.loop import (
     AsyncStore,
     AwaitCopies,
@@ -36,6 +37,7 @@ from tc.ir.loop import (
     annotation,
     in_place_inputs,
 )
+from tc.ir.polynomial import Polynomial
 from tc.ir.types import product
 from tc.ir.uses import buffers_read
 from tc.passes.loop.intrinsics import select_intrinsics
@@ -70,8 +72,9 @@ def write_launch(helpers: Helpers, func: PrimFunc, launch: DeviceLaunch, name: s
 
 
 def _sizes(launch: DeviceLaunch) -> str:
-    grid, threads = (" x ".join(map(str, sizes)) for sizes in (launch.grid, launch.threads))
-    return f"{grid} blocks of {threads} threads"
+    grid, threads = (", ".join(map(str, sizes)) for sizes in (launch.grid, launch.threads))
+    asked = f", {launch.shared_bytes} bytes of shared memory" if launch.asks_for_shared else ""
+    return f"grid ({grid}), blocks of ({threads}) threads{asked}"
 
 
 _ASKED = "tc_shared"
@@ -124,6 +127,8 @@ class _LaunchWriter(StatementWriter):
 
     def allocate(self, buffer: Buffer) -> None:
         if buffer not in self.scope.buffers:
+            if buffer.scope == "local" and product(buffer.shape) == const(1) and not is_packed(buffer):
+                self.single.add(buffer)
             super().allocate(buffer)
 
     @property
@@ -141,13 +146,15 @@ class _LaunchWriter(StatementWriter):
         is_wide = size * buffer.dtype.size_bytes >= 16 or is_packed
         aligned = f"{self.dialect.alignment.format(16)} " if is_wide else ""
         storage = self.dialect.storage.get(buffer.scope, "")
-        return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}[{size}];"
+        count = "" if buffer in self.single else f"[{size}]"
+        return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}{count};"
 
     def may_share_bytes(self, buffer: Buffer) -> bool:
         return buffer.scope != "local"
 
     def bound(self, loop: For) -> None:
-        name = self.scope.names.new(loop.var.name)
+        level, _, axis = loop.thread.partition(".")
+        name = self.scope.names.new(f"b{axis}" if level == "block" else loop.var.name)
         self.scope.values[loop.var] = CValue(name, i64)
         self.line(f"const {self.counter_type(loop)} {name} = {self.dialect.ids[loop.thread]};")
         outer, self.facts = self.facts, self.facts.with_range(loop.var, loop.extent)
@@ -219,13 +226,13 @@ class _LaunchWriter(StatementWriter):
     def _element(self, load: Load) -> str:
         """The address of an element."""
         offset, _ = self.place(load.buffer, load.indices)
-        return f"&{self.buffer_name(load.buffer)}[{self.index(offset)}]"
+        return f"&{self.element(load.buffer, offset)}"
 
     def _registers(self, sums: tuple[Load, ...]) -> list[str]:
         """All elements of the buffers."""
         sizes = [product(each.buffer.shape) for each in sums]
         return [
-            f"{self.buffer_name(each.buffer)}[{k}]"
+            self.element(each.buffer, Polynomial({}, k))
             for each, size in zip(sums, sizes, strict=True)
             for k in range(int(size.value) if isinstance(size, Const) else 0)
         ]

@@ -144,10 +144,12 @@ class StatementWriter(ExpressionWriter):
 
     def counted(self, loop: For, first: str, end: str) -> None:
         """for var in [first, end): body."""
-        name = self.scope.names.new(loop.var.name)
+        names = self.scope.names
+        name = names.counter(loop.var.name)
         self.scope.values[loop.var] = CValue(name, i64)
         with self._knowing(loop), self.block(f"for ({self.counter_type(loop)} {name} = {first}; {name} < {end}; {name}++) {{"):
             self.statement(loop.body)
+        names.release(name)
 
     def counter_type(self, loop: For) -> str:
         """The type of a loop's variable, which counts up to its extent."""

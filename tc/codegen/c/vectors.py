@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tc.codegen.c.helpers import Helpers, function_text
-from tc.codegen.c.scalars import CValue, Scalars, c_type
+from tc.codegen.c.scalars import UNARY, CValue, Scalars, c_type
 from tc.ir.dtype import DType, bool_, i64, u8
 
 LANE_MACRO = "\n".join(
@@ -166,18 +166,17 @@ class Vectors:
         if dtype.is_bool:
             return self.apply("is_set", [self.load(u8, lanes, space, pointer, place, mask)], lambda x: self.scalars.cast(x, bool_))
         kind, element = self.vector_type(dtype, lanes), c_type(dtype)
+        if mask is None and place.is_aligned and self.is_one_access(dtype, lanes):
+            return CValue(f"*({self.helpers.dialect.space(space)}const {kind} *){pointer}", dtype, lanes, strength=UNARY)
         params, arguments = self._operands(f"{self.helpers.dialect.space(space)}const {element} *", pointer, place, mask)
         from_ = f"tc_load_{dtype}(p, {place.index(self)})" if is_packed else f"p[{place.index(self)}]"
         read = f"{self.lane('r', 'l', lanes)} = {from_};"
         condition = None if mask is None else self.lane("m", "l", lanes)
         body = [f"    {kind} r = {{0}};", *_each_lane(lanes, read, condition), "    return r;"]
-        if mask is None and place.is_aligned and self.is_one_access(dtype, lanes):
-            body = [f"    return *({self.helpers.dialect.space(space)}const {kind} *)p;"]
-        elif mask is None and place.kind == "" and self.is_gnu(lanes):
+        if mask is None and place.kind == "" and self.is_gnu(lanes):
             loose = f"typedef {kind} loose __attribute__((aligned({dtype.size_bytes}), may_alias));"
             body = ["#ifdef TC_SCALAR", *body, "#else", f"    {loose}", "    return *(const loose *)p;", "#endif"]
-        aligned = "aligned" if mask is None and place.is_aligned and self.is_one_access(dtype, lanes) else ""
-        marks = (kind, "load", place.kind, aligned, self._space(space), str(dtype) if is_packed else "", self._masked(mask))
+        marks = (kind, "load", place.kind, self._space(space), str(dtype) if is_packed else "", self._masked(mask))
         name = "_".join(filter(None, marks))
         self.helpers.need(name, lambda: self._function(name, kind, params, body))
         return CValue(f"{name}({', '.join(arguments)})", dtype, lanes)
@@ -189,18 +188,17 @@ class Vectors:
         if dtype.is_bool:
             return self.store(self.apply("as_byte", [value], lambda x: self.scalars.cast(x, u8)), space, pointer, place, mask)
         kind, element = self.vector_type(dtype, lanes), c_type(dtype)
+        if mask is None and place.is_aligned and self.is_one_access(dtype, lanes):
+            return f"*({self.helpers.dialect.space(space)}{kind} *){pointer} = {value};"
         params, arguments = self._operands(f"{self.helpers.dialect.space(space)}{element} *", pointer, place, mask)
         write = f"p[{place.index(self)}] = {self.lane('x', 'l', lanes)};"
         if packed:
             write = f"{packed}(p, {place.index(self)}, {self.lane('x', 'l', lanes)});"
         body = _each_lane(lanes, write, None if mask is None else self.lane("m", "l", lanes))
-        aligned = "aligned" if mask is None and place.is_aligned and self.is_one_access(dtype, lanes) else ""
-        if aligned:
-            body = [f"    *({self.helpers.dialect.space(space)}{kind} *)p = x;"]
-        elif place.kind == "" and mask is None and self.is_gnu(lanes):
+        if place.kind == "" and mask is None and self.is_gnu(lanes):
             loose = f"typedef {kind} loose __attribute__((aligned({dtype.size_bytes}), may_alias));"
             body = ["#ifdef TC_SCALAR", *body, "#else", f"    {loose}", "    *(loose *)p = x;", "#endif"]
-        marks = (kind, "store", place.kind, aligned, self._space(space), packed.removeprefix("tc_store_"), self._masked(mask))
+        marks = (kind, "store", place.kind, self._space(space), packed.removeprefix("tc_store_"), self._masked(mask))
         name = "_".join(filter(None, marks))
         self.helpers.need(name, lambda: self._function(name, "void", (*params, (kind, "x")), body))
         return f"{name}({', '.join((*arguments, str(value)))});"

@@ -105,7 +105,7 @@ def test_kernels_are_called_after_the_model_and_name_its_nodes():
 
     texts = [text for name, text in files.items() if name.endswith(".cu")]
     assert len(texts) == 2 and all(len(text.splitlines()) < 150 for text in texts)
-    assert "/* scores */" in texts[0] and "/* weights */" in texts[1]
+    assert "/* computes scores */" in texts[0] and "/* computes weights */" in texts[1]
     assert "tc_matmul" in texts[0] and "tc_softmax" in texts[1]
 
 

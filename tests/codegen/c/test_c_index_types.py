@@ -104,7 +104,7 @@ def test_indices_neither_overflow_nor_change(dialect: Dialect) -> None:
             dims = {func.dims[0]: int(rng.integers(1, 1 << 24))}
             extents = [int(evaluate(loop.extent, dims)) for loop in loops]
             env: dict[Var, int] = dims | {loop.var: int(rng.choice([0, n - 1])) for loop, n in zip(loops, extents, strict=True)}
-            names = zip(("b", "tx", "k") if "tx" in types else ("b", "t", "k"), (loop.var for loop in loops), strict=True)
+            names = zip(("bx", "tx", "k") if "tx" in types else ("bx", "t", "k"), (loop.var for loop in loops), strict=True)
             words = {name: Word(env[var], int(types[name][1:])) for name, var in names} | {"n": Word(dims[func.dims[0]], 64)}
             found = eval(in_python(text), {"Word": Word, "wide": wide}, words)
             index: Expr = store.indices[0]
