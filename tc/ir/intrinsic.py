@@ -18,11 +18,13 @@ from tc.ir.expr import (
     BinaryExpr,
     Buffer,
     Cast,
+    CompareExpr,
     Const,
     Expr,
     Load,
     MathCall,
     Mul,
+    Select,
     Var,
     add,
     cast,
@@ -239,6 +241,11 @@ def _same(p: Node, b: Node, found: Found, accesses: _Accesses) -> Found | None:
             return _same(p.operand, b.operand, found, accesses) if p.dtype == b.dtype else None
         case (MathCall(), MathCall()) if p.name == b.name:
             return _all_same(p.args, b.args, found, accesses)
+        case (CompareExpr(), CompareExpr()) if type(p) is type(b):
+            return _all_same((p.lhs, p.rhs), (b.lhs, b.rhs), found, accesses)
+        case (Select(), Select()):
+            wanted = (p.condition, p.true_value, p.false_value)
+            return _all_same(wanted, (b.condition, b.true_value, b.false_value), found, accesses)
     return None
 
 

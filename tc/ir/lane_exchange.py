@@ -11,11 +11,13 @@ A register that holds nothing gives nothing: its partner's holds nothing then, u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tc.errors import ScheduleError
 from tc.ir.bit_layout import BitLayout, layout
 from tc.ir.bits import bit_xor
 from tc.ir.dtype import DType, f32, f64, i32, i64, u32, u64
-from tc.ir.expr import Buffer, Load, Var, const
+from tc.ir.expr import Buffer, Expr, Load, Var, const, select
 from tc.ir.intrinsic import Intrinsic, make_pattern, register_intrinsic, sizes
 from tc.ir.loop import PrimFunc, Store
 
@@ -77,7 +79,39 @@ def _pattern(name: str, mask: int, dtype: DType) -> PrimFunc:
     return make_pattern(name, (WARP_LANES,), (x, t), body)
 
 
+ROWS_OF_SUMS = layout({"m": 8, "n": 4}, register=[], lane=[(0, 1), (0, 2), (1, 0), (2, 0), (4, 0)])
+"""A value of each lane by the row, and the place in it, of the sums that the lane has of an `mma`."""
+
+
+def combine_name(monoid: str, dtype: DType) -> str:
+    """The name of the instructions that combine what the four lanes of a row of sums have, for each of the four."""
+    return f"combine_lanes.{monoid}.8x4.{dtype.name}"
+
+
+COMBINED: dict[str, Callable[[Expr, Expr], Expr]] = {"sum": lambda a, b: a + b, "max_number": lambda a, b: select(a < b, b, a)}
+"""How two values are combined, by the name of the monoid."""
+
+
+def monoid_of(name: str) -> Callable[[Expr, Expr], Expr]:
+    """How `combine_lanes` of this name combines two values."""
+    return COMBINED[name.split(".")[1]]
+
+
+def _combine_pattern(name: str, monoid: str, dtype: DType) -> PrimFunc:
+    """c[i, j] = combine(c[i, j], a[i, r]) for the four r."""
+    a, c = (Buffer(each, sizes(8, 4), dtype, "fragment") for each in "ac")
+
+    def body(i: Var, j: Var, r: Var) -> Store:
+        return Store(c, (i, j), COMBINED[monoid](Load(c, (i, j)), Load(a, (i, r))))
+
+    return make_pattern(name, (8, 4, 4), (a, c), body, num_reduced=1)
+
+
 def _register() -> None:
+    for monoid in COMBINED:
+        name = combine_name(monoid, f32)
+        pattern = _combine_pattern(name, monoid, f32)
+        register_intrinsic(Intrinsic(name, pattern, ((FEATURE,),), frozenset((0, 1)), (ROWS_OF_SUMS, ROWS_OF_SUMS)))
     for mask in MASKS:
         for dtype in EXCHANGED:
             name = exchange_name(mask, dtype)

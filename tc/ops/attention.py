@@ -1,7 +1,8 @@
 """Attention: softmax(steps(q k^T)) v, as one operator.
 
 Models spell it as a dozen operators; the pass `find_attention` puts them together. What stands between the first product and
-the softmax differs from model to model (a scale, masks, a bias, a soft cap), so it is data: `steps`, applied in order.
+the softmax differs from model to model (a scale, masks, a bias, a soft cap), so it is data: `steps`, applied in order. `rounded`: the
+exponentials, at most 1, are rounded to the operands' type for the second product, as a model that spells it out rounds the chances.
 """
 
 from __future__ import annotations
@@ -135,7 +136,11 @@ def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
             own = [terms.pop(0) for _ in range(STEPS[name].operands)]
             scores = STEPS[name].array(scores, *own).astype(scores.dtype)
         powers = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-np.inf))
-        result = (powers / np.sum(powers, axis=-1, keepdims=True)) @ v
+        chances = powers / np.sum(powers, axis=-1, keepdims=True)
+        if attrs.rounded and powers.size:
+            rounded = powers.astype(arrays[2].dtype).astype(powers.dtype)  # type: ignore[union-attr]
+            chances = rounded / np.sum(powers, axis=-1, keepdims=True)
+        result = chances @ v
     return np.ascontiguousarray(_transposed(result, attrs.out_perm)).astype(arrays[0].dtype)  # type: ignore[union-attr]
 
 
@@ -183,7 +188,9 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
 
     def weigh(*axes: Expr) -> Expr:
         *outer, i, e, j = axes
-        return powers[(*outer, i, j)] * element(v, v_type, attrs.v_perm, (*outer, j, e))
+        power = powers[(*outer, i, j)]
+        weight = cast(cast(power, v.dtype), dtype) if attrs.rounded else power
+        return weight * element(v, v_type, attrs.v_perm, (*outer, j, e))
 
     weighted = te.reduce("sum", (*lead, rows, width), (columns,), weigh, "weighted")
 
@@ -242,7 +249,7 @@ register(
         _infer,
         _run,
         _compute,
-        {"steps": (), "q_perm": None, "k_perm": None, "v_perm": None, "out_perm": None},
+        {"steps": (), "q_perm": None, "k_perm": None, "v_perm": None, "out_perm": None, "rounded": False},
         samples=_samples,
     )
 )

@@ -6,7 +6,21 @@ from collections.abc import Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import FALSE, CompareExpr, Const, Expr, Var, ceildiv, conjuncts, const, equal, logical_and, minimum, mul
+from tc.ir.expr import (
+    FALSE,
+    CompareExpr,
+    Const,
+    Expr,
+    Var,
+    ceildiv,
+    conjuncts,
+    const,
+    equal,
+    is_const,
+    logical_and,
+    minimum,
+    mul,
+)
 from tc.ir.hints import HintValue
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.launch import AXES, first_complaint, is_thread_loop
@@ -231,6 +245,20 @@ def add_unit_loop(func: PrimFunc, name: str, loop: str) -> PrimFunc:
     place = _place_called(func, name)
     (fresh,) = fresh_names(func, (loop,))
     return replace_stmt(func, place, For(loop_var(fresh), const(1), place.stmt))
+
+
+def drop_unit_loop(func: PrimFunc, loop: str) -> PrimFunc:
+    """Take away a loop that makes one iteration, whatever is inside.
+
+        for u in range(1): S(u)        =>        S(0)
+
+    Raises ScheduleError for any other loop, and for one that is bound.
+    """
+    place = find_loop(func, loop)
+    stmt = place.loop
+    if not is_const(stmt.extent, 1) or stmt.kind is LoopKind.BOUND:
+        raise ScheduleError(f"drop_unit_loop: loop {loop} makes {stmt.extent} iterations, or is bound")
+    return replace_stmt(func, place, substitute(stmt.body, {stmt.var: const(0)}))
 
 
 def _place_called(func: PrimFunc, name: str) -> Place:

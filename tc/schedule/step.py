@@ -14,7 +14,7 @@ from tc.ir.coverage import check_covered
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.ir.uses import unbound
-from tc.schedule import cache, compute_at, inline, layout, loops, online, pad, reduction, specialize, tensorize
+from tc.schedule import cache, compute_at, inline, layout, loops, online, pad, reduction, specialize, spread, tensorize
 from tc.schedule.knobs import Decide, Decision, Knob, Value, take_default
 from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rename_loops
 
@@ -44,6 +44,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "fuse": loops.fuse,
     "reorder": loops.reorder,
     "add_unit_loop": loops.add_unit_loop,
+    "drop_unit_loop": loops.drop_unit_loop,
     "parallel": _kind(LoopKind.PARALLEL),
     "vectorize": _kind(LoopKind.VECTORIZED),
     "unroll": _kind(LoopKind.UNROLLED),
@@ -62,6 +63,10 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "cache_operand": cache.cache_operand,
     "cache_write": cache.cache_write,
     "pad_einsum": pad.pad_einsum,
+    "widen": spread.widen,
+    "pad_softmax": spread.pad_softmax,
+    "spread": spread.spread,
+    "read_copy": spread.read_copy,
     "set_scope": layout.set_scope,
     "pad_rows": layout.pad_rows,
     "transform_layout": layout.transform_layout,
@@ -114,7 +119,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "factor stages elements at_least tile tile_cost other other_cost".split()
+_NUMBERS = "axis copies divisor multiple factor stages elements at_least tile tile_cost other other_cost".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -370,6 +375,9 @@ class Schedule:
         self._do("add_unit_loop", name, loop)
         return loop
 
+    def drop_unit_loop(self, loop: str) -> None:
+        self._do("drop_unit_loop", loop)
+
     def parallel(self, loop: str) -> None:
         self._do("parallel", loop)
 
@@ -411,8 +419,11 @@ class Schedule:
         """Returns the name of the block of partial results."""
         return self._new_block("rfactor", block, loop)
 
-    def merge_online(self, block: str, *names: str) -> None:
+    def merge_online(self, block: str, *names: str) -> list[str]:
+        """Returns the names of the new blocks, in order."""
+        before = set(block_names(self.func.body))
         self._do("merge_online", block, tuple(names))
+        return [name for name in block_names(self.func.body) if name not in before]
 
     def cache_read(self, block: str, buffer: str, scope: str = "global", layout: str = "") -> str:
         """Returns the name of the block that fills the copy, which is also the copy's name when that is free."""
@@ -428,6 +439,18 @@ class Schedule:
 
     def pad_einsum(self, block: str, multiples: Sequence[int]) -> None:
         self._do("pad_einsum", block, tuple(multiples))
+
+    def widen(self, names: Sequence[str], axis: int, multiple: int) -> None:
+        self._do("widen", tuple(names), axis, multiple)
+
+    def pad_softmax(self, block: str, multiple: int) -> None:
+        self._do("pad_softmax", block, multiple)
+
+    def spread(self, names: Sequence[str], copies: int) -> None:
+        self._do("spread", tuple(names), copies)
+
+    def read_copy(self, block: str, buffer: str, axis: int, divisor: int) -> None:
+        self._do("read_copy", block, buffer, axis, divisor)
 
     def set_scope(self, buffer: str, scope: str) -> None:
         self._do("set_scope", buffer, scope)

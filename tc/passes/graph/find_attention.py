@@ -13,7 +13,7 @@ import numpy as np
 
 from tc.errors import ShapeError
 from tc.ir.arith import equal_shapes
-from tc.ir.dtype import f32
+from tc.ir.dtype import bf16, f16, f32
 from tc.ir.expr import Expr, is_const
 from tc.ir.graph import Atom, Attrs, Call, TensorConst
 from tc.ir.module import IRModule
@@ -34,6 +34,12 @@ def find_attention(module: IRModule) -> IRModule:
     """Make every attention one operator; see ATTENTION_RULES."""
     found = rewrite_module(module, ATTENTION_RULES[:1])
     return module if found is module else rewrite_module(found, (*ATTENTION_RULES, *GRAPH_RULES))
+
+
+@graph_pass
+def round_attention(module: IRModule) -> IRModule:
+    """Let the second product of each attention of halves take halves, which instructions for products of matrices multiply."""
+    return rewrite_module(module, ROUNDING_RULES)
 
 
 # -- from the softmax up to the first product
@@ -278,6 +284,13 @@ def _unrepeated(b: GraphBuilder, m: Match, operand: Atom | None) -> Atom | None:
     return b.call("reshape", source, shape=(*narrow[:axis], *narrow[axis + 1 :]))
 
 
+def _round_weights(b: GraphBuilder, m: Match) -> Atom | None:
+    call = m.call("attention")
+    if m.attrs("attention").rounded or _type(call.args[2]).dtype not in (f16, bf16):
+        return None
+    return _call(b, _changed(call, 0, call.args[0], {"rounded": True}))  # type: ignore[arg-type]
+
+
 # -- examples, which tests run before and after
 
 
@@ -314,6 +327,21 @@ def _example_transposed(b: GraphBuilder) -> Atom:
     q = b.call("transpose", _param(b, "q", 2, 5, 4, 4), perm=(0, 2, 1, 3))
     return b.call("attention", q, _param(b, "k", 2, 4, 7, 4), _param(b, "v", 2, 4, 7, 6))
 
+
+def _example_halves(b: GraphBuilder) -> Atom:
+    shapes = {"q": (2, 4, 5, 4), "k": (2, 4, 7, 4), "v": (2, 4, 7, 6)}
+    return b.call("attention", *(b.param(name, tensor_type(shape, f16)) for name, shape in shapes.items()))
+
+
+ROUNDING_RULES = (
+    GraphRule(
+        "attention of halves",
+        op("attention", *_OPERANDS, rest=True),
+        _round_weights,
+        example=_example_halves,
+        inexact=True,
+    ),
+)
 
 ATTENTION_RULES = (
     GraphRule(

@@ -23,8 +23,22 @@ from tc.ir.expr import Buffer, Expr, Load, Var, ceildiv, const, equal, floordiv,
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.hints import NO_HINTS
 from tc.ir.intrinsic import INTRINSICS, Intrinsic, is_of_group, lanes_of, perfect_nest
+from tc.ir.lane_exchange import exchange_name, masks_within, monoid_of
 from tc.ir.launch import THREAD_AXES
-from tc.ir.loop import Alloc, For, If, LoopKind, PrimFunc, Stmt, Store, WarpCall, is_statement, walk_statements
+from tc.ir.loop import (
+    Alloc,
+    For,
+    If,
+    LoopKind,
+    PrimFunc,
+    Stmt,
+    Store,
+    WarpCall,
+    is_statement,
+    seq,
+    store,
+    walk_statements,
+)
 from tc.ir.node import Node, binders, map_children, replace, substitute, transform
 from tc.passes.manager import loop_pass
 
@@ -49,7 +63,7 @@ def hold_fragments(func: PrimFunc, *, features: tuple[str, ...] = ()) -> PrimFun
     return replace(func, body=_Holder(func.name, known, homes).statement(func.body, _Around(Facts.of(func.facts))))
 
 
-_HELD = ("mma", "wgmma", "ldmatrix", "fragment_zero", "fragment_load", "fragment_store")
+_HELD = ("mma", "wgmma", "ldmatrix", "combine_lanes", "fragment_zero", "fragment_load", "fragment_store")
 """Kinds of instructions that become such of warps, or are done lane by lane."""
 
 
@@ -248,7 +262,10 @@ class _Holder:
             raise ScheduleError(f"{self.name}: {call.intrinsic.name} is of a warp, but stands in a loop over lanes")
         lane, lanes = Var("lane", i64), lanes_of(call.intrinsic)
         inside = _Around(around.facts.with_range(lane, const(lanes)), lane)
-        body = self.of_lanes(call, nest, inside) if _kind(call.intrinsic).startswith("fragment_") else self.of_warp(call, inside)
+        if _kind(call.intrinsic) == "combine_lanes":
+            body = self.of_partners(call, inside)
+        else:
+            body = self.of_lanes(call, nest, inside) if _kind(call.intrinsic).startswith("fragment_") else self.of_warp(call, inside)
         return For(lane, const(lanes), body, LoopKind.BOUND, THREAD_AXES[0])
 
     def of_lanes(self, call: _Call, nest: For, around: _Around) -> Stmt:
@@ -271,10 +288,28 @@ class _Holder:
                 target = next(each for _, each in call.fragments())
                 operands.append(self.row(operand, target, buffer, around))
             else:
-                home = self.homes[operand.buffer]
-                tile = home.tile_indices(operand.indices, around.facts)
-                operands.append(Load(home.buffer, (*tile, around.lane, const(0))))  # type: ignore[arg-type]
+                operands.append(self.first(operand, around))
         return WarpCall(call.intrinsic.name, tuple(operands))
+
+    def of_partners(self, call: _Call, around: _Around) -> Stmt:
+        """A combination of what lanes have: with what partners have combined, one after the other, then with what there was."""
+        (part, found), (total, _) = call.fragments()
+        combine = monoid_of(call.intrinsic.name)
+        own, target = (self.first(operand, around) for operand in (part, total))
+        mine, theirs = (Buffer(name, (const(1),), part.dtype, "local")[const(0)] for name in ("mine", "theirs"))
+        stmts: list[Stmt] = [store(mine, own)]
+        for mask in masks_within(found, "m"):
+            exchange = WarpCall(exchange_name(mask, part.dtype), (mine, theirs))
+            stmts += [exchange, store(mine, combine(mine, theirs))]
+        body: Stmt = seq(*stmts, store(target, combine(target, mine)))
+        for each in (theirs, mine):
+            body = Alloc(each.buffer, body)
+        return body
+
+    def first(self, operand: Load, around: _Around) -> Load:
+        """The first register that the lane has of an operand."""
+        home = self.homes[operand.buffer]
+        return Load(home.buffer, (*home.tile_indices(operand.indices, around.facts), around.lane, const(0)))  # type: ignore[arg-type]
 
     def row(self, operand: Load, target: BitLayout, buffer: Buffer, around: _Around) -> Load:
         """The row of a matrix in shared memory whose address the lane gives."""

@@ -99,8 +99,8 @@ def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool
             mask = np.tril(np.ones(end, bool)) if rng.random() < 0.5 else rng.random(end) < 0.6
             shapes += [shape, []]
             dtypes += [bool_, dtype]
-            other = rng.choice([-np.inf, -1e4, np.finfo(dtype.numpy).min if dtype is f32 else -6e4, 0.0])
+            other = rng.choice([-np.inf, -1e4, -3.4e38 if dtype is f32 else -6e4, 0.0])
             arrays += [mask, np.asarray(other, dtype.numpy)]
     if rng.random() < 0.1:
         arrays[int(rng.integers(2))].flat[0] = rng.choice([np.nan, np.inf, -np.inf])  # in values weights that are 0 in f32 alone would tell
-    return attention_problem(shapes, arrays, dtypes, sizes, steps=tuple(steps), **attrs)
+    return attention_problem(shapes, arrays, dtypes, sizes, steps=tuple(steps), rounded=dtype is not f32, **attrs)

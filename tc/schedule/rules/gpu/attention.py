@@ -19,7 +19,6 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Const
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules.attention import AttentionChain, chain_of, find_chain, inline_around, is_worth, output_loops
-from tc.schedule.rules.common import extent_value
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
 from tc.schedule.rules.gpu.blocking import Blocking
 from tc.schedule.rules.gpu.elementwise import schedule_block
@@ -97,27 +96,28 @@ def _tiled(schedule: Schedule, chain: AttentionChain, device: DeviceFacts) -> st
     for block in (result, final_result):
         if block is not None:
             schedule.compute_inline(block)
-    schedule.set_scope(_made_by(schedule, chain.weighted), "local")
+    heads = len(scores.info.spatial_axes) - 2
+    schedule.set_scope(made_by(schedule, chain.weighted), "local")
     loops = loops_by_axis(schedule, chain.weighted, chain.final)
     _in_registers(schedule, chain)
     for name, copies in ((chain.scores, operands), (chain.weighted, (powers, values))):
         for copy in copies:
-            _lay_out_heads_first(schedule, name, copy)
+            lay_out_heads_first(schedule, name, copy)
     fragments = [lay_out(schedule, chain.scores, copy, axes) for copy in operands]
     weights = [lay_out(schedule, chain.weighted, copy, last) for copy in (powers, values)]
-    place, parts = bind_blocks(schedule, chain.final, last, loops, neighbours(tile.width // THREAD_COLUMNS), _is_symbolic(schedule))
-    _compute_at(schedule, chain.weighted, place)
+    place, parts = bind_blocks(schedule, chain.final, last, loops, neighbours(tile.width // THREAD_COLUMNS), is_symbolic(schedule))
+    compute_in_block(schedule, chain.weighted, place, heads)
     stage, steps = tile_sum(schedule, chain.weighted, replace(last, batch=()), place)
     merged = [stage]
     for fragment, step in zip(weights, steps, strict=True):
         load_fragment(schedule, fragment, step)
     fetch_tile(schedule, values, stage, last)
     for name in (powers, chain.inverse, chain.total, chain.powers, chain.top, chain.masked, chain.scores):
-        _compute_at(schedule, name, place)
+        compute_in_block(schedule, name, place, heads)
     merged += [_tile_keys(schedule, name, place, tile) for name in (chain.masked, chain.powers, powers)]
     merged += [_reduce_rows(schedule, name, place, tile) for name in (chain.top, chain.total)]
     _bind_rows(schedule, chain.inverse, place, tile)
-    merged.append(_outermost_keys(schedule, chain.scores, place, tile))
+    merged.append(outermost_keys(schedule, chain.scores, place, tile.keys))
     stage, steps = tile_sum(schedule, chain.scores, replace(axes, batch=()), merged[-1])
     for fragment, step in zip(fragments, steps, strict=True):
         load_fragment(schedule, fragment, step)
@@ -166,18 +166,18 @@ def _axes(schedule: Schedule, chain: AttentionChain, tile: AttentionTile) -> tup
     return made[0], made[1]
 
 
-def _is_symbolic(schedule: Schedule) -> bool:
+def is_symbolic(schedule: Schedule) -> bool:
     return not all(isinstance(axis.extent, Const) for info in block_infos(schedule.func) for axis in info.block.axes)
 
 
 # -- stages of a tile
 
 
-def _made_by(schedule: Schedule, name: str) -> str:
+def made_by(schedule: Schedule, name: str) -> str:
     return block_info(schedule, name).writes[0].buffer.name
 
 
-def _lay_out_heads_first(schedule: Schedule, name: str, copy: str) -> None:
+def lay_out_heads_first(schedule: Schedule, name: str, copy: str) -> None:
     """Lay a copy out so that what chooses a head, of which a block of threads has one, stands in front, whatever the operand's order."""
     info = block_info(schedule, name)
     buffer = block_info(schedule, copy).writes[0].buffer
@@ -193,26 +193,27 @@ def _lay_out_heads_first(schedule: Schedule, name: str, copy: str) -> None:
 def _in_registers(schedule: Schedule, chain: AttentionChain) -> None:
     """Say where each stage is kept."""
     for name in (chain.scores, chain.masked, chain.powers):
-        schedule.set_scope(_made_by(schedule, name), "local")
+        schedule.set_scope(made_by(schedule, name), "local")
     for name in (chain.top, chain.total, chain.inverse):
-        schedule.set_scope(_made_by(schedule, name), "shared")
+        schedule.set_scope(made_by(schedule, name), "shared")
 
 
-def _compute_at(schedule: Schedule, name: str, place: str) -> None:
-    """Compute a block's part for a block of threads, loops of one iteration inside: those over keys of all blocks are to be neighbours."""
+def compute_in_block(schedule: Schedule, name: str, place: str, heads: int) -> None:
+    """Compute a block's part for a block of threads, without loops over its first axes, which choose the one head."""
     schedule.compute_at(name, place)
-    inside = list(schedule.loops_of(name))
+    info, inside = block_info(schedule, name), list(schedule.loops_of(name))
     inside = inside[inside.index(place) + 1 :]
-    single = [loop for loop in inside if extent_value(schedule, loop) == 1]
-    schedule.reorder(*(loop for loop in inside if loop not in single), *single)
+    axes = tuple(axis.var for axis in info.block.axes[:heads])
+    for loop in driving_loops(info, inside, axes):
+        schedule.drop_unit_loop(loop)
 
 
-def _outermost_keys(schedule: Schedule, name: str, place: str, tile: AttentionTile) -> str:
+def outermost_keys(schedule: Schedule, name: str, place: str, keys: int) -> str:
     """Cut the keys of the scores in tiles, these outermost; the loop over tiles."""
     info, inside = block_info(schedule, name), list(schedule.loops_of(name))
     inside = inside[inside.index(place) + 1 :]
     (column,) = driving_loops(info, inside, info.spatial_axes[-1:])
-    around, part = schedule.split(column, tile.keys)
+    around, part = schedule.split(column, keys)
     schedule.reorder(around, *(part if loop == column else loop for loop in inside))
     return around
 
@@ -225,7 +226,6 @@ class ThreadLoops:
     y: str
     x: str
     own: tuple[str, ...]
-    rest: tuple[str, ...]
 
 
 def _cut(schedule: Schedule, name: str, place: str, tile: AttentionTile) -> ThreadLoops:
@@ -237,11 +237,11 @@ def _cut(schedule: Schedule, name: str, place: str, tile: AttentionTile) -> Thre
     y, rows = cut_for_threads(schedule, row, tile.rows // THREAD_ROWS)
     own = tile.keys // THREAD_COLUMNS
     x, columns = cut_for_threads(schedule, part, own, neighbours(own))
-    return ThreadLoops(tiles, y, x, (*rows, *columns), tuple(loop for loop in inside if loop not in (row, column)))
+    return ThreadLoops(tiles, y, x, (*rows, *columns))
 
 
 def _bind(schedule: Schedule, loops: ThreadLoops) -> None:
-    schedule.reorder(loops.tiles, loops.y, loops.x, *loops.own, *loops.rest)
+    schedule.reorder(loops.tiles, loops.y, loops.x, *loops.own)
     schedule.bind(loops.y, "thread.y")
     schedule.bind(loops.x, "thread.x")
     for loop in loops.own:
@@ -259,7 +259,7 @@ def _reduce_rows(schedule: Schedule, name: str, place: str, tile: AttentionTile)
     """Reduce along the keys: each thread those that it has, then one thread for each row; the loop over tiles of keys."""
     loops = _cut(schedule, name, place, tile)
     part = schedule.rfactor(name, loops.x)
-    schedule.set_scope(_made_by(schedule, part), "shared")
+    schedule.set_scope(made_by(schedule, part), "shared")
     _bind(schedule, loops)
     schedule.decompose_reduction(part, loops.tiles)
     _bind_rows(schedule, name, place, tile)

@@ -87,24 +87,24 @@ def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], d
 
 def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
     contraction = contraction_of(schedule, name)
-    instruction = _instruction(contraction, device)
+    instruction = instruction_for(contraction, device)
     axes = _axes(schedule, contraction, instruction, device)
     result, copies = pad_to_tiles(schedule, name, axes, stage_operands(schedule, contraction))
     inline_before(schedule, before)
     final = last_block(schedule, name, result, after)
     loops = loops_by_axis(schedule, name, final)
-    order = "".join(_lay_out(schedule, name, copy, axes, instruction) for copy in copies)
+    order = "".join(lay_out_matrix(schedule, name, copy, axes, instruction) for copy in copies)
     fragments = [schedule.cache_read(name, block_info(schedule, copy).written_buffers[0].name, "fragment") for copy in copies]
     schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "fragment")
     place, tile = bind_blocks(schedule, final, axes, loops, PAIR, apart=_is_symbolic(contraction))
     schedule.compute_at(name, place)
-    stage, step, calls = _tile_sum(schedule, name, axes, place, instruction, order)
+    stage, step, calls = tile_matrix_sum(schedule, name, axes, place, instruction, order)
     for side, fragment, turned in zip(("lhs", "rhs"), fragments, order, strict=True):
-        calls.append(_load_fragment(schedule, fragment, step, f"{side}.{turned}", instruction))
+        calls.append(load_matrix_fragment(schedule, fragment, step, f"{side}.{turned}", instruction))
     for copy in copies:
         fetch_tile(schedule, copy, stage, axes)
-        _unroll_fetch(schedule, copy, stage)
-    _store_tile(schedule, axes, tile)
+        unroll_fetch(schedule, copy, stage)
+    store_matrix_tile(schedule, axes, tile)
     ahead = _stages_at_once(schedule, name, contraction, axes, device)
     if ahead > 1:
         schedule.annotate_loop(stage, "pipeline", ahead)
@@ -116,7 +116,7 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
 # -- the instruction, and sizes
 
 
-def _instruction(contraction: Contraction, device: DeviceFacts) -> MatrixInstruction:
+def instruction_for(contraction: Contraction, device: DeviceFacts) -> MatrixInstruction:
     """The deepest that the device has for the operands and sums; ScheduleError where there is none."""
     total = contraction.info.writes[0].buffer.dtype
     sides = ((contraction.lhs_value, contraction.lhs), (contraction.rhs_value, contraction.rhs))
@@ -181,7 +181,7 @@ def _is_symbolic(contraction: Contraction) -> bool:
 # -- operands
 
 
-def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes, instruction: MatrixInstruction) -> str:
+def lay_out_matrix(schedule: Schedule, name: str, copy: str, axes: TiledAxes, instruction: MatrixInstruction) -> str:
     """Lay a copy out so that its last two indices are those of a fragment, in the order of memory where the load can turn them.
 
     What the order is called: "n" or "t".
@@ -206,7 +206,7 @@ MOST_UNROLLED = 16
 """Vectors that a lane fetches of a stage in loops that are unrolled."""
 
 
-def _unroll_fetch(schedule: Schedule, copy: str, stage: str) -> None:
+def unroll_fetch(schedule: Schedule, copy: str, stage: str) -> None:
     """Let each lane's vectors of a stage have addresses of their own, unless these are many."""
     loops = [loop for loop in loops_inside(schedule, copy, stage) if find_loop(schedule.func, loop).loop.kind is LoopKind.SERIAL]
     if (known_product(schedule, loops) or MOST_UNROLLED + 1) <= MOST_UNROLLED:
@@ -214,7 +214,7 @@ def _unroll_fetch(schedule: Schedule, copy: str, stage: str) -> None:
             schedule.unroll(loop)
 
 
-def _load_fragment(schedule: Schedule, fragment: str, step: str, role: str, instruction: MatrixInstruction) -> Call:
+def load_matrix_fragment(schedule: Schedule, fragment: str, step: str, role: str, instruction: MatrixInstruction) -> Call:
     """Load what a warp needs of an operand for one step: by `ldmatrix` of four matrices."""
     schedule.compute_at(fragment, step)
     shape = [ROWS if role[0] == "l" else 2 * COLUMNS, instruction.depth]
@@ -233,7 +233,7 @@ def _load_fragment(schedule: Schedule, fragment: str, step: str, role: str, inst
 # -- a warp's sums
 
 
-def _tile_sum(
+def tile_matrix_sum(
     schedule: Schedule, name: str, axes: TiledAxes, place: str, instruction: MatrixInstruction, order: str
 ) -> tuple[str, str, list[Call]]:
     """Cut the sum in stages and among warps; the innermost loops over stages, and over steps of a stage, and the instructions."""
@@ -266,7 +266,7 @@ def _tile_sum(
 # -- results
 
 
-def _store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
+def store_matrix_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
     """Let each lane store what is made of the sums that it holds."""
     shared: list[str] = []
     own: list[str] = []

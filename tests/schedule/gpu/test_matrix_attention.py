@@ -1,0 +1,112 @@
+"""Attention on matrix instructions: in order, by warps, as PTX and as CUDA-C, and the machine code of a large one."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tc.codegen.c.dialect import CUDA
+from tc.codegen.ptx.emitter import emit_ptx
+from tc.interp import run_prim_func
+from tc.ir.dtype import DType, bf16, bool_, f16
+from tc.ir.loop import PrimFunc
+from tc.ir.verify import verify
+from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
+from tc.schedule.rules import Scheduled, apply_rules
+from tc.schedule.step import Trace
+from tests.codegen.c.devices import cuda_text
+from tests.ptx.kernels import run_launches
+from tests.ptx.nvcc import ptx_of
+from tests.schedule.gpu.attentions import AttentionProblem, attention_problem, drawn_attention
+from tests.schedule.gpu.launches import DEVICE, check_launches, launches
+
+assert DEVICE.device is not None
+FEATURES = DEVICE.device.features
+
+
+def scheduled(problem: AttentionProblem) -> Scheduled:
+    made = apply_rules(problem.func, DEVICE)
+    assert made.rule == "tiled attention on matrix instructions"
+    assert len(launches(made.func.body)) == 1
+    assert Trace.from_json(made.trace.to_json()) == made.trace
+    verify(made.func)
+    return made
+
+
+def held(made: Scheduled) -> PrimFunc:
+    """What each lane runs."""
+    final = finish_loops(made.func, calls=DEVICE_FINISH_CALLS, features=FEATURES)
+    verify(final)
+    return final
+
+
+def check(problem: AttentionProblem, got: np.ndarray) -> None:
+    """Weights and results are rounded to the operands' type; scores and sums are f32."""
+    values = problem.arrays[2].astype(np.float64)
+    scale = float(np.max(np.abs(values), where=np.isfinite(values), initial=1))
+    step = float(np.finfo(np.float16).eps) if got.dtype == np.float16 else 2.0**-7
+    np.testing.assert_allclose(got.astype(np.float64), problem.expected, rtol=step, atol=2 * step * scale)
+
+
+def plain(
+    heads: int, rows: int, keys: int, depth: int, *masks: np.ndarray, dtype: DType = f16, steps: tuple[str, ...] = ()
+) -> AttentionProblem:
+    rng = np.random.default_rng([rows, keys, depth])
+    arrays = [rng.standard_normal((heads, size, depth)).astype(dtype.numpy) for size in (rows, keys, keys)] + list(masks)
+    dtypes = [bool_ if array.dtype == bool else dtype for array in arrays]
+    return attention_problem([array.shape for array in arrays], arrays, dtypes, {}, steps=steps, rounded=True)
+
+
+def test_in_order_by_warps_and_without_matrix_instructions() -> None:
+    problem = plain(1, 16, 32, 16)
+    made = scheduled(problem)
+    plainly = finish_loops(made.func, calls=DEVICE_FINISH_CALLS)
+    for func in (made.func, held(made), plainly):
+        check(problem, run_prim_func(func, problem.arrays)[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_attention_of_halves_as_ptx(seed: int) -> None:
+    problem = drawn_attention(np.random.default_rng([9, seed]), f16 if seed % 2 else bf16)
+    func = held(scheduled(problem))
+    check(problem, run_launches(func, emit_ptx(func, "k", "sm_80"), "k", problem.arrays, problem.dims)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_many_attentions_of_halves_as_ptx(seed: int) -> None:
+    test_any_attention_of_halves_as_ptx(seed)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc is here")
+def test_attentions_of_halves_as_cuda() -> None:
+    causal = np.tril(np.ones((20, 36), bool), 16)
+    problems = [plain(2, 16, 32, 24), plain(1, 20, 36, 16, causal, np.asarray(-np.inf, np.float16), steps=("keep",))]
+    funcs = [held(scheduled(problem)) for problem in problems]
+    text = ptx_of(cuda_text(funcs), "sm_80", CUDA.options)
+    for number, (problem, func) in enumerate(zip(problems, funcs, strict=True)):
+        check(problem, run_launches(func, text, f"k{number}", problem.arrays)[0])
+
+
+def test_rows_without_any_key_are_nan_and_others_are_not() -> None:
+    mask = np.zeros((18, 70), bool)
+    mask[:, 40:] = True
+    mask[3, :] = False
+    problem = plain(1, 18, 70, 16, mask, np.asarray(-np.inf, np.float16), steps=("keep",))
+    func = held(scheduled(problem))
+    got = run_launches(func, emit_ptx(func, "k", "sm_80"), "k", problem.arrays)[0]
+    assert np.isnan(problem.expected[:, 3]).all() and np.isfinite(problem.expected[:, 4:]).all()
+    check(problem, got)
+
+
+@pytest.mark.parametrize("depth", [40, 72])
+def test_heads_of_sizes_that_are_no_powers_of_two(depth: int) -> None:
+    problem = plain(1, 17, 33, depth)
+    func = held(scheduled(problem))
+    check(problem, run_launches(func, emit_ptx(func, "k", "sm_80"), "k", problem.arrays)[0])
+
+
+def test_shared_memory_fits_the_device() -> None:
+    check_launches(plain(1, 32, 64, 16).func, scheduled(plain(1, 32, 64, 16)).func)
