@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tc.interp import run_prim_func
-from tc.ir.dtype import f32, i64
-from tc.ir.expr import Var
+from tc.ir.dtype import DType, f16, f32, i64
+from tc.ir.expr import Load, Var, cast
 from tc.ir.loop import Alloc, Barrier, For, LoopKind, walk_statements
+from tc.ir.node import walk
 from tc.schedule.knobs import Decide, take_default
 from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
 from tests.schedule.gpu.launches import check_schedule, device_schedule, drawn, finished, launches
@@ -75,7 +76,23 @@ def test_columns_are_reduced_by_threads_side_by_side() -> None:
     (launch,) = launches(device_schedule(func).func.body)
 
     across = [stmt for stmt in walk_statements(launch) if isinstance(stmt, For) and stmt.thread == "thread.x"]
-    assert {str(loop.extent) for loop in across} == {"32"}
+    assert {str(loop.extent) for loop in across} == {"8"}  # a warp reads four rows of 128 bytes, 128 bits a thread
+
+
+@pytest.mark.parametrize(("dtype", "lanes"), [(f32, 4), (f16, 8)])
+@pytest.mark.parametrize("sizes", [(1, 256, 300), (3, 64, 2000), (2, 96, 33)])
+def test_a_product_of_few_rows_reads_vectors_of_columns(dtype: DType, lanes: int, sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    x, w = placeholder((m, k), dtype, "X"), placeholder((k, n), dtype, "W")
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(x[i, r], f32) * cast(w[r, j], f32), "total")
+    func = create_prim_func("gemv", [x, w], [compute((m, n), lambda i, j: cast(total[i, j], dtype), "y")])
+    rng = np.random.default_rng(n)
+
+    scheduled = check_schedule(func, [rng.integers(-2, 3, shape).astype(dtype.numpy) for shape in ((m, k), (k, n))])
+
+    vectors = [stmt for stmt in walk_statements(scheduled.func.body) if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED]
+    assert {int(str(loop.extent)) for loop in vectors} == {lanes}
+    assert any(load.buffer.name == "W" for loop in vectors for load in walk(loop) if isinstance(load, Load))
 
 
 def test_rows_that_indices_choose_are_read_by_threads_side_by_side() -> None:

@@ -26,6 +26,7 @@ from tc.schedule.rules.gpu.rows import (
     RowPart,
     RowThreads,
     bind_part,
+    bind_rows,
     choose_threads,
     is_even,
     place_part,
@@ -195,8 +196,10 @@ def _bind_elements(schedule: Schedule, name: str, place: str, row: str | None, t
     columns = [loop for loop in loops_inside(schedule, name, place) if loop != row and loop not in terms]
     if row is not None and (threads.rows == 1 or (extent_value(schedule, row) or 0) > threads.rows):
         columns, row = [*([row] if extent_value(schedule, row) != 1 else []), *columns], None
-    if row is not None:
-        schedule.bind(row, threads.across)
+    several = None if row is None else bind_rows(schedule, row, threads)
+    if several is not None:
+        schedule.reorder(*columns, *terms, several)
+        schedule.vectorize(several)
     if not columns:
         if row is None:
             inside = list(schedule.loops_of(name))

@@ -10,14 +10,15 @@ The order of additions follows from the schedule alone, and errors grow with the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
 from tc.ir.expr import Const, Var, equal
+from tc.ir.loop import LoopKind
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo
-from tc.schedule.rules.common import extent_value, loads_of
+from tc.schedule.rules.common import extent_value, loads_of, loops_inside
 from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.rules.gpu.elementwise import is_aligned, moving_along, widest_lanes
 from tc.schedule.rules.gpu.launch import THREADS
@@ -47,13 +48,14 @@ COLUMN_LANES = 32
 
 @dataclass(frozen=True)
 class RowThreads:
-    """How a block of threads shares rows: `rows` of them at a time, `lanes` threads each, which take `vector` neighbouring terms at once.
-    `along`: the axis of the threads that share a row, the other one is of rows."""
+    """How a block of threads shares rows: `rows` of them at a time, `lanes` threads each, which take `vector` neighbouring terms at once,
+    or so many terms of `together` neighbouring rows. `along`: the axis of the threads that share a row, the other one is of rows."""
 
     rows: int
     lanes: int
     vector: int
     along: str
+    together: int = 1
 
     @property
     def across(self) -> str:
@@ -81,23 +83,36 @@ def choose_threads(schedule: Schedule, info: BlockInfo, row: int | None, rows: i
         raise ScheduleError(f"block {info.name} has no rows")
     terms = terms_of(info)
     across = keeps_last_axis(info)
-    vector = 1 if across else vector_of(schedule, info)
+    vector, together = (1, _rows_together(schedule, info)) if across else (vector_of(schedule, info), 1)
     if across:
         few = min(COLUMN_LANES, _power(row or COLUMN_LANES))
+        side = few // together
         wanted = _power(-(-BUSY_THREADS * device.processors // max(rows, 1)))
-        lanes = max(2, min(max(THREADS // few, wanted), 1024 // few, _power(-(-terms // FAN_IN))))
+        lanes = max(2, min(max(THREADS // side, wanted), 1024 // side, _power(-(-terms // FAN_IN))))
     else:
         lanes = max(4, min(MOST_LANES, _power(-(-terms // (2 * vector)))))
         few = min(THREADS // lanes, _power(row or THREADS))
         while few > 1 and -(-rows // few) < device.processors:
             few //= 2
-    lanes = schedule.choose(info.name, "lanes", [size for size in (2, 4, 8, 16, 32, 64, 128, 256) if size * few <= 1024], lanes)
-    return RowThreads(few, lanes, vector, "thread.y" if across else "thread.x")
+    lanes = schedule.choose(info.name, "lanes", [size for size in (2, 4, 8, 16, 32, 64, 128, 256) if size * few // together <= 1024], lanes)
+    return RowThreads(few, lanes, vector, "thread.y" if across else "thread.x", together)
 
 
 def _power(number: int) -> int:
     """The least power of two that is no less."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def _rows_together(schedule: Schedule, info: BlockInfo) -> int:
+    """Neighbouring rows of which a thread reads terms at once: terms of these lie side by side, aligned; else 1."""
+    axis = next((axis for axis in reversed(info.block.axes) if axis.var in info.spatial_axes and isinstance(axis.value, Var)), None)
+    moving = [] if axis is None else moving_along(loads_of(info), axis.var)
+    if axis is None or not moving or not isinstance(axis.extent, Const):
+        return 1
+    lanes = widest_lanes(moving)
+    while lanes > 1 and not (int(axis.extent.value) % COLUMN_LANES == 0 and all(is_aligned(load, axis.var, lanes) for load in moving)):
+        lanes //= 2
+    return lanes
 
 
 def vector_of(schedule: Schedule, info: BlockInfo) -> int:
@@ -120,11 +135,13 @@ def vector_of(schedule: Schedule, info: BlockInfo) -> int:
 
 @dataclass(frozen=True)
 class RowPart:
-    """A block of a reduction that was taken apart: how many threads of a row have it (0: one of them), and whether each has a vector."""
+    """A block of a reduction that was taken apart: how many threads of a row have it (0: one of them), whether each has a vector, and
+    whether it reads what is reduced."""
 
     name: str
     lanes: int
     is_vector: bool = False
+    is_first: bool = False
 
     @property
     def leading(self) -> int:
@@ -144,8 +161,8 @@ def take_apart(schedule: Schedule, name: str, threads: RowThreads) -> list[RowPa
     _, lane = schedule.split(schedule.fuse(*depth), threads.lanes)
     partial = schedule.rfactor(name, lane)
     if vector is not None:
-        parts.append(RowPart(schedule.rfactor(partial, vector), threads.lanes, is_vector=True))
-    parts.append(RowPart(partial, threads.lanes))
+        parts.append(RowPart(schedule.rfactor(partial, vector), threads.lanes, is_vector=True, is_first=True))
+    parts.append(RowPart(partial, threads.lanes, is_first=not parts))
     left = threads.lanes
     while left > FAN_IN:
         left //= FAN_IN
@@ -155,11 +172,46 @@ def take_apart(schedule: Schedule, name: str, threads: RowThreads) -> list[RowPa
 
 
 def place_part(schedule: Schedule, part: RowPart, place: str, threads: RowThreads) -> None:
-    """Compute a part in the loop over blocks, each of its threads at once."""
+    """Compute a part in the loop over blocks, each of its threads at once; sums of what is read from memory stay in registers meanwhile."""
+    if part.is_first and not part.is_vector:
+        schedule.cache_write(part.name, "local")
+        sums, part = part, replace(part, name=f"{part.name}_copy")
+        schedule.compute_at(part.name, place)
+        _share(schedule, part)
+        bind_part(schedule, part, place, threads)
+        _sum_in_registers(schedule, sums, part.name, threads)
+        return
     schedule.compute_at(part.name, place)
+    _share(schedule, part)
+    bind_part(schedule, part, place, threads)
+
+
+def _share(schedule: Schedule, part: RowPart) -> None:
     (buffer,) = block_info(schedule, part.name).written_buffers
     schedule.set_scope(buffer.name, "local" if part.is_vector else "shared")
-    bind_part(schedule, part, place, threads)
+
+
+def _sum_in_registers(schedule: Schedule, part: RowPart, copy: str, threads: RowThreads) -> None:
+    """Let a thread add up what it then copies to where others see it."""
+    bound = [loop for loop in schedule.loops_of(copy) if find_loop(schedule.func, loop).loop.kind is LoopKind.BOUND]
+    schedule.compute_at(part.name, bound[-1])
+    info, inside = block_info(schedule, part.name), loops_inside(schedule, part.name, bound[-1])
+    steps = driving_loops(info, inside, info.reduction_axes)
+    own = [loop for loop in inside if loop not in steps]
+    schedule.reorder(*steps, *own)
+    if threads.together > 1:
+        schedule.vectorize(own[-1])
+    if steps:
+        schedule.decompose_reduction(part.name, steps[0])
+
+
+def bind_rows(schedule: Schedule, row: str, threads: RowThreads) -> str | None:
+    """Let threads take the rows of a block: the loop over those that one has at once, if these are several."""
+    several = None
+    if threads.together > 1:
+        row, several = schedule.split(row, (None, threads.together))
+    schedule.bind(row, threads.across)
+    return several
 
 
 def bind_part(schedule: Schedule, part: RowPart, place: str | None, threads: RowThreads) -> None:
@@ -175,9 +227,12 @@ def bind_part(schedule: Schedule, part: RowPart, place: str | None, threads: Row
         raise ScheduleError(f"block {part.name} has more than rows of one loop")
     rest = [loop for loop in inside if loop not in (*rows, *lane, *vector)]
     schedule.reorder(*rows, *lane, *rest, *vector)
-    for loops, axis in ((rows, threads.across), (lane, threads.along)):
-        for loop in loops:
-            schedule.bind(loop, axis)
+    several = [loop for loop in (bind_rows(schedule, row, threads) for row in rows) if loop is not None]
+    for loop in lane:
+        schedule.bind(loop, threads.along)
+    if several:
+        schedule.reorder(*lane, *rest, *several)
+        vector = several
     for loop in vector:
         schedule.vectorize(loop)
     if not rows and not lane:
