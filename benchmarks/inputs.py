@@ -146,11 +146,11 @@ def make_sentences(rng: np.random.Generator, specs: tuple[InputSpec, ...], shape
 
 def make_prompt(rng: np.random.Generator, specs: tuple[InputSpec, ...], shapes: Shapes) -> Arrays:
     """Tokens for the decoder, at the positions that follow its cache, and the cache: keys and values of variance 1."""
-    tokens = shapes["input_ids"][1]
+    batch, tokens = shapes["input_ids"]
     past = shapes["past_k_0"][2] if "past_k_0" in shapes else 0
     arrays = {
-        "input_ids": rng.integers(0, 8000, (1, tokens), dtype=np.int64),
-        "position_ids": np.arange(past, past + tokens, dtype=np.int64)[None],
+        "input_ids": rng.integers(0, 8000, (batch, tokens), dtype=np.int64),
+        "position_ids": np.tile(np.arange(past, past + tokens, dtype=np.int64), (batch, 1)),
     }
     for spec in specs:
         if spec.name.startswith("past_"):

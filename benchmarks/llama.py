@@ -21,19 +21,20 @@ EPSILON = 1e-5
 LOWEST = float(np.finfo(np.float32).min)
 
 
-def make_llama(rng: np.random.Generator, tokens: Dim, past: Dim) -> onnx.ModelProto:
-    """The decoder for one sequence: `tokens` new tokens after `past` cached ones; a str is a symbolic dim.
+def make_llama(rng: np.random.Generator, tokens: Dim, past: Dim, batch: int = 1) -> onnx.ModelProto:
+    """The decoder for `batch` sequences: `tokens` new tokens after `past` cached ones; a str is a symbolic dim.
 
-    Inputs input_ids, position_ids: int64[1, tokens], and past_k_i, past_v_i: float32[1, KV_HEADS, past, HEAD_WIDTH] for
-    each layer i (none when `past` is 0). Outputs logits: float32[1, tokens, VOCABULARY], and present_k_i, present_v_i:
+    Inputs input_ids, position_ids: int64[batch, tokens], and past_k_i, past_v_i: float32[batch, KV_HEADS, past, HEAD_WIDTH] for
+    each layer i (none when `past` is 0). Outputs logits: float32[batch, tokens, VOCABULARY], and present_k_i, present_v_i:
     the cache with the new tokens appended.
     """
-    return _Decoder(rng, tokens, past).build()
+    return _Decoder(rng, tokens, past, batch).build()
 
 
 class _Decoder:
-    def __init__(self, rng: np.random.Generator, tokens: Dim, past: Dim) -> None:
+    def __init__(self, rng: np.random.Generator, tokens: Dim, past: Dim, batch: int) -> None:
         self.rng = rng
+        self.batch = batch
         self.tokens, self.past = tokens, past
         self.static = isinstance(tokens, int) and isinstance(past, int)
         self.total: Dim = tokens + past if self.static else "total"
@@ -42,8 +43,8 @@ class _Decoder:
 
     def build(self) -> onnx.ModelProto:
         g = self.g
-        ids = g.input("input_ids", I64, (1, self.tokens))
-        positions = g.input("position_ids", I64, (1, self.tokens))
+        ids = g.input("input_ids", I64, (self.batch, self.tokens))
+        positions = g.input("position_ids", I64, (self.batch, self.tokens))
         caches = [self.cache_inputs(i) for i in range(LAYERS)]
 
         hidden = g.op("Gather", self.normal("embed_tokens.weight", (VOCABULARY, WIDTH), 1.0), ids)
@@ -53,15 +54,15 @@ class _Decoder:
             hidden = self.layer(i, hidden, cache, cos, sin, mask)
         logits = self.linear(self.rms_norm(hidden, "norm"), "lm_head", WIDTH, VOCABULARY)
 
-        g.output(logits, "logits", F32, (1, self.tokens, VOCABULARY))
+        g.output(logits, "logits", F32, (self.batch, self.tokens, VOCABULARY))
         for name, value in self.presents:
-            g.output(value, name, F32, (1, KV_HEADS, self.total, HEAD_WIDTH))
+            g.output(value, name, F32, (self.batch, KV_HEADS, self.total, HEAD_WIDTH))
         return g.model()
 
     def cache_inputs(self, layer: int) -> tuple[str, str] | None:
         if self.past == 0:
             return None
-        shape = (1, KV_HEADS, self.past, HEAD_WIDTH)
+        shape = (self.batch, KV_HEADS, self.past, HEAD_WIDTH)
         return self.g.input(f"past_k_{layer}", F32, shape), self.g.input(f"past_v_{layer}", F32, shape)
 
     def rotation(self, positions: str) -> tuple[str, str]:
@@ -121,12 +122,12 @@ class _Decoder:
         g, group = self.g, HEADS // KV_HEADS
         wide = g.op("Unsqueeze", value, g.ints(2))
         if self.static:
-            expanded = g.ints(1, KV_HEADS, group, self.total, HEAD_WIDTH)
-            merged = g.ints(1, HEADS, self.total, HEAD_WIDTH)
+            expanded = g.ints(self.batch, KV_HEADS, group, self.total, HEAD_WIDTH)
+            merged = g.ints(self.batch, HEADS, self.total, HEAD_WIDTH)
         else:
             total = g.op("Unsqueeze", self.dim(value, 2), g.ints(0))
-            expanded = g.op("Concat", g.ints(1, KV_HEADS, group), total, g.ints(HEAD_WIDTH), axis=0)
-            merged = g.op("Concat", g.ints(1, HEADS), total, g.ints(HEAD_WIDTH), axis=0)
+            expanded = g.op("Concat", g.ints(self.batch, KV_HEADS, group), total, g.ints(HEAD_WIDTH), axis=0)
+            merged = g.op("Concat", g.ints(self.batch, HEADS), total, g.ints(HEAD_WIDTH), axis=0)
         return g.op("Reshape", g.op("Expand", wide, expanded), merged)
 
     def attend(self, query: str, key: str, value: str, mask: str) -> str:
@@ -157,8 +158,8 @@ class _Decoder:
         return self.g.op("MatMul", value, self.normal(f"{name}.weight", (n_in, n_out), deviation))
 
     def shape_of_new(self, *last: int) -> str:
-        """The shape (1, tokens, *last); a symbolic count of tokens is inferred."""
-        return self.g.ints(1, self.tokens if self.static else -1, *last)
+        """The shape (batch, tokens, *last); a symbolic count of tokens is inferred."""
+        return self.g.ints(self.batch, self.tokens if self.static else -1, *last)
 
     def dim(self, value: str, axis: int) -> str:
         """The extent of `axis`, as a scalar."""

@@ -91,21 +91,22 @@ def centred(filters: np.ndarray) -> np.ndarray:
     return filters - filters.mean(axis=1, keepdims=True)
 
 
-def make_vit_tiny(rng: np.random.Generator, size: int = 224) -> onnx.ModelProto:
-    """A vision transformer for x: float32[1, 3, size, size]: 16² patches, a class token, 12 layers, a classifier."""
-    return _VisionTransformer(rng, size).build()
+def make_vit_tiny(rng: np.random.Generator, size: int = 224, batch: int = 1) -> onnx.ModelProto:
+    """A vision transformer for x: float32[batch, 3, size, size]: 16² patches, a class token, 12 layers, a classifier."""
+    return _VisionTransformer(rng, size, batch).build()
 
 
 class _VisionTransformer:
-    def __init__(self, rng: np.random.Generator, size: int) -> None:
+    def __init__(self, rng: np.random.Generator, size: int, batch: int) -> None:
         self.rng = rng
         self.size = size
+        self.batch = batch
         self.tokens = (size // PATCH) ** 2 + 1
         self.g = OnnxBuilder("vit_tiny", opset=17)
 
     def build(self) -> onnx.ModelProto:
         g = self.g
-        hidden = self.embed(g.input("x", F32, (1, 3, self.size, self.size)))
+        hidden = self.embed(g.input("x", F32, (self.batch, 3, self.size, self.size)))
         for i in range(VIT_LAYERS):
             hidden = self.layer(hidden, f"blocks.{i}.")
         hidden = self.layer_norm(hidden, "norm")
@@ -113,7 +114,7 @@ class _VisionTransformer:
         token = g.op("Gather", hidden, g.const(0, np.int64), axis=1)
         weight = self.weight("head.weight", (CLASSES, VIT_WIDTH), VIT_WIDTH**-0.5)
         logits = g.op("Gemm", token, weight, self.weight("head.bias", (CLASSES,), 0.1), transB=1)
-        g.output(logits, "logits", F32, (1, CLASSES))
+        g.output(logits, "logits", F32, (self.batch, CLASSES))
         return g.model()
 
     def embed(self, image: str) -> str:
@@ -121,8 +122,9 @@ class _VisionTransformer:
         weight = self.weight("patch.weight", (VIT_WIDTH, 3, PATCH, PATCH), (3 * PATCH * PATCH) ** -0.5)
         bias = self.weight("patch.bias", (VIT_WIDTH,), 0.1)
         patches = g.op("Conv", image, weight, bias, kernel_shape=(PATCH, PATCH), strides=(PATCH, PATCH))
-        patches = g.op("Transpose", g.op("Reshape", patches, g.ints(1, VIT_WIDTH, -1)), perm=(0, 2, 1))
-        tokens = g.op("Concat", self.weight("class_token", (1, 1, VIT_WIDTH), 0.3), patches, axis=1)
+        patches = g.op("Transpose", g.op("Reshape", patches, g.ints(self.batch, VIT_WIDTH, -1)), perm=(0, 2, 1))
+        token = self.rng.standard_normal((1, 1, VIT_WIDTH), dtype=np.float32) * np.float32(0.3)
+        tokens = g.op("Concat", g.weight("class_token", np.repeat(token, self.batch, axis=0)), patches, axis=1)
         return g.op("Add", tokens, self.weight("positions", (1, self.tokens, VIT_WIDTH), 0.3))
 
     def layer(self, hidden: str, prefix: str) -> str:
@@ -137,14 +139,14 @@ class _VisionTransformer:
         """Self-attention with one product for queries, keys and values: [1, tokens, 3, heads, head width], split."""
         g, head = self.g, VIT_WIDTH // VIT_HEADS
         joint = self.linear(value, prefix + "qkv", VIT_WIDTH, 3 * VIT_WIDTH, gain=2.0)
-        joint = g.op("Reshape", joint, g.ints(1, self.tokens, 3, VIT_HEADS, head))
+        joint = g.op("Reshape", joint, g.ints(self.batch, self.tokens, 3, VIT_HEADS, head))
         parts = g.ops("Split", 3, g.op("Transpose", joint, perm=(2, 0, 3, 1, 4)), g.ints(1, 1, 1), axis=0)
         query, key, values = (g.op("Squeeze", part, g.ints(0)) for part in parts)
 
         query = g.op("Mul", query, g.const(head**-0.5))
         chances = g.op("Softmax", g.op("MatMul", query, g.op("Transpose", key, perm=(0, 1, 3, 2))), axis=-1)
         context = g.op("Transpose", g.op("MatMul", chances, values), perm=(0, 2, 1, 3))
-        merged = g.op("Reshape", context, g.ints(1, self.tokens, VIT_WIDTH))
+        merged = g.op("Reshape", context, g.ints(self.batch, self.tokens, VIT_WIDTH))
         return self.linear(merged, prefix + "proj", VIT_WIDTH, VIT_WIDTH)
 
     def linear(self, value: str, name: str, n_in: int, n_out: int, gain: float = 1.0) -> str:

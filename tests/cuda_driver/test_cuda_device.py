@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cuda_driver.driver import HERE, build_compiler, build_driver, functions_of, run_scenarios
 
-DEVICE, MODULES, GRAPHS, OPERATORS, HOPPER = (
-    HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator", "hopper")
+DEVICE, MODULES, GRAPHS, OPERATORS, HOPPER, TIMING = (
+    HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator", "hopper", "timing")
 )
 USUAL = {"FAKE_CUDA_ARCHS": "80,75"}
 OTHER_MACHINES = {
@@ -71,3 +71,8 @@ def test_of_modules_with_products_of_warpgroups(name: str, driver: Path) -> None
     if "nvcc" in name and shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     check(driver, HOPPER, name)
+
+
+@pytest.mark.parametrize("name", functions_of(TIMING))
+def test_of_timing(name: str, driver: Path) -> None:
+    check(driver, TIMING, name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import importlib.util
 import re
 import shutil
@@ -71,11 +72,39 @@ def compiler() -> str:
         return toolkit_program("nvcc") or ""
 
 
+_kept: Path | None = None
+
+
+def keep_binaries(folder: Path | None) -> None:
+    """From now on take what a folder has of binaries, by hashes of text and options, and keep others there; None: no more.
+
+    So what was compiled on one machine is used on another, which needs no compiler. Files are the driver's to judge.
+    """
+    global _kept
+    _kept = folder
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def compile_cuda(text: str, options: str) -> bytes:
     """CUDA-C to a binary for its architecture, or to PTX where the options name a virtual one ("compute_90").
 
     CodegenError with the compiler's words for text that it refuses; DeviceError where there is no compiler.
     """
+    if _kept is None:
+        return _compiled_anew(text, options)
+    name = hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
+    path = _kept / f"{name}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    data = _compiled_anew(text, options)
+    with tempfile.NamedTemporaryFile(dir=_kept, suffix=".part", delete=False) as file:
+        file.write(data)
+    Path(file.name).replace(path)
+    return data
+
+
+def _compiled_anew(text: str, options: str) -> bytes:
     found = compiler()
     if not found:
         raise DeviceError(
