@@ -19,7 +19,6 @@ import numpy as np
 
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
-from tc.interp.phases import BoxMemory
 from tc.interp.threads import Watch, WatchedGlobal, WatchedMemory, unwritten
 from tc.interp.warps import WarpStop
 from tc.ir.access import report_buffer
@@ -88,6 +87,7 @@ from tc.ir.loop import (
     walk_statements,
 )
 from tc.ir.node import Node, walk
+from tc.ir.phases import BoxMemory, box_values
 from tc.ir.printer import print_ir
 from tc.ir.tree_loop import TreeLoop, as_tree_loop, combine_tree
 from tc.ir.uses import buffers_written
@@ -399,11 +399,9 @@ class _Writer:
         shape = "".join(f"{size}, " for size in self._shapes[copy.source])
         corner = "".join(f"{self.expression(index)}, " for index in copy.corner)
         zero = self.constant(("zero", copy.buffer.dtype), copy.buffer.dtype.numpy.type(0))
-        arguments = (
-            *(self.memories[copy.buffer], self.offset(copy.buffer, copy.indices), repr(copy.extents), self.name(copy.source)),
-            *(f"({shape})", f"({corner})", zero, self.barrier_at(copy.barrier), str(self.site)),
-        )
-        self.emit(f"_watch.phases.copy({', '.join(arguments)})")
+        values = f"{self.constant(box_values, box_values)}({self.name(copy.source)}, ({shape}), ({corner}), {copy.extents!r}, {zero})"
+        to = f"{self.memories[copy.buffer]}, {self.offset(copy.buffer, copy.indices)}, {copy.extents!r}"
+        self.emit(f"_watch.phases.copy({to}, {values}, {self.barrier_at(copy.barrier)}, {self.site})")
 
     def launch(self, launch: FinishedLaunch) -> None:
         """The blocks of a launch one after the other, each a number of coroutines."""

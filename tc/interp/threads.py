@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tc.errors import VerifyError
-from tc.interp.phases import Phases, PhaseStop
 from tc.interp.warps import LANES, WarpStop, run_group, run_warp
 from tc.ir.expr import Buffer
 from tc.ir.intrinsic import INTRINSICS, is_of_group, lanes_of
+from tc.ir.phases import Phases, PhaseStop
 
 Coroutine = Generator["tuple[int, ...] | WarpStop | PhaseStop", None, None]
 

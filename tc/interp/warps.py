@@ -16,19 +16,9 @@ from tc.ir.expr import Buffer
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.lane_exchange import WARP_LANES, is_exchange
+from tc.ir.phases import Running
 
 LANES = WARP_LANES
-
-
-class Running(Protocol):
-    """The run that a warp is of: the function's name, the thread that touches memory, a thread in words, and the text of a statement."""
-
-    name: str
-    thread: int
-
-    def who(self, thread: int) -> str: ...
-
-    def text(self, code: int) -> str: ...
 
 
 class SharedMemory(Protocol):

@@ -128,6 +128,8 @@ def _line_of(lines: list[str], marker: Node | None) -> int:
             words = ["commit_copies()"]
         case AwaitCopies(pending=pending):
             words = [f"await_copies({pending})"]
+        case SetUpBarrier() | Arrive() | AwaitPhase() | CopyBox() | WarpCall():
+            words = [print_ir(marker).splitlines()[0]]
         case Binding(targets=targets) if targets:
             words = [targets[0].name]
     for k, line in enumerate(lines):

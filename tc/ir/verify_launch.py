@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from tc.ir.box_copies import CopyBox
 from tc.ir.copies import first_copy_complaint
 from tc.ir.expr import Buffer, Const, Expr, Var
 from tc.ir.launch import Complaint, FinishedLaunch, finished, launches_in
 from tc.ir.loop import Alloc, AwaitCopies, Barrier, CommitCopies, For, If, Let, Stmt, While, walk_statements
 from tc.ir.node import Node, children
 from tc.ir.uses import buffers_read, variables
+from tc.ir.verify_phases import first_phase_complaint
 
 MOST_SHARED_BYTES = 232448
 """Bytes of shared memory that a block has on any device: those of an NVIDIA H100."""
@@ -28,14 +30,14 @@ def first_launch_complaint(stmt: Stmt) -> tuple[Node, str] | None:
             if barrier is not None:
                 return barrier, "a barrier stands in a launch that is not in its finished form: one nest of thread loops around it"
             continue
-        complaint = next(_complaints(launch, found), None) or first_copy_complaint(found)
+        complaint = next(_complaints(launch, found), None) or first_copy_complaint(found) or first_phase_complaint(found)
         if complaint is not None:
             return complaint
     return None
 
 
 def _complaints(launch: For, parts: FinishedLaunch) -> Iterator[Complaint | tuple[Node, str]]:
-    if not any(isinstance(node, (Barrier, CommitCopies, AwaitCopies)) for node in walk_statements(parts.body)):
+    if not any(isinstance(node, (Barrier, CommitCopies, AwaitCopies, CopyBox)) for node in walk_statements(parts.body)):
         return
     total = 0
     for buffer in parts.shared:

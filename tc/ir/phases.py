@@ -1,5 +1,7 @@
 """Copies of boxes, the phases that they complete, and products of groups: what is on its way in one block, and who knows that it arrived.
 
+The interpreter runs this with values, the verifier without.
+
 A copy lands as late as it can: when nobody can go on, and somebody waits for its barrier. What a thread knows is a set of *events*: copies
 that have landed, and products that are computed. A thread hands all it knows to the phase at which it arrives; who waits for the phase
 gets that, and the copies that count for it. A product may read what its threads know to have landed; a copy may replace what its thread
@@ -11,25 +13,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NoReturn
+from math import prod
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from tc.errors import VerifyError
-from tc.interp.warps import LANES, Running
 from tc.ir.expr import Buffer
+
+LANES = 32
+"""Of a warp."""
 
 NO_COPY = 0
 """In the place of the event of a copy."""
 
 
+class Running(Protocol):
+    """The run that a block is of: the function's name, the thread that touches memory, threads and statements in words."""
+
+    name: str
+    thread: int
+
+    def who(self, thread: int) -> str: ...
+
+    def text(self, code: int) -> str: ...
+
+
 class BoxMemory:
-    """A shared buffer that boxes are copied to. `copies`: the event of the copy that each element is of; `landed`: whether it is there."""
+    """A shared buffer that boxes are copied to; its elements are `data`, nothing where they do not matter. `copies`: the event of the copy
+    that each element is of; `landed`: whether it is there."""
 
     def __init__(self, watch: Any, buffer: Buffer, shape: tuple[int, ...], data: list[Any]) -> None:
         self.watch, self.buffer, self.shape, self.data = watch, buffer, shape, data
-        self.copies = np.zeros(len(data), np.int64)
-        self.landed = np.zeros(len(data), bool)
+        self.copies = np.zeros(prod(shape), np.int64)
+        self.landed = np.zeros(prod(shape), bool)
 
     def load(self, place: int, site: int) -> NoReturn:
         self._refuse("reads", site)
@@ -72,7 +89,7 @@ class BoxCopy:
     event: int
     memory: BoxMemory
     places: np.ndarray
-    values: list[Any]
+    values: list[Any] | None
     size_bytes: int
     barrier: tuple[int, int]
     site: int
@@ -88,7 +105,7 @@ class GroupProduct:
     site: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class PhaseStop:
     """A thread that waits for the phase of a parity. `site`: its statement."""
 
@@ -158,19 +175,19 @@ class Phases:
     # -- copies
 
     def copy(
-        self, memory: BoxMemory, place: int, extents: Sequence[int], source: list[Any], shape: Sequence[int], corner: Sequence[int],
-        zero: Any, barrier: Any, at: int, site: int,
-    ) -> None:  # fmt: skip
+        self, memory: BoxMemory, place: int, extents: Sequence[int], values: list[Any] | None, barrier: Any, at: int, site: int
+    ) -> None:
+        """A box begins to be copied; its values, if they matter."""
         key = self.at(barrier, at, site)
         kept = [extent for extent in extents if extent != 1]
         places = place + tile_offsets(memory.shape, kept)
-        if places.max(initial=0) >= len(memory.data):
+        if places.max(initial=0) >= len(memory.copies):
             self.fail(site, f"copies a box beyond {memory.buffer.name}")
         self._check_replaced(memory, places, site)
         event = next(self.events)
         memory.copies[places], memory.landed[places] = event, False
         size_bytes = len(places) * memory.buffer.dtype.size_bytes
-        self.copies.append(BoxCopy(event, memory, places, box_values(source, shape, corner, extents, zero), size_bytes, key, site))
+        self.copies.append(BoxCopy(event, memory, places, values, size_bytes, key, site))
 
     def _check_replaced(self, memory: BoxMemory, places: np.ndarray, site: int) -> None:
         old = np.unique(memory.copies[places])
@@ -190,7 +207,7 @@ class Phases:
         landing = [copy for copy in self.copies if copy.barrier in wanted]
         self.copies = [copy for copy in self.copies if copy.barrier not in wanted]
         for copy in landing:
-            for place, value in zip(copy.places.tolist(), copy.values, strict=True):
+            for place, value in zip(copy.places.tolist(), copy.values or (), strict=copy.values is not None):
                 copy.memory.data[place] = value
             copy.memory.landed[copy.places] = True
             barrier = self.barriers[copy.barrier]
@@ -217,20 +234,26 @@ class Phases:
         name = memory.buffer.name
         if NO_COPY in events:
             self.fail(site, f"reads elements of {name} that nothing has been copied to")
+        has_landed = bool(memory.landed[places].all())
         for thread in threads:
-            if not memory.landed[places].all() or not events <= self.known[thread]:
+            if not has_landed or not events <= self.known[thread]:
                 self.watch.thread = thread
                 what = "may still be on their way: it has not waited for the phase that they complete"
                 self.fail(site, f"reads elements of {name} that {what}")
-        return [memory.data[k] for k in places.tolist()], events
+        return [memory.data[k] for k in places.tolist()] if memory.data else [], events
+
+    def check_begun(self, thread: int, site: int) -> None:
+        """A thread's registers have been handed over to products."""
+        if not self.begun[thread]:
+            self.watch.thread = thread
+            self.fail(site, "begins a product, but its registers have not been handed over")
 
     def sums(self, thread: int, memory: list[Any], place: int, number: int, site: int) -> list[Any]:
         """Registers of a thread that a product adds to: those that are on their way are as the products before leave them."""
         found = [self.registers.get((thread, id(memory), place + k), memory[place + k]) for k in range(number)]
-        self.watch.thread = thread
-        if not self.begun[thread]:
-            self.fail(site, "begins a product, but its registers have not been handed over")
+        self.check_begun(thread, site)
         if None in found:
+            self.watch.thread = thread
             self.fail(site, "adds a product to registers in which nothing was stored")
         return found
 
@@ -303,13 +326,14 @@ class Phases:
 
     def stuck(self, stops: Mapping[int, PhaseStop]) -> NoReturn:
         """Nobody can go on."""
-        thread, stop = min(stops.items())
-        barrier = self.barriers[stop.barrier]
+        waits = {stop.barrier: (thread, stop) for thread, stop in sorted(stops.items(), reverse=True)}
+        said = " and ".join(self._wait(thread, stop) for thread, stop in sorted(waits.values()))
+        raise VerifyError(f"{self.watch.name}: nobody can go on: {said}")
+
+    def _wait(self, thread: int, stop: PhaseStop) -> str:
+        barrier, name = self.barriers[stop.barrier], self.names[stop.barrier]
         left = f"{barrier.missing} arrivals and {barrier.missing_bytes} bytes"
-        raise VerifyError(
-            f"{self.watch.name}: {self.watch.who(thread)} waits in `{self.watch.text(stop.site)}` for ever: phase {barrier.phase} of "
-            f"{self.names[stop.barrier]} is without {left}"
-        )
+        return f"{self.watch.who(thread)} waits in `{self.watch.text(stop.site)}` for phase {barrier.phase} of {name}, without {left}"
 
     def fail(self, site: int, what: str) -> NoReturn:
         watch = self.watch
