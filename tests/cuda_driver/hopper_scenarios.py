@@ -11,11 +11,11 @@ from tc.ir.parser import parse_module
 CUDA_C, PTX = "cuda:sm_90a", "cuda:sm_90a,features=+ptx"
 DENSE = """
 @graph
-def main(x: f16[n, 192], w: f16[192, 128], bias: f16[128], v: f16[128, 72]):
-    h: f16[n, 128] = matmul(x, w)
-    b: f16[n, 128] = add(h, bias)
-    a: f16[n, 128] = relu(b)
-    y: f16[n, 72] = matmul(a, v)
+def main(x: f16[b, s, 192], w: f16[192, 128], bias: f16[128], v: f16[128, 72]):
+    h: f16[b, s, 128] = matmul(x, w)
+    c: f16[b, s, 128] = add(h, bias)
+    a: f16[b, s, 128] = relu(c)
+    y: f16[b, s, 72] = matmul(a, v)
     return y
 """
 ONE = """
@@ -36,16 +36,16 @@ def small(rng, *shape):
 def check_dense(target):
     module, rng = tc.compile(parse_module(DENSE), target=target), np.random.default_rng(0)
     w, bias, v = small(rng, 192, 128), small(rng, 128), small(rng, 128, 72)
-    for n in (70, 1, 0, 130):
+    for b, s in ((2, 70), (1, 1), (3, 0), (0, 5), (1, 130)):
         fake.clear()
-        x = small(rng, n, 192)
+        x = small(rng, b, s, 192)
         h = np.maximum(x.astype(np.float32) @ w.astype(np.float32) + bias, 0).astype(np.float16)
 
         found = module(x, w, bias, v)
 
         np.testing.assert_array_equal(found, (h.astype(np.float32) @ v.astype(np.float32)).astype(np.float16))
         assert not fake.complaints, fake.complaints
-        assert not n or fake.count("  tensor map") == 4  # both operands of both products
+        assert not b * s or fake.count("  tensor map") == 4  # both operands of both products
 
 
 def a_model_in_ptx_multiplies_what_boxes_bring():

@@ -410,7 +410,7 @@ def bind_blocks(
     """Cut the final block's loops in tiles, and let a block of threads compute each; the innermost loop over tiles.
 
     `most`: results that a thread stores at once at most. `apart`: batches, rows and columns have an axis of the launch each, so that no
-    index is a quotient by a symbolic size.
+    index is a quotient by a symbolic size; of several axes of rows the last one has it, if it is symbolic, the others are as batches.
     """
     batch = [loops[axis] for axis in axes.batch if axis in loops]
     vector = _vector_of(schedule, final, axes, loops, most)
@@ -431,7 +431,8 @@ def bind_blocks(
     schedule.reorder(*order)
     tile = FinalTile(inner[False], inner[True], lane if vector else None)
     if apart:
-        grid = [along for along in (outer[False], outer[True], batch) if along]
+        lead = outer[False][:-1] if outer[False] and not isinstance(schedule.extent_of(outer[False][-1]), Const) else []
+        grid = [along for along in (outer[False][len(lead) :], outer[True], [*batch, *lead]) if along]
         for place, letter in zip([schedule.fuse(*along) for along in grid], "xyz", strict=False):
             schedule.bind(place, f"block.{letter}")
         return [loop for loop in schedule.loops_of(final) if find_loop(schedule.func, loop).loop.thread][-1], tile
