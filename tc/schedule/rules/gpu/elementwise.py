@@ -10,7 +10,7 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Const, Expr, Load, Var, const, equal, is_const
 from tc.ir.loop import Store
 from tc.ir.node import substitute
-from tc.ir.polynomial import linear_coefficients
+from tc.ir.polynomial import linear_coefficients, polynomial
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, loads_of, loops_inside
@@ -126,18 +126,16 @@ def is_aligned(access: Load | Store, axis: Var, lanes: int) -> bool:
     memory that begin at a multiple of their size."""
     if not moving_along([access], axis):
         return True
-    *outer, last = access.indices
-    if any(axis in variables(index) for index in outer):
+    vector, lane = Var("vector", axis.dtype), Var("lane", axis.dtype)
+    facts = Facts().with_range(lane, const(lanes)).assume(vector >= 0)
+    *outer, last = (simplify(substitute(index, {axis: vector * lanes + lane}), facts) for index in access.indices)
+    if any(lane in variables(index) for index in outer):
         return False
-    used = variables(last)
-    form = linear_coefficients(last, sorted(used, key=str))
-    if form is None or not isinstance(form[1], Const) or not all(isinstance(step, Const) for step in form[0].values()):
-        return False
-    steps = {var: int(step.value) for var, step in form[0].items() if isinstance(step, Const)}
-    rest = [steps[var] for var in used if var is not axis] + [int(form[1].value)]
-    width = access.buffer.shape[-1]
-    is_row = all(isinstance(index, Const) and index.value == 0 for index in outer) or _divides(lanes, width)
-    return steps[axis] == 1 and is_row and all(number % lanes == 0 for number in rest)
+    found = polynomial(last)
+    moving = {monomial: factor for monomial, factor in found.terms.items() if any(lane in variables(atom) for atom in monomial)}
+    rest = [factor for monomial, factor in found.terms.items() if monomial not in moving] + [found.constant]
+    is_row = all(isinstance(index, Const) and index.value == 0 for index in outer) or _divides(lanes, access.buffer.shape[-1])
+    return is_row and moving == {(lane,): 1} and all(number % lanes == 0 for number in rest)
 
 
 def is_vector(access: Load | Store, values: dict[Var, Expr], loop: Var, lanes: int, facts: Facts) -> bool:

@@ -16,9 +16,10 @@ from tc.ir.expr import Const, Var
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import LoopKind
 from tc.ir.nvidia_intrinsics import MMA_OPERANDS, fragment_name, ldmatrix_name, mma_name
+from tc.ir.uses import variables
 from tc.schedule.analysis import Contraction
 from tc.schedule.cache import narrowed
-from tc.schedule.rules.common import known_product, loops_inside
+from tc.schedule.rules.common import extent_value, known_product, loads_of, loops_inside
 from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.rules.gpu.blocking import innermost, stage_of, tile_of
 from tc.schedule.rules.gpu.matrix_blocking import (
@@ -155,15 +156,29 @@ def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstr
             raise ScheduleError(f"block {name}: the last axis of a tile has {parts[-1]} elements, matrix instructions take {least}")
         return dict(zip(axes, zip(tile, parts, strict=True), strict=True))
 
-    stage = stage_of(extents_along(contraction, contraction.depth), depth)
+    terms = _terms(contraction, instruction)
+    stage = stage_of(extents_along(contraction, terms), depth)
     stage[-1] = -(-stage[-1] // instruction.depth) * instruction.depth
     return TiledAxes(
         contraction.batch,
         tiled(contraction.rows, rows, warp_rows, ROWS),
         tiled(contraction.columns, columns, warp_columns, 2 * COLUMNS),
-        dict(zip(contraction.depth, stage, strict=True)),
+        dict(zip(terms, stage, strict=True)),
         blocking,
     )
+
+
+def _terms(contraction: Contraction, instruction: MatrixInstruction) -> tuple[Var, ...]:
+    """The axes of the sum, last the one along which an instruction adds: one that is long enough, if any is, along which an operand lies
+    in memory, if any does."""
+
+    def worth(axis: Var) -> tuple[bool, bool, int]:
+        (extent,) = extents_along(contraction, [axis])
+        lies = any(load.indices and axis in variables(load.indices[-1]) for load in (contraction.lhs, contraction.rhs))
+        return extent is None or extent >= instruction.depth, lies, contraction.depth.index(axis)
+
+    last = max(contraction.depth, key=worth)
+    return (*(axis for axis in contraction.depth if axis is not last), last)
 
 
 def _stages_at_once(schedule: Schedule, name: str, contraction: Contraction, axes: TiledAxes, device: DeviceFacts) -> int:
@@ -193,13 +208,25 @@ def lay_out_matrix(schedule: Schedule, name: str, copy: str, axes: TiledAxes, in
     if own not in load.indices or depth not in load.indices:
         raise ScheduleError(f"{buffer.name} is no matrix of {own.name} and {depth.name}")
     places = [load.indices.index(own), load.indices.index(depth)]
-    ends_in_depth = places[0] < places[1] or buffer.dtype.bits != 16
+    ends_in_depth = _lies_along(schedule, copy, *places) or buffer.dtype.bits != 16
     last = places if ends_in_depth else places[::-1]
     names = [f"a{k}" for k in range(len(load.indices))]
     order = [*(each for k, each in enumerate(names) if k not in last), *(names[k] for k in last)]
     if order != names:
         schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join(order)}")
     return "n" if ends_in_depth == is_left else "t"
+
+
+def _lies_along(schedule: Schedule, copy: str, own: int, depth: int) -> bool:
+    """Whether what is copied lies in memory along the index number `depth` of the copy rather than along the one of number `own`."""
+    info = block_info(schedule, copy)
+    indices = info.writes[0].indices
+    for load in sorted(loads_of(info), key=lambda each: -len(each.indices)):
+        used = variables(load.indices[-1]) if load.indices else frozenset()
+        along = [place for place in (own, depth) if variables(indices[place]) & used]
+        if len(along) == 1:
+            return along == [depth]
+    return own < depth
 
 
 MOST_UNROLLED = 16
@@ -254,6 +281,8 @@ def tile_matrix_sum(
                 own.append(part)
     single = [loop for axis in axes.batch for loop in by_axis[axis]]
     schedule.reorder(*single, *stages, *shared, *steps, *own, *tile, term)
+    if all(extent_value(schedule, loop) for loop in stages[1:]):  # stages are copied ahead along all of them
+        stages = [schedule.fuse(*stages)]
     schedule.bind(schedule.fuse(*shared), "thread.y")
     for loop in (*steps, *own):
         schedule.unroll(loop)
