@@ -119,7 +119,7 @@ STRICT_FUSE = "pack_matmul, remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "round_attention, use_parallel_forms, fuse_ops"
-"""For devices nothing is laid out or packed for the vectors of a CPU."""
+"""For devices nothing is packed for the vectors of a CPU."""
 
 DEVICE_STRICT_FUSE = "use_parallel_forms, fuse_ops"
 
@@ -181,8 +181,8 @@ class Pipeline:
 
 DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, LAY_OUT, FUSE, LOWER)))
 STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
-DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, "", DEVICE_FUSE, LOWER)))
-DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, "", DEVICE_STRICT_FUSE, STRICT_LOWER)))
+DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, LAY_OUT, DEVICE_FUSE, LOWER)))
+DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER)))
 FINISH_CALLS = parse_pipeline(FINISH)
 DEVICE_FINISH_CALLS = parse_pipeline(DEVICE_FINISH)
 

@@ -14,7 +14,7 @@ from tc.ir.coverage import check_covered
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.ir.uses import unbound
-from tc.schedule import cache, compute_at, inline, layout, loops, online, pad, reduction, specialize, spread, tensorize
+from tc.schedule import cache, compute_at, inline, layout, loops, merge, online, pad, reduction, specialize, spread, tensorize
 from tc.schedule.knobs import Decide, Decision, Knob, Value, take_default
 from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rename_loops
 
@@ -67,6 +67,8 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "pad_softmax": spread.pad_softmax,
     "spread": spread.spread,
     "read_copy": spread.read_copy,
+    "fuse_axes": merge.fuse_axes,
+    "merge_dims": merge.merge_dims,
     "set_scope": layout.set_scope,
     "pad_rows": layout.pad_rows,
     "transform_layout": layout.transform_layout,
@@ -126,6 +128,7 @@ _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_NUMBERS, _is_number),
     "factors": _all(_is_open_number),
     "multiples": _all(_is_number),
+    "axes": _all(_is_number),
     "names": _all(_is_text),
     "loops": _all(_is_text),
     "value": _is_hint,
@@ -436,6 +439,12 @@ class Schedule:
     def cache_write(self, block: str, scope: str, layout: str = "") -> str:
         """Returns the name of the block that copies the result."""
         return self._new_block("cache_write", block, scope, layout)
+
+    def fuse_axes(self, block: str, axes: Sequence[int]) -> None:
+        self._do("fuse_axes", block, tuple(axes))
+
+    def merge_dims(self, buffer: str, axes: Sequence[int]) -> None:
+        self._do("merge_dims", buffer, tuple(axes))
 
     def pad_einsum(self, block: str, multiples: Sequence[int]) -> None:
         self._do("pad_einsum", block, tuple(multiples))

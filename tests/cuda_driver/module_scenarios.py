@@ -17,7 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 import tc
 from tc.codegen.cuda.device import open_device
 from tc.errors import InputError, LimitError, TcError
+from tc.ir.dtype import f16
+from tc.ir.expr import Var
+from tc.ir.graph import TensorConst
+from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder
 from tc.runtime.device_arrays import CUDA, DeviceArray, read_device_array
 
 PTX = "cuda:sm_80,features=+ptx"
@@ -527,6 +533,24 @@ def a_loop_whose_condition_cannot_be_computed_ends_with_an_error():
 
     assert "a launch failed" in raised(TcError, module, np.float32(1))
     assert module(np.float32(1)) == 128
+
+
+def convolutions_on_blocks_of_channels_run_by_matrix_instructions():
+    rng, n = np.random.default_rng(4), Var("n")
+    builder = GraphBuilder()
+    value = builder.param("x", tensor_type((n, 1, 6, 5, 32), f16))
+    layers = (((2, 1, 3, 3, 32, 32), 2, 32, False), ((2, 1, 3, 3, 32), 1, 40, True), ((1, 2, 1, 1, 32, 32), 1, 40, False))
+    for shape, step, channels, depthwise in layers:
+        weights = [rng.integers(-1, 2, dims).astype(np.float16) for dims in (shape, (shape[0], 32))]
+        sizes = {"strides": (step, step), "pads": (shape[2] // 2,) * 4, "dilations": (1, 1), "in_channels": channels, "in_block": 32}
+        value = builder.call("conv_blocked", value, *(TensorConst(array, "w") for array in weights), depthwise=depthwise, **sizes)
+    module = IRModule((builder.function("main", [value]),))
+    texts = tc.lower(module, "ptx", target=PTX)
+    assert sum("mma.sync" in texts.as_text(kernel) for kernel in texts.kernels) == 2
+    on_device, host = tc.compile(module, target=PTX), tc.compile(module)
+    for batch in (1, 2, 0):
+        x = rng.integers(-1, 2, (batch, 1, 6, 5, 32)).astype(np.float16)
+        np.testing.assert_array_equal(on_device(x), host(x))
 
 
 if __name__ == "__main__":

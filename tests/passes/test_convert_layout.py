@@ -24,12 +24,12 @@ from tc.ir.structural import first_difference
 from tc.ir.verify import verify
 from tc.ops import blocked
 from tc.ops.registry import OPS
-from tc.passes.graph.convert_layout import block_axes, convert_layout
+from tc.passes.graph.convert_layout import DEVICE_BLOCK, block_axes, convert_layout
 from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import SIMPLIFY
 from tc.runtime.builder import ModuleBuilder, build_module
 from tc.schedule.knobs import Knob, Value
-from tc.target import native_target
+from tc.target import Target, native_target
 
 Arrays = dict[str, np.ndarray]
 
@@ -570,3 +570,29 @@ def test_weights_are_packed_as_the_operator_reads_them() -> None:
 
     lanes = native_target().lanes(32)
     assert call.args[1].type.static_shape == (-(-40 // lanes), -(-20 // lanes), 3, 3, lanes, lanes)
+
+
+def images(dtype: str, groups: int) -> str:
+    """A network of two convolutions with something between them, for images of 56 x 56."""
+    channels = 64 // groups
+    return f"""
+@graph
+def main(x: {dtype}[n, 64, 56, 56], w: {dtype}[128, {channels}, 3, 3], v: {dtype}[64, {128 // groups}, 1, 1]):
+    a: {dtype}[n, 128, 56, 56] = conv(x, w, pads=(1, 1, 1, 1), groups={groups})
+    b: {dtype}[n, 128, 56, 56] = relu(a)
+    c: {dtype}[n, 64, 56, 56] = conv(b, v, groups={groups})
+    return c
+"""
+
+
+@pytest.mark.parametrize(("dtype", "groups", "converted"), [("f16", 1, 2), ("bf16", 1, 2), ("f32", 1, 0), ("f16", 2, 0)])
+def test_devices_with_matrix_instructions_have_convolutions_of_halves_on_blocks(dtype: str, groups: int, converted: int) -> None:
+    module = parse_module(images(dtype, groups))
+
+    found = convert_layout(module, target=Target.parse("cuda:sm_80@x86-64-v3"))
+
+    calls = [binding.value for binding in found.functions[0].bindings if isinstance(binding.value, Call)]
+    blocked = [call for call in calls if call.op == "conv_blocked"]
+    assert len(blocked) == converted
+    assert all(dict(call.attrs)["in_block"] == DEVICE_BLOCK for call in blocked)
+    assert sum(call.op == "unblock" for call in calls) == (converted > 0)  # not between the two

@@ -44,7 +44,7 @@ from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
-from tc.target import MOST_SHUFFLED_STRIDE, Target
+from tc.target import MOST_SHUFFLED_STRIDE, DeviceFacts, Target
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Rates:
     """What operators are taken to reach on a core.
 
     In FLOP/s, padded channels and pixels included: convolutions on blocks, and plain ones. In bytes/s: `moves`, by operators that only
-    move data, and `copies` between forms, which are transpositions.
+    move data, and `copies` between forms, which are transpositions. A copy takes `copy_seconds` beside. `only_halves`: blocks are of
+    elements of 16 bits alone, and of convolutions of one group or as many as there are channels.
     """
 
     blocked: float
@@ -62,21 +63,39 @@ class Rates:
     plain_depthwise: float
     moves: float
     copies: float
+    copy_seconds: float = 0.0
+    only_halves: bool = False
 
     @staticmethod
     def on(target: Target) -> Rates:
         """Those of a target: parts of what full register tiles reach, and of tensors that the second-level cache holds, of which a vector
         that is part of a cache line takes as long as a line."""
+        if target.device is not None:
+            return Rates.on_device(target.device)
         reached = kernel_rates(target)
         part = min(1.0, target.vector_bits / 8 / target.cache_line_bytes)
         full, moves = reached.flops_per_second, part * reached.l2_bytes_per_second
         return Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
+
+    @staticmethod
+    def on_device(device: DeviceFacts) -> Rates:
+        """Those of a device: of its matrix instructions, which want channels side by side; images with channels apart are copied to shared
+        memory element by element."""
+        full, vectors, moves = 0.5 * device.tensor_flops_per_s("f16"), 0.5 * device.f32_flops_per_s, 0.8 * device.memory_bytes_per_s
+        plain = 0.5 * vectors if full else vectors
+        return Rates(full or vectors, vectors, plain, max(0.5 * full, vectors), 0.5 * vectors, moves, 0.5 * moves, LAUNCH_SECONDS, True)
 
 
 CALIBRATED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
 """Rates that a measurement may correct, each to CALIBRATION per cent of the above."""
 
 CALIBRATION = (100, 50, 200, 25)
+
+DEVICE_BLOCK = 32
+"""Channels of a block on a device: what a stage of a product takes, four copies of 16 bytes."""
+
+LAUNCH_SECONDS = 3e-6
+"""Of one more kernel on a device."""
 
 BLOCK_VECTORS = (1, 2)
 """Vectors that a block may have."""
@@ -93,8 +112,10 @@ they are so far apart that they are gathered, and where the image's size is symb
 def convert_layout(module: IRModule, *, block: int = 16, target: Target = USUAL_TARGET, decide: Decide = take_default) -> IRModule:
     """Run convolutions, and what lies between them, on channels cut into blocks of `block`.
 
-    `decide` says for each graph function how far the estimates hold, and whether blocks are twice as wide.
+    `decide` says for each graph function how far the estimates hold, and whether blocks are twice as wide. On devices blocks have
+    DEVICE_BLOCK channels: a tensor of one block has its channels last.
     """
+    block = block if target.device is None else DEVICE_BLOCK
     return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, Rates.on(target), decide)))
 
 
@@ -119,7 +140,11 @@ def _convert(func: Function, block: int, rates: Rates) -> Function:
     func = _convert_bodies(func, block, rates)
     facts = Facts.of(func.facts)
     with inference(facts):
-        forms = {binding: form for binding in func.bindings if (form := _blocked_form(binding, block)) is not None}
+        forms = {
+            binding: form
+            for binding in func.bindings
+            if (form := _blocked_form(binding, block)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
+        }
     if not any(form.op == "conv_blocked" for form in forms.values()):
         return func
     chosen = _choose(func, forms, block, rates, facts)
@@ -153,6 +178,13 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
     if form is None or not is_const(result.shape[1]):
         return None
     return form
+
+
+def _is_of_halves(binding: Binding, form: BlockedForm) -> bool:
+    """Whether all elements have 16 bits, and a convolution is one product, or as many as there are channels."""
+    (target,) = binding.targets
+    types = [target.type, *(atom.type for atom in atoms_of(binding.value))]
+    return dict(form.attrs).get("groups", 1) == 1 and all(isinstance(each, TensorType) and each.dtype.bits == 16 for each in types)
 
 
 # -- the choice
@@ -209,7 +241,7 @@ def _conversion_edges(
 ) -> None:
     """A copy is made once for all users that want the other form."""
     assert callable(edge) and isinstance(atom.type, TensorType)
-    seconds = 2 * _elements(atom.type, facts) * 4 / rates.copies
+    seconds = 2 * _elements(atom.type, facts) * 4 / rates.copies + rates.copy_seconds
     made: object = source if source in forms else _PLAIN
     either = users.get("either", [])
     if either:

@@ -8,7 +8,7 @@ Source: the tiling of CUTLASS (NVIDIA); fragments that are buffers with a layout
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tc.errors import ScheduleError
 from tc.ir.dtype import DType, f32
@@ -16,6 +16,7 @@ from tc.ir.expr import Const, Var
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import LoopKind
 from tc.ir.nvidia_intrinsics import MMA_OPERANDS, fragment_name, ldmatrix_name, mma_name
+from tc.ir.polynomial import linear_coefficients
 from tc.ir.uses import variables
 from tc.schedule.analysis import Contraction
 from tc.schedule.cache import narrowed
@@ -58,6 +59,9 @@ ROWS, COLUMNS = 16, 8
 PAIR = 2
 """Neighbouring sums of a lane."""
 
+EVEN_ROWS = 64
+"""Rows of which there is a whole number along an axis where tiles need not run on across its end."""
+
 Call = tuple[str, str]
 """A loop, and the instruction that does what it does."""
 
@@ -81,7 +85,8 @@ def schedule_matrix_contraction(schedule: Schedule, target: Target) -> str | Non
 
 def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
     """Tile a product; ScheduleError before anything is asked where that is not possible, as then it is not whatever the answers are."""
-    if _is_symbolic(contraction_of(schedule, name)):
+    contraction = contraction_of(schedule, name)
+    if _is_symbolic(contraction) or _rows_to_fuse(contraction):
         _tile(Schedule(schedule.func), name, before, after, device)
     return _tile(schedule, name, before, after, device)
 
@@ -89,10 +94,16 @@ def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], d
 def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
     contraction = contraction_of(schedule, name)
     instruction = instruction_for(contraction, device)
+    copies = stage_operands(schedule, contraction)
+    rows = _rows_to_fuse(contraction)
+    if rows:
+        contraction, after = _with_one_row_axis(schedule, contraction, rows, copies[0], after)
     axes = _axes(schedule, contraction, instruction, device)
-    result, copies = pad_to_tiles(schedule, name, axes, stage_operands(schedule, contraction))
+    result, copies = pad_to_tiles(schedule, name, axes, copies)
     inline_before(schedule, before)
     final = last_block(schedule, name, result, after)
+    if rows:
+        _fuse_final(schedule, name, final)
     loops = loops_by_axis(schedule, name, final)
     order = "".join(lay_out_matrix(schedule, name, copy, axes, instruction) for copy in copies)
     fragments = [schedule.cache_read(name, block_info(schedule, copy).written_buffers[0].name, "fragment") for copy in copies]
@@ -191,6 +202,57 @@ def _stages_at_once(schedule: Schedule, name: str, contraction: Contraction, axe
 
 def _is_symbolic(contraction: Contraction) -> bool:
     return not all(isinstance(axis.extent, Const) for axis in contraction.info.block.axes)
+
+
+# -- rows of images as one axis
+
+
+def _rows_to_fuse(contraction: Contraction) -> tuple[Var, ...]:
+    """The axes of rows, where tiles are to run on across the ends of all but the first: where these are no multiples of a tile, and known,
+    and what lies side by side in memory are terms."""
+    rows = contraction.rows
+    extents = extents_along(contraction, rows[1:])
+    lies = contraction.lhs.indices and variables(contraction.lhs.indices[-1]) & {*rows}
+    if not extents or lies or None in extents or extents[-1] % EVEN_ROWS == 0:  # type: ignore[operator]
+        return ()
+    return rows
+
+
+def _with_one_row_axis(
+    schedule: Schedule, contraction: Contraction, rows: tuple[Var, ...], copy: str, after: list[str]
+) -> tuple[Contraction, list[str]]:
+    """Let a product, and the copy of its left operand, have one axis of rows; the product then, and what follows it."""
+    name = contraction.info.name
+    (sums,) = block_info(schedule, name).written_buffers
+    if sums in schedule.func.buffers:
+        schedule.cache_write(name, "local")
+        after = [f"{name}_copy", *after]
+    store, load = block_info(schedule, name).writes[0], contraction_of(schedule, name).lhs
+    schedule.fuse_axes(copy, [load.indices.index(axis) for axis in rows])
+    spatial = [axis.var for axis in block_info(schedule, name).block.axes]
+    places = [[access.indices.index(axis) for axis in rows] for access in (load, store)]
+    schedule.fuse_axes(name, [spatial.index(axis) for axis in rows])
+    for access, dims in zip((load, store), places, strict=True):
+        schedule.merge_dims(access.buffer.name, dims)
+    rank = len(block_info(schedule, name).writes[0].indices)
+    if rank > 2:  # rows and columns of a fragment are the last two
+        names = [f"a{k}" for k in range(rank)]
+        schedule.transform_layout(store.buffer.name, f"{', '.join(names)} -> {', '.join([*names[1:-1], names[0], names[-1]])}")
+    found = contraction_of(schedule, name)
+    return replace(contraction, info=found.info, rows=found.rows), after
+
+
+def _fuse_final(schedule: Schedule, name: str, final: str) -> None:
+    """Let the block that stores results have one axis of rows, too."""
+    (sums,) = block_info(schedule, name).written_buffers
+    (load,) = block_info(schedule, final).reads_of(sums)
+    axes = [axis.var for axis in block_info(schedule, final).block.axes]
+    form = linear_coefficients(load.indices[-2], axes)
+    if form is None or not all(isinstance(step, Const) for step in form[0].values()):
+        raise ScheduleError(f"block {final} reads the sums of block {name} in an order of its own")
+    used = sorted(form[0], key=lambda axis: -int(form[0][axis].value))  # type: ignore[attr-defined]
+    if len(used) > 1:
+        schedule.fuse_axes(final, [axes.index(axis) for axis in used])
 
 
 # -- operands

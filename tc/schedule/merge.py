@@ -1,0 +1,112 @@
+"""Several axes of a block as one, and several dims of a buffer as one: so that tiles run on across the ends of rows, and of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tc.errors import ScheduleError
+from tc.ir.arith import Facts, simplify
+from tc.ir.expr import Buffer, Expr, Load, Var, const
+from tc.ir.loop import AxisKind, BlockAxis, For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
+from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.schedule.layout import facts_of_axes
+from tc.schedule.tree import Place, find_block, find_buffer, fresh_names, loop_var, own_root, replace_stmt
+
+
+def fuse_axes(func: PrimFunc, block: str, axes: Sequence[int]) -> PrimFunc:
+    """Let a block have one axis, and one loop, the outermost, in place of the spatial axes of these numbers, which are its digits.
+
+        for i in m: for j in n: B[i, j] = A[j, i]     =>     for f in m * n: B[f // n, f % n] = A[f % n, f // n]
+
+    Raises ScheduleError unless each axis is a spatial one that a serial loop drives by itself, in a nest that is the block's alone.
+    """
+    place = find_block(func, block)
+    _check_numbers(axes, len(place.block.axes), f"fuse_axes: block {block}")
+    chosen = [place.block.axes[k] for k in axes]
+    loops = _loops_of(place, chosen)
+    (name,) = fresh_names(func, ["".join(loop.var.name for loop in loops)])
+    loop, axis = loop_var(name), Var(f"v{name}", chosen[0].var.dtype)
+    extent = simplify(_product([each.extent for each in chosen]), Facts.of(func.facts))
+    digits: dict[Node, Node] = {}
+    for number, each in enumerate(chosen):
+        rest = axis // _product([inner.extent for inner in chosen[number + 1 :]])
+        digits[each.var] = rest % each.extent if number else rest
+    facts = Facts.of(func.facts).with_range(axis, extent)
+    others = tuple(each for each in place.block.axes if each not in chosen)
+    for each in others:
+        facts = facts.with_range(each.var, each.extent)
+    bare = replace(place.block, axes=others)
+    body: Stmt = _simplified(substitute(bare, digits), facts)  # type: ignore[assignment]
+    body = replace(body, axes=(BlockAxis(axis, extent, AxisKind.SPATIAL, loop), *others))
+    for outer in reversed(place.loops):
+        body = body if outer in loops else replace(outer, body=body)
+    return replace_stmt(func, own_root(place), For(loop, extent, body))
+
+
+def _check_numbers(axes: Sequence[int], count: int, what: str) -> None:
+    if len(axes) < 2 or len(set(axes)) != len(axes) or not all(0 <= k < count for k in axes):
+        raise ScheduleError(f"{what} has no two or more axes {tuple(axes)}, it has {count}")
+
+
+def _loops_of(place: Place, axes: Sequence[BlockAxis]) -> list[For]:
+    """The loops that drive axes, each by itself."""
+    root, name = own_root(place), place.block.name
+    if len(root.path) + len(place.loops) != len(place.path) or root.loops:
+        raise ScheduleError(f"fuse_axes: the loops of block {name} are not its own")
+    found = []
+    for axis in axes:
+        loop = next((loop for loop in place.loops if loop.var is axis.value), None)
+        users = [each for each in place.block.axes if loop is not None and any(node is loop.var for node in walk(each.value))]
+        if loop is None or loop.kind is not LoopKind.SERIAL or axis.kind is not AxisKind.SPATIAL or len(users) != 1:
+            raise ScheduleError(f"fuse_axes: axis {axis.var.name} of block {name} is not spatial, and driven by a serial loop of its own")
+        found.append(loop)
+    if any(node in {loop.var for loop in found} for loop in place.loops for node in walk(loop.extent)):
+        raise ScheduleError(f"fuse_axes: loops of block {name} run as far as others say")
+    return found
+
+
+def merge_dims(func: PrimFunc, buffer: str, axes: Sequence[int]) -> PrimFunc:
+    """Let a scratch buffer have one dim, the first, in place of those of these numbers, everywhere.
+
+        A[i, j, k]     =>     A[k * m + i, j]           (of the dims 2 and 0, the latter of extent m)
+
+    Raises ScheduleError for a parameter, and where an intrinsic uses the buffer.
+    """
+    old = find_buffer(func, buffer)
+    if old in func.buffers or old.strides is not None:
+        raise ScheduleError(f"merge_dims: {buffer} is a parameter, or has strides")
+    _check_numbers(axes, len(old.shape), f"merge_dims: buffer {buffer}")
+    if any(isinstance(node, IntrinsicCall) and any(getattr(o, "buffer", None) is old for o in node.operands) for node in walk(func.body)):
+        raise ScheduleError(f"merge_dims: an intrinsic uses buffer {buffer}")
+    others = [k for k in range(len(old.shape)) if k not in axes]
+    facts = facts_of_axes(func)
+    shape = (simplify(_product([old.shape[k] for k in axes]), facts), *(old.shape[k] for k in others))
+    new = Buffer(old.name, shape, old.dtype, old.scope)
+
+    def rewrite(node: Node) -> Node | None:
+        if not isinstance(node, (Load, Store)) or node.buffer is not old:
+            return None
+        place: Expr = const(0)
+        for k in axes:
+            place = place * old.shape[k] + node.indices[k]
+        return replace(node, buffer=new, indices=(simplify(place, facts), *(node.indices[k] for k in others)))
+
+    return substitute(replace(func, body=transform(func.body, rewrite)), {old: new})
+
+
+def _product(extents: Sequence[Expr]) -> Expr:
+    total: Expr = const(1)
+    for extent in extents:
+        total = total * extent
+    return total
+
+
+def _simplified(block: Node, facts: Facts) -> Node:
+    """A block with the indices of its accesses simplified."""
+
+    def rewrite(node: Node) -> Node | None:
+        if isinstance(node, (Load, Store)):
+            return replace(node, indices=tuple(simplify(index, facts) for index in node.indices))
+        return None
+
+    return transform(block, rewrite)
