@@ -232,8 +232,8 @@ def _with_one_row_axis(
     spatial = [axis.var for axis in block_info(schedule, name).block.axes]
     places = [[access.indices.index(axis) for axis in rows] for access in (load, store)]
     schedule.fuse_axes(name, [spatial.index(axis) for axis in rows])
-    for access, dims in zip((load, store), places, strict=True):
-        schedule.merge_dims(access.buffer.name, dims)
+    for buffer, dims in zip((load.buffer, store.buffer), places, strict=True):
+        schedule.merge_dims(buffer.name, dims)
     rank = len(block_info(schedule, name).writes[0].indices)
     if rank > 2:  # rows and columns of a fragment are the last two
         names = [f"a{k}" for k in range(rank)]
