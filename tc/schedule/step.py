@@ -14,7 +14,20 @@ from tc.ir.coverage import check_covered
 from tc.ir.expr import Expr
 from tc.ir.loop import Block, LoopKind, PrimFunc
 from tc.ir.uses import unbound
-from tc.schedule import cache, compute_at, inline, layout, loops, merge, online, pad, reduction, specialize, spread, tensorize
+from tc.schedule import (
+    cache,
+    compute_at,
+    inline,
+    layout,
+    loops,
+    merge,
+    online,
+    pad,
+    reduction,
+    specialize,
+    spread,
+    tensorize,
+)
 from tc.schedule.knobs import Decide, Decision, Knob, Value, take_default
 from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rename_loops
 
