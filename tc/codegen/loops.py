@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from tc.ir.expr import Buffer, Var
 from tc.ir.loop import Alloc, For, If, IntrinsicCall, Let, LoopKind, Seq, Stmt, Store, While
 from tc.ir.node import walk
-from tc.ir.uses import variables
+from tc.ir.uses import reads_memory, variables
 
 
 def parallel_nest(loop: For) -> tuple[For, ...]:
@@ -16,6 +18,23 @@ def parallel_nest(loop: For) -> tuple[For, ...]:
             break
         nest.append(inner)
     return tuple(nest)
+
+
+def joined_branches(stmts: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Statements, of which those that follow each other under one condition, which memory does not change, are one."""
+    waiting: Stmt | None = None
+    for stmt in stmts:
+        match waiting, stmt:
+            case If(condition=first, then_body=a, else_body=None), If(condition=second, then_body=b, else_body=None) if (
+                first == second and not reads_memory(first)
+            ):
+                waiting = If(first, Seq((a, b)))
+                continue
+        if waiting is not None:
+            yield waiting
+        waiting = stmt
+    if waiting is not None:
+        yield waiting
 
 
 def can_vectorize(loop: For, report: Buffer | None) -> bool:

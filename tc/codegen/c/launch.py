@@ -142,9 +142,10 @@ class _LaunchWriter(StatementWriter):
         if buffer.scope == "shared":
             aligned = self.dialect.alignment.format(self.launch.shared_alignment(buffer))
             return f"{self.dialect.storage['shared']} {aligned} {self.element_type(buffer)} {name}[{size}];"
-        is_packed = buffer.dtype.size_bytes < 4 and size * buffer.dtype.size_bytes % 4 == 0  # registers of several elements
-        is_wide = size * buffer.dtype.size_bytes >= 16 or is_packed
-        aligned = f"{self.dialect.alignment.format(16)} " if is_wide else ""
+        size_bytes = size * buffer.dtype.size_bytes
+        has_words = buffer.dtype.size_bytes < 4 and size_bytes % 4 == 0  # registers of several elements
+        alignment = 16 if size_bytes >= 16 or has_words else 8 if size_bytes >= 8 else 0  # of the widest vector that is in it
+        aligned = f"{self.dialect.alignment.format(alignment)} " if alignment else ""
         storage = self.dialect.storage.get(buffer.scope, "")
         count = "" if buffer in self.single else f"[{size}]"
         return f"{storage}{' ' if storage else ''}{aligned}{self.element_type(buffer)} {name}{count};"
@@ -244,5 +245,7 @@ class _LaunchWriter(StatementWriter):
             if kind == DESCRIPTOR_TYPE:
                 arguments.append(f"{matrix_helper(self.helpers)}({self._element(operand)}, {descriptor_bits(call, k):#x}ull)")
             else:
-                arguments.append(f"({kind}){self._element(operand)}")
+                pointer = self.pointer(operand.buffer, self.place(operand.buffer, operand.indices)[0])
+                is_known = kind in ("const void *", f"{self.element_type(operand.buffer)} *")  # no cast is needed
+                arguments.append(pointer if is_known else f"({kind}){pointer}")
         self.line(f"{warp_function(self.helpers, call.name)}({', '.join(arguments)});")

@@ -11,7 +11,7 @@ from tc.codegen.c.index_types import fits
 from tc.codegen.c.scalars import PRIMARY, SUM, CValue, c_type
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import Lane
-from tc.codegen.loops import can_vectorize
+from tc.codegen.loops import can_vectorize, joined_branches
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer
 from tc.ir.arith import simplify
@@ -35,7 +35,7 @@ class StatementWriter(ExpressionWriter):
     def statement(self, stmt: Stmt) -> None:
         match stmt:
             case Seq(stmts=stmts):
-                for inner in stmts:
+                for inner in joined_branches(stmts):
                     self.statement(inner)
             case For():
                 self._for(stmt)
