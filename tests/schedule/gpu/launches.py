@@ -80,11 +80,16 @@ def finished(scheduled: PrimFunc) -> PrimFunc:
 
 
 def check_schedule(
-    func: PrimFunc, arrays: Sequence[np.ndarray], dims: tuple[int, ...] = (), rtol: float = 1e-5, decide: Decide = take_default
+    func: PrimFunc,
+    arrays: Sequence[np.ndarray],
+    dims: tuple[int, ...] = (),
+    rtol: float = 1e-5,
+    decide: Decide = take_default,
+    target: Target = DEVICE,
 ) -> Scheduled:
     """The schedule for devices does what the function does: in order, with independent iterations backward, and by threads that meet at
     barriers, without races."""
-    schedule = device_schedule(func, decide=decide)
+    schedule = device_schedule(func, target, decide)
     check_launches(func, schedule.func)
     expected = run_prim_func(func, arrays, dims)
     for final, backward in ((schedule.func, True), (finished(schedule.func), False)):

@@ -10,8 +10,8 @@ import pytest
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.arith import evaluate
-from tc.ir.dtype import f32
-from tc.ir.expr import Const, Expr, Var, const
+from tc.ir.dtype import DType, bf16, f16, f32, i8
+from tc.ir.expr import Const, Expr, Var, cast, const
 from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Store, walk_statements
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.gpu.blocking import Blocking, Extents, best, blockings, cost, innermost, stage_of, tile_of
@@ -76,6 +76,17 @@ def test_operands_and_results_of_a_large_product_move_in_vectors() -> None:
 
 def test_what_follows_a_product_is_part_of_its_launch() -> None:
     assert len(launches(device_schedule(biased(40, 48, 24)).func.body)) == 1
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, i8])
+def test_products_of_small_elements_are_tiled_where_no_matrix_instruction_takes_them(dtype: DType) -> None:
+    x, w = placeholder((64, 5), dtype, "X"), placeholder((5, 272), dtype, "W")
+    total = reduce("sum", (64, 272), (5,), lambda i, j, k: cast(x[i, k], f32) * cast(w[k, j], f32), "total")
+    func = create_prim_func("small", [x, w], [compute((64, 272), lambda i, j: cast(total[i, j], dtype), "y")])
+    rng = np.random.default_rng(1)
+    arrays = [rng.integers(-1, 2, shape).astype(dtype.numpy) for shape in ((64, 5), (5, 272))]
+
+    assert check_schedule(func, arrays, target=Target.parse("opencl:generic")).rule == "contraction"
 
 
 def over_pixels(batch: int | Var, channels: int, filters: int, height: int | Var, width: int) -> PrimFunc:

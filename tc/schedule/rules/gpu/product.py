@@ -456,7 +456,7 @@ def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var,
     extent, facts = schedule.extent_of(loops[axis]), facts_at(schedule.func, find_block(schedule.func, final))
     values = {each.var: each.value for each in info.block.axes}
     accesses: list[Load | Store] = [*(load for load in loads_of(info) if load.buffer.scope == "global"), *info.writes]
-    lanes = min(thread, most, VECTOR_BYTES // max(access.buffer.dtype.size_bytes for access in accesses))
+    lanes = min(neighbours(thread), most, VECTOR_BYTES // max(access.buffer.dtype.size_bytes for access in accesses))
     while lanes > 1:
         aligned = all(is_vector(access, values, last, lanes, facts) for access in accesses)
         if aligned and prove(equal(extent % lanes, 0), facts) is True:
