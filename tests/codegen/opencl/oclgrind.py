@@ -1,10 +1,11 @@
 """Finished PrimFuncs on Oclgrind, a simulated OpenCL device that reports races and reads of memory that nobody wrote.
 
-    python -m tests.codegen.opencl.oclgrind softmax transpose
+    python -m tests.codegen.opencl.oclgrind scan transpose rules:softmax
 
-runs those of `tests.interp.launch_programs`, and each with every fault that `tests.interp.faults` puts into it, and prints a line of JSON
-for each: the program, the fault ("" for none), what Oclgrind reported, and whether the results are right. In a process of its own, since
-the simulator reads its options when it is loaded, and a fault may end it.
+runs those of `tests.interp.launch_programs`, each with every fault that `tests.interp.faults` puts into it, or what the rules make of some
+problems of a class. It prints a line of JSON for each run: the program, the fault ("" for none), what
+Oclgrind reported, and whether the results are right. In a process of its own, since the simulator reads its options when it is loaded, and
+a fault may end it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +26,23 @@ import numpy as np
 from tc.codegen.c.dialect import OPENCL
 from tc.codegen.c.launch import emit_launches
 from tc.codegen.launches import launches_of
+from tc.interp import run_prim_func
+from tc.ir.access import report_buffer
 from tc.ir.arith import evaluate
 from tc.ir.loop import PrimFunc
+from tc.target import Target
+from tests.codegen.opencl.kernels import finished
 from tests.interp.faults import faults_of
 from tests.interp.launch_programs import PROGRAMS
+from tests.schedule.gpu.problems import DEVICE_CLASSES
+from tests.schedule.random_problems import CLASSES as ANY_CLASSES
 
+CLASSES = {**ANY_CLASSES, **DEVICE_CLASSES}
+DEVICE = Target.parse("opencl:generic")
+MOST_ELEMENTS = 2000
 ROOT = Path(__file__).parents[3]
-WITHOUT_RESTRICT = replace(OPENCL, restrict="")
-"""Pointers without `restrict`, of which its compiler makes calls of an intrinsic that the simulator does not know."""
+PLAIN = replace(OPENCL, restrict="", options=(*OPENCL.options, "-cl-opt-disable"))
+"""Code as it is written: the optimizer, and pointers with `restrict`, make instructions that the simulator does not know."""
 
 OPTIONS = {"OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNINITIALIZED": "1", "OCLGRIND_MAX_ERRORS": "1000000", "OCLGRIND_NUM_THREADS": "1"}
 
@@ -57,39 +68,60 @@ class Simulator:
         (platform,) = (each for each in pyopencl.get_platforms() if each.name == "Oclgrind")
         self.context = pyopencl.Context(platform.get_devices())
         self.queue = pyopencl.CommandQueue(self.context)
+        self.kept: list[Any] = []  # of memory that was freed and is used again it says that nobody wrote it
         self.log = Path(os.environ["OCLGRIND_LOG"])
 
     def run(self, func: PrimFunc, arrays: Sequence[np.ndarray], dims: Sequence[int]) -> tuple[list[np.ndarray], str]:
-        """The results of a function whose host code is launches alone, and the reports."""
+        """The results and workspaces of a function whose host code is launches alone, and the reports."""
         begin = self.log.stat().st_size if self.log.exists() else 0
-        flags = self.cl.mem_flags.READ_WRITE
+        context, queue = self.context, self.queue
         values = dict(zip(func.dims, dims, strict=True))
-        shapes = [tuple(int(evaluate(dim, values)) for dim in buffer.shape) for buffer in func.buffers]
-        hosts = [np.array(a) for a in arrays] + [np.zeros(s, b.dtype.numpy) for s, b in zip(shapes, func.buffers)][len(arrays) :]
-        memory = {b: self.cl.Buffer(self.context, flags, max(h.nbytes, 1)) for b, h in zip(func.buffers, hosts, strict=True)}
-        for buffer, host in list(zip(func.buffers, hosts, strict=True))[: len(arrays)]:
-            self.cl.enqueue_copy(self.queue, memory[buffer], host)
-        program = self.cl.Program(self.context, emit_launches(func, "kernel_", WITHOUT_RESTRICT)).build(list(WITHOUT_RESTRICT.options))
+        made = [np.zeros([evaluate(dim, values) for dim in buffer.shape], buffer.dtype.numpy) for buffer in func.buffers[len(arrays) :]]
+        hosts = [np.array(array) for array in arrays] + made
+        memory = [self.cl.Buffer(context, self.cl.mem_flags.READ_WRITE, max(host.nbytes, 1)) for host in hosts]
+        self.kept += memory
+        for k, buffer in enumerate(func.buffers):
+            if hosts[k].nbytes and (k < len(arrays) or buffer is report_buffer(func)):
+                self.cl.enqueue_copy(queue, memory[k], hosts[k])
+        program = self.cl.Program(context, emit_launches(func, "kernel_", PLAIN)).build(list(PLAIN.options))
         for launch in launches_of(func):
-            grid = [int(evaluate(extent, values)) for extent in launch.grid]
+            sizes = [int(evaluate(extent, values)) * threads for extent, threads in zip(launch.grid, launch.threads, strict=True)]
+            given = [memory[func.buffers.index(buffer)] for buffer in launch.buffers]
             numbers = [np.int64(values[scalar]) for scalar in launch.scalars]
-            kernel = getattr(program, f"kernel__{launch.index}")
-            sizes = tuple(n * t for n, t in zip(grid, launch.threads, strict=True))
-            kernel(self.queue, sizes, launch.threads, *(memory[buffer] for buffer in launch.buffers), *numbers)
-        self.queue.finish()
-        for buffer, host in list(zip(func.buffers, hosts, strict=True))[len(arrays) :]:
-            self.cl.enqueue_copy(self.queue, host, memory[buffer])
-        return hosts[len(arrays) :], self.log.read_text(errors="replace")[begin:] if self.log.exists() else ""
+            if all(sizes):
+                getattr(program, f"kernel__{launch.index}")(queue, sizes, launch.threads, *given, *numbers)
+        for k in range(len(arrays), len(hosts)):
+            if hosts[k].nbytes:
+                self.cl.enqueue_copy(queue, hosts[k], memory[k])
+        return made, self.log.read_text(errors="replace")[begin:] if self.log.exists() else ""
+
+    def tell(self, name: str, fault: str, func: PrimFunc, given: tuple[Any, ...], expected: Sequence[np.ndarray]) -> None:
+        """Run one and print what came of it."""
+        found, report = self.run(func, *given)
+        right = all(np.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected, strict=False))  # workspaces follow
+        print(json.dumps({"program": name, "fault": fault, "report": report[:1000], "right": right}), flush=True)
+
+
+def tell_of_faults(simulator: Simulator, name: str) -> None:
+    """A program, and the same with faults."""
+    program = PROGRAMS[name]
+    for what, func in [("", program.finished), *((what, changed) for what, _, changed in faults_of(program.finished))]:
+        simulator.tell(name, what, func, (program.inputs(), program.dims), program.expected())
+
+
+def tell_of_rules(simulator: Simulator, name: str, seeds: range = range(3)) -> None:
+    """What the rules make of random problems of a class, those of few numbers."""
+    for seed in seeds:
+        func, arrays, dims = CLASSES[name](np.random.default_rng([zlib.crc32(name.encode()), seed]))
+        if sum(array.size for array in arrays) <= MOST_ELEMENTS:
+            simulator.tell(f"{name} {seed}", "", finished(func, DEVICE), (arrays, dims), run_prim_func(func, arrays, dims))
 
 
 def main(names: Sequence[str]) -> None:
     simulator = Simulator()
     for name in names:
-        program = PROGRAMS[name]
-        for what, func in [("", program.finished), *((what, changed) for what, _, changed in faults_of(program.finished))]:
-            found, report = simulator.run(func, program.inputs(), program.dims)
-            right = all(np.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, program.expected(), strict=True))
-            print(json.dumps({"program": name, "fault": what, "report": report[:1000], "right": right}), flush=True)
+        kind, _, rest = name.rpartition(":")
+        (tell_of_rules if kind == "rules" else tell_of_faults)(simulator, rest)
 
 
 if __name__ == "__main__":
