@@ -29,8 +29,8 @@ MASKS = (1, 2, 4, 8, 16)
 EXCHANGED = (f32, f64, i32, i64, u32, u64)
 """Types of what is exchanged: whole registers."""
 
-FEATURE = "shuffle"
-"""What a device must have."""
+FEATURES = (("shuffle", "sm_75"),)
+"""What a device must have: warps of 32 lanes, and instructions that are known here."""
 
 LANE = layout({"lane": WARP_LANES}, register=[], lane=[1 << bit for bit in range(5)])
 """A value in each lane."""
@@ -111,11 +111,11 @@ def _register() -> None:
     for monoid in COMBINED:
         name = combine_name(monoid, f32)
         pattern = _combine_pattern(name, monoid, f32)
-        register_intrinsic(Intrinsic(name, pattern, ((FEATURE,),), frozenset((0, 1)), (ROWS_OF_SUMS, ROWS_OF_SUMS)))
+        register_intrinsic(Intrinsic(name, pattern, FEATURES, frozenset((0, 1)), (ROWS_OF_SUMS, ROWS_OF_SUMS)))
     for mask in MASKS:
         for dtype in EXCHANGED:
             name = exchange_name(mask, dtype)
-            register_intrinsic(Intrinsic(name, _pattern(name, mask, dtype), ((FEATURE,),), frozenset((0, 1)), (LANE, LANE)))
+            register_intrinsic(Intrinsic(name, _pattern(name, mask, dtype), FEATURES, frozenset((0, 1)), (LANE, LANE)))
 
 
 _register()

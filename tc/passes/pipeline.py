@@ -42,6 +42,7 @@ from tc.passes.loop import (
     compact_buffers,
     compute_in_outputs,
     distribute_threads,
+    exchange_lanes,
     hoist_guards,
     hold_fragments,
     intrinsics,
@@ -69,6 +70,7 @@ REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
     *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
+    exchange_lanes,
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
@@ -158,6 +160,7 @@ DEVICE_FINISH = """
     report_in_order,                # threads that fail at once would report now one of them, now another
     hold_fragments,                 # the last that knows loops as instructions
     pipeline_loops,                 # buffers are of one iteration now
+    exchange_lanes,                 # what is left in shared memory of threads that fork and join
     distribute_threads,
     unroll_launches,
     swizzle_shared,

@@ -25,6 +25,7 @@ from tc.ir.arith import Facts
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const, Load, const
+from tc.ir.lane_exchange import is_exchange, mask_of
 from tc.ir.loop import (
     AsyncStore,
     AwaitCopies,
@@ -239,7 +240,11 @@ class _LaunchWriter(StatementWriter):
         ]
 
     def _warp_call(self, call: WarpCall) -> None:
-        """A function on where registers, rows and matrices of shared memory begin."""
+        """A function on where registers, rows and matrices of shared memory begin; exchanges of lanes are the language's own."""
+        if is_exchange(call.name):
+            source, target = (self.element(each.buffer, self.place(each.buffer, each.indices)[0]) for each in call.operands)
+            self.line(f"{target} = __shfl_xor_sync(0xffffffffu, {source}, {mask_of(call.name)});")
+            return
         arguments = []
         for k, (kind, operand) in enumerate(zip(pointer_types(call.name), call.operands, strict=True)):
             if kind == DESCRIPTOR_TYPE:

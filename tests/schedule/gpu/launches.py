@@ -75,8 +75,9 @@ def lowered(scheduled: PrimFunc) -> PrimFunc:
 
 
 def finished(scheduled: PrimFunc) -> PrimFunc:
-    """What each thread runs."""
-    return run_pipeline(scheduled, DEVICE_FINISH_CALLS, {"threads": 0})
+    """What each thread runs, on the device."""
+    assert DEVICE.device is not None
+    return run_pipeline(scheduled, DEVICE_FINISH_CALLS, {"threads": 0, "features": DEVICE.device.features})
 
 
 def check_schedule(

@@ -10,7 +10,7 @@ import pytest
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, f16, f32, i64
 from tc.ir.expr import Load, Var, cast
-from tc.ir.loop import Alloc, Barrier, For, LoopKind, walk_statements
+from tc.ir.loop import Alloc, Barrier, For, LoopKind, WarpCall, walk_statements
 from tc.ir.node import walk
 from tc.schedule.knobs import Decide, take_default
 from tc.te import compute, create_prim_func, placeholder, reduce, reduce_many
@@ -66,7 +66,16 @@ def test_rows_are_read_in_vectors_by_neighbouring_threads() -> None:
 
     vectors = [stmt for stmt in walk_statements(func.body) if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED]
     assert [str(loop.extent) for loop in vectors] == ["4", "4"]  # where they start, and where they add up
-    assert sum(isinstance(stmt, Barrier) for stmt in walk_statements(func.body)) <= 4
+    assert sum(isinstance(stmt, Barrier) for stmt in walk_statements(func.body)) == 1
+
+
+def test_the_lanes_of_a_warp_combine_rows_by_exchanges() -> None:
+    func = finished(device_schedule(softmax(300, 512)).func)
+
+    statements = list(walk_statements(func.body))
+    names = [stmt.name for stmt in statements if isinstance(stmt, WarpCall)]
+    assert names == [f"shuffle.xor{mask}.f32" for mask in (16, 8, 4, 2, 1)] * 2
+    assert sum(isinstance(stmt, Barrier) for stmt in statements) == 2, "one in front of what a warp combines, for each of two reductions"
 
 
 def test_columns_are_reduced_by_threads_side_by_side() -> None:

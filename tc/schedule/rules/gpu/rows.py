@@ -10,11 +10,14 @@ The order of additions follows from the schedule alone, and errors grow with the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
 from tc.ir.expr import Const, Var, equal
+from tc.ir.intrinsic import has_all_of_one
+from tc.ir.lane_exchange import FEATURES, WARP_LANES
 from tc.ir.loop import LoopKind
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo
@@ -49,13 +52,15 @@ COLUMN_LANES = 32
 @dataclass(frozen=True)
 class RowThreads:
     """How a block of threads shares rows: `rows` of them at a time, `lanes` threads each, which take `vector` neighbouring terms at once,
-    or so many terms of `together` neighbouring rows. `along`: the axis of the threads that share a row, the other one is of rows."""
+    or so many terms of `together` neighbouring rows. `along`: the axis of the threads that share a row, the other one is of rows.
+    `halves`: the lanes of a warp give each other what they have, so that half as many partial results are left by each step."""
 
     rows: int
     lanes: int
     vector: int
     along: str
     together: int = 1
+    halves: bool = False
 
     @property
     def across(self) -> str:
@@ -95,7 +100,8 @@ def choose_threads(schedule: Schedule, info: BlockInfo, row: int | None, rows: i
         while few > 1 and -(-rows // few) < device.processors:
             few //= 2
     lanes = schedule.choose(info.name, "lanes", [size for size in (2, 4, 8, 16, 32, 64, 128, 256) if size * few // together <= 1024], lanes)
-    return RowThreads(few, lanes, vector, "thread.y" if across else "thread.x", together)
+    halves = not across and has_all_of_one(device.features, FEATURES) and few * lanes % WARP_LANES == 0
+    return RowThreads(few, lanes, vector, "thread.y" if across else "thread.x", together, halves)
 
 
 def _power(number: int) -> int:
@@ -163,12 +169,18 @@ def take_apart(schedule: Schedule, name: str, threads: RowThreads) -> list[RowPa
     if vector is not None:
         parts.append(RowPart(schedule.rfactor(partial, vector), threads.lanes, is_vector=True, is_first=True))
     parts.append(RowPart(partial, threads.lanes, is_first=not parts))
-    left = threads.lanes
-    while left > FAN_IN:
-        left //= FAN_IN
+    for left in _steps(threads):
         _, lane = schedule.split(schedule.loops_of(name)[-1], left)
         parts.append(RowPart(schedule.rfactor(name, lane), left))
     return [*parts, RowPart(name, 0)]
+
+
+def _steps(threads: RowThreads) -> Iterator[int]:
+    """The partial results of a row that each step of the tree leaves, but for the last one."""
+    left = threads.lanes
+    while left > (2 if threads.halves else FAN_IN):
+        left = max(left // FAN_IN, WARP_LANES) if threads.halves and left > WARP_LANES else left // (2 if threads.halves else FAN_IN)
+        yield left
 
 
 def place_part(schedule: Schedule, part: RowPart, place: str, threads: RowThreads) -> None:
