@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from tc.ir.loop import For
+from tc.ir.loop import AxisKind, For
+from tc.schedule.analysis import block_infos
 from tc.schedule.rules.gpu.launch import (
     THREAD_COUNTS,
     THREADS,
@@ -39,10 +40,32 @@ def schedule_nest(schedule: Schedule, name: str) -> None:
     """Make one nest, by its outermost loop or its block, a launch of whatever of its loops can run at once."""
     orders = list(_orders(schedule, name))
     threads = schedule.choose(name, "threads", THREAD_COUNTS, THREADS) if orders else 1
+    folds = _folding_block(schedule, name)
+    if folds is not None and schedule.attempt(partial(_in_registers, schedule, folds, threads)) is not None:
+        return
     for loops, order in orders:
         if schedule.attempt(partial(_bound, schedule, name, loops, order, threads)) is not None:
             return
     bind_one_thread(schedule, name)
+
+
+def _folding_block(schedule: Schedule, name: str) -> str | None:
+    """The block of a nest that goes through something in order, each of its results by itself."""
+    inside = [info for info in block_infos(schedule.func) if info.loops and info.loops[0].var.name == name]
+    if len(inside) != 1 or not any(axis.kind is AxisKind.ORDERED for axis in inside[0].block.axes):
+        return None
+    return inside[0].name
+
+
+def _in_registers(schedule: Schedule, block: str, threads: int) -> str:
+    """A thread for each result, which stores it when it is complete.
+
+        for i: for k: y[i] = f(y[i], k)      =>      for b in block.x: for t in thread.x(256): { for k: T = f(T, k); y[b * 256 + t] = T }
+    """
+    schedule.cache_write(block, "local")
+    thread = bind_all(schedule, schedule.loops_of(f"{block}_copy"), threads)
+    schedule.compute_at(block, thread)
+    return block
 
 
 def _orders(schedule: Schedule, name: str) -> Iterator[tuple[list[str], list[str]]]:
