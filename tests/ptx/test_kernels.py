@@ -39,7 +39,9 @@ def scheduled(sample: Sample, arch: str) -> PrimFunc:
     """The sample's kernel as the rules for a device make it, in the form that is emitted."""
     name, arrays, attrs = sample
     func = simplify_loops(make_prim_func(OPS[name], arrays, attrs))
-    return finish_loops(apply_rules(func, Target.parse(f"cuda:{arch}")).func, calls=DEVICE_FINISH_CALLS)
+    target = Target.parse(f"cuda:{arch}")
+    assert target.device is not None
+    return finish_loops(apply_rules(func, target).func, calls=DEVICE_FINISH_CALLS, features=target.device.features)
 
 
 def check(sample: Sample, func: PrimFunc, text: str, symbol: str) -> None:
