@@ -137,6 +137,17 @@ def test_random_products_in_both_texts(seed: int) -> None:
     check(*drawn(seed))
 
 
+def test_parts_of_long_sums_are_made_by_warpgroups_too() -> None:
+    product = Product(64, 64, 2048, f16, turned=(False, True), has_bias=True, result=f16)
+    scheduled = apply_rules(product.func, HOPPER)
+    held = finish(scheduled.func, FEATURES)
+
+    found, *_ = run_launches(held, emit_ptx(held, "product", "sm_90a"), "product", product.arrays)
+
+    assert scheduled.rule == "warpgroup contraction in parts"
+    np.testing.assert_array_equal(found.astype(np.float64), product.expected)
+
+
 # -- where warpgroups do not fit
 
 OTHERS = {

@@ -26,15 +26,22 @@ LEAST_DEPTH, MOST_DEPTH = 8, 32
 """Terms of a stage: few stages wait for barriers, and shared memory holds it."""
 
 
+LEAST_PART_TERMS = 256
+
+
 @dataclass(frozen=True)
 class Blocking:
-    """A block of threads computes `rows` x `columns` sums, each thread `thread_rows` x `thread_columns` of them, `depth` terms a stage."""
+    """A block of threads computes `rows` x `columns` sums, each thread `thread_rows` x `thread_columns` of them, `depth` terms a stage.
+
+    `part_terms`: of a part of a sum at least, where blocks are too few and parts are made by several.
+    """
 
     rows: int
     columns: int
     thread_rows: int
     thread_columns: int
     depth: int
+    part_terms: int = LEAST_PART_TERMS
 
     @property
     def threads_y(self) -> int:

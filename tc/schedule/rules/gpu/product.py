@@ -48,9 +48,6 @@ from tc.target.device import DeviceFacts, occupancy
 LEAST_ROWS = 4
 """Rows and columns that a product must have at least to be tiled: with fewer an operand is used a few times only, and the other decides."""
 
-LEAST_PART_TERMS = 256
-"""Terms of a part of a sum at least, where blocks are too few."""
-
 PADDING_BYTES = 16
 """Between rows of a copy that is turned as it is made: a vector, so that rows begin at multiples of one."""
 
@@ -74,8 +71,17 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     return tile_contraction(schedule, target, _tiled)
 
 
-def tile_contraction(schedule: Schedule, target: Target, tile: Tiling) -> str | None:
-    """The same by one way to tile."""
+Usual = Callable[[Contraction, DeviceFacts], Blocking | None]
+"""The tile that a product usually has; None where the device holds none."""
+
+
+def usual_blocking(contraction: Contraction, device: DeviceFacts) -> Blocking | None:
+    """That of threads that each have a tile of their own."""
+    return best(sizes_of(contraction), device)
+
+
+def tile_contraction(schedule: Schedule, target: Target, tile: Tiling, usual: Usual = usual_blocking) -> str | None:
+    """The same by one way to tile, whose tiles usually are of some size."""
     infos = block_infos(schedule.func)
     found = [k for k, info in enumerate(infos) if info.reduction_axes]
     if len(found) != 1 or not all(stands_alone(schedule, info.name) for info in infos):
@@ -84,18 +90,19 @@ def tile_contraction(schedule: Schedule, target: Target, tile: Tiling) -> str | 
     before, after = infos[:position], infos[position + 1 :]
     if not all(info.is_spatial for info in (*before, *after)):
         return None
-    return schedule_product(schedule, infos[position].name, [i.name for i in before], [i.name for i in after], target, tile)
+    return schedule_product(schedule, infos[position].name, [i.name for i in before], [i.name for i in after], target, tile, usual)
 
 
 def schedule_product(
-    schedule: Schedule, name: str, before: list[str], after: list[str], target: Target, tile: Tiling | None = None
-) -> str | None:
+    schedule: Schedule, name: str, before: list[str], after: list[str], target: Target, tile: Tiling | None = None,
+    usual: Usual = usual_blocking,
+) -> str | None:  # fmt: skip
     """Tile one contraction, the elementwise blocks `after` it where its sums are stored if that is possible; None where it is none."""
     if target.device is None or not is_tiled(block_info(schedule, name)):
         return None
-    parts = _choose_parts(schedule, name, target.device)
+    parts = _choose_parts(schedule, name, target.device, usual)
     if parts > 1:
-        return schedule.attempt(partial(_in_parts, schedule, name, before, after, parts, target))
+        return schedule.attempt(partial(_in_parts, schedule, name, before, after, parts, target, tile or _tiled))
     fused = after if _can_be_fused(schedule, name, after) else []
     rule = schedule.attempt(partial(tile or _tiled, schedule, name, before, fused, target.device))
     if rule is None:
@@ -110,29 +117,33 @@ def schedule_product(
 # -- few tiles of long sums
 
 
-def _choose_parts(schedule: Schedule, name: str, device: DeviceFacts) -> int:
+def _choose_parts(schedule: Schedule, name: str, device: DeviceFacts, usual_of: Usual) -> int:
     """In how many parts a sum is made by different blocks of threads: so many that there is a block for each processor."""
     info = block_info(schedule, name)
-    sizes, usual = sizes_of(contraction_of(schedule, name)), None
+    contraction = contraction_of(schedule, name)
+    sizes, usual = sizes_of(contraction), None
     first = next(axis.extent for axis in info.block.axes if axis.var in info.reduction_axes)
-    if not isinstance(first, Const) or info.block.init is None or (usual := best(sizes, device)) is None:
+    if not isinstance(first, Const) or info.block.init is None or (usual := usual_of(contraction, device)) is None:
         return 1
     blocks = sizes.batch * -(-sizes.rows // usual.rows) * -(-sizes.columns // usual.columns)
-    options = [count for count in (1, 2, 4, 8, 16, 32, 64) if int(first.value) % count == 0 and sizes.depth >= count * LEAST_PART_TERMS]
+    options = [count for count in (1, 2, 4, 8, 16, 32, 64) if int(first.value) % count == 0 and sizes.depth >= count * usual.part_terms]
     wanted = max([count for count in options if count * blocks <= 2 * device.processors], default=1)
     if not options or blocks * 2 > device.processors:
         wanted = 1
     return schedule.choose(name, "parts", options, wanted)
 
 
-def _in_parts(schedule: Schedule, name: str, before: list[str], after: list[str], parts: int, target: Target) -> str | None:
+def _in_parts(
+    schedule: Schedule, name: str, before: list[str], after: list[str], parts: int, target: Target, tile: Tiling
+) -> str | None:
     """Make parts of the sums by a launch, and add these up, always in the same order, where what follows is computed, by another."""
     info, loops = block_info(schedule, name), list(schedule.loops_of(name))
     depth = driving_loops(info, loops, info.reduction_axes)
     part, _ = schedule.split(depth[0], (parts, None))
     partial_sums = schedule.rfactor(name, part)
     assert target.device is not None
-    rule = _tiled(schedule, partial_sums, before, [], target.device)
+    rule = schedule.attempt(partial(tile, schedule, partial_sums, before, [], target.device))
+    rule = rule or _tiled(schedule, partial_sums, before, [], target.device)
     left = {info.name for info in block_infos(schedule.func)}
     for block in before:
         if block in left and stands_alone(schedule, block):

@@ -9,19 +9,24 @@ Source: the warp-specialised kernels of CUTLASS (NVIDIA).
 from __future__ import annotations
 
 from tc.errors import ScheduleError
+from tc.ir.box_copies import BOX_ALIGNMENT
 from tc.ir.boxes import boxed_source
 from tc.ir.dtype import DType, f32
-from tc.ir.expr import Const, Load, Var
+from tc.ir.expr import Const, Expr, Var, const
 from tc.ir.nvidia_intrinsics import SWIZZLED_COLUMNS, WGMMA_OPERANDS, fragment_name, wgmma_name
+from tc.ir.polynomial import linear_coefficients
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.cache import narrowed
-from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
-from tc.schedule.rules.gpu.blocking import Blocking, Extents
+from tc.schedule.rules.epilogue import block_info, contraction_of
+from tc.schedule.rules.gpu.blocking import SHARED_BYTES_PER_CYCLE, Blocking, Extents
+from tc.schedule.rules.gpu.matrix_blocking import CACHE_BYTES_PER_CYCLE, START_CYCLES
 from tc.schedule.rules.gpu.matrix_product import Call
 from tc.schedule.rules.gpu.product import (
     FinalTile,
     TiledAxes,
     bind_blocks,
+    cut_in_stages,
+    extents_along,
     inline_before,
     last_block,
     loops_by_axis,
@@ -29,6 +34,7 @@ from tc.schedule.rules.gpu.product import (
     sizes_of,
     stage_operands,
     tile_contraction,
+    usual_blocking,
 )
 from tc.schedule.step import Schedule
 from tc.schedule.tree import facts_at, find_block
@@ -50,14 +56,34 @@ DEPTH, STEP = SWIZZLED_COLUMNS, 16
 LEAST_TERMS = 2 * DEPTH
 """Of a sum: fewer are no pipeline."""
 
+LEAST_PART_TERMS = 16 * DEPTH
+"""Of a part of a sum: fewer take less time than the launch that adds parts up."""
+
 MOST_STAGES, USUAL_STAGES = 6, 4
+
+BYTES = 2
+"""Of an element of an operand."""
 
 
 def schedule_warpgroup_contraction(schedule: Schedule, target: Target) -> str | None:
     """Tile the one contraction of a program for wgmma; None where the device has none, or the operands do not fit."""
     if target.device is None or not (target.device.has("wgmma") and target.device.has("tma")):
         return None
-    return tile_contraction(schedule, target, _tiled)
+    return tile_contraction(schedule, target, _tiled, _usual_blocking)
+
+
+def _usual_blocking(contraction: Contraction, device: DeviceFacts) -> Blocking | None:
+    """The usual tile, or that of threads by themselves where the operands do not fit."""
+    try:
+        check_operands(contraction)
+        tile = _usual_tile(_tiles_for(contraction), sizes_of(contraction), device)
+    except ScheduleError:
+        return usual_blocking(contraction, device)
+    return _blocking(tile)
+
+
+def _blocking(tile: tuple[int, int]) -> Blocking:
+    return Blocking(*tile, GROUP_ROWS, tile[1] // GROUP_THREADS or 1, DEPTH, LEAST_PART_TERMS)
 
 
 def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], device: DeviceFacts) -> str:
@@ -110,25 +136,33 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
 def _axes(schedule: Schedule, contraction: Contraction, device: DeviceFacts) -> tuple[TiledAxes, tuple[int, int]]:
     """Ask for the size of a tile."""
     sizes, name = sizes_of(contraction), contraction.info.name
-    extents = {axis.var: int(axis.extent.value) if isinstance(axis.extent, Const) else None for axis in contraction.info.block.axes}
     (depth,) = contraction.depth
-    if (extents[depth] or LEAST_TERMS) < LEAST_TERMS:
-        raise ScheduleError(f"block {name}: sums of {extents[depth]} terms are no pipeline")
-    long = contraction.rows[-1], contraction.columns[-1]
-    options = [tile for tile in TILES if all(_is_filled(size, extents[axis]) for size, axis in zip(tile, long, strict=True))]
-    if not options:
-        raise ScheduleError(f"block {name} is smaller than tiles of warpgroups")
+    options = _tiles_for(contraction)
     tile = schedule.choose(name, "tile", options, _usual_tile(options, sizes, device), ordered=False)
 
     def tiled(axes: tuple[Var, ...], size: int, group: int) -> dict[Var, tuple[int, int]]:
         return {axis: (size, group) if axis is axes[-1] else (1, 1) for axis in axes}
 
     rows, columns = tile
-    blocking = Blocking(rows, columns, GROUP_ROWS, columns // GROUP_THREADS or 1, DEPTH)
-    found = TiledAxes(
-        contraction.batch, tiled(contraction.rows, rows, GROUP_ROWS), tiled(contraction.columns, columns, columns), {depth: DEPTH}, blocking
-    )
-    return found, tile
+    along = tiled(contraction.rows, rows, GROUP_ROWS), tiled(contraction.columns, columns, columns)
+    return TiledAxes(contraction.batch, *along, {depth: DEPTH}, _blocking(tile)), tile
+
+
+def _tiles_for(contraction: Contraction) -> list[tuple[int, int]]:
+    """Those that a product may have; ScheduleError where there are none."""
+    name, (depth,) = contraction.info.name, contraction.depth
+    terms, *long = extents_along(contraction, (depth, contraction.rows[-1], contraction.columns[-1]))
+    if (terms or LEAST_TERMS) < LEAST_TERMS:
+        raise ScheduleError(f"block {name}: sums of {terms} terms are no pipeline")
+    options = [tile for tile in TILES if all(map(_is_filled, tile, long))]
+    if not options:
+        raise ScheduleError(f"block {name} is smaller than tiles of warpgroups")
+    return options
+
+
+def _usual_tile(options: list[tuple[int, int]], sizes: Extents, device: DeviceFacts) -> tuple[int, int]:
+    """The one of least time; of equals the largest."""
+    return min(options, key=lambda tile: (_cycles(tile, sizes, device), -tile[0] * tile[1]))
 
 
 def _is_filled(size: int, extent: int | None) -> bool:
@@ -137,20 +171,27 @@ def _is_filled(size: int, extent: int | None) -> bool:
     return extent is None or 4 * extent >= 3 * size * tiles
 
 
-def _usual_tile(options: list[tuple[int, int]], sizes: Extents, device: DeviceFacts) -> tuple[int, int]:
-    """The largest tile of which there is one for each processor; the smallest where there are too few of all."""
+def _cycles(tile: tuple[int, int], sizes: Extents, device: DeviceFacts) -> float:
+    """Of the whole product on the busiest processor, by a simple model: it multiplies, and fetches from the second-level cache, at once;
+    instructions on 64 columns also read shared memory as fast as they can."""
+    rows, columns = tile
+    blocks = sizes.batch * -(-sizes.rows // rows) * -(-sizes.columns // columns)
+    per_processor, steps = -(-blocks // device.processors), -(-max(sizes.depth, 1) // DEPTH)
+    together = min(_most_stages(tile, device) // USUAL_STAGES or 1, per_processor)
+    multiply = 2 * rows * columns * DEPTH / dict(device.tensor_flops_per_cycle)["f16"]
+    read = rows // GROUP_ROWS * (GROUP_ROWS + columns) * DEPTH * BYTES / SHARED_BYTES_PER_CYCLE
+    fetch = (rows + columns) * DEPTH * BYTES / CACHE_BYTES_PER_CYCLE
+    return per_processor * steps * max(multiply, read, fetch) + -(-per_processor // together) * START_CYCLES
 
-    def blocks(tile: tuple[int, int]) -> int:
-        return sizes.batch * -(-sizes.rows // tile[0]) * -(-sizes.columns // tile[1])
 
-    return next((tile for tile in options if blocks(tile) >= device.processors), options[-1])
+def _most_stages(tile: tuple[int, int], device: DeviceFacts) -> int:
+    """How many stages shared memory holds; what is left is for barriers."""
+    return (device.max_shared_bytes_per_block - BOX_ALIGNMENT) // (sum(tile) * DEPTH * BYTES)
 
 
 def _stages_at_once(schedule: Schedule, name: str, tile: tuple[int, int], device: DeviceFacts) -> int:
     """Ask how many stages shared memory has at once."""
-    one = sum(tile) * DEPTH * 2
-    most = (device.max_shared_bytes_per_block - 1024) // one  # what is left is for barriers
-    options = [count for count in range(2, MOST_STAGES + 1) if count <= most]
+    options = [count for count in range(2, MOST_STAGES + 1) if count <= _most_stages(tile, device)]
     return schedule.choose(name, "stages_at_once", options, min(USUAL_STAGES, max(options)))
 
 
@@ -168,15 +209,15 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     (load,) = block_info(schedule, name).reads_of(buffer)
     is_left = list(axes.rows)[-1] in load.indices
     own, depth = list(axes.rows if is_left else axes.columns)[-1], list(axes.depth)[-1]
-    source = _source(schedule, info)
-    if own not in load.indices or depth not in load.indices or source is None:
+    steps = _steps(schedule, info)
+    if own not in load.indices or depth not in load.indices or not steps:
         raise ScheduleError(f"{buffer.name} is no matrix of {own.name} and {depth.name} in memory")
     names = [f"a{k}" for k in range(len(load.indices))]
     at_own, at_depth = names[load.indices.index(own)], names[load.indices.index(depth)]
     others = [each for each in names if each not in (at_own, at_depth)]
-    store = info.writes[0].indices
-    is_along_depth = source.indices[-1] is store[names.index(at_depth)]
-    if not is_along_depth and source.indices[-1] is not store[names.index(at_own)]:
+    store, side_by_side = info.writes[0].indices, [axis for axis, by in steps[-1].items() if by is const(1)]
+    is_along_depth = store[names.index(at_depth)] in side_by_side
+    if not is_along_depth and store[names.index(at_own)] not in side_by_side:
         raise ScheduleError(f"{buffer.name}: neither {own.name} nor {depth.name} is what lies side by side in memory")
     order = [*others, *((at_own, at_depth) if is_along_depth else (at_depth, at_own))]
     if order != names:
@@ -184,12 +225,15 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     return "n" if is_along_depth == is_left else "t"
 
 
-def _source(schedule: Schedule, info: BlockInfo) -> Load | None:
-    """What is copied, if boxes can bring it: each index an axis of the copy."""
+def _steps(schedule: Schedule, info: BlockInfo) -> list[dict[Var, Expr]]:
+    """How each index of what is copied moves with the indices of the copy; nothing where boxes do not bring it, or an axis is in two."""
     load = boxed_source(info.writes[0].value, facts_at(schedule.func, find_block(schedule.func, info.name)))
-    if load is None or not all(isinstance(index, Const) or index in info.writes[0].indices for index in load.indices):
-        return None
-    return load if len({*load.indices}) == len(load.indices) else None
+    if load is None:
+        return []
+    axes = [index for index in info.writes[0].indices if isinstance(index, Var)]
+    steps = [form[0] for index in load.indices if (form := linear_coefficients(index, axes)) is not None]
+    moving = [axis for step in steps for axis in step]
+    return steps if len(steps) == len(load.indices) and len({*moving}) == len(moving) else []
 
 
 def _fetch(schedule: Schedule, copy: str, stage: str, is_along_depth: bool) -> None:
@@ -213,11 +257,7 @@ def _tile_sum(
     schedule: Schedule, name: str, axes: TiledAxes, place: str, instruction: str, order: str
 ) -> tuple[str, list[Call]]:
     """Cut the sum in stages and among groups; the loop over stages, and the instructions."""
-    info, inside = block_info(schedule, name), list(schedule.loops_of(name))
-    inside = inside[inside.index(place) + 1 :]
-    by_axis = {axis.var: driving_loops(info, inside, (axis.var,)) for axis in info.block.axes}
-    (depth,) = axes.depth
-    stage, step = schedule.split(by_axis[depth][0], DEPTH)
+    by_axis, (stage,), (step,) = cut_in_stages(schedule, name, axes, place)
     step, term = schedule.split(step, (None, STEP))
     *single_rows, row = [loop for axis in axes.rows for loop in by_axis[axis]]
     *single_columns, column = [loop for axis in axes.columns for loop in by_axis[axis]]
