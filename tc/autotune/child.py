@@ -51,7 +51,7 @@ class ChildOutcome:
 class Child:
     """One process. States: starting, idle (`is_idle`), busy (`is_busy`) with the request of number `index`, gone."""
 
-    def __init__(self, worker: str, memory_bytes: int, plan: TrialPlan) -> None:
+    def __init__(self, worker: str, memory_bytes: int, plan: TrialPlan, binaries: str = "") -> None:
         """Start `worker`, "module:function", which is called with `Options` as JSON text. Returns before it is ready."""
         self.index = -1
         self.is_idle = False
@@ -63,7 +63,7 @@ class Child:
         self._messages = _temporary_file()
         self.pipe, theirs = multiprocessing.Pipe()
         main_thread = threading.current_thread() is threading.main_thread()
-        options = Options(theirs.fileno(), os.getpid(), memory_bytes, plan, main_thread)
+        options = Options(theirs.fileno(), os.getpid(), memory_bytes, plan, main_thread, binaries)
         command = [sys.executable, "-c", _BOOT, worker, json.dumps(sys.path), options.to_json()]
         try:
             self._process = subprocess.Popen(

@@ -52,16 +52,17 @@ class RunnerOptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a worker says of itself."""
+    """What a worker says of itself. `lacking`: what it does not have of the device that it was asked about."""
 
     target: str
     fingerprint: str
     cpus: int
     versions: tuple[tuple[str, str], ...]
+    lacking: tuple[str, ...] = ()
 
 
-def describe_machine() -> Machine:
-    """The machine and the compiler of this process."""
+def describe_machine(wanted: str = "") -> Machine:
+    """The machine and the compiler of this process, and, of a target with a device, what is not here."""
     target = native_target()
     versions = {
         "tc": __version__,
@@ -69,13 +70,20 @@ def describe_machine() -> Machine:
         "sources": compiler_fingerprint(),
         "schedule language": str(LANGUAGE_VERSION),
     }
-    return Machine(str(target), target.fingerprint(), available_cpus(), tuple(versions.items()))
+    return Machine(str(target), target.fingerprint(), available_cpus(), tuple(versions.items()), _lacking(wanted))
+
+
+def _lacking(wanted: str) -> tuple[str, ...]:
+    try:
+        return Target.parse(wanted).missing_here() if wanted else ()
+    except UserError as error:
+        return (str(error),)
 
 
 class DaskRunner:
     """Measures on the workers of `client`; see `tc.autotune.runner.Runner`. Workers may come and go meanwhile.
 
-    target: of the machines that are wanted, by default this one. `refused` says why workers take no part, by address.
+    target: of the machines that are wanted, by default this one; with a device, machines that have it. `refused` says why workers take no part, by address.
     patience_seconds: how long there may be no worker at all before that is a MeasureError. max_losses: after a job has been
     lost with so many workers, it is given up as a crash.
     Closing the runner ends what it started on the workers, not the client.
@@ -98,6 +106,7 @@ class DaskRunner:
         self._options = options or RunnerOptions()
         self._patience_seconds = patience_seconds
         self._max_losses = max_losses
+        self._asked = "" if self._target.device is None else str(self._target)
         self._wanted = dict(describe_machine().versions)
         self._accepted: dict[str, Machine] = {}
         self.refused: dict[str, str] = {}
@@ -151,7 +160,7 @@ class DaskRunner:
             _log.warning("worker %s is gone", address)
             del self._accepted[address]
         fresh = [address for address in present if address not in self._accepted and address not in self.refused]
-        found = self._client.run(describe_machine, workers=fresh, on_error="return") if fresh else {}
+        found = self._client.run(describe_machine, self._asked, workers=fresh, on_error="return") if fresh else {}
         for address, machine in found.items():
             problem = self._problem(machine)
             if problem is None:
@@ -168,7 +177,9 @@ class DaskRunner:
         for name, version in machine.versions:
             if version != self._wanted.get(name):
                 return f"its version of {name} is {version}, here it is {self._wanted.get(name)}"
-        if machine.fingerprint != self._target.fingerprint():
+        if machine.lacking:
+            return f"it cannot run code for {self._target.device_text}: {', '.join(machine.lacking)}"
+        if self._target.device is None and machine.fingerprint != self._target.fingerprint():
             return f"it is another target: {machine.target}; wanted is {self._target}"
         return None
 

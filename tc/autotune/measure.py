@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -39,7 +40,8 @@ class LocalRunner:
 
     builders: processes that build side by side, by default one for each core. build_timeout, run_timeout: seconds after which a
     child is killed, DEVICE_TIMES as many for a device, whose compilers take longer and whose drivers finish code when it is run; a run
-    may take longer where the reference kernel does. memory_bytes: how much a child may take beyond what it has when it starts.
+    may take longer where the reference kernel does. memory_bytes: how much a child may take beyond what it has when it starts. binaries:
+    a folder of kernels that were compiled elsewhere (`tc.codegen.cuda.compile.keep_binaries`).
     """
 
     worker = "tc.autotune.worker:main"
@@ -53,6 +55,7 @@ class LocalRunner:
         run_timeout: float = 10.0,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         plan: TrialPlan | None = None,
+        binaries: Path | None = None,
     ) -> None:
         count = native_target().cores if builders is None else builders
         if count < 1:
@@ -64,6 +67,7 @@ class LocalRunner:
         self._run_timeout = run_timeout
         self._memory_bytes = memory_bytes
         self._plan = plan or TrialPlan()
+        self._binaries = "" if binaries is None else str(binaries)
         self._builders: list[Child] = []
         self._timers: list[Child] = []  # one, or none
         self._failed_starts = 0
@@ -266,7 +270,7 @@ class LocalRunner:
         return self._start()
 
     def _start(self) -> Child:
-        return Child(self.worker, self._memory_bytes, self._plan)
+        return Child(self.worker, self._memory_bytes, self._plan, self._binaries)
 
     def _await_starts(self) -> None:
         """Let children that are starting come to rest, so that nothing else runs while candidates are timed."""

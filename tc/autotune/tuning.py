@@ -173,11 +173,21 @@ def tune(
         if own is not None:
             own.close()
     in_model = _select_in_model(prepared, inputs, records, selected, IN_MODEL_SHARE * seconds) if is_on_host else []
-    ratio, dropped = _compare_whole(model, chosen, dims, inputs, path, selected)
+    ratio, dropped = (None, ()) if _is_elsewhere(chosen, runner) else _compare_whole(model, chosen, dims, inputs, path, selected)
     is_used = ratio is None or ratio.median < 1.0
     if not is_used:
         _restore(Database(path), chosen, before, selected, forms)
     return Tuned(path, result, tuple(selected), ratio, found.skipped, dropped, tuple(in_model), forms, is_used)
+
+
+def _is_elsewhere(target: Target, runner: Runner | None) -> bool:
+    """Whether candidates run on another machine, since this one cannot: then the whole model is compared with nothing."""
+    if runner is None or target.device is None:
+        return False
+    try:
+        return bool(target.missing_here())
+    except UserError:
+        return True
 
 
 def checked_sizes(sizes: object) -> dict[str, int]:

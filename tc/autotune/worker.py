@@ -24,6 +24,7 @@ from typing import Any
 from tc.autotune.build import BuildRequest, Built, build
 from tc.autotune.explore import ExploreRequest, explore
 from tc.autotune.timing import CheckRequest, Note, Timed, Timer, TimeRequest, TrialPlan
+from tc.codegen.cuda.compile import keep_binaries
 from tc.codegen.llvm.jit import compile_object
 from tc.errors import CodegenError, DeviceError, LimitError, ScheduleError
 from tc.runtime.pool import get_pool
@@ -44,7 +45,8 @@ _PR_SET_PDEATHSIG = 1
 class Options:
     """What a child is told when it starts. `memory_bytes`: how much it may take beyond what it has then.
 
-    `dies_with_thread`: the system may end the child with the thread that started it, which lives as long as the parent.
+    `dies_with_thread`: the system may end the child with the thread that started it, which lives as long as the parent. `binaries`: a
+    folder of what was compiled elsewhere, or "".
     """
 
     handle: int
@@ -52,6 +54,7 @@ class Options:
     memory_bytes: int
     plan: TrialPlan
     dies_with_thread: bool
+    binaries: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -92,6 +95,8 @@ def main(options_text: str) -> None:
 
 def make_handlers(options: Options) -> dict[type, Handler]:
     """What a child can do, by the type of the request."""
+    if options.binaries:
+        keep_binaries(Path(options.binaries))
     timer = Timer(options.plan, keep_bytes=options.memory_bytes // 4)
     return {
         BuildRequest: lambda request, note: build(request),

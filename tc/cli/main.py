@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
-from tc.cli import bench, db, demo, doctor, fuzz, inspect, profile, run, tune
+from tc.cli import bench, db, demo, doctor, fuzz, inspect, measure, profile, run, tune
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
 from tc.cli.operators import import_operators
@@ -27,6 +27,7 @@ COMMANDS = {
     "profile": (profile, "time every kernel of a model"),
     "bench": (bench, "measure a model beside other runtimes"),
     "tune": (tune, "search for faster schedules under a time budget"),
+    "measure": (measure, "time candidates that another machine has put into a folder"),
     "fuzz": (fuzz, "compile random models and compare them with other runtimes"),
     "reduce": (reduce_command, "make a model that fails small"),
     "db": (db, "look into tuning databases; join, shrink and export them"),

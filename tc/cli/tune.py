@@ -25,6 +25,7 @@ from tc.autotune.events import (
     TuningStarted,
     WinnerChecked,
 )
+from tc.autotune.job_runner import JobFolderRunner
 from tc.autotune.rank import RankedTask, rank_model
 from tc.autotune.report.page import GainVerdict, write_report
 from tc.autotune.report.plots import require_matplotlib
@@ -45,6 +46,7 @@ examples:
   tc tune model.onnx --size batch=4 --report out.html what symbolic dims are measured with; a page with the curves
   tc run model.onnx --tune tuned.db                   use what was found; so does tc.compile(model, tune="tuned.db")
   tc tune model.onnx --target opencl                  on the OpenCL device of this machine; cuda: on its NVIDIA GPU
+  tc tune model.onnx --target cuda:sm_90a --jobs DIR  compile here, measure where `tc measure DIR` runs
   tc tune model.onnx --target cuda:sm_90 --rank       what a model of the device predicts, without one; nothing is measured or kept
 
 Every batch is written to the database before the next one is measured, so stopping (Ctrl-C) keeps all that was found. What the
@@ -64,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="the database must be there: go on with it")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn by chance (default 0)")
     parser.add_argument("--rank", action="store_true", help="order schedules for a device, here or not, by predictions; keep nothing")
+    parser.add_argument(
+        "--jobs", type=Path, metavar="FOLDER", help="let other machines measure, through a folder of jobs (tc measure FOLDER)"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with curves, schedules and failures")
     group = parser.add_argument_group("compilation")
     group.add_argument("--target", default="native", help="native (default), x86-64-v2, -v3, -v4, cpu:fact=value,..., opencl, cuda")
@@ -102,6 +107,7 @@ def execute(args: argparse.Namespace) -> Outcome:
             trials=args.trials,
             seed=args.seed,
             callback=show.on_event,
+            runner=None if args.jobs is None else JobFolderRunner(args.jobs, patience_seconds=parse_budget(args.budget)),
         )
     if args.report:
         _write_report(args, found, show.events)
