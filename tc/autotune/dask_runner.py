@@ -83,7 +83,8 @@ def _lacking(wanted: str) -> tuple[str, ...]:
 class DaskRunner:
     """Measures on the workers of `client`; see `tc.autotune.runner.Runner`. Workers may come and go meanwhile.
 
-    target: of the machines that are wanted, by default this one; with a device, machines that have it. `refused` says why workers take no part, by address.
+    target: of the machines that are wanted, by default this one; with a device, machines that have it. `refused` says why workers take
+    no part, by address.
     patience_seconds: how long there may be no worker at all before that is a MeasureError. max_losses: after a job has been
     lost with so many workers, it is given up as a crash.
     Closing the runner ends what it started on the workers, not the client.

@@ -147,6 +147,16 @@ def test_the_wanted_machines_need_not_be_like_this_one() -> None:
     assert set(DaskRunner(FakeClient({"a": machine, "b": describe_machine()}), target=other).workers) == {"a"}
 
 
+def test_workers_for_a_device_are_those_that_have_it() -> None:
+    target = Target.parse("cuda:sm_80@x86-64-v2")
+    without, having = (replace(describe_machine(), lacking=lacking) for lacking in (("sm_80",), ()))
+    runner = DaskRunner(FakeClient({"a": without, "b": having}), target=target)
+
+    assert set(runner.workers) == {"b"}
+    assert runner.refused == {"a": "it cannot run code for cuda:sm_80: sm_80"}
+    assert describe_machine("rocm:gfx90a").lacking  # no such device is looked for
+
+
 def test_more_threads_than_any_worker_has_are_an_error(runner: FaultyDaskRunner) -> None:
     job = scale_job()
 
@@ -187,7 +197,7 @@ class FakeClient:
     def nthreads(self) -> dict[str, int]:
         return dict.fromkeys(self.machines, 1)
 
-    def run(self, function: object, workers: list[str], on_error: str) -> dict[str, object]:
+    def run(self, function: object, *arguments: object, workers: list[str], on_error: str) -> dict[str, object]:
         return {address: self.machines[address] for address in workers} if function is describe_machine else {}
 
     def submit(self, *arguments: object, **options: object) -> object:
