@@ -58,9 +58,11 @@ def pipeline_loops(func: PrimFunc) -> PrimFunc:
     """Carry out the hint `pipeline` of loops in launches, where it is proven to change nothing, and take it away everywhere.
 
     What is copied ahead are statements at the start of a loop's body that fill shared buffers of an iteration from memory that the loop
-    does not write. Runs on launches whose loops fork and join, buffers compact.
+    does not write. Copies that are made once, in front of such a loop, are asynchronous too. Runs on launches whose loops fork and join,
+    buffers compact.
     """
-    inside = frozenset(loop for launch in launches_in(func.body) for loop in walk_statements(launch) if isinstance(loop, For))
+    body = transform(func.body, lambda node: _with_copies_in_front(node, func) if isinstance(node, Seq) else None, is_statement)
+    inside = frozenset(loop for launch in launches_in(body) for loop in walk_statements(launch) if isinstance(loop, For))
 
     def rewrite(node: Node) -> Node | None:
         if not isinstance(node, For) or node.hints.pipeline == 1:
@@ -71,7 +73,7 @@ def pipeline_loops(func: PrimFunc) -> PrimFunc:
         parts = _parts(node, func) if node in inside or has_launch(node) else None
         return plain if parts is None else _pipelined(plain, parts, Facts.of(func.facts))
 
-    return replace(func, body=transform(func.body, rewrite, is_statement))
+    return replace(func, body=transform(body, rewrite, is_statement))
 
 
 # -- what can be copied ahead
@@ -130,6 +132,20 @@ def _runs_ahead(stmt: Stmt, staged: frozenset[Buffer], written: frozenset[Buffer
     own = frozenset(node.buffer for node in walk_statements(stmt) if isinstance(node, Alloc))
     filled = buffers_written(stmt) - own
     return has_launch(stmt) and bool(filled) and filled <= staged and buffers_read(stmt).isdisjoint(written - own)
+
+
+def _with_copies_in_front(sequence: Seq, func: PrimFunc) -> Stmt | None:
+    """A sequence in which what is copied to shared memory once, before a loop that copies ahead, is copied in the same way."""
+    stmts = sequence.stmts
+    last = max((k for k, stmt in enumerate(stmts) if isinstance(stmt, For) and not has_groups(stmt) and _parts(stmt, func)), default=0)
+    written = frozenset[Buffer]().union(*map(buffers_written, stmts))
+    found: list[Stmt] = []
+    for k, stmt in enumerate(stmts):
+        filled = frozenset(buffer for buffer in buffers_written(stmt) if buffer.scope == "shared")
+        alone = not any(buffers_written(other) & filled for other in stmts if other is not stmt)
+        copying = _copying(stmt, filled) if k < last and alone and _runs_ahead(stmt, filled, written) else stmt
+        found += [stmt] if copying is stmt else [copying, CommitCopies(), AwaitCopies()]
+    return seq(*found) if len(found) > len(stmts) else None
 
 
 # -- the loop
