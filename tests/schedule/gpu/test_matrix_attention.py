@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections import Counter
+from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tc.codegen.c.dialect import CUDA
+from tc.codegen.c.launch import emit_launches
+from tc.codegen.launches import launches_of
 from tc.codegen.ptx.emitter import emit_ptx
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, bool_, f16
+from tc.ir.graph import Call
 from tc.ir.loop import PrimFunc
+from tc.ir.types import TensorType
 from tc.ir.verify import verify
+from tc.ops.build import full_attrs
+from tc.ops.registry import get_op
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
+from tc.target.device import occupancy
+from tc.te import create_prim_func, placeholder
 from tests.codegen.c.devices import cuda_text
 from tests.ptx.kernels import run_launches
+from tests.ptx.launch import run
 from tests.ptx.nvcc import ptx_of
 from tests.schedule.gpu.attentions import AttentionProblem, attention_problem, drawn_attention
 from tests.schedule.gpu.launches import DEVICE, check_launches, launches
+from tests.schedule.gpu.machine_code import assembled, kinds, needs_assembler
 
 assert DEVICE.device is not None
 FEATURES = DEVICE.device.features
@@ -110,3 +124,47 @@ def test_heads_of_sizes_that_are_no_powers_of_two(depth: int) -> None:
 
 def test_shared_memory_fits_the_device() -> None:
     check_launches(plain(1, 32, 64, 16).func, scheduled(plain(1, 32, 64, 16)).func)
+
+
+# -- machine code
+
+
+def large(heads: int, rows: int, keys: int, depth: int) -> PrimFunc:
+    """Of arrays that nobody needs."""
+    shapes = [(heads, rows, depth), (heads, keys, depth), (heads, keys, depth)]
+    op, attrs = get_op("attention"), full_attrs(Call("attention", (), (("rounded", True),)))
+    tensors = [placeholder(shape, f16, f"A{k}") for k, shape in enumerate(shapes)]
+    result = op.compute(tensors, attrs, [op.infer([TensorType(x.shape, x.dtype) for x in tensors], attrs)])
+    return held(apply_rules(create_prim_func("attention", tensors, [result], ()), DEVICE))
+
+
+@pytest.mark.parametrize("program", ["ptxas", "nvcc"])
+def test_machine_code_of_a_large_attention(program: str, tmp_path: Path) -> None:
+    needs_assembler()
+    func = large(32, 4096, 4096, 128)
+    text = emit_ptx(func, "attention", "sm_80") if program == "ptxas" else emit_launches(func, "attention", CUDA)
+
+    said, instructions = assembled(text, program, tmp_path, "sm_80")
+
+    counts, full = kinds(instructions), Counter(instructions)
+    assert counts["HMMA"] == 128  # 16 x 64 scores and 16 x 128 results of 64 keys, both in steps of 16 x 8 x 16
+    assert all(name.endswith("88.4") for name in full if name.startswith("LDSM"))
+    assert full["LDSM.16.M88.4"] == 40 and full["LDSM.16.MT88.4"] == 32  # queries once, keys; values turned
+    assert all(".128" in name for name in full if name.startswith("LDGSTS")) and counts["LDGSTS"]
+    assert not any(counts[name] for name in ("LDG", "LDL", "STL", "LDS", "STS"))
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    registers = int(re.search(r"Used (\d+) registers", said).group(1))  # type: ignore[union-attr]
+    (launch,) = launches_of(func)
+    assert DEVICE.device is not None
+    assert occupancy(prod(launch.threads), registers, launch.shared_bytes, DEVICE.device) >= 1
+
+
+def test_no_access_to_shared_memory_meets_another_in_a_bank() -> None:
+    func = large(1, 32, 32, 64)
+    (launch,) = launches_of(func)
+    rng = np.random.default_rng(0)
+    arrays = {b: rng.standard_normal([int(str(dim)) for dim in b.shape]).astype(np.float16) for b in func.buffers}
+
+    report = run(emit_ptx(func, "k", "sm_80"), "k_0", (1, 1, 1), launch.threads, [arrays[buffer] for buffer in launch.buffers])
+
+    assert report.count("ldmatrix") > 0 and report.bank_conflicts() == 0

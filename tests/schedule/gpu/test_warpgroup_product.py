@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +24,7 @@ from tc.target import Target
 from tests.ptx.kernels import run_launches
 from tests.ptx.launch import Report
 from tests.ptx.nvcc import ptx_of
+from tests.schedule.gpu.machine_code import assembled, kinds, needs_assembler
 from tests.schedule.gpu.test_matrix_product import Product, finish
 
 HOPPER = Target.parse("cuda:sm_90a@x86-64-v3:cores=1")
@@ -172,25 +169,6 @@ def test_devices_without_them_have_products_of_single_warps() -> None:
 # -- machine code
 
 
-def cuobjdump() -> str | None:
-    import nvidia
-
-    found = (path for root in nvidia.__path__ for path in Path(root).glob("*/bin/cuobjdump"))
-    return shutil.which("cuobjdump") or next(map(str, found), None)
-
-
-def assembled(text: str, program: str, folder: Path) -> tuple[str, Counter[str]]:
-    """What the assembler says of a kernel, and the instructions of its machine code."""
-    source, binary = folder / f"kernel.{'ptx' if program == 'ptxas' else 'cu'}", folder / f"{program}.cubin"
-    source.write_text(text)
-    options = ["-v", "-arch=sm_90a"] if program == "ptxas" else ["-cubin", "--gpu-architecture=sm_90a", *CUDA.options, "-Xptxas", "-v"]
-    done = subprocess.run([program, *options, "-o", str(binary), str(source)], check=True, capture_output=True, text=True)
-    tool = cuobjdump()
-    assert tool is not None
-    listing = subprocess.run([tool, "-sass", str(binary)], check=True, capture_output=True, text=True).stdout
-    return done.stdout + done.stderr, Counter(re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@\S+ +)?([A-Z]\w*)", listing))
-
-
 def large(dtype: DType, turned: tuple[bool, bool]) -> Product:
     product = Product(64, 64, 128, dtype, turned=turned)  # of the arrays only the types matter
     text = print_ir(Product(8, 8, 8, dtype, turned=turned, has_bias=True, result=dtype).func).replace("8", "4096")
@@ -198,17 +176,15 @@ def large(dtype: DType, turned: tuple[bool, bool]) -> Product:
     return product
 
 
-@pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxas")), reason="needs nvcc and ptxas")
 @pytest.mark.parametrize("program", ["ptxas", "nvcc"])
 @pytest.mark.parametrize("turned", [(False, False), (False, True)], ids=str)
 def test_machine_code_multiplies_by_warpgroups_what_boxes_bring(program: str, turned: tuple[bool, bool], tmp_path: Path) -> None:
-    pytest.importorskip("nvidia", reason="needs the wheel of cuobjdump")
-    if cuobjdump() is None:
-        pytest.skip("needs cuobjdump")
+    needs_assembler()
     held = finished(large(f16, turned))
     text = emit_ptx(held, "product", "sm_90a") if program == "ptxas" else emit_launches(held, "product", CUDA)
 
-    said, counts = assembled(text, program, tmp_path)
+    said, instructions = assembled(text, program, tmp_path)
+    counts = kinds(instructions)
 
     assert counts["HGMMA"] >= 4 and counts["UTMALDG"] >= 2
     assert not counts["HMMA"] and not counts["LDGSTS"] and not counts["LDSM"]
