@@ -6,7 +6,7 @@ Source: Milakov and Gimelshein (2018); Dao et al. (2022) for a product as one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from tc.errors import ScheduleError
@@ -136,7 +136,8 @@ class _Merger:
             for place in block_places_in(stmt):
                 if not _combines_maxima(place.block):
                     raise ScheduleError(f"merge_online: block {place.block.name} stands between the loops, and makes no greatest number")
-        self.check_order()
+        kept = {buffer for stmt in self.pulled for buffer in buffers_read(stmt) | buffers_written(stmt)} | {self.top}
+        _check_order("merge_online", self.func, self.loops, kept)
 
     def check_readers(self, carriers: set[Buffer]) -> None:
         known = {self.powers, *(each.place.block for each in self.sums)}
@@ -147,23 +148,6 @@ class _Merger:
             used = (buffers_read(block) | buffers_written(block)) & carriers
             if used and block not in known and not _is_carried(block, carriers):
                 raise ScheduleError(f"merge_online: block {block.name} reads {min(b.name for b in used)}, but does not add it up")
-
-    def check_order(self) -> None:
-        """An iteration reads what was made in it or before; sums and maxima are not read by other loops."""
-        first = self.loops[0].loop
-        facts = facts_inside(self.func, self.loops[0])
-        bodies = [substitute(place.loop.body, {place.loop.var: first.var}) for place in self.loops]
-        kept = {buffer for stmt in self.pulled for buffer in buffers_read(stmt) | buffers_written(stmt)} | {self.top}
-        for b, later in enumerate(bodies):
-            for earlier in bodies[:b]:
-                made = buffers_written(earlier)
-                if buffers_written(later) & (made | buffers_read(earlier)):
-                    raise ScheduleError("merge_online: a loop writes what an earlier one touches")
-                for buffer in (made & buffers_read(later)) - kept:
-                    stores = [each for each in accesses(earlier, {buffer}) if each.is_store]
-                    loads = [each for each in accesses(later, {buffer}) if not each.is_store]
-                    if not all(never_meet(load, store, first.var, facts) for load in loads for store in stores):
-                        raise ScheduleError(f"merge_online: {buffer.name} is read before later iterations have made it")
 
     # -- the result
 
@@ -218,12 +202,8 @@ class _Merger:
 
     def put(self, stmt: Stmt, buffers: tuple[Buffer, ...]) -> PrimFunc:
         """The function with all that was merged replaced."""
-        first = self.loops[0]
-        sequence = first.path[-1]
-        assert isinstance(sequence, Seq)
-        gone = {*(place.stmt for place in self.loops[1:]), *self.pulled, *self.ahead, *self.behind}
-        items = [stmt if item is first.stmt else item for item in sequence.stmts if item not in gone]
-        whole = replace_stmt(self.func, Place(sequence, first.path[:-1]), seq(*items))
+        gone = (*(place.stmt for place in self.loops), *self.pulled, *self.ahead, *self.behind)
+        whole = _replaced(self.func, self.loops[0], gone, stmt)
         body = whole.body
         for buffer in buffers:
             body = Alloc(buffer, body)
@@ -250,23 +230,158 @@ def _with_base(body: Stmt, powers: Block, top: Buffer) -> Stmt:
     return transform(body, rewrite)
 
 
+# -- loops side by side
+
+
+def merge_loops(func: PrimFunc, loops: Sequence[str]) -> PrimFunc:
+    """Run sibling loops as one.
+
+        for i: A[i] = f(i)                for i:
+        for i: B[i] = g(A[i])      =>         A[i] = f(i)
+                                              B[i] = g(A[i])
+
+    What stands between the loops goes in front of them or behind. Raises ScheduleError unless `loops` are statements of one sequence with
+    the same extent, in which each iteration reads what earlier loops made in this one or in those before.
+    Source: `fuse_loops` of Exo.
+    """
+    places = _siblings(func, tuple(loops))
+    _check_order("merge_loops", func, places, set())
+    ahead, behind = _apart(places, _between(places), ())
+    first = places[0].loop
+    body = seq(*(substitute(place.loop.body, {place.loop.var: first.var}) for place in places))
+    gone = (*(place.stmt for place in places), *ahead, *behind)
+    return _replaced(func, places[0], gone, seq(*ahead, replace(first, body=body), *behind))
+
+
+def _replaced(func: PrimFunc, first: Place, gone: Sequence[Stmt], stmt: Stmt) -> PrimFunc:
+    """The function with `stmt` in the place of the first of the statements that are gone."""
+    sequence = first.path[-1]
+    assert isinstance(sequence, Seq)
+    items = [stmt if item is first.stmt else item for item in sequence.stmts if item is first.stmt or item not in gone]
+    return replace_stmt(func, Place(sequence, first.path[:-1]), seq(*items))
+
+
+def _check_order(what: str, func: PrimFunc, loops: tuple[Place, ...], kept: Set[Buffer]) -> None:
+    """An iteration reads what was made in it or before, but for what is kept up to date in other ways."""
+    first = loops[0].loop
+    facts = facts_inside(func, loops[0])
+    bodies = [substitute(place.loop.body, {place.loop.var: first.var}) for place in loops]
+    for b, later in enumerate(bodies):
+        for earlier in bodies[:b]:
+            made = buffers_written(earlier)
+            if buffers_written(later) & (made | buffers_read(earlier)):
+                raise ScheduleError(f"{what}: a loop writes what an earlier one touches")
+            for buffer in (made & buffers_read(later)) - kept:
+                stores = [each for each in accesses(earlier, {buffer}) if each.is_store]
+                loads = [each for each in accesses(later, {buffer}) if not each.is_store]
+                if not all(never_meet(load, store, first.var, facts) for load in loads for store in stores):
+                    raise ScheduleError(f"{what}: {buffer.name} is read before later iterations have made it")
+
+
+# -- parts that are made apart
+
+
+def rebase_parts(func: PrimFunc, block: str, length: int) -> PrimFunc:
+    """Take exponentials relative to the greatest value of their part, where maxima and sums are made in parts of `length` terms.
+
+        for p: for k: M'[p] = max(M'[p], X[p * 4 + k])        for p: for k: M'[p] = max(M'[p], X[p * 4 + k])
+        for p: M = max(M, M'[p])                              for p: M = max(M, M'[p])
+        for j: P[j] = exp(X[j] - M)                    =>     for j: P[j] = exp(X[j] - base(M'[j // 4]))
+        for p: for k: S'[p] += P[p * 4 + k]                   for p: for k: S'[p] += P[p * 4 + k]
+        for p: S += S'[p]                                     for p: S += S'[p] * exp(M'[p] - M)
+
+    base is as in `merge_online`. The parts then need nothing of each other: each can be made by itself, and combined in the end. `block`
+    combines the maxima of parts; parts are those of `rfactor`. Values are rounded in another way. Raises ScheduleError unless one block
+    takes exponentials, and sums of these, or of multiples, are made in the same parts.
+    """
+    maximum = find_block(func, block)
+    top = _maximum(maximum.block)
+    part_top = _only_other(maximum.block)
+    blocks = [place.block for place in block_places_in(func.body)]
+    readers = [each for each in blocks if top in buffers_read(each) and each is not maximum.block]
+    powers = readers[0] if len(readers) == 1 else None
+    store = _store_of(powers) if powers is not None else None
+    match store:
+        case Store(indices=places, value=MathCall(name="exp", args=(Sub(lhs=x, rhs=Load(buffer=buffer, indices=own)),))) if buffer is top:
+            along = [index for index in places if isinstance(index, Var) and index not in own]
+        case _:
+            along = []
+    if powers is None or store is None or len(along) != 1 or top in buffers_read(x):
+        raise ScheduleError(f"rebase_parts: what reads the result of block {block} is not one block of exponentials")
+    sums = [each for each in blocks if store.buffer in buffers_read(each)]
+    makers = [each for each in blocks if part_top in buffers_written(each)]
+    for each in (*makers, *sums):
+        _check_parts(each, x.buffer if each in makers and isinstance(x, Load) else store.buffer, places.index(along[0]), length, func)
+    part = along[0] // length
+    shifted = replace(store, value=call("exp", x - _base(Load(part_top, (part, *own)))))
+    shrunk = {each: _shrunk(func, each, _Carrier(store.indices, own), store.buffer, top, part_top) for each in sums}
+    changed: dict[Node, Node] = {powers: replace(powers, body=transform(powers.body, lambda node: shifted if node is store else None))}
+    changed.update(dict(shrunk.values()))
+    return replace(func, body=transform(func.body, lambda node: changed.get(node) if isinstance(node, Block) else None))
+
+
+def _only_other(block: Block) -> Buffer:
+    others = buffers_read(block) - buffers_written(block)
+    if len(others) != 1:
+        raise ScheduleError(f"rebase_parts: block {block.name} does not combine parts")
+    return next(iter(others))
+
+
+def _check_parts(block: Block, read: Buffer, place: int, length: int, func: PrimFunc) -> None:
+    """ScheduleError unless the first index of what a block makes is the part of what it reads."""
+    own, facts = _store_of(block).indices, facts_of_axes(func)
+    loads = [node for node in walk(block.body) if isinstance(node, Load) and node.buffer is read]
+    if not own or not loads or any(prove(equal(load.indices[place] // length, own[0]), facts) is not True for load in loads):
+        raise ScheduleError(f"rebase_parts: block {block.name} does not reduce parts of {length}")
+
+
+def _shrunk(
+    func: PrimFunc, partial: Block, carrier: _Carrier, powers: Buffer, top: Buffer, part_top: Buffer
+) -> tuple[Block, Block]:
+    """The block that adds up what another one makes of parts, as it is and with the parts brought to the common maximum."""
+    store = _store_of(partial)
+    match store.value:
+        case Add(lhs=Load(buffer=buffer), rhs=term) if buffer is store.buffer:
+            load = _multiple_of(term, {powers: carrier})
+        case _:
+            load = None
+    readers = [place.block for place in block_places_in(func.body) if store.buffer in buffers_read(place.block)]
+    finals = [block for block in readers if block is not partial]
+    if load is None or annotation(partial, "monoid") != "sum" or len(finals) != 1 or annotation(finals[0], "monoid") != "sum":
+        raise ScheduleError(f"rebase_parts: block {partial.name} makes no parts of a sum of exponentials")
+    (final,) = finals
+    at = carrier.top_at(load.indices)
+    whole = _store_of(final)
+    match whole.value:
+        case Add(lhs=Load(), rhs=Load(buffer=buffer, indices=indices) as term) if buffer is store.buffer:
+            known: dict[Node, Node] = dict(zip(store.indices, indices, strict=True))
+        case _:
+            raise ScheduleError(f"rebase_parts: block {final.name} does not add up parts as they are")
+    if not frozenset[Var]().union(*map(variables, at)) <= set(known):
+        raise ScheduleError(f"rebase_parts: parts of block {partial.name} are relative to several maxima")
+    own = tuple(substitute(index, known) for index in at)
+    factor = call("exp", Load(part_top, (indices[0], *own)) - Load(top, own))
+    added = replace(whole, value=replace(whole.value, rhs=term * factor))
+    return final, replace(final, body=transform(final.body, lambda node: added if node is whole else None))
+
+
 # -- recognition
 
 
 def _siblings(func: PrimFunc, names: tuple[str, ...]) -> tuple[Place, ...]:
     places = tuple(find_loop(func, name) for name in names)
     if len(places) < 2 or not places[0].path or not isinstance(places[0].path[-1], Seq):
-        raise ScheduleError("merge_online: the loops are no statements of one sequence")
+        raise ScheduleError("the loops to merge are no statements of one sequence")
     facts = facts_at(func, places[0])
     for place in places:
         if place.path != places[0].path:
-            raise ScheduleError(f"merge_online: loop {place.loop.var.name} is not beside loop {names[0]}")
+            raise ScheduleError(f"loop {place.loop.var.name} is not beside loop {names[0]}")
         if place.loop.kind is not LoopKind.SERIAL:
-            raise ScheduleError(f"merge_online: loop {place.loop.var.name} does not run in order")
+            raise ScheduleError(f"loop {place.loop.var.name} does not run in order")
         if prove(equal(place.loop.extent, places[0].loop.extent), facts) is not True:
-            raise ScheduleError(f"merge_online: loops {places[0].loop.var.name} and {place.loop.var.name} may differ in extent")
+            raise ScheduleError(f"loops {places[0].loop.var.name} and {place.loop.var.name} may differ in extent")
     if len(set(names)) != len(names):
-        raise ScheduleError("merge_online: a loop is named twice")
+        raise ScheduleError("a loop to merge is named twice")
     return tuple(sorted(places, key=lambda place: _position(places[0], place.stmt)))
 
 
@@ -294,7 +409,7 @@ def _apart(loops: tuple[Place, ...], others: list[Stmt], pulled: tuple[Stmt, ...
         if not any(_depend(other, stmt) for other in (*earlier, *behind)):
             ahead.append(stmt)
         elif any(_depend(stmt, other) for other in inside if other not in earlier):
-            raise ScheduleError("merge_online: a statement between the loops depends on one of them, and another one on it")
+            raise ScheduleError("a statement between the loops to merge depends on one of them, and another one on it")
         else:
             behind.append(stmt)
     return tuple(ahead), tuple(behind)

@@ -72,6 +72,8 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "decompose_reduction": reduction.decompose_reduction,
     "rfactor": reduction.rfactor,
     "merge_online": online.merge_online,
+    "merge_loops": online.merge_loops,
+    "rebase_parts": online.rebase_parts,
     "cache_read": cache.cache_read,
     "cache_operand": cache.cache_operand,
     "cache_write": cache.cache_write,
@@ -134,7 +136,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "axis copies divisor multiple factor stages elements at_least tile tile_cost other other_cost".split()
+_NUMBERS = "axis copies length divisor multiple factor stages elements at_least tile tile_cost other other_cost".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -440,6 +442,12 @@ class Schedule:
         before = set(block_names(self.func.body))
         self._do("merge_online", block, tuple(names))
         return [name for name in block_names(self.func.body) if name not in before]
+
+    def merge_loops(self, *names: str) -> None:
+        self._do("merge_loops", tuple(names))
+
+    def rebase_parts(self, block: str, length: int) -> None:
+        self._do("rebase_parts", block, length)
 
     def cache_read(self, block: str, buffer: str, scope: str = "global", layout: str = "") -> str:
         """Returns the name of the block that fills the copy, which is also the copy's name when that is free."""

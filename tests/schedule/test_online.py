@@ -126,3 +126,61 @@ def test_a_reader_of_later_iterations_is_refused() -> None:
     s.decompose_reduction("total", loops[3])
     with pytest.raises(ScheduleError, match="before later iterations have made it"):
         s.merge_online("top", *loops)
+
+
+# -- in parts
+
+
+def in_parts(func: PrimFunc, length: int = 4) -> Schedule:
+    """Maxima and sums of parts, made by themselves."""
+    s = Schedule(func)
+    for name in ("top", "total", "weighted"):
+        part, _ = s.split(s.loops_of(name)[-1], length)
+        s.rfactor(name, part)
+    s.rebase_parts("top", length)
+    return s
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
+def test_sums_of_exponentials_in_parts(row: Sequence[float]) -> None:
+    func = softmax_sums(10)
+    arrays = [np.asarray(row, np.float32), np.random.default_rng(1).standard_normal((10, 3)).astype(np.float32)]
+
+    s = in_parts(func)
+
+    verify(s.func)
+    (want,), (got,) = run_prim_func(func, arrays), run_prim_func(s.func, arrays)
+    np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_a_symbolic_number_of_parts(count: int) -> None:
+    func = softmax_sums(Var("n"))
+    arrays = [np.linspace(-1, 4, count).astype(np.float32), np.ones((count, 3), np.float32)]
+
+    s = in_parts(func)
+
+    (want,), (got,) = run_prim_func(func, arrays, (count,)), run_prim_func(s.func, arrays, (count,))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_parts_of_another_length_are_refused() -> None:
+    s = Schedule(softmax_sums(10))
+    for name in ("top", "total", "weighted"):
+        part, _ = s.split(s.loops_of(name)[-1], 4)
+        s.rfactor(name, part)
+    with pytest.raises(ScheduleError, match="parts of 5"):
+        s.rebase_parts("top", 5)
+
+
+def test_loops_side_by_side_run_as_one() -> None:
+    s = in_parts(softmax_sums(10))
+    part = s.loops_of("total_rf")[0]
+    *rest, other, inside = s.loops_of("weighted_rf")
+    s.reorder(other, *rest, inside)
+
+    s.merge_loops(part, other)
+
+    assert s.loops_of("total_rf")[0] == s.loops_of("weighted_rf")[0]
+    arrays = [np.arange(10, dtype=np.float32), np.ones((10, 3), np.float32)]
+    np.testing.assert_allclose(run_prim_func(s.func, arrays)[0], np.ones(3), rtol=1e-6)

@@ -59,3 +59,31 @@ def test_a_loop_whose_condition_stays_where_it_is_ends():
     module = tc.compile(onnx.parser.parse_model(COUNTED), target="opencl")
 
     assert module.run({"x": np.ones(1, np.float32), "c": np.array(True)})["y"].tolist() == [16.0]
+
+
+SPELT_OUT = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[b, s, 24] x, float[b, 1, 1, s] mask) => (float[b, s, 24] y)
+<int64[4] heads = {0, 0, 3, 8}, int64[3] joined = {0, 0, 24}, float scale = {2.8}> {
+    split = Reshape (x, heads)
+    q = Transpose <perm = [0, 2, 1, 3]> (split)
+    k = Transpose <perm = [0, 2, 3, 1]> (split)
+    scores = MatMul (q, k)
+    scaled = Div (scores, scale)
+    masked = Add (scaled, mask)
+    chances = Softmax <axis = -1> (masked)
+    found = MatMul (chances, q)
+    back = Transpose <perm = [0, 2, 1, 3]> (found)
+    y = Reshape (back, joined)
+}"""
+
+
+def test_attention_that_a_model_spells_out_is_one_kernel():
+    model = onnx.parser.parse_model(SPELT_OUT)
+    module, on_cpu = tc.compile(model, target="opencl"), tc.compile(model)
+    rng = np.random.default_rng(0)
+
+    assert "tiled attention" in [kernel.rule for kernel in module.report().kernels]
+    for batch, length in ((2, 19), (1, 40), (1, 1)):
+        x = rng.standard_normal((batch, length, 24)).astype(np.float32)
+        mask = np.where(rng.random((batch, 1, 1, length)) < 0.3, np.float32(-3e38), np.float32(0)).astype(np.float32)
+        np.testing.assert_allclose(module(x, mask), on_cpu(x, mask), rtol=2e-5, atol=2e-6)

@@ -44,8 +44,8 @@ def attention_problem(
     return AttentionProblem(func, list(arrays), tuple(sizes.values()), expected)
 
 
-def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool = False) -> AttentionProblem:
-    """Any attention."""
+def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool = False, few: bool = False) -> AttentionProblem:
+    """Any attention; `few`: of few rows and more keys."""
     sizes: dict[Var, int] = {}
 
     def size(name: str, low: int, high: int, symbolic: float = 0.0) -> tuple[Dim, int]:
@@ -58,6 +58,9 @@ def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool
 
     b, nb = size("b", 1, 2, 0.2)
     (m, nm), (n, nn) = size("m", 2, 70 if large else 40, 0.3), size("n", 1, 90 if large else 45, 0.3)
+    if few:
+        sizes = {var: value for var, value in sizes.items() if var is b}
+        (m, nm), (n, nn) = size("m", 1, 4), size("n", 1, 300, 0.5)
     d, e = (int(rng.choice([2, 8, 16, 20, 24, 40])) for _ in range(2))
     group = int(rng.choice([1, 1, 2]))
     theirs = int(rng.integers(1, 3))
