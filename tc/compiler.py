@@ -56,13 +56,13 @@ def run_stages(
     with watch.time("graph passes"):
         fused = fuse_model(lay_out(prepare_model(imported, target, numerics, passes), decide), decide)
     with watch.time("lower"):
-        lowered = fused.run(fused.pipeline.lower)
+        lowered = fused.run((*fused.pipeline.lower, *fused.pipeline.place))
     if expect is not None:
         expect(lowered)
     with watch.time("schedule"):
         module, kernels = schedule_module(lowered, target, tuned, ready and watch.uncounted(ready), passes.hooks)
     with watch.time("plan"):
-        plan = plan_memory(module, imported.requirements)
+        plan = plan_memory(module, imported.requirements, is_for_device=target.device is not None)
     return Stages(imported, fused.graph, lowered, kernels, module, plan, watch.seconds)
 
 
@@ -150,7 +150,7 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     module.set_overriding(stages.imported.defaults, request.overriding)
     module.set_writer(partial(request.files, key))
     if always:
-        compiled = {n: CompiledKernel(n, k.final, module.address(k.symbol), module.device) for n, k in stages.kernels.items()}
+        compiled = {n: CompiledKernel(n, k.final, module.address(k.symbol), k.memory(module.device)) for n, k in stages.kernels.items()}
         verify_kernels(stages.graph, stages.lowered, compiled, stages.imported.requirements, threads=threads)
     if key is not None and not stages.imported.data_files:  # the key says nothing of other files
         ModuleCache().store_model(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tc.codegen.backends import backend_of
+from tc.codegen.device import Device
 from tc.ir.graph import Binding, CallTir, Function, TensorVar
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute, transform
 from tc.ir.structural import structural_hash
 from tc.ir.types import TensorType
+from tc.passes.graph.place_on_host import is_on_host
 from tc.passes.manager import NO_HOOKS, Hooks
 from tc.passes.pipeline import finish_loops
 from tc.schedule.knobs import Knob, Value
@@ -48,9 +50,20 @@ class Kernel:
     symbol: str
     is_tuned: bool = False
 
+    @property
+    def on_host(self) -> bool:
+        """Whether it runs on the host of a device."""
+        return is_on_host(self.lowered)
+
+    def memory(self, device: Device | None) -> Device | None:
+        """Where its buffers are, in a program for a device; None: in the memory of the process."""
+        return None if self.on_host else device
+
 
 def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None = None, hooks: Hooks = NO_HOOKS) -> Kernel:
     """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
+    if is_on_host(prim):
+        target, tuned = target.host, None
     known = tuned and tuned.schedule(prim)
     scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
     final = finish_scheduled(scheduled.func, target, hooks)

@@ -19,18 +19,27 @@ from tc.ir.types import DimFact, TensorType
 
 class SlotPlace(Enum):
     """Who owns the memory of a slot. DYNAMIC memory is allocated by an `Allocate` step and freed when the entry returns,
-    unless it is an output: its size depends on data."""
+    unless it is an output: its size depends on data. Where kernels run on a device, HOST is memory of its host, in which HOST_INPUT and
+    HOST_CONSTANT are the same values as in INPUT and CONSTANT."""
 
     INPUT = "input"
     OUTPUT = "output"
     CONSTANT = "constant"
     ARENA = "arena"
     DYNAMIC = "dynamic"
+    HOST = "host"
+    HOST_INPUT = "host input"
+    HOST_CONSTANT = "host constant"
+
+
+ON_HOST = frozenset((SlotPlace.HOST, SlotPlace.HOST_INPUT, SlotPlace.HOST_CONSTANT))
+"""Places that the host of a device reads at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slot(Node):
-    """A tensor's memory: `offset` bytes into input/output/constant/dynamic block number `index`, or into the arena (index 0)."""
+    """A tensor's memory: `offset` bytes into input/output/constant/dynamic block number `index`, or into the arena or the host's memory
+    (index 0)."""
 
     place: SlotPlace
     index: int
@@ -47,13 +56,14 @@ class Launch(PlanStep):
     """Run kernel `kernel` (a PrimFunc of the module) on the slots' memory with the scalars `dims`.
 
     With `checks`, the last slot holds three i64 for each: whether an index was out of range, that index, and the size. Then the call
-    stops with the message, in which {index} and {size} stand for these.
+    stops with the message, in which {index} and {size} stand for these. `on_host`: the host of a device runs it, on its own memory.
     """
 
     kernel: str
     slots: tuple[Slot, ...]
     dims: tuple[Expr, ...]
     checks: tuple[str, ...] = ()
+    on_host: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +151,8 @@ class ExecutionPlan(Located):
     """The program of one graph function.
 
     Dims are bound from the inputs' shapes (first plain occurrence; all others are checked), then `facts` and the Check steps hold.
-    `arena_bytes` is over those dims only. Arena offsets and sizes are multiples of 64.
+    `arena_bytes` is over those dims only. Arena offsets and sizes are multiples of 64. `host_bytes`: of the memory of a device's host;
+    `host_inputs`: the inputs that are needed there.
     """
 
     name: str
@@ -153,6 +164,8 @@ class ExecutionPlan(Located):
     num_dynamic: int
     steps: tuple[PlanStep, ...]
     output_slots: tuple[Slot, ...]
+    host_bytes: int = 0
+    host_inputs: tuple[int, ...] = ()
 
 
 def all_steps(steps: Iterable[PlanStep]) -> Iterator[PlanStep]:

@@ -63,7 +63,8 @@ def _step(step: PlanStep, depth: int) -> Iterator[str]:
     pad = _INDENT * depth
     match step:
         case Launch(kernel=kernel, slots=slots, dims=dims, checks=checks):
-            yield f"{pad}{kernel}({_arguments(slots, dims)})" + (f" checks {len(checks)}" if checks else "")
+            more = (f" checks {len(checks)}" if checks else "") + (" on the host" if step.on_host else "")
+            yield f"{pad}{kernel}({_arguments(slots, dims)}){more}"
         case CallOut(symbol=symbol, args=args, results=results, dims=dims, attrs=attrs, found_dims=found):
             given = "".join(f", {name}={value}" for name, value in attrs)
             yield f"{pad}{', '.join(map(_slot, results))} = {symbol}({_arguments(args, dims)}{given})" + _found(found)
@@ -100,7 +101,7 @@ def _found(dims: Sequence[Expr]) -> str:
 
 def _slot(slot: Slot) -> str:
     starts_at_zero = isinstance(slot.offset, Const) and slot.offset.value == 0
-    if slot.place is SlotPlace.ARENA:
+    if slot.place in (SlotPlace.ARENA, SlotPlace.HOST):
         where = str(slot.offset)
     else:
         where = str(slot.index) if starts_at_zero else f"{slot.index} + {slot.offset}"

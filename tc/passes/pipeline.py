@@ -30,6 +30,7 @@ from tc.passes.graph import (
     fuse_ops,
     integer_products,
     pack_matmul,
+    place_on_host,
     prove_indices,
     simplify_graph,
     simplify_splits,
@@ -68,7 +69,7 @@ from tc.target import Target
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
-    *(pack_matmul, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
+    *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     exchange_lanes,
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
@@ -125,6 +126,9 @@ DEVICE_FUSE = "round_attention, use_parallel_forms, fuse_ops"
 
 DEVICE_STRICT_FUSE = "use_parallel_forms, fuse_ops"
 
+DEVICE_PLACE = "place_on_host"
+"""Of a whole program, none of whose kernels is to be tuned any more."""
+
 FINISH = """
     privatize_scratch,
     lower_blocks,
@@ -177,15 +181,16 @@ class Pipeline:
     lay_out: tuple[PassCall, ...]
     fuse: tuple[PassCall, ...]
     lower: tuple[PassCall, ...]
+    place: tuple[PassCall, ...] = ()
 
     def __str__(self) -> str:
-        return ", ".join(map(str, (*self.simplify, *self.lay_out, *self.fuse, *self.lower)))
+        return ", ".join(map(str, (*self.simplify, *self.lay_out, *self.fuse, *self.lower, *self.place)))
 
 
 DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, LAY_OUT, FUSE, LOWER)))
 STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
-DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, LAY_OUT, DEVICE_FUSE, LOWER)))
-DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER)))
+DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
+DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
 FINISH_CALLS = parse_pipeline(FINISH)
 DEVICE_FINISH_CALLS = parse_pipeline(DEVICE_FINISH)
 

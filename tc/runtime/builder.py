@@ -112,8 +112,9 @@ class ModuleBuilder:
         if known is not None:
             self._code[symbol] = known
             return
+        target = self.target.host if kernel.on_host else self.target
         with self.watch.time("emit"):
-            self._queue.put(self._backend.emit(kernel.final, symbol, self.target))
+            self._queue.put(backend_of(target).emit(kernel.final, symbol, target))
         self._wanted[symbol] = None
 
     def link(self, programs: Sequence[LinkUnit], *, profile: bool = False) -> list[Linked]:

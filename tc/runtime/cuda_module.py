@@ -225,6 +225,8 @@ class CudaModule(DeviceModule):
     def _run_on(self, frame: Frame, memory: _CudaMemory, args: Sequence[Any], out: Any) -> list[Any]:
         layout, words = self._entry.layout, frame.words
         inputs = [self._placed_input(memory, k, value) for k, value in enumerate(args)]
+        seen = {k: self._on_host_too(memory, *inputs[k]) for k in self.plan.host_inputs}
+        self._show_host(frame, seen)
         for word, (address, _) in zip(layout.inputs, inputs, strict=True):
             words[word] = address
         shapes = [array.shape for _, array in inputs]
@@ -262,6 +264,14 @@ class CudaModule(DeviceModule):
         address = memory.block(self._entry.layout.inputs[k], data.nbytes)
         memory.queue.upload(address, data)
         return address, array
+
+    def _on_host_too(self, memory: _CudaMemory, address: int, array: np.ndarray | DeviceArrayView) -> np.ndarray:
+        """An input as the host reads it."""
+        if isinstance(array, np.ndarray):
+            return np.ascontiguousarray(pack(array))
+        found = np.empty(array.shape, array.dtype)
+        memory.queue.download(found, address)
+        return found
 
     def _aligned(self, memory: _CudaMemory, k: int, view: DeviceArrayView) -> int:
         """The address of an input, copied if it does not begin where kernels take inputs to begin."""

@@ -7,7 +7,8 @@ frame has a queue of its own, so calls from several threads do not wait for each
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from tc.runtime.arrays import listed, overlapping
 from tc.runtime.entry import DETAIL, FAULTS, SIZE, THREADS
 from tc.runtime.faults import RECORD_BYTES
 from tc.runtime.frames import Frame
+from tc.runtime.memory import aligned_empty, data_address
 from tc.runtime.module import CompiledModule
 
 
@@ -88,6 +90,8 @@ class DeviceModule(CompiledModule):
         for block, constant in zip(self._blocks, self._constants, strict=True):
             queue.upload(block.address, constant)
         queue.finish()
+        addresses = [data_address(constant) for constant in self._constants]
+        self._host_table = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
         return [block.address for block in self._blocks]
 
     def _new_arena(self, size_bytes: int) -> DeviceBlock:
@@ -97,6 +101,10 @@ class DeviceModule(CompiledModule):
         self._device.check_process()
         frame.memory = memory = self._memory_type(self._device, self._device.new_queue(), {})
         frame.words[THREADS] = memory.queue.address
+        place = self._entry.layout.host
+        if place >= 0:
+            frame.host = aligned_empty((self.plan.host_bytes,), np.dtype(np.uint8))
+            frame.words[place], frame.words[place + 1] = data_address(frame.host), ctypes.addressof(self._host_table)
         if self._entry.reports:
             memory.record = self._device.allocate(RECORD_BYTES)
             memory.empty_record()
@@ -110,10 +118,11 @@ class DeviceModule(CompiledModule):
         self._device.check_process()
         memory, words = frame.memory, frame.words
         assert isinstance(memory, DeviceMemory)
-        for word, array in zip(self._entry.layout.inputs, arrays, strict=True):
-            data = np.ascontiguousarray(pack(array))
+        given = [np.ascontiguousarray(pack(array)) for array in arrays]
+        for word, data in zip(self._entry.layout.inputs, given, strict=True):
             words[word] = memory.block(word, data.nbytes)
             memory.queue.upload(words[word], data)
+        self._show_host(frame, dict(enumerate(given)))
         shapes = [array.shape for array in arrays]
         if shapes != frame.shapes:
             self._set_shapes(frame, shapes)
@@ -156,6 +165,11 @@ class DeviceModule(CompiledModule):
             status, frame.words[DETAIL], frame.words[SIZE] = frame.memory.take_faults()
             if status:
                 self._fail(status, frame)
+
+    def _show_host(self, frame: Frame, arrays: Mapping[int, np.ndarray]) -> None:
+        """Tell the program where the host has the inputs that it looks at itself; they must stay until it has run."""
+        for k in self.plan.host_inputs:
+            frame.words[self._entry.layout.host + 2 + k] = data_address(arrays[k])
 
     def _results_for(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[Any]:
         """The caller's arrays for results, or fresh ones; None for those whose size data decide."""

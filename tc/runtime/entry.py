@@ -18,6 +18,7 @@ from tc.ir.arith import Facts, simplify
 from tc.ir.expr import Const, Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import (
+    ON_HOST,
     Allocate,
     BindDims,
     Branch,
@@ -54,7 +55,8 @@ _HEADER_WORDS = 8
 @dataclass(frozen=True)
 class FrameLayout:
     """Word offsets in the frame: pointer and dims of every input, pointer and dims of every output, rooms for dynamic blocks
-    (pointer, then size in bytes) and, for callbacks, the dims known so far."""
+    (pointer, then size in bytes) and, for callbacks, the dims known so far. `host`: where, of a plan that needs it, the host of a device
+    has its own values, the table of the constants, and each input (pointers)."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -62,6 +64,7 @@ class FrameLayout:
     dims: int
     words: int
     dim_vars: tuple[Var, ...]
+    host: int = -1
 
 
 def frame_layout(plan: ExecutionPlan) -> FrameLayout:
@@ -77,7 +80,10 @@ def frame_layout(plan: ExecutionPlan) -> FrameLayout:
     dynamic = place
     place += 2 * plan.num_dynamic
     dim_vars = _all_dims(plan)
-    return FrameLayout(tuple(inputs), tuple(outputs), dynamic, place, place + len(dim_vars), dim_vars)
+    host = place + len(dim_vars)
+    if not (plan.host_bytes or plan.host_inputs):
+        return FrameLayout(tuple(inputs), tuple(outputs), dynamic, place, host, dim_vars)
+    return FrameLayout(tuple(inputs), tuple(outputs), dynamic, place, host + 2 + len(inputs), dim_vars, host)
 
 
 def _rank(type_: object) -> int:
@@ -160,6 +166,8 @@ def what_data_decide(plan: ExecutionPlan) -> str:
         match step:
             case BindDims() | Allocate():
                 return located(step, "data decide sizes")
+            case Branch(condition=condition) if condition.place is SlotPlace.HOST and not plan.host_inputs:
+                pass  # made of sizes alone
             case Branch() | Repeat(condition=Slot()):
                 return located(step, "data decide which steps follow")
             case CallOut(found_dims=dims) if dims:
@@ -359,6 +367,13 @@ class _EntryEmitter:
                 base = b.emit(f"load ptr, {place}, align 8", "ptr")
             case SlotPlace.DYNAMIC:
                 base = self._word(self.layout.dynamic + 2 * slot.index, "ptr")
+            case SlotPlace.HOST:
+                base = self._word(self.layout.host, "ptr")
+            case SlotPlace.HOST_CONSTANT:
+                table = self._word(self.layout.host + 1, "ptr")
+                base = b.emit(f"load ptr, {b.emit(f'getelementptr ptr, {table}, i64 {slot.index}', 'ptr')}, align 8", "ptr")
+            case SlotPlace.HOST_INPUT:
+                base = self._word(self.layout.host + 2 + slot.index, "ptr")
         offset = self.dims.value(simplify(slot.offset, self.facts))
         if offset.known == 0:
             return base
@@ -428,10 +443,10 @@ class _EntryEmitter:
         self.b.emit_void(text)
         return self.threads
 
-    def _read(self, place: Value, element: str) -> Value:
+    def _read(self, place: Value, element: str, on_host: bool = False) -> Value:
         """The integer at `place`, as it is when everything before has run."""
         size = int(element[1:]) // 8
-        if self.calls:
+        if self.calls and not on_host:
             room = self.b.alloca("i64", 1, 8, "word")
             self._device_call("read", room, place, int_value(size))
             place = room
@@ -475,10 +490,11 @@ class _EntryEmitter:
         dims = [self.dims.value(dim) for dim in step.dims]
         self.module.declare(symbol, "void", [*["ptr"] * len(pointers), *["i64"] * len(dims), "i64"])
         start = self._clock() if self.profile else None
-        self.b.emit_void(f"call void @{symbol}({', '.join(map(str, [*pointers, *dims, self.threads]))})")
+        threads = int_value(1) if step.on_host else self.threads
+        self.b.emit_void(f"call void @{symbol}({', '.join(map(str, [*pointers, *dims, threads]))})")
         if start is not None:
             self._record(start, step)
-        if step.checks and self.reports:
+        if step.checks and self.reports and not step.on_host:
             self._collect_faults(pointers[len(step.slots) - 1], step)
             return
         for row, message in enumerate(step.checks):
@@ -540,11 +556,12 @@ class _EntryEmitter:
     def _bind_dims(self, step: PlanStep, slot: Slot, dims: tuple[Var, ...]) -> None:
         b = self.b
         base = self.pointer(slot)
-        bits = slot.type.dtype.bits
-        self._raise_faults()
+        bits, on_host = slot.type.dtype.bits, slot.place in ON_HOST
+        if not on_host:
+            self._raise_faults()
         for k, dim in enumerate(dims):
             place = b.emit(f"getelementptr i{bits}, {base}, i64 {k}", "ptr")
-            value = self._read(place, f"i{bits}")
+            value = self._read(place, f"i{bits}", on_host)
             if bits < 64:
                 value = b.convert("sext" if slot.type.dtype.kind == "int" else "zext", value, "i64")
             message = located(step, negative_dim(dim))
@@ -564,8 +581,10 @@ class _EntryEmitter:
 
     def _branch(self, condition: Slot, then_steps: tuple[PlanStep, ...], else_steps: tuple[PlanStep, ...]) -> None:
         b = self.b
-        self._raise_faults()
-        flag = self._read(self.pointer(condition), "i8")
+        on_host = condition.place in ON_HOST
+        if not on_host:
+            self._raise_faults()
+        flag = self._read(self.pointer(condition), "i8", on_host)
         yes, no, done = b.label("then"), b.label("else"), b.label("endif")
         b.branch_if(b.compare("icmp ne", flag, int_value(0, "i8")), yes, no)
         b.start_block(yes)

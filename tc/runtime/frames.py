@@ -73,6 +73,8 @@ class Frame:
     address: int
     arena: Arena | DeviceBlock | None = None
     memory: ValueMemory = HOST_MEMORY
+    host: np.ndarray | None = None
+    """Of values that the host of a device makes."""
     error: BaseException | None = None
     thread: int = 0
     """That of the call, or of the last one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tc.ir.loop import For, LoopKind, PrimFunc, Store
 from tc.ir.node import Node, children, walk
-from tc.ir.plan import BindDims, Branch, CallOut, ExecutionPlan, Launch, PlanStep, Repeat, StoreIndex
+from tc.ir.plan import ON_HOST, BindDims, Branch, CallOut, ExecutionPlan, Launch, PlanStep, Repeat, StoreIndex
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,18 @@ def _of_steps(steps: Iterable[PlanStep], kernels: Mapping[str, PrimFunc]) -> Ite
 def _of_step(step: PlanStep, kernels: Mapping[str, PrimFunc]) -> Iterator[HostWork]:
     node = str(step.span) if step.span is not None else ""
     match step:
+        case Launch(on_host=True, kernel=kernel):
+            yield HostWork(node, f"runs kernel {kernel}", "it is small, and only sizes or branches follow from it")
         case Launch(kernel=kernel):
             yield from (HostWork(node, what, why) for what, why in _of_kernel(kernel, kernels[kernel]))
         case CallOut(symbol=symbol, found_dims=found):
             kind, _, name = symbol.partition(":")
             what = f"{name}: {_CALLED.get(kind, 'a function in Python')}"
             yield HostWork(node, what, "the size of its result depends on data" if found else "there are no loops for it")
+        case BindDims(slot=slot, dims=dims) if slot.place in ON_HOST:
+            yield HostWork(node, f"reads {', '.join(map(str, dims))}", "a shape comes from data, which the host has")
+        case Branch(condition=condition) if condition.place in ON_HOST:
+            yield HostWork(node, "takes one of two branches", "which kernels run comes from data, which the host has")
         case BindDims(dims=dims):
             yield HostWork(node, f"reads {', '.join(map(str, dims))}", "a shape comes from data: sizes and launches wait for it")
         case Branch():

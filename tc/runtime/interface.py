@@ -48,6 +48,7 @@ def interface_to_json(plan: ExecutionPlan, entry: EntrySource) -> dict[str, Any]
         "checks": [[check.message, check.input, check.axis, check.dims, check.assumed] for check in entry.checks],
         "reports": entry.reports,
         "undecided": entry.undecided,
+        "host": [layout.host, plan.host_bytes, plan.host_inputs],
     }
 
 
@@ -74,9 +75,11 @@ def interface_from_json(header: dict[str, Any]) -> tuple[ExecutionPlan, EntrySou
     )
     arena_bytes = parse_dim(header["arena_bytes"], variables)
     assumed = tuple(Check(parse_dim(text, variables), "", True) for text in header["assumed"])
-    plan = ExecutionPlan("main", inputs, outputs, (), (), arena_bytes, header["num_dynamic"], assumed, slots)
+    host, host_bytes, host_inputs = header.get("host", (-1, 0, ()))  # older files do not have it
+    memory = arena_bytes, header["num_dynamic"], assumed, slots, host_bytes, tuple(host_inputs)
+    plan = ExecutionPlan("main", inputs, outputs, (), (), *memory)
     ins, outs, dynamic, dims, words = header["layout"]
-    layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, tuple(variables[name] for name in header["dim_words"]))
+    layout = FrameLayout(tuple(ins), tuple(outs), dynamic, dims, words, tuple(variables[name] for name in header["dim_words"]), host)
     calls = tuple(call_from_json(item, variables) for item in header["calls"])
     checks = tuple(
         FailedCheck(message, index, axis, tuple((name, word) for name, word in dims), assumed)

@@ -66,17 +66,19 @@ def kernel_files(make_stages: Callable[[], Stages], language: str | None, target
 
 
 def write_kernels(stages: Stages, name: str, target: Target) -> Lowered:
-    """The kernels of a program in a language of its target. UserError for a language that is none of the target's."""
+    """The kernels of a program in a language of its target, but for those of the host of a device. UserError for a language that is none
+    of the target's."""
+    kernels = {key: kernel for key, kernel in stages.kernels.items() if not kernel.on_host}
     language, plan = language_of(name, target), partial(print_plan, stages.plan)
-    symbols = {kernel: f"tc_{stem}" for kernel, stem in file_stems(stages.kernels).items()}
+    symbols = {kernel: f"tc_{stem}" for kernel, stem in file_stems(kernels).items()}
     notes = _notes(stages.plan.steps, language.comment)
     texts = {
         key: partial(_written, notes.get(key, ""), language, kernel.final, symbols[key], target)
-        for key, kernel in stages.kernels.items()
+        for key, kernel in kernels.items()
     }
     program = None
     if language.program is not None:
-        program = partial(language.program, stages.plan, {n: (symbols[n], kernel.final) for n, kernel in stages.kernels.items()})
+        program = partial(language.program, stages.plan, {n: (symbols[n], kernel.final) for n, kernel in kernels.items()})
     return Lowered(name, partial(joined, texts), texts, plan, language.suffix, lambda file: language.build(file, target), program)
 
 

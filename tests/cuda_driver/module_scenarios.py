@@ -345,6 +345,27 @@ def an_index_out_of_range_is_raised_before_the_host_looks_at_what_follows():
     assert not fake.complaints, fake.complaints
 
 
+def sizes_from_small_inputs_are_read_where_the_caller_has_them():
+    nodes = [helper.make_node("Slice", ["x", "a", "b"], ["y"])]
+    module = tc.compile(onnx_model(nodes, [("x", F32, ["n", 4]), ("a", I64, [1]), ("b", I64, [1])], [("y", F32, [None, 4])]), target=PTX)
+    x, queue = np.random.default_rng(0).random((9, 4), np.float32), device.new_queue()
+    path = os.path.join(os.environ["TC_TEST_FOLDER"], "sizes.tcm")
+    module.save(path)
+    again = tc.load(path)
+
+    for start, end in ((2, 7), (-3, 100), (5, 2)):
+        a, b = np.array([start]), np.array([end])
+        there = on_device(x)
+        fake.clear()
+        found = module(there, a, b, stream=queue.stream)
+        launches, waits = fake.count("cuLaunchKernel"), fake.count("cuMemcpyDtoHAsync_v2")
+        assert launches <= 1 and not waits, fake.log
+        assert np.array_equal(fetched(found, queue.stream), x[start:end])
+        assert np.array_equal(fetched(module(there, on_device(a), on_device(b))), x[start:end])
+        assert np.array_equal(again(x, a, b), x[start:end])
+    assert not fake.complaints, fake.complaints
+
+
 def results_whose_sizes_data_decide_stay_on_the_device():
     nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Add", ["i", "i"], ["y"])]
     module = tc.compile(onnx_model(nodes, [("x", F32, [3, 4])], [("y", I64, [2, None])]), target=PTX)

@@ -50,8 +50,9 @@ from tc.ir.plan import (
 )
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
-from tc.passes.graph.assign_storage import StorageRegion, assign_offsets, region_of_type
+from tc.passes.graph.assign_storage import ALIGNMENT, StorageRegion, assign_offsets, region_of_type
 from tc.passes.graph.joins import is_join, made_here, operands_of, part_offset, parts_of, view_root
+from tc.passes.graph.place_on_host import is_on_host, is_small
 
 NOT_YET = 1 << 60
 """The time at which a storage begins that nothing was put into so far."""
@@ -96,15 +97,16 @@ class _View:
     offset: Expr = const(0)
 
 
-def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> ExecutionPlan:
+def plan_memory(module: IRModule, requirements: Iterable[Requirement] = (), is_for_device: bool = False) -> ExecutionPlan:
     """The execution plan of the module's entry. Every operator call left in it is a view or runs its reference.
 
     `requirements` are conditions over dims, found by type inference. They are checked before anything runs, or as soon as all
-    their dims are known; those that a function carries (attribute "requirements"), when it is entered.
+    their dims are known; those that a function carries (attribute "requirements"), when it is entered. `is_for_device`: kernels run on a
+    device, but for those of `place_on_host`; the host reads small inputs where the caller has them.
     """
     func = module.main
     checks = [*(Check(r.condition, r.message, r.assumed) for r in requirements), *_carried_checks(func)]
-    planner = _Planner(module, func, list({(c.condition, c.message): c for c in checks}.values()))
+    planner = _Planner(module, func, is_for_device, list({(c.condition, c.message): c for c in checks}.values()))
     planner.measure(func)
     planner.take_over()
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
@@ -122,6 +124,8 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = ()) -> E
         planner.num_dynamic,
         steps,
         tuple(planner.output_slots),
+        planner.host_bytes,
+        tuple(sorted(planner.host_inputs)),
         span=func.span,
     )
 
@@ -145,8 +149,11 @@ def _output_names(func: Function) -> list[str]:
 class _Planner:
     """Walks the function; holds where each value is and, while measuring, the current time."""
 
-    def __init__(self, module: IRModule, func: Function, checks: list[Check]) -> None:
+    def __init__(self, module: IRModule, func: Function, is_for_device: bool, checks: list[Check]) -> None:
         self.module = module
+        self.is_for_device = is_for_device
+        self.host_bytes = 0
+        self.host_inputs: set[int] = set()
         self.checks = checks
         self.pending: list[Check] = []  # checks that wait for dims to be known
         self.known_dims: set[Expr] = set()
@@ -255,6 +262,32 @@ class _Planner:
     def _defined_slot(self, target: TensorVar) -> Slot:
         return self._slot(target, self._define(target))
 
+    # -- the host of a device
+
+    def _host_slot(self, atom: Atom) -> Slot:
+        """Where the host finds a value that it needs."""
+        view = self._use(atom)
+        place = view.storage.place
+        if place is SlotPlace.INPUT:
+            self.host_inputs.add(view.storage.index)
+        place = {SlotPlace.INPUT: SlotPlace.HOST_INPUT, SlotPlace.CONSTANT: SlotPlace.HOST_CONSTANT}.get(place, place)
+        return Slot(place, view.storage.index, _tensor_type(atom), view.offset)
+
+    def _made_on_host(self, target: TensorVar) -> Slot:
+        """The place of a value that the host makes: its own for the whole program, as there is little of it."""
+        if target not in self.views:
+            self.views[target] = _View(_Storage(SlotPlace.HOST, 0, _tensor_type(target)), const(self.host_bytes))
+            size = _tensor_type(target).size_bytes
+            assert isinstance(size, Const), "the host makes what is small"
+            self.host_bytes += -(-int(size.value) // ALIGNMENT) * ALIGNMENT
+        return self._host_slot(target)
+
+    def _read_slot(self, atom: Atom) -> Slot:
+        """The slot of a value that the program itself looks at."""
+        place = self._use(atom).storage.place
+        reads_input = self.is_for_device and place is SlotPlace.INPUT and is_small(atom)
+        return self._host_slot(atom) if reads_input or place is SlotPlace.HOST else self._used_slot(atom)
+
     # -- the two walks
 
     def measure(self, func: Function) -> None:
@@ -350,6 +383,9 @@ class _Planner:
             case TensorVar() | TensorConst():
                 self.views[targets[0]] = self._use(value)
                 return []
+            case CallTir(callee=callee, args=args, dims=dims, origins=origins) if is_on_host(self.module[callee]):
+                slots = (*map(self._host_slot, args), *map(self._made_on_host, targets))
+                return [Launch(callee, slots, dims, self._messages(callee, origins or (span,)), on_host=True, span=span)]
             case CallTir(callee=callee, args=args, dims=dims, origins=origins):
                 used = tuple(map(self._used_slot, args))
                 made = tuple(map(self._defined_slot, targets))
@@ -383,7 +419,7 @@ class _Planner:
                 found = self._found_dims(targets)
                 return [*self._allocations(targets), CallOut(symbol, used, made, dims, attrs, found, span=span)]
             case ReadDims(operand=operand, dims=dims):
-                return [BindDims(self._used_slot(operand), dims, span=span)]
+                return [BindDims(self._read_slot(operand), dims, span=span)]
             case If():
                 return self._walk_if(value, targets)
             case Loop():
@@ -421,7 +457,7 @@ class _Planner:
         return tuple(v for v in dict.fromkeys(found) if v not in self.known_dims)
 
     def _walk_if(self, value: If, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
-        condition = self._used_slot(value.condition)
+        condition = self._read_slot(value.condition)
         for target in targets:
             self._define(target)
         branches = [self._walk_branch(branch, targets) for branch in (value.then_branch, value.else_branch)]
