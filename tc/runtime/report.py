@@ -98,17 +98,22 @@ def describe(
 
     sources: for each result of a kernel the model's nodes behind it. made: the symbols whose code came from no cache.
     """
-    groups: dict[str, list[tuple[str, ...]]] = {}
-    for binding in all_bindings(lowered.main):
-        if isinstance(binding.value, CallTir):
-            groups.setdefault(binding.value.callee, []).append(_nodes_of(sources, binding))
     reports = []
-    for name, calls in groups.items():
+    for name, calls in nodes_by_call(lowered, sources).items():
         kernel = kernels[name]
         nodes = tuple(dict.fromkeys(node for call in calls for node in call))
         reports.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in made, kernel.is_tuned))
     fallbacks = tuple(f"{call.span} ({call.symbol})" for call in _calls_out(plan.steps))
     return Report(tuple(reports), fallbacks, arena=str(plan.arena_bytes))
+
+
+def nodes_by_call(lowered: IRModule, sources: Mapping[TensorVar, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
+    """For each kernel, and for each call of it, the model's nodes behind it."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for binding in all_bindings(lowered.main):
+        if isinstance(binding.value, CallTir):
+            groups.setdefault(binding.value.callee, []).append(_nodes_of(sources, binding))
+    return groups
 
 
 def explain_nodes(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from tc.codegen.backend import ExportedProgram, Language
 from tc.codegen.backends import language_of, usual_language
 from tc.errors import UserError
 from tc.ir.loop import PrimFunc
-from tc.ir.plan import Launch, PlanStep, all_steps
 from tc.ir.print_plan import print_plan
+from tc.passes.lower import nodes_by_result
 from tc.runtime.builder import Stages
+from tc.runtime.report import nodes_by_call
 from tc.target import Target
 
 
@@ -47,7 +48,7 @@ class Lowered:
         names = {kernel: f"{stem}{self.suffix}" for kernel, stem in file_stems(self.kernels).items()}
         program = None if self.program is None else self.program()
         found: dict[str, str | bytes] = {names[kernel]: make() for kernel, make in self.kernels.items()}
-        found["plan.txt"] = self.plan()
+        found["plan.txt"] = _PLAN_HEAD + self.plan()
         if self.build is not None:
             lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(self.build(name) for name in names.values())]
             if program is not None:
@@ -71,7 +72,7 @@ def write_kernels(stages: Stages, name: str, target: Target) -> Lowered:
     kernels = {key: kernel for key, kernel in stages.kernels.items() if not kernel.on_host}
     language, plan = language_of(name, target), partial(print_plan, stages.plan)
     symbols = {kernel: f"tc_{stem}" for kernel, stem in file_stems(kernels).items()}
-    notes = _notes(stages.plan.steps, language.comment)
+    notes = _notes(stages, language.comment)
     texts = {
         key: partial(_written, notes.get(key, ""), language, kernel.final, symbols[key], target)
         for key, kernel in kernels.items()
@@ -87,13 +88,13 @@ def _written(note: str, language: Language, func: PrimFunc, symbol: str, target:
     return note + language.write(func, symbol, target)
 
 
-def _notes(steps: Sequence[PlanStep], comment: str) -> dict[str, str]:
+def _notes(stages: Stages, comment: str) -> dict[str, str]:
     """Which of the model's nodes each kernel computes, as a comment."""
-    found: dict[str, dict[str, None]] = {}
-    for step in all_steps(steps) if comment else ():
-        if isinstance(step, Launch) and step.span is not None:
-            found.setdefault(step.kernel, {})[str(step.span)] = None
-    return {name: comment.format(f"computes {_in_comment('; '.join(spans))}") + "\n" for name, spans in found.items()}
+    if not comment:
+        return {}
+    calls = nodes_by_call(stages.lowered, nodes_by_result(stages.graph))
+    nodes = {name: "; ".join(dict.fromkeys(chain.from_iterable(of_calls))) for name, of_calls in calls.items()}
+    return {name: comment.format(f"computes {_in_comment(text)}") + "\n" for name, text in nodes.items()}
 
 
 def _in_comment(text: str) -> str:
@@ -117,6 +118,12 @@ def file_stems(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+_PLAN_HEAD = """\
+# What the host does, from above: `kernel(arrays, sizes)` launches the functions of a kernel, tc_KERNEL_0 and so on, or calls the only one,
+# tc_KERNEL. Each takes addresses of those of the arrays that it names, then sizes as 64-bit integers.
+# A kernel that has no file computes sizes, and runs on the host.
+# Arrays: inputs, outputs, constants (the weights), and places in one piece of memory, the arena, by their offset in bytes.
+"""
 _LONGEST_STEM = 100
 _NOT_KERNELS = ("model", "runtime", "main")
 """Files of a program that is written around the kernels."""

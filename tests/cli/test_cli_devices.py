@@ -240,3 +240,10 @@ def test_the_build_lines_of_device_text_build_it(
 
     made = {path.stem for path in folder.iterdir() if path.suffix in (".cubin", ".bc", ".co")}
     assert made == {path.stem for path in folder.iterdir() if path.suffix in (".cu", ".ptx", ".cl", ".s")} != set()
+
+
+def test_a_kernel_names_all_nodes_that_it_computes_and_the_plan_says_how_to_read_it() -> None:
+    files = tc.lower(str(MODEL_PATH), "opencl", "opencl:generic").files()
+
+    assert str(files["conv_add_relu.cl"]).startswith("/* computes conv_7; add_9; relu_10 */\n")
+    assert str(files["plan.txt"]).startswith("# What the host does")
