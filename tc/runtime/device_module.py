@@ -16,6 +16,7 @@ import numpy as np
 
 from tc.codegen.backend import Loaded
 from tc.codegen.device import Device, DeviceBlock, Queue
+from tc.errors import LimitError
 from tc.ir.dtype import from_numpy, pack, unpack
 from tc.runtime.arrays import listed, overlapping
 from tc.runtime.entry import DETAIL, FAULTS, SIZE, THREADS
@@ -73,6 +74,15 @@ class DeviceMemory:
         return known.address
 
 
+@contextlib.contextmanager
+def _needing(what: str) -> Iterator[None]:
+    """Say what memory is for that a device does not have."""
+    try:
+        yield
+    except LimitError as error:
+        raise LimitError(f"{error}; {what}") from None
+
+
 class DeviceModule(CompiledModule):
     """A compiled model on a device."""
 
@@ -86,7 +96,9 @@ class DeviceModule(CompiledModule):
 
     def _place_constants(self) -> list[int]:
         queue = self._device.new_queue()
-        self._blocks = [self._device.allocate(constant.nbytes) for constant in self._constants]
+        size = sum(constant.nbytes for constant in self._constants)
+        with _needing(f"the constants of the model take {size} bytes"):
+            self._blocks = [self._device.allocate(constant.nbytes) for constant in self._constants]
         for block, constant in zip(self._blocks, self._constants, strict=True):
             queue.upload(block.address, constant)
         queue.finish()
@@ -95,7 +107,9 @@ class DeviceModule(CompiledModule):
         return [block.address for block in self._blocks]
 
     def _new_arena(self, size_bytes: int) -> DeviceBlock:
-        return self._device.allocate(size_bytes)
+        kept = sum(constant.nbytes for constant in self._constants)
+        with _needing(f"a call of these sizes needs {size_bytes} bytes for values in between, beside {kept} bytes of constants"):
+            return self._device.allocate(size_bytes)
 
     def _connect(self, frame: Frame) -> None:
         self._device.check_process()

@@ -214,6 +214,33 @@ def threads_do_not_disturb_each_other():
     assert not problems, problems
 
 
+def two_threads_at_once_have_two_arenas():
+    module, meeting, problems, seen = tc.compile(gathers(), target=PTX), threading.Barrier(2), [], []
+    real = module._run
+
+    def run(address):
+        meeting.wait(20)  # both are inside
+        seen.append(module._frames[address].arena.address)
+        return real(address)
+
+    def work(seed):
+        try:
+            x = np.random.default_rng(seed).random((3, 4), np.float32)
+            np.testing.assert_allclose(module(x, np.array([2, 0]), np.array([1, 1])), softmaxed(x, [2, 0], [1, 1]), rtol=1e-5)
+        except BaseException as error:
+            problems.append(error)
+
+    module._run = run
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not problems and not fake.complaints, (problems, fake.complaints)
+    assert len(seen) == 2 and len(set(seen)) == 2
+
+
 def results_upon_inputs_are_computed_apart():
     module = compiled(TWICE)
     x = np.arange(50, dtype=np.float32)
@@ -503,6 +530,26 @@ def out_of_memory_says_what_was_asked():
     fake.library.fake_set_capacity(ctypes.c_uint64(1 << 30))
 
     assert "has no memory for 4194304 bytes" in message
+
+
+def out_of_memory_says_what_the_plan_needs():
+    nodes = [helper.make_node("Softmax", ["x"], ["a"], axis=0), helper.make_node("MatMul", ["a", "w"], ["b"])]
+    nodes += [helper.make_node("Softmax", ["b"], ["c"], axis=0), helper.make_node("ReduceSum", ["c"], ["y"], keepdims=0)]
+    weights = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    module = tc.compile(onnx_model(nodes, [("x", F32, ["n", 4])], [("y", F32, [])], (weights,)), target=PTX)
+    n = 30000
+    fake.library.fake_set_capacity(ctypes.c_uint64(fake.library.fake_in_use() + 600000))
+    needed = module.peak_bytes(n=n) - 4
+
+    message = raised(LimitError, module, np.zeros((n, 4), np.float32))
+    fake.library.fake_set_capacity(ctypes.c_uint64(1 << 30))
+
+    assert f"needs {needed} bytes for values in between, beside 64 bytes of constants" in message, (message, needed)
+    np.testing.assert_allclose(module(np.ones((5, 4), np.float32)), 4.0, rtol=1e-5)
+
+
+def the_smallest_call_works_when_there_is_memory_again():
+    module = compiled(TWICE)
     assert np.array_equal(module(np.ones(5, np.float32))[0], [2.0] * 5)
 
 

@@ -41,12 +41,17 @@ def mixed(tmp_path: Path) -> Path:
         helper.make_node("Softmax", ["x"], ["s"], name="soft"),
         helper.make_node("If", ["c"], ["i"], name="choose", **branches),
         helper.make_node("NonZero", ["i"], ["nz"], name="where_not_zero"),
+        helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["m"], ["most"], to=TensorProto.INT64),
+        helper.make_node("Unsqueeze", ["most", "first"], ["size"]),
+        helper.make_node("ConstantOfShape", ["size"], ["f"], name="sized"),
         helper.make_node("Reshape", ["i", "shape"], ["r"], name="reshape_to_data"),
     ]
     inputs = [value("x", ["n", 4]), value("c", [], TensorProto.BOOL), value("shape", [2], TensorProto.INT64)]
-    outputs = [value("r", ["a", "b"]), value("nz", [2, "k"], TensorProto.INT64)]
+    outputs = [value("r", ["a", "b"]), value("nz", [2, "k"], TensorProto.INT64), value("f", ["e"])]
+    first = helper.make_tensor("first", TensorProto.INT64, [1], [0])
     model = helper.make_model(
-        helper.make_graph(nodes, "mixed", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+        helper.make_graph(nodes, "mixed", inputs, outputs, [first]), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
     )
     onnx.save(model, tmp_path / "mixed.onnx")
     return tmp_path / "mixed.onnx"
@@ -56,10 +61,13 @@ def test_what_stays_on_the_host_is_listed_with_its_reason(mixed: Path, capsys: p
     assert main(["inspect", str(mixed), "--target", "opencl:generic", "--json"]) == 0
 
     work = json.loads(capsys.readouterr().out)["host"]["work"]
-    assert [(each["node"], each["why"]) for each in work] == [
-        ("choose", "which kernels run comes from data"),
+    small = [each for each in work if each["why"] == "it is small, and only sizes or branches follow from it"]
+    assert {each["node"] for each in small} <= {"reshape_to_data", ""} and all(each["what"].endswith("_on_host") for each in small)
+    assert [(each["node"], each["why"]) for each in work if each not in small] == [
+        ("choose", "which kernels run comes from data, which the host has"),
         ("where_not_zero", "the size of its result depends on data"),
-        ("reshape_to_data", "a shape comes from data: sizes and launches wait for it"),
+        ("sized", "a shape comes from data: sizes and launches wait for it"),
+        ("reshape_to_data", "a shape comes from data, which the host has"),
     ]
     assert main(["inspect", str(mixed), "--target", "opencl:generic"]) == 0
     assert "on the host" in capsys.readouterr().out
