@@ -43,7 +43,13 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["tc", "tc.*"]),
-    package_data={"tc": ["py.typed"], "tc.target": ["*.json"], "tc.codegen.c": ["files/*"], "tc.demo": ["*.onnx", "*.npz"]},
+    package_data={
+        "tc": ["py.typed"],
+        "tc.target": ["*.json"],
+        "tc.records": ["shipped/*.jsonl"],
+        "tc.codegen.c": ["files/*"],
+        "tc.demo": ["*.onnx", "*.npz"],
+    },
     install_requires=[
         "numpy>=1.26",
         "llvmlite>=0.46",

@@ -20,7 +20,7 @@ from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import USUAL, PassOptions, fuse_model, lay_out, prepare_model
-from tc.records.apply import TunedSchedules, open_tuned, state_of
+from tc.records.apply import TunedSchedules, states_of, tuned_for
 from tc.runtime.builder import LinkUnit, ModuleBuilder, Stages, build_module, timed_entry
 from tc.runtime.collector import rare_collections
 from tc.runtime.entry import EntrySource
@@ -92,7 +92,7 @@ class CompileRequest:
         """What the module cache knows the result by; None for IR, for files that cannot be read, and where somebody watches the passes."""
         if self.verify == "always" or self.passes != USUAL:
             return None
-        target = str(self.target), machine_fingerprint(self.target), None if self.tune is None else state_of(self.tune)
+        target = str(self.target), machine_fingerprint(self.target), states_of(self.tune, self.target)
         facts = (*target, sorted(self.dims.items()), self.numerics, self.on_unsupported, self.overridden)
         return model_key(self.model, facts, domains={name.partition("::")[0] for name in self.operators})
 
@@ -118,7 +118,7 @@ class CompileRequest:
 
     def overriding(self, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
-        tuned = None if self.tune is None else open_tuned(self.tune, self.target)
+        tuned = tuned_for(self.tune, self.target)
         return compile_request(dataclasses.replace(self, tuned=tuned, overridden=tuple(sorted({*self.overridden, *names}))))
 
 
@@ -176,7 +176,7 @@ def compile_model(
     dims: facts about the model's symbolic dims, by name: an int fixes one, `tc.Dim(lo, hi, multiple_of)` bounds it.
     tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found;
         `report().notes` says which of them could not be used. `tc.compile` also takes a time budget such as "10m": the model is tuned
-        first.
+        first. Without it, kernels for a device have the schedules that come with tc for its architecture, where some do.
     threads: how many threads a call may use; by default what TC_NUM_THREADS or OMP_NUM_THREADS say, else one for each core.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
@@ -195,5 +195,5 @@ def compile_model(
     check_model(model)
     known, chosen, names = checked_dims(dims), Target.of(target), tuple(sorted(set(overridden)))
     chosen = dataclasses.replace(chosen, cores=chosen.cores if threads is None else check_threads(threads))
-    tuned = None if tune is None else open_tuned(tune, chosen)
+    tuned = tuned_for(tune, chosen)
     return compile_request(CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes))

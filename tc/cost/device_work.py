@@ -441,7 +441,7 @@ def _width(addresses: np.ndarray, size: int) -> int:
     width = min(lanes * size, 16)
     while width > size and np.any(addresses[:, 0] % width):
         width //= 2
-    return max(width, size)
+    return int(max(width, size))
 
 
 def _by_warp(addresses: np.ndarray, active: np.ndarray) -> Iterator[np.ndarray]:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from tc.codegen.kernels import finish_scheduled
+from tc.cost.device_estimate import exceeded
+from tc.cost.device_work import device_work
 from tc.errors import ScheduleError, TcError, UserError
 from tc.ir.loop import PrimFunc
 from tc.records.database import Database
@@ -35,14 +39,19 @@ class TunedSchedules:
     """The best known schedules and choices for a target and a number of threads: a `tc.codegen.kernels.TunedDecisions`.
 
     `notes` says, one line each, which kernels have records that could not be used, and why. `applied` are the workloads that were
-    scheduled by a record.
+    scheduled by a record. `key`: of the target that the records were made for, by default that of `target`. `others`: asked about what
+    this database does not know.
     """
 
-    def __init__(self, database: Database, target: Target, threads: int) -> None:
+    def __init__(
+        self, database: Database, target: Target, threads: int, *, key: str | None = None, others: TunedSchedules | None = None
+    ) -> None:
         self.database = database
         self.notes: list[str] = []
         self.applied: set[str] = set()
-        self._target = target_key(target)
+        self.others = others
+        self._for = target
+        self._target = target_key(target) if key is None else key
         self._threads = threads
 
     def record(self, workload: str, variant: str | None = None) -> Record | None:
@@ -73,7 +82,7 @@ class TunedSchedules:
         """What was decided for the knob's node; the pass's own answer when nothing was, or, with a note, nothing that it can do."""
         value = self.choice(knob.name, knob.key)
         if value is None or value == DEFAULT:
-            return knob.default
+            return knob.default if self.others is None else self.others.decide(knob)
         for option in knob.options:
             if option == value and type(option) is type(value):
                 return option
@@ -88,6 +97,8 @@ class TunedSchedules:
         """
         workload = workload_key(func) if workload is None else workload
         record = self.record(workload, variant)
+        if record is None and self.others is not None:
+            return self.others.schedule(func, workload, variant)
         scheduled = None if record is None else self.replay(func, record)
         if scheduled is not None:
             self.applied.add(workload)
@@ -99,15 +110,29 @@ class TunedSchedules:
         if trace is None:
             return None
         try:
-            return Scheduled(trace.apply(canonical_names(func)), record.rule, trace)
+            made = Scheduled(trace.apply(canonical_names(func)), record.rule, trace)
+            problem = self._misfit(made.func)
         except (TcError, *_UNFORESEEN) as error:
             self._note(func.name, error)
             return None
+        if problem is not None:
+            self._note(func.name, problem)
+            return None
+        return made
+
+    def _misfit(self, func: PrimFunc) -> str | None:
+        """Why a device cannot run a schedule, which may be one of a larger device; None when it can."""
+        device = self._for.device
+        if device is None:
+            return None
+        problems = (exceeded(launch, device) for launch in device_work(finish_scheduled(func, self._for), {}))
+        return next((problem for problem in problems if problem is not None), None)
 
     def summary(self) -> list[str]:
         """`notes`, and a line on records that were made for other machines, threads or versions, if there are any."""
         ignored = str(self.database.ignored(self._target, self._threads))
-        return [*self.notes, *([f"{self.database.path}: records that do not count here: {ignored}"] if ignored else [])]
+        others = [] if self.others is None else self.others.notes
+        return [*self.notes, *others, *([f"{self.database.path}: records that do not count here: {ignored}"] if ignored else [])]
 
     def _trace(self, record: Record, name: str) -> Trace | None:
         try:
@@ -123,19 +148,56 @@ class TunedSchedules:
         self.notes.append(f"{name}: its tuned schedule does not replay, so it has the default one: {' '.join(text.split())}")
 
 
+SHIPPED = Path(__file__).with_name("shipped")
+"""Records that come with tc: a database for each architecture, KIND-ARCH.jsonl, made by `tc tune` on a device of it, joined and made
+smaller by `tc db merge` and `tc db prune`."""
+
+
+def shipped_schedules(target: Target) -> TunedSchedules | None:
+    """What comes with tc for devices of the target's architecture; None where nothing does.
+
+    Of several products those records count that were made on the target's own, else those of the product with most.
+    """
+    path = shipped_path(target)
+    if path is None:
+        return None
+    database = Database(path, create=False)
+    made_on = Counter(record.target for record in database.records(threads=threads_of(target)) if record.verified)
+    key = target_key(target)
+    if key not in made_on and made_on:
+        key = max(sorted(made_on), key=made_on.__getitem__)
+    return TunedSchedules(database, target, threads_of(target), key=key)
+
+
+def shipped_path(target: Target) -> Path | None:
+    """The database that comes with tc for a target; None where there is none."""
+    if target.device is None:
+        return None
+    path = SHIPPED / f"{target.device.kind}-{target.device.arch}.jsonl"
+    return path if path.is_file() else None
+
+
+def tuned_for(path: object, target: Target) -> TunedSchedules | None:
+    """What is known for a target by the database at `path`, if one is given, and by what comes with tc."""
+    return shipped_schedules(target) if path is None else open_tuned(path, target)
+
+
 def open_tuned(path: object, target: Target) -> TunedSchedules:
-    """What a tuning database knows for this target and its number of threads. UserError when there is none at `path`."""
+    """What a tuning database knows for this target and its number of threads, and what comes with tc for what it does not know.
+
+    UserError when there is none at `path`.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise UserError(f"tune is a {type(path).__name__}, must be a time budget such as '10m' or the path of a tuning database")
     if not Path(path).is_file():
         raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
-    return TunedSchedules(Database(Path(path), create=False), target, threads_of(target))
+    return TunedSchedules(Database(Path(path), create=False), target, threads_of(target), others=shipped_schedules(target))
 
 
-def state_of(path: str | os.PathLike[str]) -> tuple[str, int, int]:
-    """What changes when a database does: a module that was compiled with other records is another module."""
-    found = Path(path).stat()
-    return str(Path(path).resolve()), found.st_size, found.st_mtime_ns
+def states_of(path: str | os.PathLike[str] | None, target: Target) -> list[tuple[str, int, int]]:
+    """What changes when a database does that `tuned_for` asks: a module that was compiled with other records is another module."""
+    found = [(each, Path(each).stat()) for each in (path, shipped_path(target)) if each is not None]
+    return [(str(Path(each).resolve()), stat.st_size, stat.st_mtime_ns) for each, stat in found]
 
 
 def check_trace(trace: Trace) -> None:
