@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tc.cost.typical import USUAL_DIM
+from tc.ir.box_copies import AwaitPhase, CopyBox
 from tc.ir.columns import column
 from tc.ir.expr import (
     Add,
@@ -69,6 +70,9 @@ MOST_LANES = 16
 
 DIVIDE, FUNCTION = 10.0, 20.0
 """Instructions of a division or root, and of a function of the mathematics library."""
+
+BOXES_AHEAD = 2
+"""Stages of boxes that are on their way, about."""
 
 ADDRESS = 2.0
 """Instructions of the address of an access."""
@@ -222,6 +226,11 @@ class _Walk:
                 self.work.rounds += around.times
             case AwaitCopies(pending=pending):
                 self.work.copies_ahead = max(self.work.copies_ahead, pending + 1)
+            case CopyBox():
+                self._box(stmt, around)
+            case AwaitPhase():
+                self.work.barriers += around.times * around.share
+                self.work.rounds += around.times * around.share
             case WarpCall():
                 self._warp_call(stmt, around)
             case IntrinsicCall(name=name, operands=operands) if name in INTRINSICS:
@@ -282,6 +291,15 @@ class _Walk:
         self._access(Load(stmt.buffer, stmt.indices), around, is_store=True)
         self._compute(stmt.value, around, waits=not isinstance(stmt, AsyncStore))
 
+    def _box(self, stmt: CopyBox, around: _Around) -> None:
+        """A copy that no thread waits for while it multiplies, of whole sectors."""
+        copies = around.times * around.share * self.work.threads
+        self.work.requests += copies
+        self.work.copies_ahead = max(self.work.copies_ahead, BOXES_AHEAD)
+        self._moved(stmt.source, copies * stmt.size_bytes / SECTOR_BYTES, copies * stmt.size_bytes)
+        for name in ("wavefronts", "least_wavefronts"):
+            setattr(self.work, name, getattr(self.work, name) + copies * stmt.size_bytes / LINE_BYTES)
+
     def _warp_call(self, stmt: WarpCall, around: _Around) -> None:
         """A matrix instruction, a load or store of fragments, or an exchange of lanes."""
         work, pattern = self.work, INTRINSICS[stmt.name].pattern
@@ -289,8 +307,8 @@ class _Walk:
         calls = around.times * around.share * work.threads / WARP
         work.other += calls * WARP
         points = _points(pattern.body)
+        warps = 4 if stmt.name.startswith("wgmma") else 1
         if stmt.name.startswith(("mma", "wgmma")):
-            warps = 4 if stmt.name.startswith("wgmma") else 1
             name = pattern.buffers[0].dtype.name
             kind = {"f32": "tf32", "u8": "i8"}.get(name, "f8" if name.startswith("f8") else name)
             work.matrix_flops[kind] = work.matrix_flops.get(kind, 0.0) + 2 * points * calls / warps
@@ -299,8 +317,8 @@ class _Walk:
             if operand.buffer.scope == "shared" and stmt.name.startswith("ldmatrix"):
                 self._fragment_load(operand, size, calls, around)
             elif operand.buffer.scope == "shared":
-                work.wavefronts += calls * size / LINE_BYTES
-                work.least_wavefronts += calls * size / LINE_BYTES
+                work.wavefronts += calls / warps * size / LINE_BYTES
+                work.least_wavefronts += calls / warps * size / LINE_BYTES
             elif operand.buffer.scope == "global":
                 self._moved(operand.buffer, calls * size / SECTOR_BYTES, calls * size)
 

@@ -123,6 +123,20 @@ def test_products_of_matrix_instructions_are_all_of_the_product(dtype: str) -> N
     assert {kind for work in works for kind in work.matrix_flops} == {dtype}
 
 
+def test_boxes_that_are_copied_and_products_of_warpgroups_are_counted() -> None:
+    target = Target.parse("cuda:sm_90a@x86-64-v3")
+    (task,) = extract_tasks(parse_module(PRODUCT.replace("256", "1024").replace("128", "1024").replace("512", "256")), target).tasks
+    default = task.space().default()
+
+    (work,) = device_work(default.final, {})
+
+    rows, columns = dict(default.point)["s0/tile"]
+    assert default.rule == "warpgroup contraction"
+    assert work.blocks * work.matrix_flops["f16"] == 2 * 1024 * 1024 * 256
+    copied = sum(amount for buffer, (amount, _) in work.traffic.items() if buffer.name != "b2")
+    assert copied == 2 * 256 * (rows + columns)
+
+
 # -- predictions
 
 
