@@ -57,7 +57,7 @@ def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool
         return var, value
 
     b, nb = size("b", 1, 2, 0.2)
-    (m, nm), (n, nn) = size("m", 2, 70 if large else 40, 0.3), size("n", 1, 90 if large else 45, 0.3)
+    (m, nm), (n, nn) = size("m", 5, 70 if large else 40, 0.3), size("n", 1, 90 if large else 45, 0.3)
     if few:
         sizes = {var: value for var, value in sizes.items() if var is b}
         (m, nm), (n, nn) = size("m", 1, 4), size("n", 1, 300, 0.5)

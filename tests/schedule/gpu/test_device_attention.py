@@ -10,21 +10,22 @@ from tc.interp import run_prim_func
 from tc.ir.dtype import bool_, f32
 from tc.ir.expr import Var
 from tc.ir.verify import verify
+from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
 from tc.target import Target
 from tests.codegen.opencl import kernels as opencl
 from tests.ptx.kernels import run_launches
 from tests.schedule.gpu.attentions import AttentionProblem, attention_problem, drawn_attention
-from tests.schedule.gpu.launches import DEVICE, check_launches, finished, launches
+from tests.schedule.gpu.launches import DEVICE, check_launches, drawn, finished, launches
 
 CLOSE = {"rtol": 3e-5, "atol": 3e-5}
 """Sums of up to a hundred products of numbers around 1, in f32."""
 
 
-def scheduled(problem: AttentionProblem) -> Scheduled:
+def scheduled(problem: AttentionProblem, decide: Decide = take_default) -> Scheduled:
     """By the rule for attention, in one launch, with a trace that can be kept."""
-    made = apply_rules(problem.func, DEVICE)
+    made = apply_rules(problem.func, DEVICE, decide)
     assert made.rule == "tiled attention"
     assert len(launches(made.func.body)) == 1
     assert Trace.from_json(made.trace.to_json()) == made.trace
@@ -107,9 +108,10 @@ def test_any_attention_on_an_opencl_device(seed: int) -> None:
     np.testing.assert_allclose(got, problem.expected, **CLOSE)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_attention_as_ptx(seed: int) -> None:
-    problem = drawn_attention(np.random.default_rng([3, seed]))
-    final = finished(scheduled(problem).func)
+    rng = np.random.default_rng([3, seed])
+    problem = drawn_attention(rng)
+    final = finished(scheduled(problem, drawn(rng)).func)
     got = run_launches(final, emit_ptx(final, "k", "sm_80"), "k", problem.arrays, problem.dims)[0]
     np.testing.assert_allclose(got, problem.expected, **CLOSE)

@@ -24,6 +24,7 @@ from tc.ir.verify import verify
 from tc.ops.build import full_attrs
 from tc.ops.registry import get_op
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
+from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
 from tc.target.device import occupancy
@@ -33,15 +34,15 @@ from tests.ptx.kernels import run_launches
 from tests.ptx.launch import run
 from tests.ptx.nvcc import ptx_of
 from tests.schedule.gpu.attentions import AttentionProblem, attention_problem, drawn_attention
-from tests.schedule.gpu.launches import DEVICE, check_launches, launches
+from tests.schedule.gpu.launches import DEVICE, check_launches, drawn, launches
 from tests.schedule.gpu.machine_code import assembled, kinds, needs_assembler
 
 assert DEVICE.device is not None
 FEATURES = DEVICE.device.features
 
 
-def scheduled(problem: AttentionProblem) -> Scheduled:
-    made = apply_rules(problem.func, DEVICE)
+def scheduled(problem: AttentionProblem, decide: Decide = take_default) -> Scheduled:
+    made = apply_rules(problem.func, DEVICE, decide)
     assert made.rule == "tiled attention on matrix instructions"
     assert len(launches(made.func.body)) == 1
     assert Trace.from_json(made.trace.to_json()) == made.trace
@@ -83,8 +84,9 @@ def test_in_order_by_warps_and_without_matrix_instructions() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_attention_of_halves_as_ptx(seed: int) -> None:
-    problem = drawn_attention(np.random.default_rng([9, seed]), f16 if seed % 2 else bf16)
-    func = held(scheduled(problem))
+    rng = np.random.default_rng([9, seed])
+    problem = drawn_attention(rng, f16 if seed % 2 else bf16)
+    func = held(scheduled(problem, drawn(rng)))  # sizes of tiles and numbers of stages are any that may be asked for
     check(problem, run_launches(func, emit_ptx(func, "k", "sm_80"), "k", problem.arrays, problem.dims)[0])
 
 
@@ -165,6 +167,9 @@ def test_no_access_to_shared_memory_meets_another_in_a_bank() -> None:
     rng = np.random.default_rng(0)
     arrays = {b: rng.standard_normal([int(str(dim)) for dim in b.shape]).astype(np.float16) for b in func.buffers}
 
-    report = run(emit_ptx(func, "k", "sm_80"), "k_0", (1, 1, 1), launch.threads, [arrays[buffer] for buffer in launch.buffers])
+    x, y, z = (int(str(size)) for size in launch.grid)
+    grid = (x, y, z)
+
+    report = run(emit_ptx(func, "k", "sm_80"), "k_0", grid, launch.threads, [arrays[buffer] for buffer in launch.buffers])
 
     assert report.count("ldmatrix") > 0 and report.bank_conflicts() == 0

@@ -12,15 +12,17 @@ Source: Dao et al. (2022, 2023).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const
+from tc.ir.expr import Const, Var
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules.attention import AttentionChain, chain_of, find_chain, inline_around, is_worth, output_loops
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
-from tc.schedule.rules.gpu.blocking import Blocking
+from tc.schedule.rules.gpu.blocking import USUAL_EXTENT, Blocking
 from tc.schedule.rules.gpu.elementwise import schedule_block
 from tc.schedule.rules.gpu.product import (
     TiledAxes,
@@ -149,8 +151,22 @@ def _choose_tile(schedule: Schedule, chain: AttentionChain, device: DeviceFacts)
     if not found:
         raise ScheduleError(f"block {chain.weighted}: shared memory holds no tile of rows of {whole} values")
     options = [(tile.rows, tile.keys) for tile in found]
-    size = schedule.choose(chain.weighted, "tile", options, options[0], ordered=False)
+    usual = first_with_enough_blocks(schedule, chain, [tile.rows for tile in found], device)
+    size = schedule.choose(chain.weighted, "tile", options, options[usual], ordered=False)
     return AttentionTile(*size, DEPTH, whole)
+
+
+def first_with_enough_blocks(schedule: Schedule, chain: AttentionChain, rows: Sequence[int], device: DeviceFacts) -> int:
+    """Which of tiles of so many rows is the first with a block for each processor; the first of the smallest where none has."""
+    *lead, queries, _ = (axis.extent for axis in block_info(schedule, chain.scores).block.axes if axis.var in _spatial(schedule, chain))
+    heads = prod(int(extent.value) if isinstance(extent, Const) else 1 for extent in lead)
+    number = int(queries.value) if isinstance(queries, Const) else USUAL_EXTENT
+    enough = (k for k, size in enumerate(rows) if heads * -(-number // size) >= device.processors)
+    return next(enough, rows.index(min(rows)))
+
+
+def _spatial(schedule: Schedule, chain: AttentionChain) -> tuple[Var, ...]:
+    return block_info(schedule, chain.scores).spatial_axes
 
 
 def _axes(schedule: Schedule, chain: AttentionChain, tile: AttentionTile) -> tuple[TiledAxes, TiledAxes]:

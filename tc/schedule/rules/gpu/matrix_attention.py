@@ -19,7 +19,14 @@ from tc.ir.nvidia_intrinsics import ldmatrix_name
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules.attention import AttentionChain, chain_of, find_chain, inline_around, is_worth, output_loops
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
-from tc.schedule.rules.gpu.attention import compute_in_block, is_symbolic, lay_out_heads_first, made_by, outermost_keys
+from tc.schedule.rules.gpu.attention import (
+    compute_in_block,
+    first_with_enough_blocks,
+    is_symbolic,
+    lay_out_heads_first,
+    made_by,
+    outermost_keys,
+)
 from tc.schedule.rules.gpu.blocking import Blocking
 from tc.schedule.rules.gpu.elementwise import schedule_block
 from tc.schedule.rules.gpu.matrix_blocking import LANES
@@ -74,6 +81,10 @@ def schedule_matrix_attention(schedule: Schedule, target: Target) -> str | None:
     return rule
 
 
+OTHER_REGISTERS = 36
+"""Registers of a lane beside those of its fragments: addresses, counters, fragments of keys and values on their way."""
+
+
 @dataclass(frozen=True)
 class WarpTile:
     """Sizes of a block's tiles: rows of queries, keys, rows of a warp, elements of a row of queries and of values; the number of stages."""
@@ -88,6 +99,11 @@ class WarpTile:
     @property
     def warps(self) -> int:
         return self.rows // self.warp
+
+    @property
+    def registers(self) -> int:
+        """Of a lane, estimated: scores and results in f32, queries and weights in halves, and all others."""
+        return self.warp * (self.keys + self.width) // LANES + self.warp * (self.depth + self.keys) // (2 * LANES) + OTHER_REGISTERS
 
     def shared_bytes(self) -> int:
         return 2 * (self.rows * self.depth + self.stages * self.keys * (self.depth + self.width))
@@ -161,12 +177,14 @@ def _choose_tile(schedule: Schedule, chain: AttentionChain, instruction: MatrixI
         tile
         for tile in (WarpTile(*size, *most) for size in TILES)
         if tile.shared_bytes() <= device.max_shared_bytes_per_block
+        and tile.registers <= device.max_registers_per_thread
         and (tile.rows == ROWS or not isinstance(rows, Const) or tile.rows < 2 * int(rows.value))
     ]
     if not found:
         raise ScheduleError(f"block {chain.weighted}: shared memory holds no tile of rows of {most[1]} values")
     options = [(tile.rows, tile.keys, tile.warp) for tile in found]
-    tile = WarpTile(*schedule.choose(chain.weighted, "tile", options, options[0], ordered=False), *most)
+    usual = first_with_enough_blocks(schedule, chain, [tile.rows for tile in found], device)
+    tile = WarpTile(*schedule.choose(chain.weighted, "tile", options, options[usual], ordered=False), *most)
     stages = [count for count in (1, 2, 3) if replace(tile, stages=count).shared_bytes() <= device.max_shared_bytes_per_block]
     if not device.has("cp.async"):
         stages = stages[:1]
