@@ -410,7 +410,7 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
     loops += [(axis, n, kind) for axis, n in zip(stage.reduce_axes, stage.reduce_extents, strict=True)]
     loop_vars = [Var(f"{axis.name}", i64) for axis, _, _ in loops]
     around = dict(zip(stage.axes, loop_vars, strict=False))  # an extent may depend on the axes of the result
-    loops = [(axis, _to_load(substitute(extent, around)), kind) for axis, extent, kind in loops]  # type: ignore[misc, arg-type]
+    loops = [(axis, _to_load(substitute(extent, around)), kind) for axis, extent, kind in loops]  # type: ignore[misc]
     axes = [Var(f"v{axis.name}", i64) for axis, _, _ in loops]
     renamed = dict(zip((axis for axis, _, _ in loops), axes, strict=True))
     values = [_to_load(substitute(value, renamed)) for value in stage.values]

@@ -19,13 +19,45 @@ from math import prod
 
 from tc.ir.arith import linear_coefficients, simplify
 from tc.ir.dtype import DType, i64
-from tc.ir.expr import Add, And, Buffer, Const, Expr, Load, Lt, Max, Min, Mul, Or, Select, Var, const, floormod
+from tc.ir.expr import (
+    Add,
+    And,
+    Buffer,
+    Const,
+    Expr,
+    Load,
+    Lt,
+    Max,
+    Min,
+    Mul,
+    Or,
+    Select,
+    Var,
+    const,
+    floormod,
+    logical_and,
+)
 from tc.ir.intrinsic import has_all_of_one
 from tc.ir.lane_exchange import EXCHANGED, FEATURES, MASKS, can_exchange, exchange_name
 from tc.ir.launch import block_loops, launches_in, thread_extents
-from tc.ir.loop import Alloc, For, If, Let, LoopKind, PrimFunc, Seq, Stmt, Store, WarpCall, seq, walk_statements
+from tc.ir.loop import (
+    Alloc,
+    AsyncStore,
+    For,
+    If,
+    Let,
+    LoopKind,
+    PrimFunc,
+    Seq,
+    Stmt,
+    Store,
+    WarpCall,
+    seq,
+    walk_statements,
+)
 from tc.ir.node import Node, binders, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
+from tc.ir.uses import reads_memory
 from tc.passes.manager import loop_pass
 
 MOST_COPIES = 8
@@ -99,15 +131,22 @@ class _Nest:
 
 
 def _nest_of(stmt: Stmt) -> _Nest:
-    """A part; with a body only if its loops are of a form that can be rewritten."""
+    """A part; with a body only if its loops are of a form that can be rewritten. What leaves out rows goes inside."""
     loops: dict[str, For] = {}
+    guards: list[Expr] = []
     inner = stmt
-    while isinstance(inner, For) and inner.thread in (_ROW, _LANE) and inner.thread not in loops:
-        loops[inner.thread] = inner
-        inner = inner.body
+    while True:
+        match inner:
+            case For(thread=thread, body=body) if thread in (_ROW, _LANE) and thread not in loops:
+                loops[thread] = inner
+            case If(condition=condition, then_body=body, else_body=None) if not reads_memory(condition):
+                guards.append(condition)
+            case _:
+                break
+        inner = body
     if not loops or any(isinstance(node, For) and node.thread for node in walk_statements(inner)):
         return _Nest(stmt)
-    return _Nest(stmt, loops.get(_ROW), loops.get(_LANE), inner)
+    return _Nest(stmt, loops.get(_ROW), loops.get(_LANE), If(logical_and(*guards), inner) if guards else inner)
 
 
 def _unrolled(nest: _Nest, buffers: frozenset[Buffer]) -> _Nest:
@@ -248,7 +287,7 @@ def _can_repeat(program: _Program, nest: _Nest, held: Mapping[Buffer, int]) -> b
     if body is None:
         return False
     statements = list(walk_statements(body))
-    if not all(isinstance(node, (Seq, For, If, Let, Store)) for node in statements):
+    if not all(isinstance(node, (Seq, For, If, Let, Store)) and not isinstance(node, AsyncStore) for node in statements):
         return False
     if any(isinstance(node, Store) and node.buffer not in held for node in statements):
         return False
@@ -352,11 +391,13 @@ class _Rewriter:
 
 def _as_one(stmt: Stmt) -> Stmt:
     """Stores to one register one after the other as the last of them, of all that they compute."""
-    first, *rest = _flat(stmt)
-    if not isinstance(first, Store):
+    if isinstance(stmt, If) and stmt.else_body is None:
+        return replace(stmt, then_body=_as_one(stmt.then_body))
+    parts = _flat(stmt)
+    if not parts or not isinstance(first := parts[0], Store):
         return stmt
     value = first.value
-    for other in rest:
+    for other in parts[1:]:
         if not (isinstance(other, Store) and other.buffer is first.buffer and other.indices == first.indices):
             return stmt
         value = _with_value(other.value, first.buffer, value)

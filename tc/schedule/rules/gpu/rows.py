@@ -97,7 +97,7 @@ def choose_threads(schedule: Schedule, info: BlockInfo, row: int | None, rows: i
     else:
         lanes = max(4, min(MOST_LANES, _power(-(-terms // (2 * vector)))))
         few = min(THREADS // lanes, _power(row or THREADS))
-        while few > 1 and -(-rows // few) < device.processors:
+        while few > 1 and few * lanes > WARP_LANES and -(-rows // few) < device.processors:  # lanes of a warp cost nothing
             few //= 2
     lanes = schedule.choose(info.name, "lanes", [size for size in (2, 4, 8, 16, 32, 64, 128, 256) if size * few // together <= 1024], lanes)
     halves = not across and has_all_of_one(device.features, FEATURES) and few * lanes % WARP_LANES == 0
