@@ -164,7 +164,8 @@ show(print_ir(naive()))
 
 
 # %% [markdown]
-# The passes for devices turn this into the program of *one thread*, from which code is generated. We keep two ways to run it:
+# The passes for devices turn this into the program of *one thread*, from which code is generated; on the way they write out short loops
+# and parts of longer ones (`unrolled`). We keep two ways to run it:
 # `interpret` is slow and sees everything; `run_opencl` generates OpenCL-C and lets the CPU's OpenCL driver compile it. `check` compares
 # both with numpy.
 
