@@ -33,8 +33,8 @@ from tc.runtime.device_arrays import (
     waiting_stream,
 )
 from tc.runtime.device_module import DeviceMemory, DeviceModule
-from tc.runtime.entry import ARENA
 from tc.runtime.faults import RECORD_BYTES
+from tc.runtime.frame_layout import ARENA
 from tc.runtime.frames import Frame
 from tc.runtime.report import Report
 

@@ -19,8 +19,8 @@ from tc.codegen.device import Device, DeviceBlock, Queue
 from tc.errors import LimitError
 from tc.ir.dtype import from_numpy, pack, unpack
 from tc.runtime.arrays import listed, overlapping
-from tc.runtime.entry import DETAIL, FAULTS, SIZE, THREADS
 from tc.runtime.faults import RECORD_BYTES
+from tc.runtime.frame_layout import DETAIL, FAULTS, SIZE, THREADS
 from tc.runtime.frames import Frame
 from tc.runtime.memory import aligned_empty, data_address
 from tc.runtime.module import CompiledModule

@@ -17,7 +17,7 @@ from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, Slot
 from tc.runtime.callbacks import Callback, runs_users_code
-from tc.runtime.entry import FrameLayout
+from tc.runtime.frame_layout import FrameLayout
 from tc.runtime.memory import ALIGNMENT, Arena, data_address
 
 _LIBC = ctypes.CDLL(None)

@@ -11,7 +11,8 @@ from tc.ir.node import walk
 from tc.ir.plan import Check, ExecutionPlan, Slot, SlotPlace
 from tc.ir.types import TensorType
 from tc.runtime.callbacks import call_from_json, call_to_json
-from tc.runtime.entry import EntrySource, FailedCheck, FrameLayout
+from tc.runtime.entry import EntrySource, FailedCheck
+from tc.runtime.frame_layout import FrameLayout
 from tc.runtime.saved import dim_text, parse_dim
 
 

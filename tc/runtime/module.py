@@ -33,16 +33,8 @@ from tc.ir.types import TensorType
 from tc.runtime.arrays import NO_OVERLAP, Port, dtype_name, fit, input_array, like, listed, output_array, overlapping
 from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback
-from tc.runtime.entry import (
-    ARENA,
-    ARENA_BYTES,
-    CALLBACK,
-    CONSTANTS,
-    DETAIL,
-    SIZE,
-    THREADS,
-    EntrySource,
-)
+from tc.runtime.entry import EntrySource
+from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, SIZE, THREADS
 from tc.runtime.frames import Frame, free_block, run_reference
 from tc.runtime.interface import dim_vars, interface_to_json
 from tc.runtime.memory import Arena, data_address, result_array
