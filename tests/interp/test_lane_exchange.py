@@ -118,3 +118,39 @@ def test_the_four_lanes_that_share_a_row_of_sums_are_a_quad() -> None:
     assert masks_within(sums, "n") == (4, 8, 16)
     with pytest.raises(ScheduleError, match="do not differ in single bits"):
         masks_within(layout({"m": 2}, register=[], lane=[1, 1]), "m")
+
+
+GUARDED = """@loops
+def f(A: f32[64], B: f32[64], n: i64):
+    outputs(1)
+    for b in bound(1, 'block.x'):
+        for w in bound({rows}, 'thread.y'):
+            for t in bound({along}, 'thread.x'):
+                with alloc(f32[1], scope='local') as X:
+                    with alloc(f32[1], scope='local') as T:
+                        X[0] = A[w * {along} + t]
+                        {around}:
+                            warp('shuffle.xor1.f32', X[0], T[0])
+                            B[w * {along} + t] = T[0]
+"""
+
+
+@pytest.mark.parametrize("around", ["if t < 32", "if t // 32 < n", "if w + n < 3", "for k in range(n)", "if (t + 32) // 32 == 1"])
+def test_what_all_lanes_of_a_warp_agree_on_may_stand_around_an_exchange(around: str) -> None:
+    (func,) = parse_module(GUARDED.format(along=64, rows=1, around=around)).prim_funcs
+
+    verify(func)
+
+
+@pytest.mark.parametrize(
+    ("along", "rows", "around"),
+    [
+        (64, 1, "if t < 33"), (64, 1, "if t + n < 40"), (64, 1, "if t % 2 == 0"), (64, 1, "if X[0] < 1.0"), (64, 1, "for k in range(t)"),
+        (8, 8, "if w < 2"), (8, 8, "if w % 4 == n"), (64, 1, "if A[t] < 1.0"),
+    ],
+)  # fmt: skip
+def test_an_exchange_that_some_lanes_of_a_warp_may_not_reach_is_refused(along: int, rows: int, around: str) -> None:
+    (func,) = parse_module(GUARDED.format(along=along, rows=rows, around=around)).prim_funcs
+
+    with pytest.raises(VerifyError, match="which need not be the same for them"):
+        verify(func)
