@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tc.codegen.box_assembly import (
     ARRIVE,
     ARRIVE_EXPECTING,
@@ -52,7 +50,10 @@ def copy_box_helper(helpers: Helpers, rank: int) -> str:
     return helpers.need(name, lambda: "\n".join((head, f'    asm volatile("{text}"', f'                 :: {operands} : "memory");', "}")))
 
 
-def group_statement(text: str, registers: Sequence[str]) -> str:
-    """An instruction of a group of warps by which registers are handed over."""
-    operands = ", ".join(f'"+f"({register})' for register in registers)
-    return f'asm volatile("{text}" : {operands} :: "memory");'
+def group_helper(helpers: Helpers, what: str, text: str, registers: int) -> str:
+    """The helper of an instruction of a group of warps by which so many registers, which follow each other, are handed over."""
+    name = f"tc_{what}_products{registers or ''}"
+    operands = ", ".join(f'"+f"(d[{k}])' for k in range(registers))
+    head = f"{helpers.dialect.helper} void {name}({'f32 *d' if registers else 'void'}) {{"
+    body = f'    asm volatile("{text}" : {operands} : : "memory");' if registers else f'    asm volatile("{text}" ::: "memory");'
+    return helpers.need(name, lambda: "\n".join((head, body, "}")))

@@ -11,7 +11,7 @@ from math import prod
 from tc.codegen.async_copies import CopyPiece, copy_pieces
 from tc.codegen.box_assembly import AWAIT_PRODUCTS, BEGIN_PRODUCTS, COMMIT_PRODUCTS, descriptor_bits
 from tc.codegen.c.async_copies import commit_helper, copy_helper, wait_helper
-from tc.codegen.c.boxes import barrier_helper, copy_box_helper, group_statement, map_type, matrix_helper
+from tc.codegen.c.boxes import barrier_helper, copy_box_helper, group_helper, map_type, matrix_helper
 from tc.codegen.c.dialect import Dialect
 from tc.codegen.c.helpers import Helpers, without_unused
 from tc.codegen.c.host import unit_text
@@ -38,7 +38,6 @@ from tc.ir.loop import (
     annotation,
     in_place_inputs,
 )
-from tc.ir.polynomial import Polynomial
 from tc.ir.types import product
 from tc.ir.uses import buffers_read
 from tc.passes.loop.intrinsics import select_intrinsics
@@ -214,11 +213,11 @@ class _LaunchWriter(StatementWriter):
             case AwaitPhase(barrier=barrier, parity=parity) if self.dialect.has_boxes:
                 self._at_barrier("await", barrier, f"(u32)({self.value(parity)})")
             case BeginProducts(sums=sums) if self.dialect.has_boxes:
-                self.line(group_statement(BEGIN_PRODUCTS, self._registers(sums)))
+                self._hand_over("begin", BEGIN_PRODUCTS, sums)
             case CommitProducts() if self.dialect.has_boxes:
-                self.line(group_statement(COMMIT_PRODUCTS, ()))
+                self._hand_over("commit", COMMIT_PRODUCTS, ())
             case AwaitProducts(pending=pending, sums=sums) if self.dialect.has_boxes:
-                self.line(group_statement(AWAIT_PRODUCTS.format(pending), self._registers(sums)))
+                self._hand_over(f"await{pending}", AWAIT_PRODUCTS.format(pending), sums)
             case _:
                 super().other(stmt)
 
@@ -230,14 +229,14 @@ class _LaunchWriter(StatementWriter):
         offset, _ = self.place(load.buffer, load.indices)
         return f"&{self.element(load.buffer, offset)}"
 
-    def _registers(self, sums: tuple[Load, ...]) -> list[str]:
-        """All elements of the buffers."""
-        sizes = [product(each.buffer.shape) for each in sums]
-        return [
-            self.element(each.buffer, Polynomial({}, k))
-            for each, size in zip(sums, sizes, strict=True)
-            for k in range(int(size.value) if isinstance(size, Const) else 0)
-        ]
+    def _hand_over(self, what: str, text: str, sums: tuple[Load, ...]) -> None:
+        """An instruction of a group of warps, with all elements of the buffers."""
+        for each in sums:
+            size = product(each.buffer.shape)
+            helper = group_helper(self.helpers, what, text, int(size.value) if isinstance(size, Const) else 0)
+            self.line(f"{helper}({self.buffer_name(each.buffer)});")
+        if not sums:
+            self.line(f"{group_helper(self.helpers, what, text, 0)}();")
 
     def _warp_call(self, call: WarpCall) -> None:
         """A function on where registers, rows and matrices of shared memory begin; exchanges of lanes are the language's own."""

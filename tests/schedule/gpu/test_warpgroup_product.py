@@ -58,7 +58,7 @@ def check(product: Product, decide: Decide = take_default) -> list[Report]:
     reports: list[Report] = []
     for name, text in texts_of(held).items():
         (found,) = run_launches(held, text, "product", product.arrays, product.dims, reports)
-        np.testing.assert_array_equal(found.astype(np.float64), product.expected, err_msg=name)
+        np.testing.assert_array_equal(found, product.expected.astype(found.dtype), err_msg=name)
     return reports
 
 
