@@ -13,7 +13,8 @@ from tc.codegen.launches import launches_of
 from tc.codegen.ptx.emitter import emit_ptx
 from tc.interp import run_prim_func
 from tc.ir.box_copies import CopyBox
-from tc.ir.dtype import DType, bf16, f16, i8
+from tc.ir.dtype import DType, bf16, f16, f32, i8
+from tc.ir.expr import cast
 from tc.ir.loop import PrimFunc, WarpCall, walk_statements
 from tc.ir.parser import parse_prim_func
 from tc.ir.printer import print_ir
@@ -21,6 +22,7 @@ from tc.ir.verify import verify
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import apply_rules
 from tc.target import Target
+from tc.te import create_prim_func, placeholder, reduce
 from tests.ptx.kernels import run_launches
 from tests.ptx.launch import Report
 from tests.ptx.nvcc import ptx_of
@@ -132,6 +134,52 @@ def drawn(seed: int) -> tuple[Product, Decide]:
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
 def test_random_products_in_both_texts(seed: int) -> None:
     check(*drawn(seed))
+
+
+def of_halves(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).integers(-2, 3, shape).astype(np.float16)
+
+
+def run_text(func: PrimFunc, arrays: list[np.ndarray]) -> tuple[str | None, np.ndarray]:
+    """The rule that schedules a function, and what its PTX gives."""
+    scheduled = apply_rules(func, HOPPER)
+    found, *_ = run_launches(held := finish(scheduled.func, FEATURES), emit_ptx(held, "product", "sm_90a"), "product", arrays)
+    return scheduled.rule, found
+
+
+def test_batches_may_lie_between_rows_and_terms() -> None:
+    x, w = placeholder((70, 3, 128), f16, "X"), placeholder((64, 3, 128), f16, "W")
+    out = reduce("sum", (3, 70, 64), (128,), lambda h, i, j, k: cast(x[i, h, k], f32) * cast(w[j, h, k], f32), "mm")
+    arrays = [of_halves(70, 3, 128), of_halves(64, 3, 128)]
+
+    rule, found = run_text(create_prim_func("product", [x, w], [out], ()), arrays)
+
+    assert rule == RULE
+    np.testing.assert_array_equal(found, np.einsum("ihk,jhk->hij", *(each.astype(np.float32) for each in arrays)))
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(128, RULE), (70, "matrix contraction")])
+def test_boxes_do_not_bring_rows_behind_a_slice_in_place_of_zeros(rows: int, expected: str) -> None:
+    x, w = placeholder((200, 128), f16, "X"), placeholder((128, 64), f16, "W")
+    out = reduce("sum", (rows, 64), (128,), lambda i, j, k: cast(x[i + 13, k], f32) * cast(w[k, j], f32), "mm")
+    arrays = [of_halves(200, 128), of_halves(128, 64)]
+
+    rule, found = run_text(create_prim_func("product", [x, w], [out], ()), arrays)
+
+    assert rule == expected
+    np.testing.assert_array_equal(found, arrays[0][13 : 13 + rows].astype(np.float32) @ arrays[1].astype(np.float32))
+
+
+def test_what_is_no_number_stays_in_its_row_and_column() -> None:
+    x, w = of_halves(70, 136), of_halves(136, 72)
+    x[3, 5], w[7, 9] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float32) @ w.astype(np.float32)
+
+    rule, found = run_text(Product(70, 72, 136, f16).func, [x, w])
+
+    assert rule == RULE
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_parts_of_long_sums_are_made_by_warpgroups_too() -> None:
