@@ -48,7 +48,7 @@ REGISTER_BYTES = 4
 _FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-_THREADS = re.compile(r"__launch_bounds__\((\d+)\)[^(]*?\b(\w+)\(|\.entry (\w+)\(.*?\.(?:maxntid|reqntid) ([\d, ]+)", re.DOTALL)
+_THREADS = re.compile(r"__launch_bounds__\((\d+)[^)]*\)[^(]*?\b(\w+)\(|\.entry (\w+)\(.*?\.(?:maxntid|reqntid) ([\d, ]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ ptxas info    : Used 10 registers, 360 bytes cmem[0]
 CUDA_TEXT = """
 extern "C" __global__ void __launch_bounds__(256) tc_a_0(const f32 *__restrict__ x, i64 n) {
 }
-extern "C" __global__ void __launch_bounds__(512) tc_a_1(f32 *y) {
+extern "C" __global__ void __launch_bounds__(512, 1) tc_a_1(f32 *y) {
 }
 """
 PTX_TEXT = """

@@ -25,6 +25,9 @@ SHARED_ALIGNMENT = 16
 MOST_STATIC_SHARED_BYTES = 48 << 10
 """Of a CUDA function. Source: CUDA C++ Programming Guide, compute capabilities."""
 
+FEW_THREADS = 64
+"""Of a block for which ptxas is told that one at a time will do: it keeps registers for 12 to 16 of them by itself, and spills."""
+
 MAX_GRID = (2**31 - 1, 65535, 65535)
 """Blocks along each axis that every device takes. Source: CUDA C++ Programming Guide, table of technical specifications."""
 

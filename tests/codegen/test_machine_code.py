@@ -104,7 +104,12 @@ def test_no_bank_is_asked_twice_wherever_the_loops_are(large: PrimFunc) -> None:
             assert wavefronts_of(addresses, 16) == least_wavefronts_of(addresses, 16) == 4
 
 
-CONVOLUTIONS = {"images": ((1, 64, 56, 56), (64, 64, 3, 3)), "series": ((4, 40, 300), (64, 40, 5)), "few": ((1, 3, 64, 64), (32, 3, 7, 7))}
+CONVOLUTIONS = {
+    "images": ((1, 64, 56, 56), (64, 64, 3, 3)),
+    "series": ((4, 40, 300), (64, 40, 5)),
+    "few channels": ((1, 3, 64, 64), (32, 3, 7, 7)),
+    "few threads": ((1, 3, 226, 226), (32, 3, 3, 3)),
+}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -120,4 +125,4 @@ def test_convolutions_have_their_sums_in_registers(shapes: tuple[tuple[int, ...]
 
     for (result,) in found:
         assert not result.problem
-        assert all(each.spill_bytes == each.stack_bytes == 0 and each.registers < 200 for each in result.functions), result
+        assert all(each.spill_bytes == each.stack_bytes == 0 and each.registers <= 224 for each in result.functions), result

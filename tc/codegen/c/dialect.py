@@ -20,9 +20,9 @@ class Dialect:
     wait at. `ids`: axis of a GPU -> its number in this thread. `bits`: f32 or f64 -> the functions from its bits and to them.
     `infinity`: its name, if it has one. `atomics`: the functions
     that keep and that set bits of a word of global memory.
-    `launch_bounds`: what says how many threads a
-    block has. `unroll`: the line in front of a loop of so many iterations that are to be code of their own; `rolled`: of one that is to
-    stay a loop, "" where the compiler may do as it likes.
+    `launch_bounds`: what says how many threads a block has ("{blocks}": and that one block at a time will do, of few threads). `unroll`:
+    the line in front of a loop of so many iterations that are to be code of their own; `rolled`: of one that is to stay a loop, "" where
+    the compiler may do as it likes.
     `asked_shared`: qualifiers of the shared memory that a launch asks for; "" where functions declare any amount.
     `change_bits`: statements that let `*byte` have `bits` where `mask` is set, whatever other threads do to other bits.
     `has_warps`: it takes PTX, of the instructions of warps.
@@ -127,7 +127,7 @@ CUDA = Dialect(
     types=_types(*(f"{sign}{kind}" for sign in ("signed ", "unsigned ") for kind in ("char", "short", "int", "long long"))),
     helper="static __device__ __forceinline__",
     kernel='extern "C" __global__ void',
-    launch_bounds="__launch_bounds__({total})",
+    launch_bounds="__launch_bounds__({total}{blocks})",
     restrict="__restrict__",
     alignment="__align__({})",
     rolled="#pragma unroll 1",

@@ -18,7 +18,7 @@ from tc.codegen.c.host import unit_text
 from tc.codegen.c.scalars import CValue
 from tc.codegen.c.statements import StatementWriter
 from tc.codegen.c.warps import DESCRIPTOR_TYPE, pointer_types, warp_function
-from tc.codegen.launches import AXES, BoxMap, DeviceLaunch, launches_of
+from tc.codegen.launches import AXES, FEW_THREADS, BoxMap, DeviceLaunch, launches_of
 from tc.codegen.llvm.packed import is_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts
@@ -66,7 +66,8 @@ def write_launch(helpers: Helpers, func: PrimFunc, launch: DeviceLaunch, name: s
         writer.shared_memory()
         writer.statement(launch.body)
     dialect = helpers.dialect
-    size = dialect.launch_bounds.format(*launch.threads, total=prod(launch.threads))
+    total = prod(launch.threads)
+    size = dialect.launch_bounds.format(*launch.threads, total=total, blocks=", 1" if total <= FEW_THREADS else "")
     head = f"/* {(comment or func.name).replace('*/', '* /')}: {_sizes(launch)} */"
     return "\n".join((head, f"{dialect.kernel} {size} {name}({', '.join(params)}) {{", *without_unused(lines), "}"))
 

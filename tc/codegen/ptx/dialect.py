@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tc.codegen.launches import FEW_THREADS
+
 
 @dataclass(frozen=True)
 class ThreadDialect:
     """How LLVM IR of a thread is written for a target.
 
     `convention`: of functions that are launched; `sizes`: what else these are given, with the threads of a block along each axis and in
-    all. `numbers`: level of an axis -> how the intrinsics begin that tell a block's or a thread's number along it. `barrier_function`: the
-    intrinsic that threads of a block wait in, and the types of its arguments; `barrier`: the instructions that also let them see what was
-    written before. `own_space`: the address space of a thread's own memory; 0 where that is found out. `asked_shared`: the name of
-    the shared memory that a launch asks for; "" where functions declare any amount. `has_warps`: assembly may be PTX of the
-    instructions of warps.
+    all; `one_block`: where these are few, that one block at a time will do. `numbers`: level of an axis -> how the intrinsics begin that
+    tell a block's or a thread's number along it. `barrier_function`: the intrinsic that threads of a block wait in, and the types of its
+    arguments; `barrier`: the instructions that also let them see what was written before. `own_space`: the address space of a thread's
+    own memory; 0 where that is found out. `asked_shared`: the name of the shared memory that a launch asks for; "" where functions
+    declare any amount. `has_warps`: assembly may be PTX of the instructions of warps.
     """
 
     name: str
@@ -26,12 +28,14 @@ class ThreadDialect:
     barrier_function: tuple[str, ...]
     barrier: tuple[str, ...]
     own_space: int = 0
+    one_block: str = ""
     asked_shared: str = ""
     has_warps: bool = False
 
     def block_size(self, x: int, y: int, z: int) -> str:
         """What a function is given whose blocks have so many threads."""
-        return self.sizes.format(x=x, y=y, z=z, total=x * y * z)
+        total = x * y * z
+        return self.sizes.format(x=x, y=y, z=z, total=total) + (self.one_block if total <= FEW_THREADS else "")
 
 
 NVPTX = ThreadDialect(
@@ -39,6 +43,7 @@ NVPTX = ThreadDialect(
     triple="nvptx64-nvidia-cuda",
     convention="ptx_kernel",
     sizes='"nvvm.reqntid"="{x},{y},{z}"',
+    one_block=' "nvvm.minctasm"="1"',
     numbers={"block": "llvm.nvvm.read.ptx.sreg.ctaid", "thread": "llvm.nvvm.read.ptx.sreg.tid"},
     barrier_function=("llvm.nvvm.barrier.cta.sync.aligned.all", "i32"),
     barrier=("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)",),

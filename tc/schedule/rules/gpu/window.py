@@ -10,8 +10,8 @@ from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const
-from tc.ir.loop import LoopKind
+from tc.ir.expr import Const, Load
+from tc.ir.loop import LoopKind, Store
 from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, is_heavy, loads_of, loops_inside
@@ -85,9 +85,9 @@ def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str]) -
         around, inside = schedule.split(loop, size)
         outer.append(around)
         inner.append(inside)
-    around = [*outer, *(pair[0] for pair in vectors)]
-    schedule.reorder(*around, *inner, *(pair[1] for pair in vectors))
-    thread = bind_all(schedule, around, schedule.choose(name, "threads", THREAD_COUNTS, THREADS))
+    grid = [*outer, *(pair[0] for pair in vectors)]
+    schedule.reorder(*grid, *inner, *(pair[1] for pair in vectors))
+    thread = bind_all(schedule, grid, schedule.choose(name, "threads", THREAD_COUNTS, THREADS))
     schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "local")
     schedule.compute_at(name, thread)
     for block in reversed(before):
@@ -116,7 +116,8 @@ def _lane(schedule: Schedule, name: str, final: str, loop: str, windowed: set[in
         return 0
     axis = next(axis.var for axis in info.block.axes if loop in {var.name for var in variables(axis.value)})
     lanes = VECTOR_BYTES // info.writes[0].buffer.dtype.size_bytes
-    while lanes > 1 and not (extent % lanes == 0 and all(is_aligned(access, axis, lanes) for access in (*loads_of(info), *info.writes))):
+    accesses: list[Load | Store] = [*loads_of(info), *info.writes]
+    while lanes > 1 and not (extent % lanes == 0 and all(is_aligned(access, axis, lanes) for access in accesses)):
         lanes //= 2
     return lanes
 
@@ -127,7 +128,7 @@ def _choose_tile(schedule: Schedule, name: str, rows: list[str], lanes: int) -> 
     terms = [axis.extent for axis in info.block.axes if axis.var in info.reduction_axes]
     reach = prod(int(extent.value) for extent in terms if isinstance(extent, Const))
     extents = [extent_value(schedule, loop) for loop in rows[-2:]]
-    extents = [None] * (2 - len(extents)) + extents
+    extents = [*[None] * (2 - len(extents)), *extents]
 
     def is_good(tile: tuple[int, int]) -> bool:
         whole = all(size == 1 or (extent is not None and extent % size == 0) for size, extent in zip(tile, extents, strict=True))
@@ -142,7 +143,8 @@ def _side_by_side(schedule: Schedule, final: str, loop: str) -> int:
     """The neighbours along a loop if they are one access to each tensor, else 1."""
     info, lanes = block_info(schedule, final), extent_value(schedule, loop) or 1
     axis = next(axis.var for axis in info.block.axes if loop in {var.name for var in variables(axis.value)})
-    accesses = [access for access in (*loads_of(info), *info.writes) if access.buffer in schedule.func.buffers]
+    both: list[Load | Store] = [*loads_of(info), *info.writes]
+    accesses = [access for access in both if access.buffer in schedule.func.buffers]
     narrow = all(access.buffer.dtype.size_bytes * lanes <= VECTOR_BYTES for access in accesses)
     return lanes if narrow and all(is_aligned(access, axis, lanes) for access in accesses) else 1
 
