@@ -428,6 +428,8 @@ def launch_graph(settings: Settings) -> dict[str, Any]:
     kernel, a, b = cupy.RawKernel(_CUPY_KERNEL, "twice"), cupy.zeros(32, cupy.float32), cupy.zeros(32, cupy.float32)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
+        kernel((1,), (32,), (a, b))  # compiled before anything is captured
+        stream.synchronize()
         stream.begin_capture()
         for _ in range(24):
             kernel((1,), (32,), (a, b))

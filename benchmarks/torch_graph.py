@@ -30,6 +30,8 @@ def torch_module(model: onnx.ModelProto, device: str) -> Any:
     nodes = []
     for node in model.graph.node:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if node.op_type == "Cast":  # what torch.compile could not trace is done here
+            attributes["to"] = getattr(torch, np.dtype(helper.tensor_dtype_to_np_dtype(attributes["to"])).name)
         if node.op_type == "Constant":
             constants[node.output[0]] = numpy_helper.to_array(attributes["value"])
         else:
@@ -111,7 +113,7 @@ def _gemm(torch: Any, x: Sequence[Any], c: Sequence[Any], a: Mapping[str, Any]) 
 
 
 def _cast(torch: Any, x: Sequence[Any], c: Sequence[Any], a: Mapping[str, Any]) -> Any:
-    return x[0].to(getattr(torch, np.dtype(helper.tensor_dtype_to_np_dtype(a["to"])).name))
+    return x[0].to(a["to"])
 
 
 def _slice(torch: Any, x: Sequence[Any], c: Sequence[Any], a: Mapping[str, Any]) -> Any:
@@ -165,7 +167,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Cos": _unary("cos"), "Sin": _unary("sin"), "Neg": _unary("neg"), "Sqrt": _unary("sqrt"), "Tanh": _unary("tanh"),
     "Conv": _conv, "MaxPool": _max_pool, "AveragePool": _average_pool, "BatchNormalization": _norm, "LayerNormalization": _layer_norm,
     "Gemm": _gemm, "Cast": _cast, "Slice": _slice, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Gather": _gather, "Reshape": _reshape,
-    "Split": _split, "Clip": _clip,
+    "Split": _split, "Clip": _clip, "Max": _binary("maximum"),
     "Sum": lambda torch, x, c, a: x[0] + x[1],
     "Concat": lambda torch, x, c, a: torch.cat(list(x), a["axis"]),
     "Expand": lambda torch, x, c, a: x[0].expand(torch.broadcast_shapes(x[0].shape, tuple(c[1]))),

@@ -7,8 +7,8 @@
     FOLDER/binaries/HASH.cubin  kernels that were compiled where the jobs come from: the other side needs no compiler for these
 
 Every file appears at once, under its name when it is whole, so a process that is killed leaves nothing half done, and two may measure at a
-time. All of it may come from anybody: it is JSON and plain arrays of limited size, checked field by field; nothing in it is executed but
-the kernels that its programs and schedules make, in the children that measure all candidates.
+time. Files are data, JSON and plain arrays of limited size, checked field by field. What they describe is run all the same, in the children
+that measure all candidates: programs, schedules and binaries. Measure what comes from where you would take a program from.
 """
 
 from __future__ import annotations

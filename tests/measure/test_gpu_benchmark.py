@@ -51,6 +51,17 @@ def test_torch_runs_the_graph_that_tc_runs(name: str) -> None:
     assert relative_error([each.float().numpy() for each in found], expected) < 0.005
 
 
+def test_torch_compiles_a_whole_graph_as_one() -> None:
+    torch = pytest.importorskip("torch")
+    from benchmarks.torch_graph import torch_module
+
+    module, x = torch_module(half.to_half(angles()), "cpu"), torch.arange(4)[:, None]
+
+    (traced,) = torch.compile(module, backend="eager", fullgraph=True)(x)
+
+    assert traced.dtype == torch.float16 and torch.equal(traced, module(x)[0])
+
+
 def test_a_state_leaves_out_what_a_killed_command_did_not_finish(tmp_path: Path) -> None:
     state = gpu.State(tmp_path)
     state.add({"row": "a", "right": True})
