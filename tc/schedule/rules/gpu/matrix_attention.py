@@ -57,7 +57,10 @@ from tc.target.device import DeviceFacts
 QUAD = 4
 """Lanes that share a row of sums."""
 
-TILES = ((128, 64, 16), (128, 32, 16), (64, 64, 16), (64, 32, 16), (32, 32, 16), (16, 32, 16), (16, 16, 16))
+TILES = (
+    *((128, 64, 16), (128, 32, 16), (64, 64, 16), (64, 32, 16), (64, 16, 16)),
+    *((32, 32, 16), (32, 16, 16), (16, 32, 16), (16, 16, 16)),
+)
 """Rows of queries, keys, and rows of a warp."""
 
 MOST_WIDTH = 256
@@ -81,7 +84,7 @@ def schedule_matrix_attention(schedule: Schedule, target: Target) -> str | None:
     return rule
 
 
-OTHER_REGISTERS = 36
+OTHER_REGISTERS = 40
 """Registers of a lane beside those of its fragments: addresses, counters, fragments of keys and values on their way."""
 
 
