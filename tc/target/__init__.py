@@ -271,7 +271,8 @@ def _parse_device_target(kind: str, text: str) -> Target:
 def _facts_of_number(kind: str, number: int) -> DeviceFacts:
     """What is known of a device of this machine. UserError when it is not there."""
     if kind not in _DETECTION:
-        raise UserError(f"target: no {kind} device is looked for; name the architecture: {', '.join(known_archs(kind))}")
+        archs = ", ".join(f"{kind}:{arch}" for arch in known_archs(kind))
+        raise UserError(f"target: no {kind} device is looked for: kernels for {archs} are written as text (tc compile --emit), and not run")
     return _DETECTION[kind](number)
 
 

@@ -182,7 +182,7 @@ def test_records_of_a_device_hold_on_any_host() -> None:
     [
         ("cuda:sm_70", "unknown cuda device 'sm_70'; known are sm_75, sm_80, .*sm_90a"),
         ("opencl:sm_80", "unknown opencl device 'sm_80'; known are generic"),
-        ("rocm", "no rocm device is looked for; name the architecture: gfx90a, gfx942"),
+        ("rocm", "no rocm device is looked for: kernels for rocm:gfx90a, rocm:gfx942 are written as text"),
         ("cuda:sm_80,wheels=4", "unknown fact 'wheels' of a cuda device; known are product, warp_size"),
         ("cuda:sm_80,processors", "'processors' is not of the form key=value"),
         ("cuda:sm_80,processors=many", "processors=many is not a number"),
