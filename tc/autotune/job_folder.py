@@ -178,22 +178,16 @@ class JobFolder:
     def binaries(self) -> Path:
         return self.path / "binaries"
 
-    def put(self, job: Job, arrays: Mapping[str, np.ndarray] | None = None, extra: Mapping[str, Any] | None = None) -> str:
-        """Write a job unless it is there; its name. `arrays`: of a check. `extra`: what only who reads results wants to know."""
+    def put(self, job: Job, arrays: Mapping[str, np.ndarray] | None = None) -> str:
+        """Write a job unless it is there; its name. `arrays`: of a check."""
         packed = b"" if arrays is None else _packed(arrays)
         data = encode("job" if arrays is None else "check", {**job_data(job), "arrays": hashlib.sha256(packed).hexdigest()})
         name = hashlib.sha256(data).hexdigest()[:24]
         if not self.job_path(name).is_file():
             if arrays is not None:
                 write_at_once(self.job_path(name).with_suffix(".npz"), packed)
-            if extra is not None:
-                write_at_once(self.job_path(name).with_suffix(".about"), encode("about", extra))
             write_at_once(self.job_path(name), data)
         return name
-
-    def about(self, name: str) -> dict[str, Any]:
-        """What was noted with a job; DamagedFile where nothing was."""
-        return read_json(self.job_path(name).with_suffix(".about"))
 
     def result(self, name: str) -> dict[str, Any] | None:
         """A result; None where there is none yet. DamagedFile for one that is none."""
