@@ -128,7 +128,7 @@ class _Lanes:
         self.ranges: dict[Var, int] = {}
         left = count
         for loop in sorted(threads, key=lambda loop: loop.thread):
-            size = loop.extent.value if isinstance(loop.extent, Const) else 0
+            size = int(loop.extent.value) if isinstance(loop.extent, Const) else 0
             if left > 1 and size and size % left == 0:
                 lane, warp = Var("lane", i64), Var("warp", i64)
                 self.values[loop.var] = warp * left + lane
@@ -148,7 +148,7 @@ class _Lanes:
         """Whether a value may differ among them. `own`: variables that do."""
         if any(buffer.scope in THREAD_SCOPES for buffer in buffers_read(expr)) or variables(expr) & own:
             return True
-        plain = simplify(substitute(expr, self.values), self.facts)  # type: ignore[arg-type]
+        plain = simplify(substitute(expr, self.values), self.facts)
         if not variables(plain) & self.differing:
             return False
         return not (variables(plain) <= self.ranges.keys() and not buffers_read(plain) and self.is_seen_to_be_alike(plain))

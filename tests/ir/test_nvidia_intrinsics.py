@@ -10,6 +10,7 @@ import pytest
 
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
+from tc.ir import lane_exchange
 from tc.ir.bit_layout import BitLayout, layout
 from tc.ir.dtype import DType, bf16, f16, f32
 from tc.ir.expr import Buffer, Load, const
@@ -30,6 +31,7 @@ from tc.passes.loop.intrinsics import expand_intrinsics, select_intrinsics
 from tc.schedule.step import Schedule
 from tests.ir.lanes import LHS, RHS, gathered, held, ldmatrix, sums_of
 
+EXCHANGES = lane_exchange.FEATURES
 WITH_FRAGMENTS = {name: intrinsic for name, intrinsic in INTRINSICS.items() if intrinsic.layouts}
 
 
@@ -46,7 +48,7 @@ def shape(buffer: Buffer) -> tuple[int, ...]:
 def test_there_are_instructions_with_fragments_of_each_kind() -> None:
     kinds = {name.split(".")[0] for name in WITH_FRAGMENTS}
 
-    assert kinds == {"mma", "wgmma", "ldmatrix", "fragment_zero", "fragment_load", "fragment_store"}
+    assert kinds == {"mma", "wgmma", "ldmatrix", "fragment_zero", "fragment_load", "fragment_store", "shuffle", "combine_lanes"}
 
 
 @pytest.mark.parametrize("name", WITH_FRAGMENTS)
@@ -61,7 +63,7 @@ def test_each_element_of_a_fragment_is_held_once_in_whole_registers(name: str) -
         assert tuple(size for _, size in found.outputs) == shape(buffer)
         assert sizes_ == lanes
         assert registers * buffer.dtype.bits % 32 == 0
-    assert intrinsic.features in ((("sm_75",),), (("sm_80",),), (("sm_90a",),))
+    assert intrinsic.features in ((("sm_75",),), (("sm_80",),), (("sm_90a",),), EXCHANGES)
 
 
 # -- products
