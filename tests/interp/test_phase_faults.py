@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "sums are read too early": ("await_products(0, mm_local[0, 0, 0, 0])", "pass", "product"),
     "a thread of a group stays away": (
         "if ty < 1:" + LAST + "    for rito", "if tx < 100:" + LAST + "    for rito",
-        "nobody can go on|do not meet",
+        "nobody can go on|do not meet|is of all 128 lanes, but stands under",
     ),
 }
 

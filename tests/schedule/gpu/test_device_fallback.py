@@ -58,12 +58,12 @@ def test_random_problems_of_every_class_become_launches(name: str) -> None:
         check_schedule(func, arrays, dims)
 
 
-@pytest.mark.parametrize("n", [0, 1, 255, 256, 257])
-def test_a_symbolic_size_has_a_guarded_last_block(n: int) -> None:
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 255, 256, 257, 1023, 1024, 1025])
+def test_a_symbolic_size_has_a_guarded_last_block_of_threads_with_whole_vectors(n: int) -> None:
     schedule = check_schedule(chain(Var("n")), [np.arange(n, dtype=np.float32)], (n,))
 
     axes = [(p.loop.thread, str(p.loop.extent)) for p in statements(schedule.func.body) if isinstance(p.stmt, For)]
-    assert axes == [("block.x", "(n + 255) // 256"), ("thread.x", "256")]
+    assert axes == [("block.x", "((n + 3) // 4 + 255) // 256"), ("thread.x", "256"), ("", "4")]
 
 
 def test_rows_are_threads_and_their_terms_stay_in_order() -> None:
