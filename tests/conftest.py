@@ -17,6 +17,7 @@ settings.load_profile("tc")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files; read the diff afterwards")
+    parser.addoption("--seeds", default="0:200", metavar="FROM:TO", help="of random schedules that `-m slow` draws (default: 0:200)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def seeds(request: pytest.FixtureRequest) -> range:
+    """Those of the random schedules to draw, which may be drawn in parts."""
+    return range(*map(int, str(request.config.getoption("--seeds")).split(":")))
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ from tc.schedule.tree import statements
 from tc.target import Target
 from tests.schedule.gpu.device_traces import random_device_schedule
 from tests.schedule.gpu.launches import finished
+from tests.schedule.gpu.operator_problems import OPERATOR_CLASSES
 from tests.schedule.gpu.problems import DEVICE_CLASSES, Problem
 from tests.schedule.random_problems import CLASSES
 
-PROBLEMS = {**CLASSES, **DEVICE_CLASSES}
+PROBLEMS = {**CLASSES, **DEVICE_CLASSES, **OPERATOR_CLASSES}
 MOST_ELEMENTS = 4000
 """Numbers that a problem is given at most: the interpreter takes them one at a time."""
 
@@ -82,8 +83,8 @@ def test_random_launches_keep_the_meaning(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_many_random_launches_keep_the_meaning(name: str) -> None:
-    for seed in range(1, 201):
+def test_many_random_launches_keep_the_meaning(name: str, seeds: range) -> None:
+    for seed in seeds:
         check_seed(name, seed)
 
 
@@ -95,8 +96,8 @@ def test_random_launches_run_on_a_device(name: str, opencl: Target) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_many_random_launches_run_on_a_device(name: str, opencl: Target) -> None:
-    for seed in range(200):
+def test_many_random_launches_run_on_a_device(name: str, opencl: Target, seeds: range) -> None:
+    for seed in seeds:
         check_on_device(name, seed, opencl)
 
 
