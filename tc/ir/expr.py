@@ -14,82 +14,18 @@ themselves build exactly the node that is named, which is what the parser needs.
 from __future__ import annotations
 
 import math
-import struct
-import weakref
-from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]  # what WeakValueDictionary itself uses; unknown to typeshed
 from dataclasses import dataclass
 from typing import Any, Union
 
 from tc.ir.dtype import DType, bool_, f64, i64, u64
+from tc.ir.interning import Interned, NeverShared
 from tc.ir.node import Node
 
 Value = Union[int, float, bool]
 ExprLike = Union["Expr", int, float, bool]
 
-class _Entry(weakref.ref["Expr"]):
-    """An interned node, as long as it lives, and the key that it is found by."""
 
-    __slots__ = ("key",)
-    key: tuple[Any, ...]
-
-
-_INTERNED: dict[tuple[Any, ...], _Entry] = {}
-"""Shared by all threads without a lock: every access is one operation of a dictionary, which is atomic."""
-
-
-def _forget(entry: _Entry) -> None:
-    """Take a dead node's entry out, unless another node has taken its place by now."""
-    _remove_dead_weakref(_INTERNED, entry.key)
-
-
-def _key_part(value: Any) -> Any:
-    """Distinguish 1, 1.0 and True, 0.0 and -0.0, and make NaN equal to itself."""
-    if isinstance(value, float):
-        return struct.pack("<d", value)
-    return value
-
-
-class _Interned(type):
-    """Metaclass that returns the existing node when one with the same class and fields is alive.
-
-    Of two threads that make equal nodes at once, both get the one that was entered first. A node is made as its dataclass would,
-    without a call for each field.
-    """
-
-    __match_args__: tuple[str, ...]
-    holds_numbers: bool
-
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
-        super().__init__(name, bases, namespace)
-        cls.holds_numbers = "Value" in namespace.get("__annotations__", {}).values() or any(
-            getattr(base, "holds_numbers", False) for base in bases
-        )
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        names = cls.__match_args__
-        if kwargs:
-            args = (*args, *(kwargs[name] for name in names[len(args) :]))
-        key = (cls, *map(_key_part, args)) if cls.holds_numbers and type(args[0]) is not int else (cls, *args)
-        entry = _INTERNED.get(key)
-        if entry is not None and (found := entry()) is not None:
-            return found
-        if len(args) != len(names):
-            made = super().__call__(*args)
-        else:
-            made = object.__new__(cls)  # type: ignore[arg-type]  # mypy has no type for what a metaclass makes
-            made.__dict__.update(zip(names, args))
-            made.__post_init__()
-        own = _Entry(made, _forget)
-        own.key = key
-        while (entry := _INTERNED.setdefault(key, own)) is not own:
-            found = entry()
-            if found is not None:
-                return found
-            _forget(entry)  # it died just now, and is about to be taken out
-        return made
-
-
-class Expr(Node, metaclass=_Interned):
+class Expr(Node, metaclass=Interned):
     """A scalar value of type `dtype`."""
 
     dtype: DType
@@ -162,13 +98,6 @@ class Expr(Node, metaclass=_Interned):
         return format_expr(self)
 
 
-class _Binder(_Interned):
-    """Metaclass of nodes that are never shared: each call makes a new object."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return type.__call__(cls, *args, **kwargs)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Const(Expr):
     """A literal. Integers are Python ints in the range of the dtype, floats are rounded to the dtype when emitted."""
@@ -178,7 +107,7 @@ class Const(Expr):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Var(Expr, metaclass=_Binder):
+class Var(Expr, metaclass=NeverShared):
     """A binder and its uses: a symbolic dim, a loop variable, a block axis. Two `Var`s are one only as one object."""
 
     is_binder = True

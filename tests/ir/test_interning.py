@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tc.ir import expr as expressions
+from tc.ir import interning
 from tc.ir.dtype import f32, i64
 from tc.ir.expr import Add, Const, Expr, FloorDiv, Mul, Var, const
 
@@ -71,10 +71,10 @@ def test_constants_differ_by_type_and_sign() -> None:
 def test_dead_expressions_leave_nothing_behind() -> None:
     build(Var("m"), 1000)  # small literals stay
     gc.collect()
-    before = len(expressions._INTERNED)
+    before = len(interning._INTERNED)
     made = build(Var("m"), 1000)
-    assert len(expressions._INTERNED) >= before + 2000
+    assert len(interning._INTERNED) >= before + 2000
 
     del made
 
-    assert len(expressions._INTERNED) <= before + 10
+    assert len(interning._INTERNED) <= before + 10
