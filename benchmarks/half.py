@@ -127,8 +127,12 @@ def _resnet50(batch: int) -> onnx.ModelProto:
 
 
 def _minilm(batch: int) -> onnx.ModelProto:
-    """The encoder with weights of the published ones' shapes and sizes."""
-    rng, width, hidden = _seeded("minilm"), minilm.WIDTH, 4 * minilm.WIDTH
+    return to_half(make_minilm(minilm_weights(_seeded("minilm")), batch, 128))
+
+
+def minilm_weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Weights for the encoder, of the published ones' shapes and sizes."""
+    width, hidden = minilm.WIDTH, 4 * minilm.WIDTH
 
     def linear(name: str, n_in: int, n_out: int) -> dict[str, np.ndarray]:
         weight = rng.standard_normal((n_out, n_in), dtype=np.float32) * np.float32(n_in**-0.5)
@@ -146,7 +150,7 @@ def _minilm(batch: int) -> onnx.ModelProto:
             found |= linear(prefix + name, width, width)
         found |= linear(prefix + "intermediate.dense", width, hidden) | linear(prefix + "output.dense", hidden, width)
         found |= norm(prefix + "attention.output.LayerNorm") | norm(prefix + "output.LayerNorm")
-    return to_half(make_minilm(found, batch, 128))
+    return found
 
 
 def _vit(batch: int) -> onnx.ModelProto:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cuda_driver.driver import HERE, build_compiler, build_driver, functions_of, run_scenarios
 
-DEVICE, MODULES, GRAPHS, OPERATORS, HOPPER, TIMING = (
-    HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator", "hopper", "timing")
+DEVICE, MODULES, GRAPHS, OPERATORS, HOPPER, TIMING, MODELS = (
+    HERE / f"{name}_scenarios.py" for name in ("device", "module", "graph", "operator", "hopper", "timing", "model")
 )
 USUAL = {"FAKE_CUDA_ARCHS": "80,75"}
 OTHER_MACHINES = {
@@ -76,3 +76,20 @@ def test_of_modules_with_products_of_warpgroups(name: str, driver: Path) -> None
 @pytest.mark.parametrize("name", functions_of(TIMING))
 def test_of_timing(name: str, driver: Path) -> None:
     check(driver, TIMING, name)
+
+
+QUICK = (("a_block_of_convolutions_in_halves", "80"), ("a_block_of_convolutions_in_f32", "90"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc is here")
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((name, arch) for name in functions_of(MODELS) for arch in ("80", "90"))
+    ],
+)
+def test_of_models_in_small(name: str, arch: str, driver: Path) -> None:
+    found, errors = run_scenarios(driver, MODELS, [name], {"FAKE_CUDA_ARCHS": arch})
+
+    assert found.get(name, f"the process ended before: {errors}").strip() == "good", found
