@@ -45,6 +45,7 @@ from tc.ir.plan_checks import (
     wrong_size,
 )
 from tc.ir.types import DimFact, TensorType
+from tc.runtime.entry_memory import EntryMemory
 from tc.runtime.faults import COLLECT, has_checks
 from tc.runtime.float_mode import wrapped_in_usual_mode
 from tc.runtime.frame_layout import (
@@ -268,6 +269,7 @@ class _EntryEmitter:
         self._start()
         self._bind_inputs(check=False)
         self.threads = self._word(THREADS)
+        self.memory = EntryMemory(self.b, self.calls, self.threads)
         self._store_dims(list(self.dims.values))
         self._steps(self.plan.steps)
         for index, slot in enumerate(self.plan.output_slots):
@@ -281,7 +283,7 @@ class _EntryEmitter:
 
     def _store_dims(self, dims: list[Var]) -> None:
         """Make dims visible to callbacks."""
-        if not _has_callbacks(self.plan.steps):
+        if not any(isinstance(step, CallOut) and not step.symbol.startswith("c:") for step in all_steps(self.plan.steps)):
             return
         for dim in dims:
             if dim in self.layout.dim_vars:
@@ -360,9 +362,9 @@ class _EntryEmitter:
             case Check():
                 self._check(step)
             case Copy(source=source, target=target, size_bytes=size):
-                self._copy(self.pointer(target), self.pointer(source), self.dims.value(simplify(size, self.facts)))
+                self.memory.copy(self.pointer(target), self.pointer(source), self.dims.value(simplify(size, self.facts)))
             case StoreIndex(slot=slot, value=value):
-                self._write_word(self.pointer(slot), self.dims.value(value))
+                self.memory.write_word(self.pointer(slot), self.dims.value(value))
             case BindDims(slot=slot, dims=dims):
                 self._bind_dims(step, slot, dims)
             case Allocate(index=index, size_bytes=size):
@@ -375,59 +377,6 @@ class _EntryEmitter:
                 self._call_out(step)
             case _:
                 raise CodegenError(f"no code for the step {type(step).__name__}")
-
-    # -- memory that may be a device's
-
-    def _device_call(self, name: str, *arguments: Value, result: str = "void") -> Value:
-        """Call a function of the runtime of a device, on the queue of this call."""
-        values = (self.b.emit(f"inttoptr {self.threads} to ptr", "ptr"), *arguments)
-        self.module.declare(f"{self.calls}_{name}", result, [value.type for value in values])
-        text = f"call {result} @{self.calls}_{name}({', '.join(map(str, values))})"
-        if result != "void":
-            return self.b.emit(text, result)
-        self.b.emit_void(text)
-        return self.threads
-
-    def _read(self, place: Value, element: str, on_host: bool = False) -> Value:
-        """The integer at `place`, as it is when everything before has run."""
-        size = int(element[1:]) // 8
-        if self.calls and not on_host:
-            room = self.b.alloca("i64", 1, 8, "word")
-            self._device_call("read", room, place, int_value(size))
-            place = room
-        return self.b.emit(f"load {element}, {place}, align {size}", element)
-
-    def _write_word(self, place: Value, value: Value) -> None:
-        """Store an i64."""
-        if not self.calls:
-            self.b.emit_void(f"store {value}, {place}, align 8")
-            return
-        room = self.b.alloca("i64", 1, 8, "word")
-        self.b.emit_void(f"store {value}, {room}, align 8")
-        self._device_call("write", place, room, int_value(8))
-
-    def _copy(self, to: Value, start: Value, amount: Value) -> None:
-        if self.calls:
-            self._device_call("copy", to, start, amount)
-            return
-        self.module.declare("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
-        self.b.emit_void(f"call void @llvm.memcpy.p0.p0.i64({to}, {start}, {amount}, i1 false)")
-
-    def _free(self, block: Value) -> None:
-        if self.calls:
-            self._device_call("free", block)
-            return
-        self.module.declare("free", "void", ["ptr"])
-        self.b.emit_void(f"call void @free({block})")
-
-    def _allocated(self, size: Value) -> Value:
-        """A block of `size` bytes, null where there is no memory for it."""
-        b = self.b
-        rounded = b.binary("and", b.binary("add", size, int_value(127)), int_value(-64))
-        if self.calls:
-            return self._device_call("allocate", rounded, result="ptr")
-        self.module.declare("aligned_alloc", "ptr", ["i64", "i64"])
-        return b.emit(f"call ptr @aligned_alloc(i64 64, {rounded})", "ptr")
 
     def _launch(self, step: Launch) -> None:
         symbol = self.kernels[step.kernel]
@@ -469,7 +418,7 @@ class _EntryEmitter:
         if not self.reports:
             return
         b, room, record = self.b, self.b.alloca("i64", 1, 8, "fault"), self._word(FAULTS, "ptr")
-        self._device_call("read", room, record, int_value(8))
+        self.memory.call("read", room, record, int_value(8))
         found = b.emit(f"load i64, {room}, align 8", "i64")
         bad, good = b.label("fault"), b.label("sound")
         b.branch_if(b.compare("icmp eq", found, int_value(0)), good, bad)
@@ -490,7 +439,7 @@ class _EntryEmitter:
     def _record(self, start: Value, step: Launch) -> None:
         """Add the time since `start` to this launch's word of the profile, which follows the frame."""
         if self.calls:
-            self._device_call("finish")
+            self.memory.call("finish")
         end = self._clock()
         place = self._word_pointer(self.layout.words + len(self.timed))
         self.timed.append(step)
@@ -506,7 +455,7 @@ class _EntryEmitter:
             self._raise_faults()
         for k, dim in enumerate(dims):
             place = b.emit(f"getelementptr i{bits}, {base}, i64 {k}", "ptr")
-            value = self._read(place, f"i{bits}", on_host)
+            value = self.memory.read(place, f"i{bits}", on_host)
             if bits < 64:
                 value = b.convert("sext" if slot.type.dtype.kind == "int" else "zext", value, "i64")
             message = located(step, negative_dim(dim))
@@ -517,8 +466,8 @@ class _EntryEmitter:
     def _allocate(self, index: int, size: Value) -> None:
         b = self.b
         word = self.layout.dynamic + 2 * index
-        self._free(self._word(word, "ptr"))
-        pointer = self._allocated(size)
+        self.memory.free(self._word(word, "ptr"))
+        pointer = self.memory.allocate(size)
         self._set_word(word, pointer)
         present = b.compare("icmp ne", pointer, Value("null", "ptr"))
         self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
@@ -529,7 +478,7 @@ class _EntryEmitter:
         on_host = condition.place in ON_HOST
         if not on_host:
             self._raise_faults()
-        flag = self._read(self.pointer(condition), "i8", on_host)
+        flag = self.memory.read(self.pointer(condition), "i8", on_host)
         yes, no, done = b.label("then"), b.label("else"), b.label("endif")
         b.branch_if(b.compare("icmp ne", flag, int_value(0, "i8")), yes, no)
         b.start_block(yes)
@@ -558,7 +507,7 @@ class _EntryEmitter:
             go = b.compare("icmp slt", Value(counter, "i64"), limit)
         if step.condition is not None:
             self._raise_faults()
-            flag = self._read(self.pointer(step.condition), "i8")
+            flag = self.memory.read(self.pointer(step.condition), "i8")
             holds = b.compare("icmp ne", flag, int_value(0, "i8"))
             go = holds if go is None else b.binary("and", go, holds)
         self.depth -= 1
@@ -605,15 +554,3 @@ class _EntryEmitter:
         b.start_block(good)
         for dim in step.found_dims:
             self.dims.values[dim] = self._word(self.layout.dims + self.layout.dim_vars.index(dim))
-
-
-def _has_callbacks(steps: tuple[PlanStep, ...]) -> bool:
-    for step in steps:
-        match step:
-            case CallOut(symbol=symbol) if not symbol.startswith("c:"):
-                return True
-            case Branch(then_steps=a, else_steps=b) if _has_callbacks(a) or _has_callbacks(b):
-                return True
-            case Repeat(body=body) if _has_callbacks(body):
-                return True
-    return False
