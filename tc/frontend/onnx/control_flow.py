@@ -17,7 +17,7 @@ import numpy as np
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.shapes import make_elements
+from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, elements_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64

@@ -30,13 +30,7 @@ from tc.frontend.onnx.reading import (
     check_node,
     order_nodes,
 )
-from tc.frontend.onnx.shapes import (
-    Elements,
-    SizeRatio,
-    array_of_elements,
-    elements_of_array,
-    is_constant,
-)
+from tc.frontend.onnx.size_elements import Elements, SizeRatio, array_of_elements, elements_of_array, is_constant
 from tc.frontend.onnx.tensors import CODES, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,

@@ -21,14 +21,8 @@ from tc.frontend.onnx.reading import (
     attribute_value,
     find_schema,
 )
-from tc.frontend.onnx.shapes import (
-    ALWAYS_KNOWN,
-    RULES,
-    ShapeOperand,
-    evaluate,
-    fits,
-    rounds_down,
-)
+from tc.frontend.onnx.shapes import ALWAYS_KNOWN, RULES, ShapeOperand, evaluate
+from tc.frontend.onnx.size_elements import fits, rounds_down
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,

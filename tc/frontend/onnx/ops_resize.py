@@ -9,7 +9,7 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.shapes import SizeRatio, make_elements
+from tc.frontend.onnx.size_elements import SizeRatio, make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.arith import simplify
 from tc.ir.dtype import i64

@@ -8,7 +8,7 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.shapes import make_elements
+from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue, constant_value, elements_value
 from tc.ir import dtype as dtypes

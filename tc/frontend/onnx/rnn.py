@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.control_flow import bind_loop, flip
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.shapes import make_elements
+from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, as_expr, const, is_const

@@ -3,10 +3,6 @@
 Exporters compute shapes with ordinary nodes (Shape, Gather, Mul, Concat ...). The importer runs such nodes here, on
 arrays of expressions, so that a Reshape gets its target as dims and not as data. A rule answers None when it cannot
 say: the node then becomes an operator on data like any other.
-
-Elements: an integer is an i64 `Expr`, a bool a bool `Expr`, a float a `SizeRatio` of integers. Floats occur where
-exporters scale sizes (`floor(cast(n) * 0.5)`); they are kept while the real number is one that float arithmetic would
-get right too: small constant factors and quotients of sizes.
 """
 
 from __future__ import annotations
@@ -14,44 +10,35 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 import numpy as np
 
-from tc.ir.arith import Facts, prove, simplify
-from tc.ir.dtype import DType, bool_, f32, from_numpy, i64
-from tc.ir.expr import (
-    Const,
-    Expr,
-    const,
-    equal,
-    floordiv,
-    floormod,
-    is_const,
-    logical_and,
-    logical_not,
-    logical_or,
-    maximum,
-    minimum,
-    select,
+from tc.frontend.onnx.size_elements import (
+    MAX_ELEMENTS,
+    Element,
+    Elements,
+    SizeRatio,
+    add,
+    ceil,
+    compare_with,
+    decide,
+    div,
+    elements_of_array,
+    floor,
+    make_elements,
+    mod,
+    mul,
+    negative,
+    of_integers,
+    select_element,
+    simplified,
+    sub,
+    truncate,
 )
-
-MAX_ELEMENTS = 256
-_MAX_DENOMINATOR = 1 << 12
-_MAX_NUMERATOR = 1 << 20
-
-
-@dataclass(frozen=True)
-class SizeRatio:
-    """The real number num / den, den != 0."""
-
-    num: Expr
-    den: Expr = const(1)
-
-
-Element = Union[Expr, SizeRatio]
-Elements = np.ndarray  # of objects, each an Element; its shape is the tensor's
+from tc.ir.arith import Facts
+from tc.ir.dtype import DType, bool_, f32, from_numpy, i64
+from tc.ir.expr import Const, Expr, const, equal, logical_and, logical_not, logical_or, maximum, minimum, select
 
 
 class NodeAttributes(Protocol):
@@ -86,59 +73,6 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def elements_of_array(array: np.ndarray) -> Elements | None:
-    """A small constant as elements; None for a large one, or for floats that are not simple ratios."""
-    if array.size > MAX_ELEMENTS:
-        return None
-    if array.dtype.kind in "iub":
-        dtype = bool_ if array.dtype.kind == "b" else i64
-        return make_elements([const(v, dtype) for v in array.reshape(-1).tolist()], array.shape)
-    if array.dtype.kind != "f":
-        return None
-    ratios = [_ratio_of_float(v) for v in array.reshape(-1).tolist()]
-    return None if None in ratios else make_elements(ratios, array.shape)  # type: ignore[arg-type]
-
-
-def _ratio_of_float(value: float) -> SizeRatio | None:
-    if value != value or value in (float("inf"), float("-inf")):
-        return None
-    exact = Fraction(value)
-    if exact.denominator > _MAX_DENOMINATOR or abs(exact.numerator) > _MAX_NUMERATOR:
-        return None
-    return SizeRatio(const(exact.numerator), const(exact.denominator))
-
-
-def make_elements(values: Sequence[Element], shape: Sequence[int]) -> Elements:
-    """An array of these elements, in row-major order."""
-    result = np.empty(len(values), object)
-    result[:] = values
-    return result.reshape(tuple(shape))
-
-
-def is_constant(elements: Elements) -> bool:
-    """Whether no element depends on a dim."""
-    return all(
-        isinstance(e, Const) or (isinstance(e, SizeRatio) and isinstance(e.num, Const) and isinstance(e.den, Const))
-        for e in elements.reshape(-1)
-    )
-
-
-def fits(elements: Elements, dtype: DType) -> bool:
-    """Whether the constants among the elements are numbers of this type; a sum or product that wraps around is not."""
-    if dtype.is_float or dtype.is_bool:
-        return True
-    limits = np.iinfo(dtype.numpy)
-    return all(limits.min <= e.value <= limits.max for e in elements.reshape(-1) if isinstance(e, Const))
-
-
-def array_of_elements(elements: Elements, dtype: DType) -> np.ndarray:
-    """The numpy array of constant elements."""
-    values = [
-        int(e.num) / int(e.den) if isinstance(e, SizeRatio) else e.value for e in elements.reshape(-1)  # type: ignore[attr-defined]
-    ]
-    return np.array(values, dtype.numpy).reshape(elements.shape)
-
-
 def evaluate(
     op_type: str, node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts
 ) -> list[tuple[Elements, DType]] | None:
@@ -149,7 +83,7 @@ def evaluate(
     if results is None or any(r.size > MAX_ELEMENTS for r in results):
         return None
     dtype = _result_dtype(op_type, node, operands)
-    return [(_map(lambda e: _simplified(e, facts), r), dtype) for r in results]
+    return [(_map(lambda e: simplified(e, facts), r), dtype) for r in results]
 
 
 ALWAYS_KNOWN = ("Shape", "Size")
@@ -170,16 +104,6 @@ def _result_dtype(op_type: str, node: NodeAttributes, operands: Sequence[ShapeOp
     source = operands[1 if op_type == "Where" else 0]
     assert source is not None
     return source.dtype
-
-
-def _simplified(element: Element, facts: Facts) -> Element:
-    if not isinstance(element, SizeRatio):
-        return simplify(element, facts)
-    num, den = simplify(element.num, facts), simplify(element.den, facts)
-    if isinstance(num, Const) and isinstance(den, Const) and den.value:
-        exact = Fraction(int(num), int(den))
-        return SizeRatio(const(exact.numerator), const(exact.denominator))
-    return SizeRatio(num, den)
 
 
 def _map(function: Callable[..., Any], *arrays: Elements) -> Elements:
@@ -235,159 +159,29 @@ def _elementwise(function: Callable[..., Element | None], count: int | None = No
 # -- arithmetic of elements
 
 
-def _as_ratios(a: Element, b: Element) -> tuple[SizeRatio, SizeRatio] | None:
-    """Both as ratios if one is."""
-    if isinstance(a, SizeRatio) and isinstance(b, SizeRatio):
-        return a, b
-    return None
-
-
-def _add(a: Element, b: Element, facts: Facts) -> Element:
-    ratios = _as_ratios(a, b)
-    if ratios is None:
-        return a + b  # type: ignore[operator]
-    x, y = ratios
-    if x.den is y.den:
-        return SizeRatio(x.num + y.num, x.den)
-    return SizeRatio(x.num * y.den + y.num * x.den, x.den * y.den)
-
-
-def _negative(a: Element, facts: Facts) -> Element:
-    return SizeRatio(0 - a.num, a.den) if isinstance(a, SizeRatio) else 0 - a
-
-
-def _sub(a: Element, b: Element, facts: Facts) -> Element:
-    return _add(a, _negative(b, facts), facts)
-
-
-def _mul(a: Element, b: Element, facts: Facts) -> Element:
-    ratios = _as_ratios(a, b)
-    if ratios is None:
-        return a * b  # type: ignore[operator]
-    x, y = ratios
-    for one, other in ((x, y), (y, x)):
-        if one.num is other.den:
-            return SizeRatio(other.num, one.den)
-    return SizeRatio(x.num * y.num, x.den * y.den)
-
-
-def _div(a: Element, b: Element, facts: Facts) -> Element | None:
-    ratios = _as_ratios(a, b)
-    if ratios is not None:
-        x, y = ratios
-        if prove(y.num > 0, facts) is not True:
-            return None
-        return SizeRatio(x.num, y.num) if x.den is y.den else SizeRatio(x.num * y.den, x.den * y.num)
-    return divide_toward_zero(a, b, facts)  # type: ignore[arg-type]
-
-
-def divide_toward_zero(a: Expr, b: Expr, facts: Facts) -> Expr | None:
-    """The integer quotient of ONNX's Div; None where nothing is known of the divisor's sign."""
-    if isinstance(a, Const) and isinstance(b, Const):
-        if int(b) == 0:
-            return None
-        quotient = abs(int(a)) // abs(int(b))
-        return const(quotient if (int(a) < 0) == (int(b) < 0) else -quotient)
-    if rounds_down(a, b, facts):
-        return floordiv(a, b)
-    if prove(b > 0, facts) is not True:
-        return None
-    if prove(a + b > 0, facts) is True:  # the quotient rounded down is -1 at least, where the other is 0
-        return maximum(floordiv(a, b), 0)
-    return select(a < 0, 0 - floordiv(0 - a, b), floordiv(a, b))
-
-
-def rounds_down(a: Expr, b: Expr, facts: Facts) -> bool:
-    """Whether the quotient rounded toward zero is known to be the one rounded down."""
-    if prove(b > 0, facts) is not True:
-        return False
-    return prove(a >= 0, facts) is True or prove(equal(floormod(a, b), 0), facts) is True
-
-
-def _mod(a: Element, b: Element, facts: Facts) -> Element | None:
-    if isinstance(a, SizeRatio) or isinstance(b, SizeRatio) or prove(b > 0, facts) is not True:
-        return None
-    return floormod(a, b)
-
-
 @rule("Mod")
 def _remainder(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     """That of a quotient rounded down; the one of C, rounded toward zero, is left to the operator."""
-    return None if node.attr("fmod", 0) else _elementwise(_mod)(node, operands, facts)
-
-
-def _floor(a: Element, facts: Facts) -> Element | None:
-    if not isinstance(a, SizeRatio) or prove(a.den > 0, facts) is not True:
-        return None
-    return SizeRatio(floordiv(a.num, a.den))
-
-
-def _ceil(a: Element, facts: Facts) -> Element | None:
-    if not isinstance(a, SizeRatio) or prove(a.den > 0, facts) is not True:
-        return None
-    return SizeRatio(floordiv(a.num + (a.den - 1), a.den))
-
-
-def _truncate(a: SizeRatio, facts: Facts) -> Expr | None:
-    if is_const(a.den, 1):
-        return a.num
-    if prove(a.den > 0, facts) is not True or prove(a.num >= 0, facts) is not True:
-        return None
-    return floordiv(a.num, a.den)
-
-
-def _compare(function: Callable[[Expr, Expr], Expr]) -> Callable[[Element, Element, Facts], Element | None]:
-    def compare(a: Element, b: Element, facts: Facts) -> Element | None:
-        ratios = _as_ratios(a, b)
-        if ratios is not None:
-            x, y = ratios
-            if prove(x.den > 0, facts) is not True or prove(y.den > 0, facts) is not True:
-                return None
-            a, b = x.num * y.den, y.num * x.den
-        assert isinstance(a, Expr) and isinstance(b, Expr)
-        if a.dtype is bool_:
-            a, b = select(a, 1, 0), select(b, 1, 0)
-        return decide(function(a, b), facts)
-
-    return compare
-
-
-def decide(condition: Expr, facts: Facts) -> Expr:
-    """`condition`, as a constant when it is proven or refuted."""
-    known = prove(condition, facts)
-    return condition if known is None else const(known, bool_)
-
-
-def _select(condition: Element, a: Element, b: Element, facts: Facts) -> Element | None:
-    assert isinstance(condition, Expr)
-    if isinstance(condition, Const):
-        return a if condition.value else b
-    if isinstance(a, SizeRatio) and isinstance(b, SizeRatio):
-        return SizeRatio(select(condition, a.num, b.num), select(condition, a.den, b.den))
-    return select(condition, a, b)  # type: ignore[arg-type]
-
-
-def _ints_only(function: Callable[[Any, Any], Expr]) -> Callable[[Element, Element, Facts], Element | None]:
-    return lambda a, b, facts: None if isinstance(a, SizeRatio) or isinstance(b, SizeRatio) else function(a, b)
+    return None if node.attr("fmod", 0) else _elementwise(mod)(node, operands, facts)
 
 
 _ELEMENTWISE: dict[str, Callable[..., Element | None]] = {
-    "Add": _add,
-    "Sub": _sub,
-    "Mul": _mul,
-    "Div": _div,
-    "Neg": _negative,
-    "Floor": _floor,
-    "Ceil": _ceil,
-    "Equal": _compare(equal),
-    "Less": _compare(lambda a, b: a < b),
-    "LessOrEqual": _compare(lambda a, b: a <= b),
-    "Greater": _compare(lambda a, b: a > b),
-    "GreaterOrEqual": _compare(lambda a, b: a >= b),
+    "Add": add,
+    "Sub": sub,
+    "Mul": mul,
+    "Div": div,
+    "Neg": negative,
+    "Floor": floor,
+    "Ceil": ceil,
+    "Equal": compare_with(equal),
+    "Less": compare_with(lambda a, b: a < b),
+    "LessOrEqual": compare_with(lambda a, b: a <= b),
+    "Greater": compare_with(lambda a, b: a > b),
+    "GreaterOrEqual": compare_with(lambda a, b: a >= b),
     "And": lambda a, b, facts: logical_and(a, b),
     "Or": lambda a, b, facts: logical_or(a, b),
     "Not": lambda a, facts: logical_not(a),
-    "Where": _select,
+    "Where": select_element,
     "Abs": lambda a, facts: None if isinstance(a, SizeRatio) else maximum(a, 0 - a),
     "Identity": lambda a, facts: a,
 }
@@ -414,9 +208,9 @@ def _fold(function: Callable[[Element, Element, Facts], Element | None]) -> Rule
     return apply
 
 
-RULES["Max"] = _fold(_ints_only(maximum))
-RULES["Min"] = _fold(_ints_only(minimum))
-RULES["Sum"] = _fold(_add)
+RULES["Max"] = _fold(of_integers(maximum))
+RULES["Min"] = _fold(of_integers(minimum))
+RULES["Sum"] = _fold(add)
 
 
 @rule("Cast")
@@ -433,7 +227,7 @@ def _cast(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: 
         whole = select(e, 1, 0) if isinstance(e, Expr) and e.dtype is bool_ else e
         if target.is_float:
             return whole if isinstance(whole, SizeRatio) else SizeRatio(whole)
-        result = _truncate(whole, facts) if isinstance(whole, SizeRatio) else whole
+        result = truncate(whole, facts) if isinstance(whole, SizeRatio) else whole
         if result is None or target.bits < 32:
             raise _Unknown
         return result
@@ -674,7 +468,7 @@ def _reduction(function: Callable[[Element, Element, Facts], Element | None], st
     return apply
 
 
-RULES["ReduceProd"] = _reduction(_mul, 1)
-RULES["ReduceSum"] = _reduction(_add, 0)
-RULES["ReduceMax"] = _reduction(_ints_only(maximum), 0)
-RULES["ReduceMin"] = _reduction(_ints_only(minimum), 0)
+RULES["ReduceProd"] = _reduction(mul, 1)
+RULES["ReduceSum"] = _reduction(add, 0)
+RULES["ReduceMax"] = _reduction(of_integers(maximum), 0)
+RULES["ReduceMin"] = _reduction(of_integers(minimum), 0)

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.frontend.onnx.shapes import Elements, array_of_elements, elements_of_array, is_constant
+from tc.frontend.onnx.size_elements import Elements, array_of_elements, elements_of_array, is_constant
 from tc.ir.dtype import DType
 from tc.ir.expr import Expr
 from tc.ir.graph import Atom, TensorConst
