@@ -18,8 +18,8 @@ from tc.codegen.c.packed import packed_load, packed_store
 from tc.codegen.c.scalars import AS_BITS, BITWISE, PRODUCT, UNARY, CValue, Scalars, c_type, literal
 from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at, from_
 from tc.codegen.llvm.addresses import offset_of
-from tc.codegen.llvm.memory import Lane
 from tc.codegen.llvm.packed import is_packed
+from tc.codegen.llvm.places import Lane
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, bounds, prove
 from tc.ir.dtype import bool_, f32, f64, i64

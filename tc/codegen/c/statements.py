@@ -10,7 +10,7 @@ from tc.codegen.c.expressions import ExpressionWriter
 from tc.codegen.c.index_types import fits
 from tc.codegen.c.scalars import PRIMARY, SUM, CValue, c_type
 from tc.codegen.llvm.masks import has_spare_lanes
-from tc.codegen.llvm.memory import Lane
+from tc.codegen.llvm.places import Lane
 from tc.codegen.loops import can_vectorize, joined_branches
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer

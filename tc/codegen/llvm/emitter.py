@@ -19,7 +19,8 @@ from tc.codegen.llvm.expressions import ExpressionEmitter
 from tc.codegen.llvm.intrinsics import emit_intrinsic
 from tc.codegen.llvm.loop_intrinsics import emit_loop_intrinsic, tree_value
 from tc.codegen.llvm.masks import has_spare_lanes
-from tc.codegen.llvm.memory import Lane, State, alias_scopes, memory_type
+from tc.codegen.llvm.memory import alias_scopes
+from tc.codegen.llvm.places import Lane, State, memory_type
 from tc.codegen.llvm.products import MARK, is_all_products
 from tc.codegen.loops import can_vectorize, parallel_nest
 from tc.errors import CodegenError

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
-from tc.codegen.llvm.memory import MemoryEmitter, State
+from tc.codegen.llvm.memory import MemoryEmitter
+from tc.codegen.llvm.places import State
 from tc.codegen.llvm.scalars import (
     BIT_OPS,
     PYTHON_COMPARE,

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value
-from tc.codegen.llvm.memory import Lane, State
+from tc.codegen.llvm.places import Lane, State
 from tc.codegen.llvm.scalars import emit_float_operation
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Expr, Load

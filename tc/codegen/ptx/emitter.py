@@ -31,7 +31,7 @@ from tc.codegen.llvm.addresses import Offset
 from tc.codegen.llvm.builder import Module, Value
 from tc.codegen.llvm.emitter import KernelEmitter
 from tc.codegen.llvm.jit import foreign_assembly
-from tc.codegen.llvm.memory import memory_type
+from tc.codegen.llvm.places import memory_type
 from tc.codegen.ptx.dialect import NVPTX, ThreadDialect
 from tc.codegen.ptx.libm import F32_LIBM, define_libm
 from tc.codegen.warp_assembly import DESCRIPTOR, assembly_of
