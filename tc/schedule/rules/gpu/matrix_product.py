@@ -108,7 +108,7 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
     order = "".join(lay_out_matrix(schedule, name, copy, axes, instruction) for copy in copies)
     fragments = [schedule.cache_read(name, block_info(schedule, copy).written_buffers[0].name, "fragment") for copy in copies]
     schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "fragment")
-    place, tile = bind_blocks(schedule, final, axes, loops, PAIR, apart=_is_symbolic(contraction))
+    place, tile = bind_blocks(schedule, final, axes, loops, PAIR, _is_symbolic(contraction), device)
     schedule.compute_at(name, place)
     stage, step, calls = tile_matrix_sum(schedule, name, axes, place, instruction, order)
     for side, fragment, turned in zip(("lhs", "rhs"), fragments, order, strict=True):

@@ -39,6 +39,7 @@ from tc.schedule.rules.gpu.blocking import (
 from tc.schedule.rules.gpu.elementwise import is_aligned, is_vector, schedule_block, stands_alone
 from tc.schedule.rules.gpu.fallback import schedule_nest
 from tc.schedule.rules.gpu.launch import THREADS, bind_all, bind_one_thread
+from tc.schedule.rules.gpu.raster import columns_together
 from tc.schedule.rules.tile import cut_vectors
 from tc.schedule.step import Schedule
 from tc.schedule.tree import facts_at, find_block, find_loop
@@ -234,7 +235,7 @@ def _tiled(schedule: Schedule, name: str, before: list[str], after: list[str], d
     final = last_block(schedule, name, result, after)
     loops = loops_by_axis(schedule, name, final)
     fragments = [lay_out(schedule, name, copy, axes) for copy in copies]
-    place, tile = bind_blocks(schedule, final, axes, loops)
+    place, tile = bind_blocks(schedule, final, axes, loops, device=device)
     schedule.compute_at(name, place)
     stage, steps = tile_sum(schedule, name, axes, place)
     for fragment, step in zip(fragments, steps, strict=True):
@@ -416,12 +417,19 @@ class FinalTile:
 
 
 def bind_blocks(
-    schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str], most: int = VECTOR_BYTES, apart: bool = False
+    schedule: Schedule,
+    final: str,
+    axes: TiledAxes,
+    loops: dict[Var, str],
+    most: int = VECTOR_BYTES,
+    apart: bool = False,
+    device: DeviceFacts | None = None,
 ) -> tuple[str, FinalTile]:
     """Cut the final block's loops in tiles, and let a block of threads compute each; the innermost loop over tiles.
 
     `most`: results that a thread stores at once at most. `apart`: batches, rows and columns have an axis of the launch each, so that no
     index is a quotient by a symbolic size; of several axes of rows the last one has it, if it is symbolic, the others are as batches.
+    `device`: the one for whose waves the order of tiles is chosen; None: columns before rows.
     """
     batch = [loops[axis] for axis in axes.batch if axis in loops]
     vector = _vector_of(schedule, final, axes, loops, most)
@@ -441,20 +449,30 @@ def bind_blocks(
     order = [*batch, *outer[False], *outer[True], *inner[False].values(), *inner[True].values(), *([lane] if vector else [])]
     schedule.reorder(*order)
     tile = FinalTile(inner[False], inner[True], lane if vector else None)
+    lead = outer[False][:-1] if apart and outer[False] and not isinstance(schedule.extent_of(outer[False][-1]), Const) else []
+    before, rows = [*batch, *lead], outer[False][len(lead) :]
+    columns, together = _in_waves(schedule, final, axes, before, rows, outer[True], device)
     if apart:
-        lead = outer[False][:-1] if outer[False] and not isinstance(schedule.extent_of(outer[False][-1]), Const) else []
-        grid = [along for along in (outer[False][len(lead) :], outer[True], [*batch, *lead]) if along]
+        grid = [along for along in ([*rows, *together], columns, before) if along]
         for place, letter in zip([schedule.fuse(*along) for along in grid], "xyz", strict=False):
             schedule.bind(place, f"block.{letter}")
         return [loop for loop in schedule.loops_of(final) if find_loop(schedule.func, loop).loop.thread][-1], tile
-    return _bind_grid(schedule, [*batch, *outer[False]], outer[True]), tile
+    place = schedule.fuse(*before, *(columns if together else ()), *rows, *(together or columns))  # only x takes any number of blocks
+    schedule.bind(place, "block.x")
+    return place, tile
 
 
-def _bind_grid(schedule: Schedule, rows: list[str], columns: list[str]) -> str:
-    """A block for each tile, all of them along x, the only axis that takes any number; neighbours share rows."""
-    fused = schedule.fuse(*rows, *columns)
-    schedule.bind(fused, "block.x")
-    return fused
+def _in_waves(
+    schedule: Schedule, final: str, axes: TiledAxes, before: list[str], rows: list[str], columns: list[str], device: DeviceFacts | None
+) -> tuple[list[str], list[str]]:
+    """The loops over columns of tiles in two, around those over rows and inside of them; the latter none where rows come last."""
+    size = prod(size for size, _ in axes.rows.values()), prod(size for size, _ in axes.columns.values())
+    count = columns_together(schedule, final, rows, columns, size, device) if device else None
+    if count is None:
+        return columns, []
+    around, together = schedule.split(schedule.fuse(*columns), (None, count))
+    schedule.reorder(*before, around, *rows, together)
+    return [around], [together]
 
 
 def _vector_of(schedule: Schedule, final: str, axes: TiledAxes, loops: dict[Var, str], most: int) -> int:

@@ -118,7 +118,7 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
     loops = loops_by_axis(schedule, name, final)
     order = "".join(_lay_out(schedule, name, copy, axes) for copy in copies)
     schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "fragment")
-    place, final_tile = bind_blocks(schedule, final, axes, loops, PAIR, apart=_is_symbolic(contraction))
+    place, final_tile = bind_blocks(schedule, final, axes, loops, PAIR, _is_symbolic(contraction), device)
     schedule.compute_at(name, place)
     stage, calls = _tile_sum(schedule, name, axes, place, wgmma_name(tile[1], dtype, "shared", order), order)
     for copy, turned, along_depth in zip(copies, order, "nt", strict=True):
