@@ -12,6 +12,7 @@ A register that holds nothing gives nothing: its partner's holds nothing then, u
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 from tc.errors import ScheduleError
 from tc.ir.bit_layout import BitLayout, layout
@@ -79,13 +80,16 @@ def _pattern(name: str, mask: int, dtype: DType) -> PrimFunc:
     return make_pattern(name, (WARP_LANES,), (x, t), body)
 
 
-ROWS_OF_SUMS = layout({"m": 8, "n": 4}, register=[], lane=[(0, 1), (0, 2), (1, 0), (2, 0), (4, 0)])
-"""A value of each lane by the row, and the place in it, of the sums that the lane has of an `mma`."""
+ROWS_OF_SUMS = {
+    8: layout({"m": 8, "n": 4}, register=[], lane=[(0, 1), (0, 2), (1, 0), (2, 0), (4, 0)]),
+    64: layout({"m": 64, "n": 4}, register=[(8, 0)], lane=[(0, 1), (0, 2), (1, 0), (2, 0), (4, 0), (16, 0), (32, 0)]),
+}
+"""A value of each lane by the row, and the place in it, of the sums that the lane has: of half an `mma`, and of a `wgmma`."""
 
 
-def combine_name(monoid: str, dtype: DType) -> str:
-    """The name of the instructions that combine what the four lanes of a row of sums have, for each of the four."""
-    return f"combine_lanes.{monoid}.8x4.{dtype.name}"
+def combine_name(monoid: str, dtype: DType, rows: int = 8) -> str:
+    """The name of the instructions that combine what the four lanes of each of so many rows of sums have, for each of the four."""
+    return f"combine_lanes.{monoid}.{rows}x4.{dtype.name}"
 
 
 COMBINED: dict[str, Callable[[Expr, Expr], Expr]] = {"sum": lambda a, b: a + b, "max_number": lambda a, b: select(a < b, b, a)}
@@ -97,21 +101,21 @@ def monoid_of(name: str) -> Callable[[Expr, Expr], Expr]:
     return COMBINED[name.split(".")[1]]
 
 
-def _combine_pattern(name: str, monoid: str, dtype: DType) -> PrimFunc:
+def _combine_pattern(name: str, rows: int, monoid: str, dtype: DType) -> PrimFunc:
     """c[i, j] = combine(c[i, j], a[i, r]) for the four r."""
-    a, c = (Buffer(each, sizes(8, 4), dtype, "fragment") for each in "ac")
+    a, c = (Buffer(each, sizes(rows, 4), dtype, "fragment") for each in "ac")
 
     def body(i: Var, j: Var, r: Var) -> Store:
         return Store(c, (i, j), COMBINED[monoid](Load(c, (i, j)), Load(a, (i, r))))
 
-    return make_pattern(name, (8, 4, 4), (a, c), body, num_reduced=1)
+    return make_pattern(name, (rows, 4, 4), (a, c), body, num_reduced=1)
 
 
 def _register() -> None:
-    for monoid in COMBINED:
-        name = combine_name(monoid, f32)
-        pattern = _combine_pattern(name, monoid, f32)
-        register_intrinsic(Intrinsic(name, pattern, FEATURES, frozenset((0, 1)), (ROWS_OF_SUMS, ROWS_OF_SUMS)))
+    for (rows, held), monoid in product(ROWS_OF_SUMS.items(), COMBINED):
+        name = combine_name(monoid, f32, rows)
+        pattern = _combine_pattern(name, rows, monoid, f32)
+        register_intrinsic(Intrinsic(name, pattern, FEATURES, frozenset((0, 1)), (held, held)))
     for mask in MASKS:
         for dtype in EXCHANGED:
             name = exchange_name(mask, dtype)

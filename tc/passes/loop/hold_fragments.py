@@ -295,21 +295,24 @@ class _Holder:
         """A combination of what lanes have: with what partners have combined, one after the other, then with what there was."""
         (part, found), (total, _) = call.fragments()
         combine = monoid_of(call.intrinsic.name)
-        own, target = (self.first(operand, around) for operand in (part, total))
         mine, theirs = (Buffer(name, (const(1),), part.dtype, "local")[const(0)] for name in ("mine", "theirs"))
-        stmts: list[Stmt] = [store(mine, own)]
-        for mask in masks_within(found, "m"):
-            exchange = WarpCall(exchange_name(mask, part.dtype), (mine, theirs))
-            stmts += [exchange, store(mine, combine(mine, theirs))]
-        body: Stmt = seq(*stmts, store(target, combine(target, mine)))
+        stmts: list[Stmt] = []
+        for register in range(dict(found.inputs)["register"]):
+            own, target = (self.first(operand, around, register) for operand in (part, total))
+            stmts.append(store(mine, own))
+            for mask in masks_within(found, "m"):
+                exchange = WarpCall(exchange_name(mask, part.dtype), (mine, theirs))
+                stmts += [exchange, store(mine, combine(mine, theirs))]
+            stmts.append(store(target, combine(target, mine)))
+        body: Stmt = seq(*stmts)
         for each in (theirs, mine):
             body = Alloc(each.buffer, body)
         return body
 
-    def first(self, operand: Load, around: _Around) -> Load:
-        """The first register that the lane has of an operand."""
+    def first(self, operand: Load, around: _Around, register: int = 0) -> Load:
+        """The first register that the lane has of an operand, or another one."""
         home = self.homes[operand.buffer]
-        return Load(home.buffer, (*home.tile_indices(operand.indices, around.facts), around.lane, const(0)))  # type: ignore[arg-type]
+        return Load(home.buffer, (*home.tile_indices(operand.indices, around.facts), around.lane, const(register)))  # type: ignore[arg-type]
 
     def row(self, operand: Load, target: BitLayout, buffer: Buffer, around: _Around) -> Load:
         """The row of a matrix in shared memory whose address the lane gives."""

@@ -14,10 +14,13 @@ from tc.schedule.rules.gpu.matrix_product import schedule_matrix_contraction
 from tc.schedule.rules.gpu.product import schedule_contraction
 from tc.schedule.rules.gpu.reduction import schedule_reduction, schedule_stages
 from tc.schedule.rules.gpu.split_attention import schedule_split_attention
+from tc.schedule.rules.gpu.warpgroup_attention import schedule_warpgroup_attention
 from tc.schedule.rules.gpu.warpgroup_product import schedule_warpgroup_contraction
 from tc.schedule.rules.gpu.window import schedule_windows
 
-DEVICE_BEFORE_INLINING = (schedule_split_attention, schedule_matrix_attention, schedule_tiled_attention)
+DEVICE_BEFORE_INLINING = (
+    *(schedule_split_attention, schedule_warpgroup_attention, schedule_matrix_attention, schedule_tiled_attention),
+)
 """Tried before anything is inlined into the stages that these rules look for."""
 
 DEVICE_RULES = (

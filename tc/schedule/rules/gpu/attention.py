@@ -12,7 +12,7 @@ Source: Dao et al. (2022, 2023).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -57,8 +57,17 @@ MOST_WIDTH = 256
 PAD_BYTES = 16
 
 
+Tiling = Callable[[Schedule, AttentionChain, DeviceFacts], str]
+"""How a chain is made one launch: the name of the rule; ScheduleError where that is not possible."""
+
+
 def schedule_tiled_attention(schedule: Schedule, target: Target) -> str | None:
     """Schedule two products with a softmax between them as one launch; what is computed before them may need launches of its own."""
+    return tile_chain(schedule, target, _tiled)
+
+
+def tile_chain(schedule: Schedule, target: Target, tiled: Tiling) -> str | None:
+    """Make the attention that a program is one launch; None where it is none, or that is not possible."""
     chain = find_chain(block_infos(schedule.func))
     if target.device is None or chain is None or not is_worth(schedule, chain) or not inline_around(schedule, chain):
         return None
@@ -67,7 +76,7 @@ def schedule_tiled_attention(schedule: Schedule, target: Target) -> str | None:
     if row is None:
         return None
     others = [info.name for info in block_infos(schedule.func) if info.name not in vars(chain).values()]
-    rule = schedule.attempt(partial(_tiled, schedule, chain, target.device))
+    rule = schedule.attempt(partial(tiled, schedule, chain, target.device))
     if rule is not None:
         for name in others:
             schedule_block(schedule, name, target)

@@ -8,6 +8,8 @@ Source: the warp-specialised kernels of CUTLASS (NVIDIA).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tc.errors import ScheduleError
 from tc.ir.box_copies import BOX_ALIGNMENT
 from tc.ir.boxes import boxed_source
@@ -116,14 +118,14 @@ def _tile(schedule: Schedule, name: str, before: list[str], after: list[str], de
     inline_before(schedule, before)
     final = last_block(schedule, name, result, after)
     loops = loops_by_axis(schedule, name, final)
-    order = "".join(_lay_out(schedule, name, copy, axes) for copy in copies)
+    order = "".join(lay_out_boxes(schedule, name, copy, axes) for copy in copies)
     schedule.set_scope(block_info(schedule, name).written_buffers[0].name, "fragment")
     place, final_tile = bind_blocks(schedule, final, axes, loops, PAIR, _is_symbolic(contraction), device)
     schedule.compute_at(name, place)
-    stage, calls = _tile_sum(schedule, name, axes, place, wgmma_name(tile[1], dtype, "shared", order), order)
+    stage, calls = tile_group_sum(schedule, name, axes, place, wgmma_name(tile[1], dtype, "shared", order), order)
     for copy, turned, along_depth in zip(copies, order, "nt", strict=True):
-        _fetch(schedule, copy, stage, turned == along_depth)
-    _store_tile(schedule, axes, final_tile)
+        fetch_boxes(schedule, copy, stage, turned == along_depth)
+    store_group_tile(schedule, axes, final_tile)
     schedule.annotate_loop(stage, "pipeline", _stages_at_once(schedule, name, tile, device))
     for loop, intrinsic in calls:  # no other step knows what an instruction touches
         schedule.tensorize(loop, intrinsic)
@@ -154,7 +156,7 @@ def _tiles_for(contraction: Contraction) -> list[tuple[int, int]]:
     terms, *long = extents_along(contraction, (depth, contraction.rows[-1], contraction.columns[-1]))
     if (terms or LEAST_TERMS) < LEAST_TERMS:
         raise ScheduleError(f"block {name}: sums of {terms} terms are no pipeline")
-    options = [tile for tile in TILES if all(map(_is_filled, tile, long))]
+    options = [tile for tile in TILES if all(map(is_filled, tile, long))]
     if not options:
         raise ScheduleError(f"block {name} is smaller than tiles of warpgroups")
     return options
@@ -165,7 +167,7 @@ def _usual_tile(options: list[tuple[int, int]], sizes: Extents, device: DeviceFa
     return min(options, key=lambda tile: (_cycles(tile, sizes, device), -tile[0] * tile[1]))
 
 
-def _is_filled(size: int, extent: int | None) -> bool:
+def is_filled(size: int, extent: int | None) -> bool:
     """Whether tiles of this size are three quarters full; of the smallest, the first one."""
     tiles = 1 if size == GROUP_ROWS else -(-(extent or 1) // size)
     return extent is None or 4 * extent >= 3 * size * tiles
@@ -202,22 +204,26 @@ def _is_symbolic(contraction: Contraction) -> bool:
 # -- operands
 
 
-def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
+def lay_out_boxes(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     """Lay a copy out in the order of memory; what the order is called: "n" or "t"."""
     info = block_info(schedule, copy)
     (buffer,) = info.written_buffers
     (load,) = block_info(schedule, name).reads_of(buffer)
     is_left = list(axes.rows)[-1] in load.indices
     own, depth = list(axes.rows if is_left else axes.columns)[-1], list(axes.depth)[-1]
-    steps = _steps(schedule, info)
-    if own not in load.indices or depth not in load.indices or not steps:
+    if own not in load.indices or depth not in load.indices:
         raise ScheduleError(f"{buffer.name} is no matrix of {own.name} and {depth.name} in memory")
+    places = [load.indices.index(own), load.indices.index(depth)]
     names = [f"a{k}" for k in range(len(load.indices))]
-    at_own, at_depth = names[load.indices.index(own)], names[load.indices.index(depth)]
+    at_own, at_depth = (names[place] for place in places)
     others = [each for each in names if each not in (at_own, at_depth)]
-    store, side_by_side = info.writes[0].indices, [axis for axis, by in steps[-1].items() if by is const(1)]
-    is_along_depth = store[names.index(at_depth)] in side_by_side
-    if not is_along_depth and store[names.index(at_own)] not in side_by_side:
+    store = info.writes[0].indices
+    steps = _steps(schedule, info, [store[place] for place in places])
+    if not steps:
+        raise ScheduleError(f"{buffer.name} is no matrix of {own.name} and {depth.name} in memory")
+    side_by_side = [axis for axis, by in steps[-1].items() if by is const(1)]
+    is_along_depth = store[places[1]] in side_by_side
+    if not is_along_depth and store[places[0]] not in side_by_side:
         raise ScheduleError(f"{buffer.name}: neither {own.name} nor {depth.name} is what lies side by side in memory")
     order = [*others, *((at_own, at_depth) if is_along_depth else (at_depth, at_own))]
     if order != names:
@@ -225,26 +231,28 @@ def _lay_out(schedule: Schedule, name: str, copy: str, axes: TiledAxes) -> str:
     return "n" if is_along_depth == is_left else "t"
 
 
-def _steps(schedule: Schedule, info: BlockInfo) -> list[dict[Var, Expr]]:
-    """How each index of what is copied moves with the indices of the copy; nothing where boxes do not bring it, or an axis is in two."""
+def _steps(schedule: Schedule, info: BlockInfo, matrix: Sequence[Expr]) -> list[dict[Var, Expr]]:
+    """How each index of what is copied moves with the two of the copy that are a matrix; nothing where boxes do not bring it, or one of
+    them is in two."""
     load = boxed_source(info.writes[0].value, facts_at(schedule.func, find_block(schedule.func, info.name)))
     if load is None:
         return []
-    axes = [index for index in info.writes[0].indices if isinstance(index, Var)]
+    axes = [index for index in matrix if isinstance(index, Var)]
     steps = [form[0] for index in load.indices if (form := linear_coefficients(index, axes)) is not None]
     moving = [axis for step in steps for axis in step]
     return steps if len(steps) == len(load.indices) and len({*moving}) == len(moving) else []
 
 
-def _fetch(schedule: Schedule, copy: str, stage: str, is_along_depth: bool) -> None:
-    """Copy a stage of an operand by boxes: by the block, no thread of which has a part of its own."""
-    schedule.compute_at(copy, stage)
-    if is_along_depth:
+def fetch_boxes(schedule: Schedule, copy: str, loop: str, is_one: bool) -> None:
+    """Copy what an iteration of a loop needs by boxes: by the block, no thread of which has a part of its own. `is_one`: rows have 128 bytes
+    as they are, and are not cut in several of that length."""
+    schedule.compute_at(copy, loop)
+    if is_one:
         return
     *_, rows, columns = schedule.loops_of(copy)
+    (buffer,) = block_info(schedule, copy).written_buffers
     wide, column = schedule.split(columns, (None, SWIZZLED_COLUMNS))
     schedule.reorder(wide, rows, column)
-    (buffer,) = block_info(schedule, copy).written_buffers
     names = [f"a{k}" for k in range(len(buffer.shape))]
     cut = f"{names[-1]} // {SWIZZLED_COLUMNS}, {names[-2]}, {names[-1]} % {SWIZZLED_COLUMNS}"
     schedule.transform_layout(buffer.name, f"{', '.join(names)} -> {', '.join([*names[:-2], cut])}")
@@ -253,12 +261,13 @@ def _fetch(schedule: Schedule, copy: str, stage: str, is_along_depth: bool) -> N
 # -- a group's sums
 
 
-def _tile_sum(
+def tile_group_sum(
     schedule: Schedule, name: str, axes: TiledAxes, place: str, instruction: str, order: str
 ) -> tuple[str, list[Call]]:
     """Cut the sum in stages and among groups; the loop over stages, and the instructions."""
     by_axis, (stage,), (step,) = cut_in_stages(schedule, name, axes, place)
-    step, term = schedule.split(step, (None, STEP))
+    inner = (STEP,) if list(axes.depth.values())[-1] <= SWIZZLED_COLUMNS else (SWIZZLED_COLUMNS // STEP, STEP)
+    *steps, term = schedule.split(step, (None, *inner))
     *single_rows, row = [loop for axis in axes.rows for loop in by_axis[axis]]
     *single_columns, column = [loop for axis in axes.columns for loop in by_axis[axis]]
     group, row = schedule.split(row, (None, GROUP_ROWS))
@@ -266,9 +275,10 @@ def _tile_sum(
     if order[1] == "n" and list(axes.columns.values())[-1][0] > SWIZZLED_COLUMNS:
         columns = list(schedule.split(column, (None, SWIZZLED_COLUMNS)))
     single = [*(loop for axis in axes.batch for loop in by_axis[axis]), *single_rows, *single_columns]
-    schedule.reorder(*single, stage, group, step, row, *columns, term)
+    schedule.reorder(*single, stage, group, *steps, row, *columns, term)
     schedule.bind(group, "thread.y")
-    schedule.unroll(step)
+    for step in steps:
+        schedule.unroll(step)
     start = schedule.decompose_reduction(name, stage)
     zero = schedule.loops_of(start)[-1 - len(columns) :]
     if len(columns) > 1:
@@ -280,7 +290,7 @@ def _tile_sum(
 # -- results
 
 
-def _store_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
+def store_group_tile(schedule: Schedule, axes: TiledAxes, tile: FinalTile) -> None:
     """Let each thread store what is made of the sums that it holds, as fragments of sums are: pairs of columns of two rows."""
     row, column = tile.rows[list(axes.rows)[-1]], tile.columns[list(axes.columns)[-1]]
     group, warp, half, low = schedule.split(row, (None, 4, 2, 8))
