@@ -5,6 +5,8 @@ Source: PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma and its matrix descriptor
 
 from __future__ import annotations
 
+from math import prod
+
 from tc.errors import CodegenError
 from tc.ir.box_copies import BOX_ROW_BYTES
 from tc.ir.expr import Buffer, Const
@@ -61,5 +63,11 @@ def descriptor_bits(call: WarpCall, place: int) -> int:
 
 def _constant(buffer: Buffer, axis: int) -> int:
     dim = buffer.shape[axis]
-    assert isinstance(dim, Const), "shared memory is of constant size"
+    assert isinstance(dim, Const), "memory of a block, or a thread, is of constant size"
     return int(dim.value)
+
+
+def words_of(buffer: Buffer) -> int:
+    """Registers of 32 bits that a thread has for a buffer of its own."""
+    elements = prod(_constant(buffer, axis) for axis in range(len(buffer.shape)))
+    return elements * buffer.dtype.bits // 32

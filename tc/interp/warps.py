@@ -16,7 +16,7 @@ from tc.ir.expr import Buffer
 from tc.ir.fragments import ldmatrix_of
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.lane_exchange import WARP_LANES, is_exchange
-from tc.ir.phases import Running
+from tc.ir.phases import Registers, Running
 
 LANES = WARP_LANES
 
@@ -70,7 +70,7 @@ def run_group(watch: Any, stops: Mapping[int, WarpStop]) -> None:
     first = next(iter(stops.values()))
     intrinsic, site, phases = INTRINSICS[first.name], first.place[0], watch.phases
     threads, read = sorted(stops), set[int]()
-    operands = []
+    operands, held = [], dict[int, Registers]()
     for k, (buffer, layout) in enumerate(zip(intrinsic.pattern.buffers, intrinsic.layouts, strict=True)):
         parts = [stops[thread].parts[k] for thread in threads]
         if layout is None:
@@ -80,7 +80,13 @@ def run_group(watch: Any, stops: Mapping[int, WarpStop]) -> None:
             values, copies = phases.read(memory, place, [int(str(dim)) for dim in buffer.shape], threads, site)
             read |= copies
         elif k + 1 < len(stops[threads[0]].parts):
-            values = _gathered(parts, buffer, layout)
+            values, count = _gathered(parts, buffer, layout), dict(layout.inputs)["register"]
+            if None in values:
+                raise VerifyError(f"{watch.name}: `{watch.text(site)}` reads registers in which nothing was stored")
+            held = {
+                thread: (memory, place, memory[place : place + count])  # type: ignore[index, misc]
+                for thread, (memory, place) in zip(threads, parts, strict=True)
+            }
         else:
             count = dict(layout.inputs)["register"]
             given = [phases.sums(thread, *part, count, site) for thread, part in zip(threads, parts, strict=True)]
@@ -93,7 +99,7 @@ def run_group(watch: Any, stops: Mapping[int, WarpStop]) -> None:
     for lane, thread in enumerate(threads):
         numbers = [_number(layout, sums, register, lane) for register in range(dict(layout.inputs)["register"])]
         results[thread] = (*stops[thread].parts[-1], [operands[-1][k] for k in numbers])
-    phases.issue(threads, read, results, site)
+    phases.issue(threads, read, results, held, site)
 
 
 def _gathered(parts: list[tuple[Memory, int]], buffer: Buffer, layout: BitLayout) -> list[Any]:

@@ -95,13 +95,19 @@ class BoxCopy:
     site: int
 
 
+Registers = tuple[list[Any], int, list[Any]]
+"""Of a thread: its memory, where they begin in it, and values."""
+
+
 @dataclass(frozen=True)
 class GroupProduct:
-    """A product on its way: by which threads, and the registers of each of them with what they will hold."""
+    """A product on its way: by which threads, the registers of each of them with what they will hold, and those that it reads with what
+    they hold."""
 
     event: int
     threads: tuple[int, ...]
-    results: Mapping[int, tuple[list[Any], int, list[Any]]]
+    results: Mapping[int, Registers]
+    operands: Mapping[int, Registers]
     site: int
 
 
@@ -258,15 +264,16 @@ class Phases:
         return found
 
     def issue(
-        self, threads: Sequence[int], read: set[int], results: Mapping[int, tuple[list[Any], int, list[Any]]], site: int
+        self, threads: Sequence[int], read: set[int], results: Mapping[int, Registers], operands: Mapping[int, Registers], site: int
     ) -> None:
-        """A product begins: of each warp, an event of its own, as each waits for itself."""
+        """A product begins: of each warp, an event of its own, as each waits for itself. `operands`: registers that it reads."""
         for first in range(0, len(threads), LANES):
             warp = tuple(threads[first : first + LANES])
             event = next(self.events)
             for copied in read:
                 self.readers.setdefault(copied, set()).add(event)
-            product = GroupProduct(event, warp, {thread: results[thread] for thread in warp}, site)
+            own = [{thread: each[thread] for thread in warp if thread in each} for each in (results, operands)]
+            product = GroupProduct(event, warp, *own, site)
             for thread in warp:
                 self.open[thread].append(product)
                 memory, place, values = results[thread]
@@ -288,6 +295,7 @@ class Phases:
         busy = {self._place(thread, product) for product in (*self.open[thread], *(p for group in left for p in group))}
         for product in (product for group in done for product in group):
             self.known[thread].add(product.event)
+            self._check_operands(thread, product, site)
             if self._place(thread, product) not in busy:
                 self._store(thread, product, site)
         if gives_back:
@@ -297,6 +305,12 @@ class Phases:
     def _place(thread: int, product: GroupProduct) -> tuple[int, int]:
         memory, place, _ = product.results[thread]
         return id(memory), place
+
+    def _check_operands(self, thread: int, product: GroupProduct, site: int) -> None:
+        """The registers that a product reads are as they were when it began."""
+        memory, place, values = product.operands.get(thread, ([], 0, []))
+        if any(memory[place + k] is not value for k, value in enumerate(values)):
+            self.fail(site, f"has stored in a register that `{self.watch.text(product.site)}` reads")
 
     def _store(self, thread: int, product: GroupProduct, site: int) -> None:
         memory, place, values = product.results[thread]

@@ -193,7 +193,7 @@ class _Run:
                 read |= self.phases.read(self.boxes[buffer], place, [_constant(dim) for dim in part.shape], threads, self.site)[1]
         for thread in threads:
             self.phases.check_begun(thread, self.site)
-        self.phases.issue(threads, read, {thread: ([], 0, []) for thread in threads}, self.site)
+        self.phases.issue(threads, read, {thread: ([], 0, []) for thread in threads}, {}, self.site)
 
     # -- statements
 

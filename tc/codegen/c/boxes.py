@@ -50,10 +50,17 @@ def copy_box_helper(helpers: Helpers, rank: int) -> str:
     return helpers.need(name, lambda: "\n".join((head, f'    asm volatile("{text}"', f'                 :: {operands} : "memory");', "}")))
 
 
-def group_helper(helpers: Helpers, what: str, text: str, registers: int) -> str:
-    """The helper of an instruction of a group of warps by which so many registers, which follow each other, are handed over."""
-    name = f"tc_{what}_products{registers or ''}"
-    operands = ", ".join(f'"+f"(d[{k}])' for k in range(registers))
-    head = f"{helpers.dialect.helper} void {name}({'f32 *d' if registers else 'void'}) {{"
-    body = f'    asm volatile("{text}" : {operands} : : "memory");' if registers else f'    asm volatile("{text}" ::: "memory");'
+def group_helper(helpers: Helpers, what: str, text: str, counts: tuple[tuple[int, bool], ...]) -> str:
+    """The helper of an instruction of a group of warps by which registers are handed over. `counts`: how many follow each other in each of
+    several places, and whether they are of f32, or words of anything."""
+    name = f"tc_{what}_products{'_'.join(f'{count}' if is_float else f'{count}w' for count, is_float in counts)}"
+    names = "d" if len(counts) == 1 else [f"d{k}" for k in range(len(counts))]
+    params = [f"{'f32' if is_float else 'u32'} *{each}" for each, (_, is_float) in zip(names, counts, strict=True)]
+    operands = ", ".join(
+        f'"+{"f" if is_float else "r"}"({each}[{k}])'
+        for each, (count, is_float) in zip(names, counts, strict=True)
+        for k in range(count)
+    )
+    head = f"{helpers.dialect.helper} void {name}({', '.join(params) or 'void'}) {{"
+    body = f'    asm volatile("{text}" : {operands} : : "memory");' if counts else f'    asm volatile("{text}" ::: "memory");'
     return helpers.need(name, lambda: "\n".join((head, body, "}")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from tc.codegen.async_copies import CopyPiece, copy_pieces
-from tc.codegen.box_assembly import AWAIT_PRODUCTS, BEGIN_PRODUCTS, COMMIT_PRODUCTS, descriptor_bits
+from tc.codegen.box_assembly import AWAIT_PRODUCTS, BEGIN_PRODUCTS, COMMIT_PRODUCTS, descriptor_bits, words_of
 from tc.codegen.c.async_copies import commit_helper, copy_helper, wait_helper
 from tc.codegen.c.boxes import barrier_helper, copy_box_helper, group_helper, map_type, matrix_helper
 from tc.codegen.c.dialect import Dialect
@@ -23,7 +23,7 @@ from tc.codegen.llvm.packed import is_packed
 from tc.errors import CodegenError
 from tc.ir.arith import Facts
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
-from tc.ir.dtype import i64
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Buffer, Const, Load, const
 from tc.ir.lane_exchange import is_exchange, mask_of
 from tc.ir.loop import (
@@ -230,14 +230,12 @@ class _LaunchWriter(StatementWriter):
         offset, _ = self.place(load.buffer, load.indices)
         return f"&{self.element(load.buffer, offset)}"
 
-    def _hand_over(self, what: str, text: str, sums: tuple[Load, ...]) -> None:
+    def _hand_over(self, what: str, text: str, registers: tuple[Load, ...]) -> None:
         """An instruction of a group of warps, with all elements of the buffers."""
-        for each in sums:
-            size = product(each.buffer.shape)
-            helper = group_helper(self.helpers, what, text, int(size.value) if isinstance(size, Const) else 0)
-            self.line(f"{helper}({self.buffer_name(each.buffer)});")
-        if not sums:
-            self.line(f"{group_helper(self.helpers, what, text, 0)}();")
+        counts = tuple((words_of(each.buffer), each.buffer.dtype is f32) for each in registers)
+        names = [self.buffer_name(each.buffer) for each in registers]
+        given = [name if is_float else f"(u32 *){name}" for name, (_, is_float) in zip(names, counts, strict=True)]
+        self.line(f"{group_helper(self.helpers, what, text, counts)}({', '.join(given)});")
 
     def _warp_call(self, call: WarpCall) -> None:
         """A function on where registers, rows and matrices of shared memory begin; exchanges of lanes are the language's own."""

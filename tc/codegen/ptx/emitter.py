@@ -25,6 +25,7 @@ from tc.codegen.box_assembly import (
     SET_UP_BARRIER,
     copy_box_text,
     descriptor_bits,
+    words_of,
 )
 from tc.codegen.launches import AXES, DeviceLaunch, launches_of
 from tc.codegen.llvm.addresses import Offset
@@ -37,6 +38,7 @@ from tc.codegen.ptx.libm import F32_LIBM, define_libm
 from tc.codegen.warp_assembly import DESCRIPTOR, assembly_of
 from tc.errors import CodegenError
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
+from tc.ir.dtype import f32
 from tc.ir.expr import Buffer, Const, Expr, Load, MathCall, Var, const
 from tc.ir.loop import (
     AsyncStore,
@@ -185,21 +187,25 @@ class _ThreadEmitter(KernelEmitter):
         corner = [self._narrow(index) for index in reversed(stmt.corner)]
         self._assembly(copy_box_text(len(stmt.box)), to, described, self._shared_address(stmt.barrier), *corner)
 
-    def _hand_over(self, text: str, sums: tuple[Load, ...]) -> None:
+    def _hand_over(self, text: str, registers: tuple[Load, ...]) -> None:
         """An instruction of a group of warps that stands between accesses to registers."""
-        sizes = [product(each.buffer.shape) for each in sums]
-        counts = [int(size.value) for size in sizes if isinstance(size, Const)]
-        pointers = [self._pointer_of(Load(each.buffer, (const(0),) * len(each.indices))) for each in sums]
-        places = [self._word_at(pointer, k) for pointer, count in zip(pointers, counts, strict=True) for k in range(count)]
+        kinds: list[str] = []
+        places: list[Value] = []
+        for each in registers:
+            pointer = self._pointer_of(Load(each.buffer, (const(0),) * len(each.indices)))
+            count = words_of(each.buffer)
+            places += [self._word_at(pointer, k) for k in range(count)]
+            kinds += ["float" if each.buffer.dtype is f32 else "i32"] * count
         if not places:
             self._assembly(text)
             return
-        values = [self.b.emit(f"load float, {place}, align {WORD_BYTES}", "float") for place in places]
-        constraints = ",".join([*["=f"] * len(values), *(str(k) for k in range(len(values))), "~{memory}"])
-        struct = f"{{ {', '.join(['float'] * len(values))} }}"
+        values = [self.b.emit(f"load {kind}, {place}, align {WORD_BYTES}", kind) for kind, place in zip(kinds, places, strict=True)]
+        results = ["=f" if kind == "float" else "=r" for kind in kinds]
+        constraints = ",".join([*results, *(str(k) for k in range(len(values))), "~{memory}"])
+        struct = kinds[0] if len(kinds) == 1 else f"{{ {', '.join(kinds)} }}"
         made = self.b.emit(f'call {struct} asm sideeffect "{text}", "{constraints}"({", ".join(map(str, values))}) convergent', struct)
-        for k, place in enumerate(places):
-            part = self.b.emit(f"extractvalue {made}, {k}", "float")
+        for k, (kind, place) in enumerate(zip(kinds, places, strict=True)):
+            part = made if len(kinds) == 1 else self.b.emit(f"extractvalue {made}, {k}", kind)
             self.b.emit_void(f"store {part}, {place}, align {WORD_BYTES}")
         self.forget_memory()
 

@@ -21,6 +21,7 @@ Source: the multi-stage main loop of CUTLASS (NVIDIA).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tc.ir.arith import Facts, prove
@@ -61,7 +62,8 @@ def pipeline_loops(func: PrimFunc) -> PrimFunc:
     does not write. Copies that are made once, in front of such a loop, are asynchronous too. Runs on launches whose loops fork and join,
     buffers compact.
     """
-    body = transform(func.body, lambda node: _with_copies_in_front(node, func) if isinstance(node, Seq) else None, is_statement)
+    body = transform(func.body, lambda node: _with_roles(node, func) if isinstance(node, Seq) else None, is_statement)
+    body = transform(body, lambda node: _with_copies_in_front(node, func) if isinstance(node, Seq) else None, is_statement)
     inside = frozenset(loop for launch in launches_in(body) for loop in walk_statements(launch) if isinstance(loop, For))
 
     def rewrite(node: Node) -> Node | None:
@@ -146,6 +148,32 @@ def _with_copies_in_front(sequence: Seq, func: PrimFunc) -> Stmt | None:
         copying = _copying(stmt, filled) if k < last and alone and _runs_ahead(stmt, filled, written) else stmt
         found += [stmt] if copying is stmt else [copying, CommitCopies(), AwaitCopies()]
     return seq(*found) if len(found) > len(stmts) else None
+
+
+def _with_roles(sequence: Seq, func: PrimFunc) -> Stmt | None:
+    """A sequence in which a loop with products of groups, and what is copied once for it in front of it, is done in roles."""
+    stmts = sequence.stmts
+    for k, stmt in enumerate(stmts):
+        if isinstance(stmt, For) and stmt.hints.pipeline != 1 and has_groups(stmt):
+            once = tuple(other for other in stmts[:k] if _is_copied_for(other, stmt, stmts))
+            plain = replace(stmt, hints=stmt.hints.without("pipeline"))
+            roles = in_roles(plain, _stages(stmt), Facts.of(func.facts), once)
+            return seq(*(other for other in stmts[:k] if other not in once), roles, *stmts[k + 1 :])
+    return None
+
+
+def _is_copied_for(stmt: Stmt, loop: For, stmts: Sequence[Stmt]) -> bool:
+    """Whether a statement makes, for the block as a whole, what a loop alone reads, of what none of the statements changes."""
+    filled = buffers_written(stmt)
+    others = [other for other in stmts if other is not stmt]
+    return (
+        bool(filled)
+        and not has_launch(stmt)
+        and all(buffer.scope == "shared" for buffer in filled)
+        and filled <= buffers_read(loop)
+        and not any(filled & (buffers_written(other) | (buffers_read(other) if other is not loop else frozenset())) for other in others)
+        and not any(buffers_read(stmt) & buffers_written(other) for other in others)
+    )
 
 
 # -- the loop

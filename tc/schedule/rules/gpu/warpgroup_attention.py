@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from tc.errors import ScheduleError
 from tc.ir.box_copies import BOX_ALIGNMENT
-from tc.ir.dtype import DType, f32
+from tc.ir.dtype import DType
 from tc.ir.expr import Const
-from tc.ir.nvidia_intrinsics import WGMMA_COLUMNS, fragment_name, wgmma_name
+from tc.ir.nvidia_intrinsics import WGMMA_COLUMNS, wgmma_name
 from tc.schedule.rules.attention import AttentionChain
 from tc.schedule.rules.common import extent_value
 from tc.schedule.rules.epilogue import block_info, contraction_of
@@ -28,7 +28,7 @@ from tc.schedule.rules.gpu.fragment_attention import (
     tile_attention,
 )
 from tc.schedule.rules.gpu.matrix_product import PAIR, Call
-from tc.schedule.rules.gpu.product import FinalTile, TiledAxes, cut_in_stages
+from tc.schedule.rules.gpu.product import FinalTile, TiledAxes
 from tc.schedule.rules.gpu.warpgroup_product import (
     DEPTH,
     GROUP_ROWS,

@@ -244,8 +244,8 @@ def _steps(schedule: Schedule, info: BlockInfo, matrix: Sequence[Expr]) -> list[
 
 
 def fetch_boxes(schedule: Schedule, copy: str, loop: str, is_one: bool) -> None:
-    """Copy what an iteration of a loop needs by boxes: by the block, no thread of which has a part of its own. `is_one`: rows have 128 bytes
-    as they are, and are not cut in several of that length."""
+    """Copy what an iteration of a loop needs by boxes: by the block, no thread of which has a part of its own. `is_one`: rows of a
+    tile have 128 bytes as they are, and are not cut in several of that length."""
     schedule.compute_at(copy, loop)
     if is_one:
         return
