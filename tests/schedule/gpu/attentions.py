@@ -44,8 +44,10 @@ def attention_problem(
     return AttentionProblem(func, list(arrays), tuple(sizes.values()), expected)
 
 
-def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool = False, few: bool = False) -> AttentionProblem:
-    """Any attention; `few`: of few rows and more keys."""
+def drawn_attention(
+    rng: np.random.Generator, dtype: DType = f32, *, large: bool = False, few: bool = False, groups: bool = False
+) -> AttentionProblem:
+    """Any attention; `few`: of few rows and more keys; `groups`: of so many rows, keys and elements that groups of warps can make it."""
     sizes: dict[Var, int] = {}
 
     def size(name: str, low: int, high: int, symbolic: float = 0.0) -> tuple[Dim, int]:
@@ -61,7 +63,10 @@ def drawn_attention(rng: np.random.Generator, dtype: DType = f32, *, large: bool
     if few:
         sizes = {var: value for var, value in sizes.items() if var is b}
         (m, nm), (n, nn) = size("m", 1, 4), size("n", 1, 300, 0.5)
-    d, e = (int(rng.choice([2, 8, 16, 20, 24, 40])) for _ in range(2))
+    if groups:
+        sizes = {var: value for var, value in sizes.items() if var is b}
+        (m, nm), (n, nn) = size("m", 48, 150, 0.3), size("n", 65, 230, 0.3)
+    d, e = (int(rng.choice([48, 64, 104, 128] if groups else [2, 8, 16, 20, 24, 40])) for _ in range(2))
     group = int(rng.choice([1, 1, 2]))
     theirs = int(rng.integers(1, 3))
     heads = theirs * group

@@ -83,7 +83,7 @@ def _choose_tile(schedule: Schedule, chain: AttentionChain, device: DeviceFacts)
     rows, keys = sizes[info.spatial_axes[-2]], sizes[info.reduction_axes[0]]
     lengths = row_lengths(schedule, chain)
     most = -(-lengths[0] // DEPTH) * DEPTH, next(columns for columns in WGMMA_COLUMNS if columns >= lengths[1])
-    if not all(is_filled(size, extent) for size, extent in zip((DEPTH, most[1]), lengths, strict=True)):
+    if any(4 * length < 3 * size for length, size in zip(lengths, most, strict=True)):
         raise ScheduleError(f"block {chain.weighted}: rows of {lengths[0]} and {lengths[1]} elements leave much of tiles empty")
     found = [
         tile
@@ -98,7 +98,8 @@ def _choose_tile(schedule: Schedule, chain: AttentionChain, device: DeviceFacts)
     if not usual:
         raise ScheduleError(f"block {chain.weighted} is smaller than tiles of warpgroups, or larger than a block of threads holds")
     default = usual[first_with_enough_blocks(schedule, chain, [size[0] for size in usual], device)]
-    tile = replace(found[0], **dict(zip(("rows", "keys"), schedule.choose(chain.weighted, "tile", options, default, ordered=False))))
+    size = schedule.choose(chain.weighted, "tile", options, default, ordered=False)
+    tile = found[options.index(size)]
     stages = [count for count in (2, 3, 4) if _shared_bytes(replace(tile, stages=count)) <= device.max_shared_bytes_per_block]
     return replace(tile, stages=schedule.choose(chain.weighted, "stages_at_once", stages, 2))
 

@@ -19,7 +19,8 @@ from tc.ir.nvidia_intrinsics import SWIZZLED_COLUMNS, WGMMA_OPERANDS, fragment_n
 from tc.ir.polynomial import linear_coefficients
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.cache import narrowed
-from tc.schedule.rules.epilogue import block_info, contraction_of
+from tc.schedule.rules.common import loops_inside
+from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops
 from tc.schedule.rules.gpu.blocking import SHARED_BYTES_PER_CYCLE, Blocking, Extents
 from tc.schedule.rules.gpu.matrix_blocking import CACHE_BYTES_PER_CYCLE, START_CYCLES
 from tc.schedule.rules.gpu.matrix_product import Call
@@ -249,8 +250,10 @@ def fetch_boxes(schedule: Schedule, copy: str, loop: str, is_one: bool) -> None:
     schedule.compute_at(copy, loop)
     if is_one:
         return
-    *_, rows, columns = schedule.loops_of(copy)
-    (buffer,) = block_info(schedule, copy).written_buffers
+    info, inside = block_info(schedule, copy), loops_inside(schedule, copy, loop)
+    axes = [index for index in info.writes[0].indices[-2:] if isinstance(index, Var)]
+    rows, columns = (driving_loops(info, inside, (axis,))[0] for axis in axes)
+    (buffer,) = info.written_buffers
     wide, column = schedule.split(columns, (None, SWIZZLED_COLUMNS))
     schedule.reorder(wide, rows, column)
     names = [f"a{k}" for k in range(len(buffer.shape))]
