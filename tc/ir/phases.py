@@ -272,8 +272,8 @@ class Phases:
             event = next(self.events)
             for copied in read:
                 self.readers.setdefault(copied, set()).add(event)
-            own = [{thread: each[thread] for thread in warp if thread in each} for each in (results, operands)]
-            product = GroupProduct(event, warp, *own, site)
+            made, held = ({thread: each[thread] for thread in warp if thread in each} for each in (results, operands))
+            product = GroupProduct(event, warp, made, held, site)
             for thread in warp:
                 self.open[thread].append(product)
                 memory, place, values = results[thread]
