@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -190,21 +191,27 @@ def test_what_is_copied_of_the_lhs_serves_several_tiles_where_the_rhs_is_copied_
     assert times_run(scheduled.func, "A_lhs") <= 1.25 * 762 * 300 * -(-tiles // 3)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 14, 40, 200])
-def test_any_number_of_gathered_rows_is_copied_tile_by_tile(rows: int) -> None:
-    rng, m = np.random.default_rng(rows), Var("m", i64)
-    arrays = [floats(rng, (50, 33)), rng.integers(0, 50, rows), floats(rng, (5, 33, 16))]
+@functools.cache
+def product_of_gathered_rows() -> tuple[str, PrimFunc]:
+    m = Var("m", i64)
     a, chosen, b = placeholder((50, 33), f32, "A"), placeholder((m,), i64, "I"), placeholder((5, 33, 16), f32, "B")
     total = reduce("sum", (m, 70), (33,), lambda i, j, r: a[chosen[i], r] * b[j // 16, r, j % 16], "mm")
-
     scheduled = apply_rules(create_prim_func("product", [a, chosen, b], [total], (m,)), TARGETS["x86-64-v4"])
-    final = finish_loops(scheduled.func, threads=2)
+    return scheduled.rule, finish_loops(scheduled.func, threads=2)
 
-    assert scheduled.rule == "contraction"
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 14, 40, 200])
+def test_any_number_of_gathered_rows_is_copied_tile_by_tile(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    arrays = [floats(rng, (50, 33)), rng.integers(0, 50, rows), floats(rng, (5, 33, 16))]
+    rule, final = product_of_gathered_rows()
+
+    result, *_ = run(final, arrays, (rows,), target=TARGETS["x86-64-v4"])
+
+    assert rule == "contraction"
     copies = [*final.outputs[1:], *(node.buffer for node in walk(final) if isinstance(node, Alloc))]
     assert all(isinstance(dim, Const) for copy in copies for dim in copy.shape)  # as large as some rows, not as all of them
     weights = wide(arrays[2]).transpose(1, 0, 2).reshape(33, 80)[:, :70]
-    result, *_ = run(final, arrays, (rows,), target=TARGETS["x86-64-v4"])
     np.testing.assert_allclose(result, wide(arrays[0])[arrays[1]] @ weights, rtol=0, atol=33 * 2.0**-23 * 30)
 
 
@@ -219,23 +226,29 @@ def test_tiles_that_stay_together_are_summed_in_parts_where_sums_are_long() -> N
     assert any(step.primitive == "transform_layout" for step in scheduled.trace.steps)
 
 
-@pytest.mark.parametrize("kind", ["scaled bytes", "bf16", "gathered columns", "gathered terms of weights", "transposed bf16"])
-@pytest.mark.parametrize("rows", [0, 1, 3, 5, 9, 16, 40])
-def test_products_of_any_number_of_rows(kind: str, rows: int) -> None:
-    rng, m = np.random.default_rng(rows), Var("m", i64)
-    case = inputs, arrays, body, expected = KINDS[kind](rng, rows, 70, 33)
-    lhs = placeholder((m, 33), inputs[0].dtype, "A")
-    wanted = inputs[0]
+@functools.cache
+def product_of_any_number_of_rows(kind: str) -> tuple[str, PrimFunc]:
+    """The rule that schedules a product of m rows, 70 columns and 33 terms, and its loops."""
+    m, (inputs, _, body, _) = Var("m", i64), KINDS[kind](np.random.default_rng(0), 1, 70, 33)
+    lhs, wanted = placeholder((m, 33), inputs[0].dtype, "A"), inputs[0]
 
     def over_rows(i: Expr, j: Expr, r: Expr) -> Expr:
         return substitute(body(i, j, r), {Read(wanted, (i, r)): Read(lhs, (i, r))})
 
     total = reduce("sum", (m, 70), (33,), over_rows, "mm")
     scheduled = apply_rules(create_prim_func("product", [lhs, *inputs[1:]], [total], (m,)), TARGETS["x86-64-v4"])
+    return scheduled.rule, finish_loops(scheduled.func, threads=2)
 
-    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, (rows,), target=TARGETS["x86-64-v4"])
 
-    assert scheduled.rule == "contraction"
+@pytest.mark.parametrize("rows", [0, 1, 3, 5, 9, 16, 40])
+@pytest.mark.parametrize("kind", ["scaled bytes", "bf16", "gathered columns", "gathered terms of weights", "transposed bf16"])
+def test_products_of_any_number_of_rows(kind: str, rows: int) -> None:
+    case = _, arrays, _, expected = KINDS[kind](np.random.default_rng(rows), rows, 70, 33)
+    rule, loops = product_of_any_number_of_rows(kind)
+
+    result, *_ = run(loops, arrays, (rows,), target=TARGETS["x86-64-v4"])
+
+    assert rule == "contraction"
     np.testing.assert_allclose(result, expected, rtol=0, atol=33 * 2.0**-23 * largest_term(case))
 
 

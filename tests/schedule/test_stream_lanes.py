@@ -129,13 +129,16 @@ OPERATIONS: dict[str, tuple[Callable[..., Expr], Callable[..., np.ndarray]]] = {
 def test_elementwise_kernels_match_numpy(name: str, dtype: DType) -> None:
     rng = np.random.default_rng([len(name), dtype.bits])
     body, reference = OPERATIONS[name]
-    for k, shape in enumerate(SIZES):
-        symbolic = tuple(Var(f"n{d}") for d in range(len(shape)))
-        func = kernel([dtype, dtype], body, symbolic if k % 2 else shape)
-        arrays = [numbers(dtype, shape, rng) for _ in range(2)]
-        dims = shape if k % 2 else ()
 
-        (found,) = run(finish_loops(apply_rules(func, native_target()).func), arrays, dims)
+    def loops(*shape: int | Var) -> PrimFunc:
+        return finish_loops(apply_rules(kernel([dtype, dtype], body, shape), native_target()).func)
+
+    symbolic = {rank: loops(*(Var(f"n{d}") for d in range(rank))) for rank in (1, 2)}
+    for k, shape in enumerate(SIZES):
+        arrays = [numbers(dtype, shape, rng) for _ in range(2)]
+        func, dims = (symbolic[len(shape)], shape) if k % 2 else (loops(*shape), ())
+
+        (found,) = run(func, arrays, dims)
 
         wide = [a.astype(np.float32) for a in arrays] if dtype in (f16, bf16) else arrays
         want = reference(*wide).astype(found.dtype)
