@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +13,7 @@ from tc.codegen.llvm.emitter import emit_prim_func
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.expr import Var
-from tc.ir.loop import For, LoopKind
+from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.parser import parse_prim_func
 from tc.ir.verify import verify
@@ -43,15 +44,20 @@ def test_rows_of_unknown_length_run_in_parallel(name: str) -> None:
     assert LoopKind.PARALLEL in {node.kind for node in walk(scheduled.func) if isinstance(node, For)}
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@functools.cache
+def scheduled_and_finished(name: str) -> tuple[PrimFunc, PrimFunc]:
+    scheduled = apply_rules(parse_prim_func(TEXTS[name]), native_target()).func
+    return scheduled, finish_loops(scheduled)
+
+
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", TEXTS)
 def test_kernels_for_rows_of_different_lengths_match_numpy(name: str, seed: int) -> None:
     """Empty rows, rows of one term, and rows of many vectors."""
-    rng = np.random.default_rng(seed)
-    func, arrays, dims = uneven_problem(name, rng, most=(3, 40, 300)[seed % 3])
+    _, arrays, dims = uneven_problem(name, np.random.default_rng(seed), most=(3, 40, 300)[seed % 3])
+    scheduled, finished = scheduled_and_finished(name)
 
-    scheduled = apply_rules(func, native_target()).func
-    (found, *_) = run(finish_loops(scheduled), arrays, dims)
+    (found, *_) = run(finished, arrays, dims)
 
     np.testing.assert_allclose(found, expected(name, arrays), rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(run_prim_func(scheduled, arrays, dims)[0], expected(name, arrays), rtol=2e-6, atol=1e-6)
