@@ -19,22 +19,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Span:
     """Where a piece of IR comes from: a file position, or the name of a model's node.
 
-    `line` and `column` count from 1; 0 means unknown. `text` is the source line when known.
+    `line` and `column` count from 1; 0 means unknown. `text` is the source line when known. `replaced`: the nodes that the piece
+    takes the place of, if they are several.
     """
 
     source: str
     line: int = 0
     column: int = 0
     text: str = ""
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes that the piece computes."""
+        return self.replaced or (str(self),)
+
+    def in_place_of(self, nodes: Iterable[str]) -> Span:
+        """The same place, for a piece that computes these nodes, too: they stand before its own."""
+        found = tuple(dict.fromkeys((*nodes, *self.nodes)))
+        return self if found == self.nodes else replace(self, replaced=found)
 
     def __str__(self) -> str:
         if not self.line:

@@ -58,7 +58,7 @@ def nodes_by_result(module: IRModule) -> dict[TensorVar, tuple[str, ...]]:
     """For each result of a primitive function, the model's nodes inside the function that made it."""
     found: dict[TensorVar, tuple[str, ...]] = {}
     for binding, inner in primitive_calls(module):
-        nodes = tuple(dict.fromkeys(str(b.span) for b in inner.bindings if b.span is not None))
+        nodes = tuple(dict.fromkeys(node for b in inner.bindings if b.span is not None for node in b.span.nodes))
         found.update(dict.fromkeys(binding.targets, nodes))
     return found
 

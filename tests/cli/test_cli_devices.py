@@ -245,5 +245,5 @@ def test_the_build_lines_of_device_text_build_it(
 def test_a_kernel_names_all_nodes_that_it_computes_and_the_plan_says_how_to_read_it() -> None:
     files = tc.lower(str(MODEL_PATH), "opencl", "opencl:generic").files()
 
-    assert str(files["conv_add_relu.cl"]).startswith("/* computes conv_7; add_9; relu_10 */\n")
+    assert str(files["conv_add_relu.cl"]).startswith("/* computes conv_7; batchnormalization_8; add_9; relu_10 */\n")
     assert str(files["plan.txt"]).startswith("# What the host does")

@@ -226,3 +226,20 @@ def test_what_is_used_elsewhere_or_is_no_attention_stays(build: Callable[[Model]
 
     assert "attention" not in ops_of(model)
     check(model, m.arrays)
+
+
+def test_a_kernel_names_all_nodes_of_an_attention_and_explains_each() -> None:
+    """It named the last one, and the others were no nodes to `explain`."""
+    m = Model(**qkv(1, 2, 6, 10, 8))
+    keys = m.op("Transpose", "k", perm=[0, 1, 3, 2])
+    m.op("MatMul", m.op("Softmax", m.op("Mul", m.op("MatMul", "q", keys), m.const(0.25)), axis=-1), "v")
+    names = ("turned", "scores", "scaled", "chances", "weighed")
+    for node, name in zip(m.nodes, names, strict=True):
+        node.name = name
+    model = m.finish(m.nodes[-1].output[0])
+
+    compiled = tc.compile(model)
+
+    assert [kernel.nodes for kernel in compiled.report().kernels] == [names]
+    assert all(f"together with: {', '.join(names)}" in compiled.explain(name) for name in names)
+    assert f"computes {'; '.join(names)}" in tc.lower(model, "asm", "x86-64-v3").as_text().splitlines()[0]

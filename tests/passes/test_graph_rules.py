@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tc.errors import Span
 from tc.interp import run_function
 from tc.ir.dtype import f32
 from tc.ir.graph import Call, Function
 from tc.ir.module import IRModule
+from tc.ir.node import replace
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.dce import remove_dead_code
@@ -16,7 +18,7 @@ from tc.passes.graph.find_attention import ATTENTION_RULES, ROUNDING_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
 from tc.passes.graph.integer_products import INTEGER_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
-from tc.passes.graph.rewrite import GraphRule, rewrite_module
+from tc.passes.graph.rewrite import GraphRule, any_, op, rewrite_module
 from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
 
@@ -83,3 +85,18 @@ def test_a_convolution_used_twice_is_not_copied_into_one_of_its_uses() -> None:
     simplified = remove_dead_code(simplify_graph(module))
 
     assert ops_of(simplified) == ["conv", "add", "mul"]
+
+
+def test_what_a_rule_puts_there_names_the_nodes_that_it_takes_the_place_of_and_no_others() -> None:
+    """What is made of an operand that the new operation does not read is no part of it."""
+    b = GraphBuilder()
+    x, y = (b.param(name, tensor_type((4,), f32)) for name in "xy")
+    result = b.call("mul", b.call("neg", b.call("abs", x)), b.call("exp", y))
+    named = tuple(replace(binding, span=Span(f"/{binding.value.op}")) for binding in b.bindings)
+    module = IRModule((replace(b.function("main", (result,)), bindings=named),))
+    pattern = op("mul", op("neg", any_("x")), op("exp", any_("y")))
+    rule = GraphRule("without y", pattern, lambda b, m: b.call("relu", m.x), lambda b: x)
+
+    main = remove_dead_code(rewrite_module(module, [rule])).main
+
+    assert [binding.span.nodes for binding in main.bindings] == [("/abs",), ("/neg", "/mul")]

@@ -172,6 +172,10 @@ def rewrite_module(module: IRModule, rules: Sequence[GraphRule], *, max_rounds: 
     return module
 
 
+_DEEPEST_REPLACED = 12
+"""Of a pattern: how many operations lie one above the other."""
+
+
 @dataclass
 class _Rewriter:
     """Rebuilds one function, and the functions inside it, front to back."""
@@ -247,8 +251,10 @@ class _Rewriter:
                     result = rule.result(builder, match)
                 if result is None or not _same_type(result, binding.targets[0], facts):
                     continue
+                nodes = self._replaced_nodes(binding, builder.bindings)
                 for made in builder.bindings:
-                    made = replace(made, span=made.span or binding.span)
+                    span = made.span or binding.span
+                    made = replace(made, span=None if span is None else span.in_place_of(nodes))
                     bindings.append(made)
                     self.definitions.update(dict.fromkeys(made.targets, made))
                     for part in atoms_of(made.value):
@@ -260,6 +266,29 @@ class _Rewriter:
                 del bindings[place]  # nothing refers to it any more, and it must not match again
                 self.changed = True
                 return
+
+    def _replaced_nodes(self, root: Binding, made: Sequence[Binding]) -> tuple[str, ...]:
+        """The model's nodes that new bindings compute in the place of `root`: its own, and those between it and what these read."""
+        inner = {target for binding in made for target in binding.targets}
+        read = {atom for binding in made for atom in atoms_of(binding.value) if isinstance(atom, TensorVar) and atom not in inner}
+        found: dict[TensorVar, tuple[str, ...] | None] = dict.fromkeys(read, ())
+
+        def nodes_of(atom: TensorVar, depth: int) -> tuple[str, ...] | None:
+            """Of all that makes a value from what is read; None for one that is made of something else, too."""
+            if atom not in found:
+                binding = self.definitions.get(atom)
+                is_inside = binding is not None and isinstance(binding.value, Call) and depth < _DEEPEST_REPLACED
+                found[atom] = nodes_behind(binding, depth) if binding is not None and is_inside else None
+            return found[atom]
+
+        def nodes_behind(binding: Binding, depth: int) -> tuple[str, ...] | None:
+            parts = [nodes_of(atom, depth + 1) for atom in atoms_of(binding.value) if isinstance(atom, TensorVar)]
+            own = () if binding.span is None else binding.span.nodes
+            return None if None in parts else (*(node for part in parts for node in part or ()), *own)
+
+        operands = [atom for atom in atoms_of(root.value) if isinstance(atom, TensorVar)]
+        behind = [node for atom in operands for node in nodes_of(atom, 0) or ()]
+        return tuple(dict.fromkeys([*behind, *(() if root.span is None else root.span.nodes)]))
 
     def _may_match(self, pattern: Pattern, atom: Atom | None, root: bool = False) -> bool:
         """Whether there are calls of the pattern's operators where it has them; what it calls by one name may differ still."""
