@@ -144,12 +144,19 @@ _MOVES: dict[str, tuple[Callable[..., tuple[Expr, ...]], Callable[[np.ndarray], 
 BACK = [0]
 
 
+SHAPES = ((2, 2), (3, 5), (7, 31), (17, 64), (130, 257))
+MORE_SHAPES = ((1, 33), (5, 16), (64, 66))
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.slow)], ids=("some", "more"))
 @pytest.mark.parametrize("move", _MOVES)
 @pytest.mark.parametrize("dtype", SUB_BYTE, ids=str)
-def test_elements_that_share_bytes_are_moved(dtype: DType, move: str, rng: np.random.Generator) -> None:
+def test_elements_that_share_bytes_are_moved(
+    dtype: DType, move: str, shapes: tuple[tuple[int, int], ...], rng: np.random.Generator
+) -> None:
     low, high = int_range(dtype)
     place, meant = _MOVES[move]
-    for shape in ((2, 2), (3, 5), (1, 33), (7, 31), (17, 64), (5, 16), (130, 257), (64, 66)):
+    for shape in shapes:
         x = rng.integers(low, high + 1, shape).astype(dtype.numpy)
         BACK[0] = shape[1]
         expected = meant(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -212,19 +213,24 @@ def test_operands_in_half_precision_are_copied_as_they_are() -> None:
     assert {load.dtype for load in walk(schedule.block("mm")) if isinstance(load, Load) and load.buffer.name == "B_rhs"} == {bf16}
 
 
+@functools.cache
+def product_of_any_number_of_rows(n: int, k: int, target: Target) -> PrimFunc:
+    m = Var("m", i64)
+    a, b = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B")
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
+    return finish_loops(apply_rules(create_prim_func("product", [a, b], [total], (m,)), target).func, threads=2)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 7, 15, 16, 17, 40, 100])
 @pytest.mark.parametrize("sizes", [(64, 64), (19, 7), (100, 70), (33, 65), (65, 33)], ids=str)
 @pytest.mark.parametrize("target", [*LEVELS, native_target()], ids=("avx2", "avx512", "native"))
 def test_products_of_any_number_of_rows_are_exact(rows: int, sizes: tuple[int, int], target: Target) -> None:
     if not is_here(target):
         pytest.skip("this CPU lacks instructions of the target")
-    rng, m, (n, k) = np.random.default_rng(rows), Var("m", i64), sizes
-    a, b = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B")
-    total = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
-    scheduled = apply_rules(create_prim_func("product", [a, b], [total], (m,)), target)
+    rng, (n, k) = np.random.default_rng(rows), sizes
     arrays = [numbers(rng, (rows, k), u8), numbers(rng, (k, n), i8)]
 
-    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, (rows,), target=target)
+    result, *_ = run(product_of_any_number_of_rows(n, k, target), arrays, (rows,), target=target)
 
     np.testing.assert_array_equal(result, arrays[0].astype(np.int64) @ arrays[1].astype(np.int64))
 

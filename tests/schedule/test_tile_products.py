@@ -31,6 +31,7 @@ from tc.schedule.rules.matrix_tiles import TileProduct
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.codegen import tile_model
+from tests.draws import some_of
 from tests.golden_files import TARGETS
 from tests.ops.kernels import run
 from tests.schedule.test_dot_products import numbers, product
@@ -132,14 +133,11 @@ def packed_product(rows: int | Var, n: int, k: int, block: int = 32) -> PrimFunc
 
 
 SIZES = [(16, 16, 64), (33, 100, 130), (70, 31, 200), (48, 96, 7), (90, 250, 64), (20, 1, 64), (3, 40, 100), (1, 64, 64)]
-IN_BLOCKS = [
-    pytest.param(sizes, block, marks=() if block == 32 or sizes in SIZES[1:3] else pytest.mark.slow)
-    for sizes in SIZES
-    for block in (16, 32, 64)
-]
+IN_BLOCKS = [(sizes, block) for sizes in SIZES for block in (16, 32, 64)]
+QUICK = [(sizes, block) for sizes, block in IN_BLOCKS if block == 32 or sizes in SIZES[1:3]]
 
 
-@pytest.mark.parametrize(("sizes", "block"), IN_BLOCKS, ids=str)
+@pytest.mark.parametrize(("sizes", "block"), some_of(IN_BLOCKS, quick=QUICK), ids=str)
 @pytest.mark.parametrize("is_symbolic", [False, True], ids=("static", "symbolic"))
 def test_literals_that_were_packed_are_read_in_place(target: Target, sizes: tuple[int, int, int], block: int, is_symbolic: bool) -> None:
     rng, (m, n, k) = np.random.default_rng(0), sizes
