@@ -137,7 +137,7 @@ def tile_attention(schedule: Schedule, chain: AttentionChain, products: Attentio
     stage, calls = products.multiply_values(schedule, chain.weighted, replace(last, batch=()), place, operands)
     for name in (powers, chain.inverse, chain.total, chain.powers, chain.top, chain.masked, chain.scores):
         compute_in_block(schedule, name, place, heads)
-    merged = [stage, *(_tile_keys(schedule, name, place, products) for name in (chain.masked, chain.powers, powers))]
+    merged = [stage, *(_tile_keys(schedule, name, place, products, name == powers) for name in (chain.masked, chain.powers, powers))]
     merged += [_reduce_rows(schedule, name, place, products) for name in (chain.top, chain.total)]
     _cut_rows(schedule, chain.inverse, place, products.rows)
     around = outermost_keys(schedule, chain.scores, place, tile.keys)
@@ -222,14 +222,17 @@ class LaneLoops:
     rows: tuple[str, ...]
     keys: tuple[str, str, str]
 
-    def bind(self, schedule: Schedule, held: HeldRows) -> None:
+    def bind(self, schedule: Schedule, held: HeldRows, is_vector: bool = False) -> None:
+        """`is_vector`: neighbours are done at once, as those that are narrowed to one register."""
         lanes, own, (wide, quad, pair) = held.lanes(self.rows), held.own(self.rows), self.keys
         alone = [*own[:-1], wide, *own[-1:], pair]
         schedule.reorder(self.tiles, self.y, *lanes, quad, *alone)
         schedule.bind(self.y, "thread.y")
         schedule.bind(schedule.fuse(*lanes, quad), "thread.x")
-        for loop in alone:
+        for loop in alone[:-1] if is_vector else alone:
             schedule.unroll(loop)
+        if is_vector:
+            schedule.vectorize(pair)
 
 
 def _cut(schedule: Schedule, name: str, place: str, products: AttentionProducts) -> LaneLoops:
@@ -243,10 +246,10 @@ def _cut(schedule: Schedule, name: str, place: str, products: AttentionProducts)
     return LaneLoops(tiles, y, tuple(rows), (wide, quad, pair))
 
 
-def _tile_keys(schedule: Schedule, name: str, place: str, products: AttentionProducts) -> str:
+def _tile_keys(schedule: Schedule, name: str, place: str, products: AttentionProducts, is_vector: bool) -> str:
     """Let each lane do an elementwise block for the scores that it holds; the loop over tiles of keys."""
     loops = _cut(schedule, name, place, products)
-    loops.bind(schedule, products.rows)
+    loops.bind(schedule, products.rows, is_vector)
     return loops.tiles
 
 
