@@ -357,7 +357,7 @@ class _Walk:
                     case Div() | FloorDiv() | FloorMod():
                         rest += DIVIDE
                     case MathCall(name=name):
-                        rest += 1 if name in _CHEAP else DIVIDE if name in ("sqrt", "rsqrt") else FUNCTION
+                        rest += 1 if name in _CHEAP else DIVIDE if name in ("sqrt", "rsqrt", "exp_brief") else FUNCTION
                     case BinaryExpr() | CompareExpr() | Select() | Cast() | Narrow():
                         rest += 1
             stack.extend((child, in_index) for child in children(node) if isinstance(child, Expr))

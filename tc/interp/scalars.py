@@ -165,6 +165,7 @@ def _float_functions(dtype: DType) -> dict[str, Callable[..., Scalar]]:
 
 _IN_FLOAT64: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
+    "exp_brief": np.exp,
     "exp2": np.exp2,
     "log": np.log,
     "log2": np.log2,

@@ -299,7 +299,7 @@ class MathCall(Expr):
 MATH_CALLS: dict[str, int] = {
     **dict.fromkeys(
         "exp exp2 log log2 log1p expm1 tanh erf normal_cdf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
-        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32".split(),
+        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 exp_brief".split(),
         1,
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
@@ -309,7 +309,8 @@ MATH_CALLS: dict[str, int] = {
 """Name -> number of arguments. `round` is half to even; `shift_right` is arithmetic for signed types. `thread_index` numbers the
 threads that run the iterations of a parallel loop, from 0: the same in one iteration, different in iterations that run at once.
 `normal_cdf(x)` is (1 + erf(x / sqrt(2))) / 2, the weight of the normal distribution below x. `round_tf32(x)` is the f32 nearest to x that
-has 11 significant bits, of two the one with the greater magnitude: what a matrix instruction on tf32 takes; NaN and infinities stay."""
+has 11 significant bits, of two the one with the greater magnitude: what a matrix instruction on tf32 takes; NaN and infinities stay.
+`exp_brief(x)` is exp(x) for what is rounded to 16 bits: off by no more than 2^-22 (1 + |x|) of it, and 0 where it is no normal number."""
 
 
 TRUE = Const(True, bool_)

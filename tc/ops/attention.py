@@ -176,9 +176,10 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
 
     scores = te.reduce("sum", (*lead, rows, columns), (depth,), product, "scores")
     masked = te.compute(scores.shape, lambda *axes: _stepped(scores[axes], axes, scores.shape, tensors[3:], attrs), "masked")
+    power = "exp_brief" if attrs.rounded else "exp"
     # a NaN that the maximum passes over reaches the sum through its own exponential
     top = te.reduce("max_number", (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
-    powers = te.compute(scores.shape, lambda *axes: call("exp", masked[axes] - top[axes[:-1]]), "powers")
+    powers = te.compute(scores.shape, lambda *axes: call(power, masked[axes] - top[axes[:-1]]), "powers")
     total = te.reduce("sum", (*lead, rows), (columns,), lambda *axes: powers[axes], "total")
 
     def share(*axes: Expr) -> Expr:  # without any column the result is a sum of nothing

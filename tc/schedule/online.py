@@ -302,7 +302,9 @@ def rebase_parts(func: PrimFunc, block: str, length: int) -> PrimFunc:
     powers = readers[0] if len(readers) == 1 else None
     store = _store_of(powers) if powers is not None else None
     match store:
-        case Store(indices=places, value=MathCall(name="exp", args=(Sub(lhs=x, rhs=Load(buffer=buffer, indices=own)),))) if buffer is top:
+        case Store(
+            indices=places, value=MathCall(name="exp" | "exp_brief" as power, args=(Sub(lhs=x, rhs=Load(buffer=buffer, indices=own)),))
+        ) if buffer is top:
             along = [index for index in places if isinstance(index, Var) and index not in own]
         case _:
             along = []
@@ -313,7 +315,7 @@ def rebase_parts(func: PrimFunc, block: str, length: int) -> PrimFunc:
     for each in (*makers, *sums):
         _check_parts(each, x.buffer if each in makers and isinstance(x, Load) else store.buffer, places.index(along[0]), length, func)
     part = along[0] // length
-    shifted = replace(store, value=call("exp", x - _base(Load(part_top, (part, *own)))))
+    shifted = replace(store, value=call(power, x - _base(Load(part_top, (part, *own)))))
     shrunk = {each: _shrunk(func, each, _Carrier(store.indices, own), store.buffer, top, part_top) for each in sums}
     changed: dict[Node, Node] = {powers: replace(powers, body=transform(powers.body, lambda node: shifted if node is store else None))}
     changed.update(dict(shrunk.values()))
@@ -460,7 +462,7 @@ def _carriers(loops: tuple[Place, ...], top: Buffer) -> tuple[Block, dict[Buffer
             continue
         store = _store_of(block)
         match store.value:
-            case MathCall(name="exp", args=(Sub(lhs=lhs, rhs=Load(buffer=buffer, indices=indices)),)) if buffer is top:
+            case MathCall(name="exp" | "exp_brief", args=(Sub(lhs=lhs, rhs=Load(buffer=buffer, indices=indices)),)) if buffer is top:
                 if top not in buffers_read(lhs):
                     powers.append(block)
                     found[store.buffer] = _Carrier(store.indices, indices)

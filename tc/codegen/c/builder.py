@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tc.codegen.c.helpers import Helpers, folded, function_text, without_unused
-from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
+from tc.codegen.llvm.builder import POWER_OF_TWO, FunctionBuilder, Module, Value, int_value
 
 _TYPES = {"i1": "i32", "i8": "u8", "i16": "u16", "i32": "u32", "i64": "u64", "float": "f32", "double": "f64"}
 _WIDTHS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
@@ -139,6 +139,16 @@ class ScalarBuilder(FunctionBuilder):
             return self.assign(f"{self.helpers.dialect.function(name, kind)}({', '.join(map(self._text, args))})", args[0].element)
         text = f"{name}({', '.join(map(self._text, args))})"
         return self.assign(f"({kind}){text}" if kind == "f32" else text, args[0].element)
+
+    @property
+    def has_power_of_two(self) -> bool:
+        return self.helpers.dialect.has_warps  # it takes PTX
+
+    def power_of_two(self, x: Value) -> Value:
+        head = f"{self.helpers.dialect.helper} f32 tc_power_of_two(f32 x) {{"
+        lines = (head, "    f32 y;", f'    asm("{POWER_OF_TWO} %0, %1;" : "=f"(y) : "f"(x));', "    return y;", "}")
+        name = self.helpers.need("tc_power_of_two", lambda: "\n".join(lines))
+        return self.assign(f"{name}({self._text(x)})", "float")
 
     def fneg(self, a: Value) -> Value:
         return self.assign(f"-{self._text(a)}", a.element)

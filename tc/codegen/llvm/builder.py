@@ -74,6 +74,10 @@ def float_text(value: float, element: str) -> str:
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 
+POWER_OF_TWO = "ex2.approx.ftz.f32"
+"""An instruction of PTX, and the feature of a module whose target has it."""
+
+
 class Module:
     """The text of one LLVM module: function definitions, declarations and constants on demand, metadata.
 
@@ -321,6 +325,15 @@ class FunctionBuilder:
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.intrinsic("fma", a, b, c)
+
+    @property
+    def has_power_of_two(self) -> bool:
+        """Whether the target has an instruction for `power_of_two`."""
+        return self.module.has(POWER_OF_TWO)
+
+    def power_of_two(self, x: Value) -> Value:
+        """2^x in f32, to about 22 bits; 0 where that is no normal number."""
+        return self.emit(f'call float asm "{POWER_OF_TWO} $0, $1;", "=f,f"({x})', "float")
 
     def bitcast(self, value: Value, element: str) -> Value:
         return self.convert("bitcast", value, element)

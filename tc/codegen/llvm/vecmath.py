@@ -42,6 +42,8 @@ def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
     if first.element == "half":
         wide = emit_math(b, name, *(b.convert("fpext", arg, "float") for arg in args))
         return wide if wide.element == "i1" else b.convert("fptrunc", wide, first.element)
+    if name == "exp_brief":
+        return _exp_brief(b, first)
     if name in _ROUNDING:
         return b.intrinsic(_ROUNDING[name], first)
     if name in _SIMPLE:
@@ -119,6 +121,13 @@ def _exp(b: FunctionBuilder, x: Value) -> Value:
     if masked:
         return _scalef(b, p, n, zero, stays)
     return b.select(stays, _scaled(b, p, n, shifted), zero)
+
+
+def _exp_brief(b: FunctionBuilder, x: Value) -> Value:
+    """By an instruction, where there is one for powers of two; else `exp`."""
+    if x.element == "float" and b.has_power_of_two:
+        return b.per_lane(b.power_of_two, b.binary("fmul", x, b.float(1.0 / math.log(2.0), x)))
+    return emit_math(b, "exp", x)
 
 
 def _reduced(b: FunctionBuilder, x: Value, magic: float, ln2_high: float, ln2_low: float) -> tuple[Value, Value, Value]:

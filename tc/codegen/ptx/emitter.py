@@ -29,7 +29,7 @@ from tc.codegen.box_assembly import (
 )
 from tc.codegen.launches import AXES, DeviceLaunch, launches_of
 from tc.codegen.llvm.addresses import Offset
-from tc.codegen.llvm.builder import Module, Value
+from tc.codegen.llvm.builder import POWER_OF_TWO, Module, Value
 from tc.codegen.llvm.emitter import KernelEmitter
 from tc.codegen.llvm.jit import foreign_assembly
 from tc.codegen.llvm.places import memory_type
@@ -71,7 +71,7 @@ def emit_launches_ir(func: PrimFunc, symbol: str, has_async_copies: bool = False
 
     `has_async_copies`: the architecture copies to shared memory while a thread does something else, as sm_80 and later ones.
     """
-    module = Module(f32_libm=F32_LIBM)
+    module = Module((POWER_OF_TWO,) if dialect.has_warps else (), F32_LIBM)
     chosen = select_intrinsics(func, ())
     for launch in launches_of(chosen):
         _ThreadEmitter(module, f"{symbol}_{launch.index}", chosen, launch, has_async_copies, dialect).emit_function()
