@@ -258,6 +258,42 @@ def test_finished_kernels_of_scheduled_programs_compute_the_same() -> None:
     np.testing.assert_allclose(found, e / e.sum(1, keepdims=True), rtol=1e-5)
 
 
+ROW = "b * 4 + w"
+UNDER_A_GUARD = {
+    "an extent": (f"for k in range(L[{ROW}]):", "1.0"),
+    "an extent that is the same for all": ("for k in range(L[b * 4 + 4]):", "1.0"),
+    "a condition that is the same for all": ("if 0 < L[b * 4 + 4]:", "1.0"),
+    "a number": ("with let(L[b * 4 + 4]) as k:", "cast(k, f32)"),
+}
+"""What decides about loops over threads: of their row, or of the row after those of a block."""
+
+
+@pytest.mark.parametrize("name", UNDER_A_GUARD)
+def test_what_a_guard_keeps_from_memory_does_not_read_it_elsewhere(name: str) -> None:
+    """Guards went to the statements inside: what stands between was evaluated without them, and a loop ran as often as rubbish said."""
+    head, value = UNDER_A_GUARD[name]
+    guard = f"{ROW} < n" if ROW in head else f"{ROW} < n and b * 4 + 4 < n and 0 < w"
+    func = program(
+        f"""
+for b in bound(3, 'block.x'):
+    for w in bound(4, 'thread.y'):
+        for t in bound(2, 'thread.x'):
+            if {ROW} < n:
+                B[{ROW}, t] = 0.0
+        if {guard}:
+            {head}
+                for u in bound(2, 'thread.x'):
+                    B[{ROW}, u] = B[{ROW}, u] + {value}
+""",
+        "L: i64[n], B: f32[n, 2], n: i64",
+    )
+    lengths = np.arange(1, 10)
+
+    for order in ({}, {"seed": 1}):
+        (found,) = run_prim_func(distribute_threads(func), [lengths], (9,), **order)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, run_prim_func(func, [lengths], (9,))[0])
+
+
 def check_random(seeds: range) -> None:
     count = 0
     for seed in seeds:

@@ -13,7 +13,7 @@ from tc.ir.bounds import bounds
 from tc.ir.box_copies import CopyBox
 from tc.ir.copies import counts_copies
 from tc.ir.dtype import bool_, i64
-from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, const, equal, logical_and, logical_not, select
+from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Lt, Var, const, equal, logical_and, logical_not, select
 from tc.ir.intrinsic import INTRINSICS, lanes_of
 from tc.ir.lane_exchange import can_exchange, is_exchange, mask_of
 from tc.ir.launch import BLOCK_AXES, THREAD_AXES, block_loops, finished, has_launch, is_thread_loop, thread_extents
@@ -224,16 +224,16 @@ class _Replica:
                 return Seq(tuple(self.statement(part, active) for part in stmts))
             case For() if is_thread_loop(stmt):
                 return self.thread_loop(stmt, active)
-            case For(var=var, body=body, kind=kind):
+            case For(var=var, extent=extent, body=body, kind=kind):
                 if kind not in (LoopKind.SERIAL, LoopKind.UNROLLED):
                     raise ScheduleError(f"{self.name}: loop {var.name} is {kind.name.lower()} around loops over threads")
-                return replace(stmt, body=self.statement(body, active))
+                return replace(stmt, extent=self.readable(extent, active), body=self.statement(body, active))
             case If():
                 return self.branch(stmt, active)
             case Let():
                 return self.let(stmt, active)
             case While(condition=condition, body=body):
-                if self.varies(condition, active):
+                if self.varies(self.readable(condition, active), active):
                     raise ScheduleError(f"{self.name}: a while loop around loops over threads depends on the thread: {condition}")
                 return replace(stmt, body=self.statement(body, active))
             case Alloc():
@@ -252,6 +252,18 @@ class _Replica:
     def varies(self, expr: Expr, active: _Active) -> bool:
         return bool(variables(expr) & (active.varying | {var for var, _ in self.threads.values()}))
 
+    def readable(self, expr: Expr, active: _Active) -> Expr:
+        """An expression that all threads evaluate, also those that its guards keep away from it: these read nothing, it is 0.
+
+        What is the same for all threads is read by one of them in any case if the guards only count threads.
+        """
+        guards = active.guards if self.varies(expr, active) else [guard for guard in active.guards if not self.counts(guard)]
+        return select(logical_and(*guards), expr, const(0, expr.dtype)) if guards and reads_memory(expr) else expr
+
+    def counts(self, guard: Expr) -> bool:
+        """Whether a guard holds for the first thread, as a loop over threads is never empty."""
+        return isinstance(guard, Lt) and isinstance(guard.rhs, Const) and any(guard.lhs is var for var, _ in self.threads.values())
+
     def thread_loop(self, loop: For, active: _Active) -> Stmt:
         var, count = self.threads[loop.thread]
         inside = _Active((*active.axes, loop.thread), active.guards, active.varying)
@@ -263,7 +275,7 @@ class _Replica:
     def branch(self, stmt: If, active: _Active) -> Stmt:
         """A condition that is the same for all threads stays; any other goes to the parts inside, as these may have to wait."""
         condition = stmt.condition
-        if not self.varies(condition, active):
+        if not self.varies(self.readable(condition, active), active):
             otherwise = None if stmt.else_body is None else self.statement(stmt.else_body, active)
             return replace(stmt, then_body=self.statement(stmt.then_body, active), else_body=otherwise)
         if buffers_read(condition) & buffers_written(stmt):
@@ -277,11 +289,9 @@ class _Replica:
 
     def let(self, stmt: Let, active: _Active) -> Stmt:
         """A let around threads: read only by those that may."""
-        value, varying = stmt.value, active.varying
+        value, varying = self.readable(stmt.value, active), active.varying
         if self.varies(value, active):
             varying = varying | {stmt.var}
-            if reads_memory(value) and active.guards:
-                value = select(logical_and(*active.guards), value, const(0, value.dtype))
         return replace(stmt, value=value, body=self.statement(stmt.body, _Active(active.axes, active.guards, varying)))
 
     def alloc(self, stmt: Alloc, active: _Active) -> Stmt:
