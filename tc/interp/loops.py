@@ -19,7 +19,7 @@ import numpy as np
 
 from tc.errors import InputError, VerifyError
 from tc.interp import scalars
-from tc.interp.threads import Watch, WatchedGlobal, WatchedMemory, unwritten
+from tc.interp.threads import UNWRITTEN, Watch, WatchedGlobal, WatchedMemory, unwritten
 from tc.interp.warps import WarpStop
 from tc.ir.access import report_buffer
 from tc.ir.arith import evaluate
@@ -120,16 +120,22 @@ def run_prim_func(
         if array.shape != shape or array.dtype != buffer.dtype.numpy:
             raise VerifyError(f"{func.name}: {buffer} is given an array {array.dtype}{list(array.shape)}")
         lists.append(_to_list(array, buffer.dtype))
-    for buffer, shape in zip(func.outputs, shapes[len(lists) :], strict=True):
-        lists.append([scalars.poison(buffer.dtype)] * int(np.prod(shape, dtype=np.int64)))
+    for shape in shapes[len(lists) :]:
+        lists.append([UNWRITTEN] * int(np.prod(shape, dtype=np.int64)))
     values = iter(lists)
     with np.errstate(all="ignore"):
         compile_to_python(func, _order(backward, seed))(*(next(values) if isinstance(p, Buffer) else env[p] for p in func.params))
     first = len(func.inputs)
     return [
-        np.array(items, buffer.dtype.numpy).reshape(shape)
+        _to_array(items, buffer.dtype).reshape(shape)
         for buffer, items, shape in zip(func.outputs, lists[first:], shapes[first:], strict=True)
     ]
+
+
+def _to_array(items: list[Any], dtype: DType) -> np.ndarray:
+    """What nothing was stored in is rubbish."""
+    rubbish = scalars.poison(dtype)
+    return np.array([rubbish if item is UNWRITTEN else item for item in items], dtype.numpy)
 
 
 def _to_list(array: np.ndarray, dtype: DType) -> list[Any]:
@@ -154,7 +160,7 @@ def _order(backward: bool, seed: int | None) -> Order:
 
 def compile_to_python(func: PrimFunc, order: Order = _in_order) -> Callable[..., None]:
     """A Python function of the parameters, buffers being flat lists of scalars."""
-    writer = _Writer(func.name, report_buffer(func))
+    writer = _Writer(func.name, func.outputs, report_buffer(func))
     writer.emit(f"def kernel({', '.join(map(writer.name, func.params))}):")
     writer.depth += 1
     for buffer in func.buffers:
@@ -179,8 +185,9 @@ def _out_of_range(what: str, value: int, extent: int) -> NoReturn:
 class _Writer:
     """Python source, line by line, and the objects that it names."""
 
-    def __init__(self, func_name: str, report: Buffer | None = None) -> None:
+    def __init__(self, func_name: str, outputs: Sequence[Buffer], report: Buffer | None = None) -> None:
         self.func_name = func_name
+        self.outputs = frozenset(outputs)
         self.report = report  # of failed checks, in which any thread may write
         self.lines: list[str] = []
         self.depth = 0
@@ -484,7 +491,7 @@ class _Writer:
 
     def allocate(self, buffer: Buffer) -> None:
         self.declare_shape(buffer)
-        start = "None" if buffer in self.own else self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
+        start = "None" if buffer in self.own else self.rubbish(buffer)
         self.emit(f"{self.name(buffer)} = [{start}] * ({self.count(buffer)})")
 
     def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: str, how: str = "store") -> None:
@@ -498,12 +505,18 @@ class _Writer:
         place = self.offset(buffer, indices)
         if buffer in self.memories:
             return f"{self.memories[buffer]}.load({place}, {self.site})"
-        if buffer in self.own:
-            known = self.constant(("buffer", buffer), buffer)
-            shape = "".join(f"{size}, " for size in self._shapes[buffer])
-            refuse = f"{self.constant(unwritten, unwritten)}(_watch, {known}, ({shape}), p, {self.site})"
-            return f"(u if (u := {self.name(buffer)}[p := {place}]) is not None else {refuse})"
-        return f"{self.name(buffer)}[{place}]"
+        if buffer not in self.own and buffer not in self.outputs:
+            return f"{self.name(buffer)}[{place}]"
+        if self.thread_loops is None:
+            return f"(u if (u := {self.name(buffer)}[{place}]) is not None else {self.rubbish(buffer)})"
+        known = self.constant(("buffer", buffer), buffer)
+        shape = "".join(f"{size}, " for size in self._shapes[buffer])
+        refuse = f"{self.constant(unwritten, unwritten)}(_watch, {known}, ({shape}), p, {self.site})"
+        return f"(u if (u := {self.name(buffer)}[p := {place}]) is not None else {refuse})"
+
+    def rubbish(self, buffer: Buffer) -> str:
+        """What an element of a buffer is before anything is stored, where nobody watches who reads it."""
+        return self.constant(f"poison {buffer.dtype}", scalars.poison(buffer.dtype))
 
     def offset(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         """The number of an element, each index checked against its own extent."""

@@ -12,9 +12,9 @@ from tc.ir.parser import parse_module
 from tc.ir.verify import verify
 
 
-def program(body: str, signature: str = "A: f32[8], B: f32[8]", depth: int = 1) -> PrimFunc:
+def program(body: str, signature: str = "A: f32[8], B: f32[8]", depth: int = 1, outputs: int = 1) -> PrimFunc:
     lines = "\n".join("    " * depth + line for line in body.strip("\n").splitlines())
-    return parse_module(f"@loops\ndef f({signature}):\n    outputs(1)\n{lines}\n").prim_funcs[0]
+    return parse_module(f"@loops\ndef f({signature}):\n    outputs({outputs})\n{lines}\n").prim_funcs[0]
 
 
 def reported(func: PrimFunc) -> str:
@@ -179,3 +179,20 @@ for b in bound(2, 'block.x'):
 def test_ill_formed_launches_are_refused(words: str) -> None:
     with pytest.raises(VerifyError, match=words):
         verify(program(LAUNCHES[words]))
+
+
+def test_memory_that_launches_hand_on_is_read_where_something_was_stored() -> None:
+    """What an earlier launch left out was a large number there: that it decided nothing here says nothing about a device."""
+    func = program(
+        """
+for t in bound(7, 'thread.x'):
+    B[t] = 3
+for t in bound(8, 'thread.x'):
+    C[t] = select(B[t] < A[t], 1.0, 0.0)
+""",
+        "A: i32[8], B: i32[8], C: f32[8]",
+        outputs=2,
+    )
+
+    with pytest.raises(VerifyError, match=r"thread \(t=7\) reads B\[7\] in .*, but nothing has been stored there"):
+        run_prim_func(func, [np.arange(8, dtype=np.int32)])
