@@ -64,11 +64,14 @@ def _complaint(func: PrimFunc, block: Block, path: Path) -> str | None:
         other = taken.setdefault(loop.var, axis)
         if other is not axis and not any(_is_no_less(func, block, path, const(1), each.extent) for each in (axis, other)):
             return f"loop {loop.var.name} is both axis {other.var.name} and axis {axis.var.name} of block {block.name}"
-    return _counted(block, axes, loops)
+    return _counted(block, axes, loops, writes_result)
 
 
-def _counted(block: Block, axes: list[BlockAxis], loops: dict[Node, For]) -> str | None:
-    """The complaint when constant loops make fewer iterations than the axes have points."""
+def _counted(block: Block, axes: list[BlockAxis], loops: dict[Node, For], writes_result: bool) -> str | None:
+    """The complaint when constant loops make fewer iterations than the axes have points.
+
+    What is no result may stand in a loop of no iterations, where nobody needs it.
+    """
     used = frozenset[Node]().union(*(variables(axis.value) for axis in block.axes))
     extents = [loop.extent for var, loop in loops.items() if var in used]
     sizes = [axis.extent for axis in axes]
@@ -77,7 +80,7 @@ def _counted(block: Block, axes: list[BlockAxis], loops: dict[Node, For]) -> str
     if any(is_const(axis.extent, 0) for axis in block.axes):
         return None
     visits, points = (prod(int(each.value) for each in some if isinstance(each, Const)) for some in (extents, sizes))
-    if visits >= points:
+    if visits >= points or not (visits or writes_result):
         return None
     return f"the loops around block {block.name} make {visits} iterations, but its axes have {points} points"
 

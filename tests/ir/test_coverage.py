@@ -71,3 +71,17 @@ def test_of_no_points_none_are_left_out() -> None:
     total = reduce("sum", (0,), (2,), lambda i, k: doubled[i, k], "total")
 
     check_covered(create_prim_func("empty", [x], [compute((0,), lambda i: total[i] + 1.0, "one_more")]))
+
+
+def test_what_nobody_needs_may_stand_in_a_loop_of_no_iterations() -> None:
+    """Fused with the loops around it, one of no iterations was taken for a loop that leaves points out."""
+    x = placeholder((4, 3), f32, "X")
+    total = reduce("sum", (4,), (3,), lambda i, k: x[i, k], "total")
+    func = create_prim_func("unused", [x], [compute((4, 0), lambda i, j: total[i] + 1.0, "y")])
+    schedule = Schedule(func)
+
+    schedule.compute_at("total", list(schedule.loops_of("y"))[1])
+    first, second, *_ = schedule.loops_of("total")
+    schedule.fuse(first, second)
+
+    verify(schedule.func)
