@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tc.ir.bounds import Facts, bounds
 from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Load, Lt, Select, Var, conjuncts, const, logical_and
+from tc.ir.lane_exchange import MASKS, is_exchange, mask_of
 from tc.ir.launch import is_thread_loop
-from tc.ir.loop import Alloc, Barrier, For, If, PrimFunc, Seq, Stmt, Store
+from tc.ir.loop import Alloc, AsyncStore, AwaitCopies, Barrier, For, If, PrimFunc, Seq, Stmt, Store, WarpCall
 from tc.ir.node import Node, children, map_children, replace, substitute, walk
+from tc.ir.structural import structural_equal
 from tc.ir.uses import buffers_read, variables
+from tc.passes.loop.simplify_loops import simplify_statement
 
 Rewrite = Callable[[Node], Node | None]
 """What a node is replaced by, if it is the place of a fault."""
@@ -20,9 +23,9 @@ Fault = tuple[str, Node, PrimFunc]
 ON_CHIP = ("shared", "local")
 
 
-def faults_of(func: PrimFunc) -> Iterator[Fault]:
+def faults_of(func: PrimFunc, kinds: Mapping[str, Rewrite] | None = None) -> Iterator[Fault]:
     """All faults of all kinds."""
-    for name, make in KINDS.items():
+    for name, make in (KINDS if kinds is None else kinds).items():
         for k, (path, node) in enumerate(_places(func.body, make)):
             yield f"{name} {k}", node, replace(func, body=_at(func.body, path, make))
 
@@ -105,12 +108,17 @@ def _changed_guard(node: Node, change: Callable[[Expr], Expr]) -> Node | None:
     return None if changed == parts else replace(node, condition=logical_and(*changed))
 
 
+def _is_bound(part: Expr) -> bool:
+    """Whether a condition is one of integers: sizes and indices."""
+    return isinstance(part, Lt) and not part.lhs.dtype.is_float
+
+
 def guard_too_wide(node: Node) -> Node | None:
-    return _changed_guard(node, lambda part: part.lhs < part.rhs + 1 if isinstance(part, Lt) else part)
+    return _changed_guard(node, lambda part: part.lhs < part.rhs + 1 if _is_bound(part) else part)
 
 
 def guard_too_narrow(node: Node) -> Node | None:
-    return _changed_guard(node, lambda part: part.lhs + 1 < part.rhs if isinstance(part, Lt) else part)
+    return _changed_guard(node, lambda part: part.lhs + 1 < part.rhs if _is_bound(part) else part)
 
 
 def drop_guard(node: Node) -> Node | None:
@@ -137,11 +145,11 @@ def neighbour_stores(node: Node) -> Node | None:
     """Two threads store where one should."""
     if not isinstance(node, Store):
         return None
-    threads = [var for index in node.indices for var in variables(index) if var.name in ("tx", "ty")]
+    threads = {var for index in node.indices for var in variables(index) if var.name in ("tx", "ty")}
     if not threads:
         return None
-    pair: dict[Node, Node] = {threads[0]: FloorDiv(threads[0], const(2)) * 2}
-    return replace(node, indices=tuple(substitute(index, pair) for index in node.indices))
+    pairs: dict[Node, Node] = {var: FloorDiv(var, const(2)) * 2 for var in threads}
+    return replace(node, indices=tuple(substitute(index, pairs) for index in node.indices))
 
 
 def one_iteration_less(node: Node) -> Node | None:
@@ -168,6 +176,63 @@ KINDS: dict[str, Rewrite] = {
 }
 
 
+def swap_last_indices(node: Node) -> Node | None:
+    """Of what has more than two."""
+    if not isinstance(node, (Load, Store)) or len(node.indices) < 3 or node.indices[-1] == node.indices[-2]:
+        return None
+    return replace(node, indices=(*node.indices[:-2], node.indices[-1], node.indices[-2]))
+
+
+def one_further_in_memory(node: Node) -> Node | None:
+    """The last index of what is not on chip is one more."""
+    if not isinstance(node, (Load, Store)) or node.buffer.scope in ON_CHIP or not node.indices:
+        return None
+    return replace(node, indices=(*node.indices[:-1], node.indices[-1] + 1))
+
+
+def drop_store_to_memory(node: Node) -> Node | None:
+    return Seq(()) if isinstance(node, Store) and node.buffer.scope not in ON_CHIP else None
+
+
+def another_lane(node: Node) -> Node | None:
+    """Elements come from the next mask."""
+    if not isinstance(node, WarpCall) or not is_exchange(node.name):
+        return None
+    mask = mask_of(node.name)
+    other = MASKS[(MASKS.index(mask) + 1) % len(MASKS)]
+    return replace(node, name=node.name.replace(f"xor{mask}.", f"xor{other}."))
+
+
+def drop_instruction(node: Node) -> Node | None:
+    return Seq(()) if isinstance(node, WarpCall) else None
+
+
+def drop_wait(node: Node) -> Node | None:
+    return Seq(()) if isinstance(node, AwaitCopies) else None
+
+
+def wait_for_fewer(node: Node) -> Node | None:
+    return replace(node, pending=node.pending + 1) if isinstance(node, AwaitCopies) else None
+
+
+def drop_copy(node: Node) -> Node | None:
+    return Seq(()) if isinstance(node, AsyncStore) else None
+
+
+MORE_KINDS: dict[str, Rewrite] = {
+    **KINDS,
+    "swap last indices": swap_last_indices,
+    "index in memory one further": one_further_in_memory,
+    "drop store to memory": drop_store_to_memory,
+    "elements of another lane": another_lane,
+    "drop instruction of warps": drop_instruction,
+    "drop wait": drop_wait,
+    "wait for fewer": wait_for_fewer,
+    "drop copy": drop_copy,
+}
+"""Those of what rules make, too: copies in the background, exchanges of lanes, buffers of many dims."""
+
+
 def why_harmless(what: str, node: Node, func: PrimFunc) -> str | None:
     """The argument that a program means the same with a fault as without; None where there is none.
 
@@ -179,6 +244,8 @@ def why_harmless(what: str, node: Node, func: PrimFunc) -> str | None:
         body = node.then_body
         if not variables(body) & asked and isinstance(body, Store) and body.buffer not in buffers_read(body):
             return "all threads store the same"
+    if what.startswith(("more threads", "fewer threads")) and isinstance(node, For):
+        return _why_threads_are_harmless(node, func, 0 if what.startswith("more") else 1)
     if what.startswith("shrink buffer") and isinstance(node, Alloc):
         facts = Facts()
         for loop in (each for each in walk(func.body) if isinstance(each, For)):
@@ -187,6 +254,19 @@ def why_harmless(what: str, node: Node, func: PrimFunc) -> str | None:
         last = [bounds(access.indices[-1], facts).hi for access in accesses]
         if all(index is not None and index < node.buffer.shape[-1].value - 1 for index in last):  # type: ignore[attr-defined]
             return "the last column is padding"
+    return None
+
+
+def _why_threads_are_harmless(threads: For, func: PrimFunc, less: int) -> str | None:
+    """What the last thread, or one more, does is nothing, or what the first one of the next block does."""
+    assert isinstance(threads.extent, Const)
+    last = simplify_statement(substitute(threads.body, {threads.var: const(threads.extent.value - less)}), Facts())
+    if not any(isinstance(stmt, Store) for stmt in walk(last)):
+        return "that thread does nothing"
+    for block in (node.var for node in walk(func.body) if isinstance(node, For) and node.thread == "block.x"):
+        following = substitute(threads.body, {threads.var: const(0), block: block + 1})
+        if not less and structural_equal(simplify_statement(following, Facts()), last):
+            return "the first thread of the next block does the same"
     return None
 
 
