@@ -34,9 +34,11 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 @dataclass(frozen=True, eq=False)
 class BoxMap:
-    """What boxes of these extents are copied from: the host describes it, where it is and its sizes, for each launch."""
+    """What boxes of these extents are copied from, seen as of this shape: the host describes it, where it is and its sizes, for each
+    launch."""
 
     source: Buffer
+    shape: tuple[Expr, ...]
     extents: tuple[int, ...]
 
 
@@ -83,7 +85,8 @@ class DeviceLaunch:
 
     def map_of(self, copy: CopyBox) -> int:
         """The number of the description that a copy needs."""
-        return next(k for k, each in enumerate(self.maps) if each.source is copy.source and each.extents == copy.extents)
+        wanted = copy.source, copy.view, copy.extents
+        return next(k for k, each in enumerate(self.maps) if (each.source, each.shape, each.extents) == wanted)
 
     @property
     def asks_for_shared(self) -> bool:
@@ -157,8 +160,8 @@ def _launch(index: int, body: For, func: PrimFunc) -> DeviceLaunch:
 
 
 def _maps(body: For) -> tuple[BoxMap, ...]:
-    found = {(copy.source, copy.extents): BoxMap(copy.source, copy.extents) for copy in box_copies(body)}
-    return tuple(found.values())
+    found = dict.fromkeys((copy.source, copy.view, copy.extents) for copy in box_copies(body))
+    return tuple(BoxMap(*each) for each in found)
 
 
 @cached_on_node

@@ -399,15 +399,16 @@ class _Writer:
     def copy_box(self, copy: CopyBox) -> None:
         if copy.source in self.memories or copy.buffer not in self.boxes:
             raise VerifyError(f"{self.func_name}: a box is copied from {copy.source}, which the launch writes, or to no memory of a block")
-        kept = [extent for extent in copy.extents if extent != 1]
-        lead = len(copy.indices) - len(kept)
-        last = (*copy.indices[:lead], *(index + (extent - 1) for index, extent in zip(copy.indices[lead:], kept, strict=True)))
+        filled = copy.filled
+        assert filled is not None, "verified"
+        lead = len(copy.indices) - len(filled)
+        last = (*copy.indices[:lead], *(index + (extent - 1) for index, extent in zip(copy.indices[lead:], filled, strict=True)))
         self.emit(self.offset(copy.buffer, last))
-        shape = "".join(f"{size}, " for size in self._shapes[copy.source])
+        shape = "".join(f"{self.expression(size)}, " for size in copy.view)
         corner = "".join(f"{self.expression(index)}, " for index in copy.corner)
         zero = self.constant(("zero", copy.buffer.dtype), copy.buffer.dtype.numpy.type(0))
         values = f"{self.constant(box_values, box_values)}({self.name(copy.source)}, ({shape}), ({corner}), {copy.extents!r}, {zero})"
-        to = f"{self.memories[copy.buffer]}, {self.offset(copy.buffer, copy.indices)}, {copy.extents!r}"
+        to = f"{self.memories[copy.buffer]}, {self.offset(copy.buffer, copy.indices)}, {filled!r}"
         self.emit(f"_watch.phases.copy({to}, {values}, {self.barrier_at(copy.barrier)}, {self.site})")
 
     def launch(self, launch: FinishedLaunch) -> None:

@@ -143,6 +143,7 @@ COMPARISON = (
     Rule(Lt(w, w), FALSE),
     Rule(Lt(x, y), TRUE, when=(x < y,)),
     Rule(Lt(x, y), FALSE, when=(y <= x,)),
+    Rule(Lt(x // b, y), TRUE, when=(0 < b, x < y * b)),
     Rule(Lt(SCALED_SUM, SCALED_SIDE), x + k // g < y, when=(0 < g,)),
     Rule(Le(w, w), TRUE),
     Rule(Le(x, y), TRUE, when=(x <= y,)),

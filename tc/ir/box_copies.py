@@ -27,19 +27,25 @@ BOX_ALIGNMENT = 1024
 BARRIER_BYTES = 8
 
 
+MOST_BOX_DIMS = 5
+"""Of what boxes are copied from. Source: CUDA driver API, cuTensorMapEncodeTiled."""
+
+
 @dataclass(frozen=True, eq=False)
 class CopyBox(Stmt):
     """A box of a global buffer is copied to a shared one while the thread does something else; elements outside of the global buffer are
     zeros. Its bytes count for the current phase of `barrier` when they are there.
 
-    The box begins at `corner`, which may be outside, and has the extents `box`, a constant for each dim of `source`. It is stored at
-    `indices` of `buffer`, row by row, as the last dims of that. Nobody touches these elements until the phase is complete; who has waited
-    for that sees them.
+    The source is seen as an array of shape `view`, which has as many elements in the same order: several of its dims may be one there. The
+    box begins at `corner`, which may be outside, and has the extents `box`, a constant for each dim of the view. It is stored at `indices`
+    of `buffer`, row by row, as the last dims of that, each of which may be several of the box. Nobody touches these elements until the
+    phase is complete; who has waited for that sees them.
     """
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     source: Buffer
+    view: tuple[Expr, ...]
     corner: tuple[Expr, ...]
     box: tuple[Expr, ...]
     barrier: Load
@@ -48,6 +54,21 @@ class CopyBox(Stmt):
     def extents(self) -> tuple[int, ...]:
         """Of the box."""
         return tuple(int(extent.value) for extent in self.box if isinstance(extent, Const))
+
+    @property
+    def filled(self) -> tuple[int, ...] | None:
+        """The extents of the box as those of the last dims of `buffer`; None where it does not fill all of these but the first."""
+        left, found = [extent for extent in self.extents if extent != 1], list[int]()
+        for dim in reversed(self.buffer.shape):
+            rows = 1
+            while left and (not isinstance(dim, Const) or rows * left[-1] <= dim.value):
+                rows *= left.pop()
+            found.insert(0, rows)
+            if not left:
+                return tuple(found)
+            if not isinstance(dim, Const) or rows != dim.value:
+                return None
+        return None
 
     @property
     def size_bytes(self) -> int:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
-from tc.ir.box_copies import BOX_ROW_BYTES
-from tc.ir.expr import TRUE, Buffer, Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const, equal
+from tc.ir.box_copies import BOX_ROW_BYTES, MOST_BOX_DIMS
+from tc.ir.expr import TRUE, Buffer, Const, Expr, FloorDiv, FloorMod, Le, Load, Lt, Select, Var, conjuncts, const, equal
 from tc.ir.loop import Store
+from tc.ir.node import walk
 from tc.ir.types import product
+from tc.ir.uses import variables
 
 MOST_BOX_EXTENT = 256
 """Elements of a box along a dim. Source: CUDA driver API, cuTensorMapEncodeTiled."""
-
-MOST_BOX_DIMS = 5
 
 STRIDE_BYTES = 16
 """What strides of a tensor that boxes are copied from are multiples of."""
@@ -22,50 +22,90 @@ STRIDE_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """A nest of stores as a box: of the source, where it begins, its extents; and where it goes."""
+    """A nest of stores as a box: of the source, how that is seen, where it begins, its extents; and where it goes."""
 
     source: Buffer
+    view: tuple[Expr, ...]
     corner: tuple[Expr, ...]
     box: tuple[Expr, ...]
+    indices: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BoxView:
+    """An element of a buffer, which is seen as an array of `shape`: at which indices it is there."""
+
+    source: Buffer
+    shape: tuple[Expr, ...]
     indices: tuple[Expr, ...]
 
 
 def box_of(loops: Sequence[tuple[Var, int]], store: Store, facts: Facts) -> Box | None:
     """The box that a perfect nest of loops copies; None where it does something else, or hardware has no such copy.
 
-    Each loop moves along one dim of a global buffer, element by element, and along the same of the last dims of a shared one, in the same
-    order; all that is left out by a condition is outside of the global buffer, and becomes zeros.
+    Each loop moves along one dim of a global buffer, element by element, and all of them, in the same order, through the last dims of a
+    shared one from element to element; all that is left out by a condition is outside of the global buffer, and becomes zeros.
     """
     for var, extent in loops:
         facts = facts.with_range(var, const(extent))
-    load = boxed_source(store.value, facts)
-    if load is None or load.buffer.dtype != store.buffer.dtype:
+    moving = [var for var, _ in loops]
+    view = boxed_view(store.value, moving, facts)
+    if view is None or view.source.dtype != store.buffer.dtype:
         return None
-    variables = [var for var, _ in loops]
-    forms = [linear_coefficients(simplify(index, facts), variables) for index in (*load.indices, *store.indices)]
+    forms = [linear_coefficients(simplify(index, facts), moving) for index in (*view.indices, *store.indices)]
     if any(form is None for form in forms):
         return None
     known = [form for form in forms if form is not None]
-    rank = len(load.indices)
-    source, target = known[:rank], known[rank:]
-    if not _moves_in_order([form[0] for form in source], variables) or not _moves_in_order([form[0] for form in target], variables):
+    rank = len(view.indices)
+    source, target, sizes = known[:rank], known[rank:], dict(loops)
+    if not _moves_in_order([form[0] for form in source], moving) or not _fills_last_dims(store.buffer, target, loops):
         return None
-    sizes = dict(loops)
     box = tuple(const(next((sizes[var] for var in form[0]), 1)) for form in source)
-    if not (_is_hardware_box(load.buffer, box) and _fills_last_dims(store.buffer, target, sizes)):
+    if not _is_hardware_box(view.source, box):
         return None
-    return Box(load.buffer, tuple(form[1] for form in source), box, tuple(form[1] for form in target))
+    return Box(view.source, view.shape, tuple(form[1] for form in source), box, tuple(form[1] for form in target))
 
 
-def boxed_source(value: Expr, facts: Facts) -> Load | None:
-    """What a value is an element of, and zero just where there is none; None for values that boxes do not bring."""
-    condition, load = _copied(value)
-    if load is None or load.buffer.scope != "global" or not has_box_strides(load.buffer, facts):
+def boxed_view(value: Expr, moving: Sequence[Var], facts: Facts) -> BoxView | None:
+    """The element that a value is, and zero just where there is none; None for values that boxes do not bring, whose elements differ in the
+    values of `moving`.
+
+    Neighbouring dims are seen as one where that makes indices simpler, as all pixels of an image are one row, and where there are more than
+    hardware knows, of which some do not move. What is left out by a condition is outside of the view.
+    """
+    condition, load = copied_element(value)
+    if load is None or load.buffer.scope != "global" or load.buffer.strides is not None or load.buffer.dtype.bits < 8:
         return None
-    return load if all(_is_inside(part, load, facts) for part in conjuncts(condition) if part is not TRUE) else None
+    parts = [part for part in conjuncts(condition) if part is not TRUE]
+    dims = [(simplify(index, facts), dim) for index, dim in zip(load.indices, load.buffer.shape, strict=True)]
+    for k in reversed(range(len(dims) - 1)):
+        joined = _as_one(dims[k], dims[k + 1], facts)
+        checked = any(_is_inside(part, *dim, facts) for part in parts for dim in dims[k : k + 2])
+        if not checked and _quotients(joined[0]) < _quotients(dims[k][0]) + _quotients(dims[k + 1][0]):
+            dims[k : k + 2] = [joined]
+    while len(dims) > MOST_BOX_DIMS:
+        still = [not variables(index) & {*moving} and not any(_is_inside(part, index, dim, facts) for part in parts) for index, dim in dims]
+        pair = next((k for k in range(len(dims) - 1) if still[k] and still[k + 1]), None)
+        if pair is None:
+            return None
+        dims[pair : pair + 2] = [_as_one(dims[pair], dims[pair + 1], facts)]
+    inside = all(any(_is_inside(part, *dim, facts) for dim in dims) for part in parts)
+    shape = tuple(dim for _, dim in dims)
+    return BoxView(load.buffer, shape, tuple(index for index, _ in dims)) if inside and has_box_strides(load.buffer, shape, facts) else None
 
 
-def _copied(value: Expr) -> tuple[Expr, Load | None]:
+def _as_one(first: tuple[Expr, Expr], second: tuple[Expr, Expr], facts: Facts) -> tuple[Expr, Expr]:
+    """The index and the size of two neighbouring dims that are one."""
+    return simplify(first[0] * second[1] + second[0], facts), simplify(first[1] * second[1], facts)
+
+
+def _quotients(index: Expr) -> int:
+    """How many quotients and remainders an index is made of."""
+    return sum(isinstance(node, (FloorDiv, FloorMod)) for node in walk(index))
+
+
+def copied_element(value: Expr) -> tuple[Expr, Load | None]:
+    """The element that a value is where a condition holds, and zero elsewhere; None where it is something else."""
     match value:
         case Load():
             return TRUE, value
@@ -87,34 +127,35 @@ def _is_hardware_box(source: Buffer, box: tuple[Expr, ...]) -> bool:
     return max(extents) <= MOST_BOX_EXTENT and extents[-1] * size == BOX_ROW_BYTES
 
 
-def has_box_strides(source: Buffer, facts: Facts) -> bool:
+def has_box_strides(source: Buffer, shape: Sequence[Expr], facts: Facts) -> bool:
     """Whether boxes of a buffer can be copied, by where its rows begin: at multiples of 16 bytes, whatever its symbolic dims are."""
-    if source.strides is not None or not 0 < len(source.shape) <= MOST_BOX_DIMS or source.dtype.bits < 8:
-        return False
     pieces = STRIDE_BYTES // source.dtype.size_bytes
-    strides = [product(source.shape[d:]) for d in range(1, len(source.shape))]
-    return all(prove(equal(stride % pieces, 0), facts) is True for stride in strides)
+    strides = [product(tuple(shape[d:])) for d in range(1, len(shape))]
+    return bool(shape) and all(prove(equal(stride % pieces, 0), facts) is True for stride in strides)
 
 
-def _fills_last_dims(buffer: Buffer, forms: list[tuple[dict[Var, Expr], Expr]], sizes: dict[Var, int]) -> bool:
-    """Whether loops cover the last dims, but for the first of these, along which they are part of it."""
-    last = [(dim, form) for dim, form in zip(buffer.shape, forms, strict=True)]
+def _fills_last_dims(buffer: Buffer, forms: Sequence[tuple[dict[Var, Expr], Expr]], loops: Sequence[tuple[Var, int]]) -> bool:
+    """Whether loops go from element to element through the last dims, all of these but the first, along which they may stay in a part."""
+    last, left = [(dim, form) for dim, form in zip(buffer.shape, forms, strict=True)], list(loops)
     while last and not last[0][1][0]:
         last.pop(0)
-    return all(
-        isinstance(dim, Const) and (sizes[next(iter(step))] if step else 1) == dim.value and first == const(0)
-        for dim, (step, first) in last[1:]
-    )
+    for k, (dim, (steps, first)) in reversed([*enumerate(last)]):
+        rows = 1
+        for _ in steps:
+            var, extent = left.pop() if left else (None, 1)
+            if var is None or steps.get(var) != const(rows):
+                return False
+            rows *= extent
+        if k and not (isinstance(dim, Const) and rows == dim.value and first == const(0)):
+            return False
+    return not left
 
 
-def _is_inside(part: Expr, load: Load, facts: Facts) -> bool:
-    """Whether a condition fails only for elements that are not there."""
+def _is_inside(part: Expr, index: Expr, dim: Expr, facts: Facts) -> bool:
+    """Whether a condition fails just where an index is too small, or too large, for a dim."""
     match part:
-        case Lt(lhs=index, rhs=extent):
-            return any(
-                simplify(index - at, facts) == const(0) and simplify(extent - dim, facts) == const(0)
-                for at, dim in zip(load.indices, load.buffer.shape, strict=True)
-            )
-        case Le(lhs=Const(value=0), rhs=index):
-            return any(simplify(index - at, facts) == const(0) for at in load.indices)
+        case Lt(lhs=lhs, rhs=rhs):
+            return simplify((lhs - rhs) - (index - dim), facts) == const(0)
+        case Le(lhs=lhs, rhs=rhs):
+            return simplify((rhs - lhs) - index, facts) == const(0)
     return False

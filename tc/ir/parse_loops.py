@@ -121,10 +121,11 @@ class LoopParser(ExprParser):
 
     def _box_statement(self, node: ast.stmt, name: str, args: list[ast.expr]) -> Stmt:
         match name, args:
-            case "copy_box", [ast.Subscript() as to, ast.Subscript() as source, ast.Tuple(elts=box), ast.Subscript() as barrier]:
-                target, corner = self._element(to), self._element(source)
+            case "copy_box", [ast.Subscript() as to, ast.Subscript() as place, ast.Tuple(elts=box), ast.Subscript() as barrier, *seen]:
+                target, corner = self._element(to), self._element(place)
                 extents = tuple(const(self.number(extent)) for extent in box)
-                return CopyBox(target.buffer, target.indices, corner.buffer, corner.indices, extents, self._element(barrier))
+                shape = tuple(map(self.expr, seen[0].elts)) if seen and isinstance(seen[0], ast.Tuple) else corner.buffer.shape
+                return CopyBox(target.buffer, target.indices, corner.buffer, shape, corner.indices, extents, self._element(barrier))
             case "set_up_barrier", [ast.Subscript() as barrier, arrivals]:
                 return SetUpBarrier(self._element(barrier), self.number(arrivals))
             case "arrive", [ast.Subscript() as barrier, *count] if len(count) < 2:

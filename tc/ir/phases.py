@@ -183,10 +183,9 @@ class Phases:
     def copy(
         self, memory: BoxMemory, place: int, extents: Sequence[int], values: list[Any] | None, barrier: Any, at: int, site: int
     ) -> None:
-        """A box begins to be copied; its values, if they matter."""
+        """A box begins to be copied, to so much of the last dims; its values, if they matter."""
         key = self.at(barrier, at, site)
-        kept = [extent for extent in extents if extent != 1]
-        places = place + tile_offsets(memory.shape, kept)
+        places = place + tile_offsets(memory.shape, extents)
         if places.max(initial=0) >= len(memory.copies):
             self.fail(site, f"copies a box beyond {memory.buffer.name}")
         self._check_replaced(memory, places, site)

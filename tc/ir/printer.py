@@ -225,7 +225,8 @@ class _LoopPrinter:
     def _copy_box(self, stmt: CopyBox) -> str:
         places = (Load(stmt.buffer, stmt.indices), Load(stmt.source, stmt.corner))
         box = ", ".join(map(str, stmt.extents))
-        return f"copy_box({self.names.exprs(places)}, ({box}{',' if len(stmt.box) == 1 else ''}), {self.names.expr(stmt.barrier)})"
+        seen = "" if stmt.view == stmt.source.shape else f", ({self.names.exprs(stmt.view)}{',' if len(stmt.view) == 1 else ''})"
+        return f"copy_box({self.names.exprs(places)}, ({box}{',' if len(stmt.box) == 1 else ''}), {self.names.expr(stmt.barrier)}{seen})"
 
     def _range(self, loop: For) -> str:
         parts = [self.names.expr(loop.extent)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CopyBox, SetUpBarrier
+from tc.ir.arith import simplify
+from tc.ir.box_copies import MOST_BOX_DIMS, Arrive, AwaitPhase, AwaitProducts, BeginProducts, CopyBox, SetUpBarrier
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, Load
+from tc.ir.expr import TRUE, Const, Expr, Load, const, equal
 from tc.ir.loop import Stmt
+from tc.ir.types import product
 
 MOST_ARRIVALS = (1 << 20) - 1
 """Of a phase, and bytes that one waits for at most. Source: PTX ISA, "Contents of the mbarrier object"."""
@@ -14,8 +16,8 @@ MOST_ARRIVALS = (1 << 20) - 1
 def element_operands(stmt: Stmt) -> tuple[Expr, ...]:
     """The expressions of a statement, of what it touches the first elements, that must be in scope."""
     match stmt:
-        case CopyBox(buffer=buffer, indices=indices, source=source, corner=corner, barrier=barrier):
-            return Load(buffer, indices), Load(source, corner), barrier
+        case CopyBox(buffer=buffer, indices=indices, source=source, view=view, corner=corner, barrier=barrier):
+            return Load(buffer, indices), Load(source, (const(0),) * len(source.shape)), *view, *corner, barrier
         case SetUpBarrier(barrier=barrier) | Arrive(barrier=barrier):
             return (barrier,)
         case AwaitPhase(barrier=barrier, parity=parity):
@@ -51,10 +53,13 @@ def _barrier_complaint(barrier: Load) -> str | None:
 def _copy_complaint(copy: CopyBox) -> str | None:
     if copy.buffer.scope != "shared" or copy.source.scope != "global" or copy.buffer.dtype != copy.source.dtype:
         return f"a box is copied from {copy.source} to {copy.buffer}: it must be from global to shared memory, of one type"
-    if len(copy.box) != len(copy.corner) or not all(isinstance(extent, Const) and extent.value > 0 for extent in copy.box):
-        return f"a box of {copy.source} has no constant extent for each dim"
-    kept = [extent for extent in copy.box if extent.value != 1]  # type: ignore[attr-defined]
-    last = copy.buffer.shape[len(copy.buffer.shape) - len(kept) + 1 :]
-    if len(kept) > len(copy.buffer.shape) or any(a is not b for a, b in zip(kept[1:], last, strict=True)):
+    is_known = all(isinstance(extent, Const) and extent.value > 0 for extent in copy.box)
+    if not len(copy.box) == len(copy.corner) == len(copy.view) or not is_known:
+        return f"a box of {copy.source} has no constant extent for each dim of what it is seen as"
+    if copy.filled is None:
         return f"a box of {' x '.join(map(str, copy.extents))} does not fill rows of {copy.buffer}"
+    if simplify(equal(product(copy.view), product(copy.source.shape))) is not TRUE:
+        return f"{copy.source} is seen as something of another size, {' x '.join(map(str, copy.view))}"
+    if len(copy.view) > MOST_BOX_DIMS:
+        return f"a box of {' x '.join(map(str, copy.extents))} of {copy.source} has more than {MOST_BOX_DIMS} dims"
     return None

@@ -255,7 +255,7 @@ class _Run:
                 yield phases.stop(*self.barrier(barrier, env, stmt), self.value(parity, env, stmt), self.site)
             case CopyBox(buffer=buffer, indices=indices, barrier=barrier):
                 place = self.place(buffer, indices, env, stmt)
-                phases.copy(self.boxes[buffer], place, stmt.extents, None, *self.barrier(barrier, env, stmt), self.site)
+                phases.copy(self.boxes[buffer], place, stmt.filled or (), None, *self.barrier(barrier, env, stmt), self.site)
             case BeginProducts():
                 phases.begin()
             case CommitProducts():

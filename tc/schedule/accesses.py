@@ -134,8 +134,8 @@ def _accesses(stmt: Stmt, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[
             for operand, part in zip(operands, INTRINSICS[stmt.name].pattern.buffers, strict=True):
                 if operand.buffer in buffers:
                     yield _tile(operand, part, scope) if part.scope == "shared" and is_of_group(stmt.name) else _row(operand, scope)
-        case CopyBox(buffer=buffer, indices=indices, box=box) if buffer in buffers:
-            yield _all_of(buffer, indices, [extent for extent in box if extent is not const(1)], scope, True)
+        case CopyBox(buffer=buffer, indices=indices, filled=filled) if buffer in buffers:
+            yield _all_of(buffer, indices, [const(extent) for extent in filled or ()], scope, True)
         case SetUpBarrier(barrier=barrier) | Arrive(barrier=barrier) if barrier.buffer in buffers:
             yield ElementAccess(barrier.buffer, barrier.indices, True, scope)
         case IntrinsicCall(name=name, operands=operands) if name != "prefetch":

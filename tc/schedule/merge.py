@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts, simplify
-from tc.ir.expr import Buffer, Expr, Load, Var, const
+from tc.ir.arith import Facts, prove, simplify
+from tc.ir.expr import Buffer, Expr, Load, Var, const, equal
 from tc.ir.loop import AxisKind, BlockAxis, For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.schedule.layout import facts_of_axes
@@ -41,6 +42,46 @@ def fuse_axes(func: PrimFunc, block: str, axes: Sequence[int]) -> PrimFunc:
     for outer in reversed(place.loops):
         body = body if outer in loops else replace(outer, body=body)
     return replace_stmt(func, own_root(place), For(loop, extent, body))
+
+
+def tile_axes(func: PrimFunc, block: str, axes: Sequence[int], multiples: Sequence[int]) -> PrimFunc:
+    """Let a block have one axis for the elements of tiles over the spatial axes of these numbers, behind those that number the tiles.
+
+        for i in 16: for j in 32:           for io in 2: for jo in 4: for f in 64:
+            B[i, j] = A[j, i]       =>          B[io * 8 + f // 8, jo * 8 + f % 8] = A[jo * 8 + f % 8, io * 8 + f // 8]     (8, 8)
+
+    The new axes are the first ones, their loops the outermost. Raises ScheduleError unless each axis is a spatial one that a serial loop
+    drives by itself, in a nest that is the block's alone, and has a multiple of its extent in a tile.
+    """
+    place = find_block(func, block)
+    _check_numbers(axes, len(place.block.axes), f"tile_axes: block {block}")
+    chosen, facts = [place.block.axes[k] for k in axes], Facts.of(func.facts)
+    pairs = list(zip(chosen, multiples, strict=False))
+    even = all(multiple > 0 and prove(equal(each.extent % multiple, 0), facts) is True for each, multiple in pairs)
+    if len(multiples) != len(axes) or not even:
+        raise ScheduleError(f"tile_axes: axes of block {block} are no multiples of {tuple(multiples)}")
+    loops = _loops_of(place, chosen)
+    *tiles, last = fresh_names(func, [*(f"{loop.var.name}o" for loop in loops), "".join(loop.var.name for loop in loops)])
+    extents = [*(simplify(each.extent // multiple, facts) for each, multiple in pairs), const(prod(multiples))]
+    made = [
+        BlockAxis(Var(f"v{name}", chosen[0].var.dtype), extent, AxisKind.SPATIAL, loop_var(name))
+        for name, extent in zip((*tiles, last), extents, strict=True)
+    ]
+    digits: dict[Node, Node] = {}
+    for number, (each, multiple) in enumerate(pairs):
+        rest = made[-1].var // prod(multiples[number + 1 :])
+        digits[each.var] = made[number].var * multiple + (rest % multiple if number else rest)
+    others = tuple(each for each in place.block.axes if each not in chosen)
+    for each in (*made, *others):
+        facts = facts.with_range(each.var, each.extent)
+    bare = replace(place.block, axes=others)
+    body: Stmt = _simplified(substitute(bare, digits), facts)  # type: ignore[assignment]
+    body = replace(body, axes=(*made, *others))
+    for outer in reversed(place.loops):
+        body = body if outer in loops else replace(outer, body=body)
+    for each in reversed(made):
+        body = For(each.value, each.extent, body)  # type: ignore[arg-type]
+    return replace_stmt(func, own_root(place), body)
 
 
 def _check_numbers(axes: Sequence[int], count: int, what: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tc.errors import ScheduleError
-from tc.ir.arith import prove, simplify
+from tc.ir.arith import Facts, prove, simplify
+from tc.ir.boxes import copied_element
 from tc.ir.expr import (
     TRUE,
     Add,
@@ -20,11 +21,12 @@ from tc.ir.expr import (
     equal,
     floordiv,
     floormod,
+    logical_and,
     select,
 )
 from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, annotation
 from tc.ir.node import Node, replace, substitute, transform, walk
-from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, reads_memory, variables
 from tc.schedule.tree import (
     Place,
     axis_loops,
@@ -206,6 +208,40 @@ def _widened(func: PrimFunc, place: Place, axis: int, multiple: int, wide: dict[
     return substitute(_extended(func, place, own, extent, store), {buffer: larger})
 
 
+def read_on(func: PrimFunc, block: str, axis: int, multiple: int) -> PrimFunc:
+    """Let a block copy more elements along one of its axes, a multiple: what comes next in memory, and zeros where nothing does.
+
+        for i in m: B[i] = X[i + 2] if i + 2 < n else 0     =>     for i in (m + 3) // 4 * 4: B[i] = X[i + 2] if i + 2 < n else 0
+
+    Nobody reads these. What is left out is outside of what is copied from, as it is of boxes that hardware copies. Raises ScheduleError
+    unless the block, not scheduled before, stores an element of one buffer, or zero, in scratch memory at its own axis, which is spatial;
+    indices must not come from memory.
+    """
+    if multiple < 1:
+        raise ScheduleError(f"read_on: nothing is a multiple of {multiple}")
+    place = find_block(func, block)
+    if not -len(place.block.axes) <= axis < len(place.block.axes):
+        raise ScheduleError(f"read_on: block {block} has no axis {axis}")
+    own, store, buffer = place.block.axes[axis], *_one_store(func, place)
+    condition, load = copied_element(store.value)
+    is_copy = load is not None and not any(map(reads_memory, (condition, *load.indices)))
+    if own.kind is not AxisKind.SPATIAL or own.var not in store.indices or load is None or not is_copy:
+        raise ScheduleError(f"read_on: block {block} does not copy elements at its axis {own.var.name}")
+    extent = _rounded(func, place, own, multiple)
+    if extent is own.extent:
+        return func
+    facts = Facts.of(func.facts)
+    for each in place.block.axes:
+        facts = facts.with_range(each.var, extent if each is own else each.extent)
+    facts = facts.assume(condition)
+    inside = [part for index, dim in zip(load.indices, load.buffer.shape, strict=True) for part in (index >= 0, index < dim)]
+    missing = [part for part in inside if simplify(part, facts) is not TRUE]
+    value = select(logical_and(condition, *missing), load, const(0, buffer.dtype))
+    position = store.indices.index(own.var)
+    larger = replace(buffer, shape=(*buffer.shape[:position], extent, *buffer.shape[position + 1 :]))
+    return substitute(_extended(func, place, own, extent, replace(store, value=value)), {buffer: larger})
+
+
 def _one_store(func: PrimFunc, place: Place) -> tuple[Store, Buffer]:
     """What a block that has not been scheduled stores in scratch memory that is its own."""
     store = place.block.body
@@ -226,7 +262,7 @@ def _extended(func: PrimFunc, place: Place, axis: BlockAxis, extent: Expr, store
     block, root = place.block, own_root(place)
     loop = next((stmt for stmt in place.path if isinstance(stmt, For) and stmt.var is axis.value), None)
     if loop is None or loop not in (root.stmt, *place.path[len(root.path) :]) or loop.extent is not axis.extent or block.where is not TRUE:
-        raise ScheduleError(f"widen: axis {axis.var.name} of block {block.name} has no loop of its own, or the block has been scheduled")
+        raise ScheduleError(f"axis {axis.var.name} of block {block.name} has no loop of its own, or the block has been scheduled")
     made = replace(block, axes=tuple(replace(each, extent=extent) if each is axis else each for each in block.axes), body=store)
     longer = replace(loop, extent=extent, body=transform(loop.body, lambda node: made if node is block else None))
     return replace_stmt(func, Place(loop, place.path[: place.path.index(loop)]), longer)

@@ -79,10 +79,12 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "cache_write": cache.cache_write,
     "pad_einsum": pad.pad_einsum,
     "widen": spread.widen,
+    "read_on": spread.read_on,
     "pad_softmax": spread.pad_softmax,
     "spread": spread.spread,
     "read_copy": spread.read_copy,
     "fuse_axes": merge.fuse_axes,
+    "tile_axes": merge.tile_axes,
     "merge_dims": merge.merge_dims,
     "set_scope": layout.set_scope,
     "pad_rows": layout.pad_rows,
@@ -464,6 +466,9 @@ class Schedule:
     def fuse_axes(self, block: str, axes: Sequence[int]) -> None:
         self._do("fuse_axes", block, tuple(axes))
 
+    def tile_axes(self, block: str, axes: Sequence[int], multiples: Sequence[int]) -> None:
+        self._do("tile_axes", block, tuple(axes), tuple(multiples))
+
     def merge_dims(self, buffer: str, axes: Sequence[int]) -> None:
         self._do("merge_dims", buffer, tuple(axes))
 
@@ -472,6 +477,9 @@ class Schedule:
 
     def widen(self, names: Sequence[str], axis: int, multiple: int) -> None:
         self._do("widen", tuple(names), axis, multiple)
+
+    def read_on(self, block: str, axis: int, multiple: int) -> None:
+        self._do("read_on", block, axis, multiple)
 
     def pad_softmax(self, block: str, multiple: int) -> None:
         self._do("pad_softmax", block, multiple)

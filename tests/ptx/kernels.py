@@ -16,8 +16,9 @@ from tests.ptx.launch import Report, run
 from tests.ptx.tensor_map import TensorMap
 
 
-def box_map(each: BoxMap, memory: np.ndarray, shape: tuple[int, ...]) -> TensorMap | bytes:
+def box_map(each: BoxMap, memory: np.ndarray, env: dict[Var, int]) -> TensorMap | bytes:
     """What the host describes; nothing for an empty tensor."""
+    shape = [int(evaluate(dim, env)) for dim in each.shape]
     if 0 in shape:
         return bytes(128)
     return TensorMap(memory.reshape(shape), tuple(reversed(each.extents)), 128)
@@ -38,7 +39,6 @@ def run_launches(
         memory.reshape(-1).view(np.uint8)[...] = 0xCD
     hosts = [*(pack(np.array(a, order="C")) for a in arrays), *results]
     where = dict(zip(func.buffers, hosts, strict=True))
-    shapes_of = {buffer: tuple(int(evaluate(dim, env)) for dim in buffer.shape) for buffer in func.buffers}
     found = {launch.body: launch for launch in launches_of(func)}
     reports = [] if reports is None else reports
 
@@ -46,7 +46,7 @@ def run_launches(
         this = found[body]
         grid = tuple(int(evaluate(size, values)) for size in this.grid)
         if all(grid):
-            maps = [box_map(each, where[each.source], shapes_of[each.source]) for each in this.maps]
+            maps = [box_map(each, where[each.source], env) for each in this.maps]
             arguments = [*maps, *(where[buffer] for buffer in this.buffers), *(values[var] for var in this.scalars)]
             shared = this.shared_bytes if this.asks_for_shared else 0
             reports.append(run(text, f"{symbol}_{this.index}", grid, this.threads, arguments, shared))

@@ -60,9 +60,26 @@ def test_a_first_axis_may_be_symbolic() -> None:
         check(func, schedule, n)
 
 
+def test_elements_of_tiles_over_several_axes_are_one_axis_behind_those_that_number_tiles() -> None:
+    schedule = Schedule(summed(8))
+
+    schedule.tile_axes("b", (0, 1), (4, 2))
+    schedule.transform_layout("b", "i, j, k -> i // 4, j // 2, k, i % 4, j % 2")
+    schedule.merge_dims("b", (3, 4))
+
+    check(summed(8), schedule)
+    sums, _ = block_infos(schedule.func)
+    assert [str(axis.extent) for axis in sums.block.axes] == ["2", "2", "8", "5", "6"]
+    first, second, inside, other, _ = (axis.var for axis in sums.block.axes)
+    assert sums.writes[0].indices == (inside, first, second, other)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda s: s.tile_axes("mm", (0, 1), (3, 1)), r"tile_axes: axes of block mm are no multiples of \(3, 1\)"),
+        (lambda s: s.tile_axes("mm", (0, 1), (2,)), r"no multiples of \(2,\)"),
+        (lambda s: s.tile_axes("mm", (0, 2), (1, 1)), r"axis .* of block mm is not spatial"),
         (lambda s: s.fuse_axes("mm", (0,)), r"fuse_axes: block mm has no two or more axes \(0,\), it has 3"),
         (lambda s: s.fuse_axes("mm", (0, 3)), r"has no two or more axes"),
         (lambda s: s.fuse_axes("mm", (0, 2)), r"axis .* of block mm is not spatial"),

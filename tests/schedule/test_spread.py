@@ -1,4 +1,4 @@
-"""`spread` and `read_copy`, `widen` and `pad_softmax`: more than is needed, which changes nothing."""
+"""`spread` and `read_copy`, `widen`, `read_on` and `pad_softmax`: more than is needed, which changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.dtype import f32
-from tc.ir.expr import Var, call
+from tc.ir.expr import Expr, Var, call, const, logical_and, select
 from tc.ir.loop import PrimFunc
 from tc.ir.verify import verify
 from tc.schedule.analysis import block_infos
@@ -90,6 +90,60 @@ def test_more_rows_than_are_read(rows: int) -> None:
 def test_a_reduction_is_not_widened_without_what_it_reduces() -> None:
     with pytest.raises(ScheduleError, match="reduces what is not wider"):
         Schedule(softmax()).widen(("top",), 0, 4)
+
+
+def windows(rows: int | Var = 7) -> PrimFunc:
+    """Sums of three neighbours, zeros before the first; the copy of what is multiplied has rows and taps."""
+    x, w = placeholder((rows, 4), f32, "x"), placeholder((3, 5), f32, "w")
+    zero = const(0, f32)
+
+    def seen(i: Expr, t: Expr) -> Expr:
+        at = i + t - 1
+        return select(logical_and(at >= 0, at < rows), x[at, 2], zero)
+
+    out = reduce("sum", (rows, 5), (3,), lambda i, j, t: seen(i, t) * w[t, j], "out")
+    return create_prim_func("windows", [x, w], [out], (rows,) if isinstance(rows, Var) else ())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 7, 8])
+def test_a_copy_reads_on_what_is_next_in_memory_and_nothing_beyond(rows: int) -> None:
+    func = windows(Var("m"))
+    s = Schedule(func)
+    (copy,) = [s.cache_operand("out", "lhs", "f32")]
+
+    s.read_on(copy, 0, 4)
+
+    assert extents(s)[copy].startswith("(m + 3) // 4 * 4")
+    verify(s.func)
+    rng = np.random.default_rng(rows)
+    arrays = [rng.standard_normal((rows, 4)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)]
+    np.testing.assert_array_equal(run_prim_func(s.func, arrays, (rows,))[0], run_prim_func(func, arrays, (rows,))[0])
+
+
+def test_a_copy_that_read_on_keeps_the_conditions_that_say_what_is_inside() -> None:
+    s = Schedule(windows())
+    copy = s.cache_operand("out", "lhs", "f32")
+
+    s.read_on(copy, 0, 4)
+
+    (info,) = (info for info in block_infos(s.func) if info.name == copy)
+    i, t = info.spatial_axes
+    assert str(info.writes[0].value) == f"select(0 <= {i} + {t} - 1 and {i} + {t} - 1 < 7, x[{i} + {t} - 1, 2], 0.0)"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, copy: s.read_on(copy, 5, 4), "has no axis 5"),
+        (lambda s, copy: s.read_on(copy, 0, 0), "nothing is a multiple of 0"),
+        (lambda s, copy: s.read_on("out", 0, 4), "does not write one scratch buffer"),
+    ],
+)
+def test_what_cannot_read_on(change, message: str) -> None:
+    s = Schedule(windows())
+    copy = s.cache_operand("out", "lhs", "f32")
+    with pytest.raises(ScheduleError, match=message):
+        change(s, copy)
 
 
 ENDS = {

@@ -204,7 +204,7 @@ class _LaunchWriter(StatementWriter):
                 to = self.pointer(stmt.buffer, self.place(stmt.buffer, stmt.indices)[0])
                 given = [to, f"&{self.map_names[self.launch.map_of(stmt)]}", self._element(stmt.barrier)]
                 given += [self.value(index).text for index in reversed(stmt.corner)]
-                self.line(f"{copy_box_helper(self.helpers, len(stmt.box))}({', '.join(given)});")
+                self.line(f"{copy_box_helper(self.helpers, len(stmt.corner))}({', '.join(given)});")
             case SetUpBarrier(barrier=barrier, arrivals=arrivals) if self.dialect.has_boxes:
                 self._at_barrier("set_up", barrier, str(arrivals))
             case Arrive(barrier=barrier, expected_bytes=0) if self.dialect.has_boxes:

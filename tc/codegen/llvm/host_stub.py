@@ -122,10 +122,10 @@ class _HostStub(KernelEmitter):
     def _describe(self, each: BoxMap, queue: Value, place: Value) -> None:
         """Have the runtime describe what boxes are copied from: the bytes of an element, how many dims there are, where it is; a table of
         its sizes, of the bytes between neighbours along all dims but the last, and of the extents of a box, the last dim first."""
-        source, rank = each.source, len(each.source.shape)
-        size_bytes = source.dtype.size_bytes
-        sizes = list(reversed(source.shape))
-        strides = [product(source.shape[rank - k :]) * size_bytes for k in range(1, rank)]
+        source, shape = each.source, each.shape
+        size_bytes, rank = source.dtype.size_bytes, len(shape)
+        sizes = list(reversed(shape))
+        strides = [product(shape[rank - k :]) * size_bytes for k in range(1, rank)]
         extents = [const(extent) for extent in reversed(each.extents)]
         table = self.b.alloca("i64", 3 * rank, 16, "sizes")
         for k, value in enumerate((*sizes, *strides, const(0), *extents)):

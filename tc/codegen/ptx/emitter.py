@@ -185,7 +185,7 @@ class _ThreadEmitter(KernelEmitter):
         to = self._shared_address(Load(stmt.buffer, stmt.indices))
         described = Value(f"%m{self.launch.map_of(stmt)}", "ptr")
         corner = [self._narrow(index) for index in reversed(stmt.corner)]
-        self._assembly(copy_box_text(len(stmt.box)), to, described, self._shared_address(stmt.barrier), *corner)
+        self._assembly(copy_box_text(len(corner)), to, described, self._shared_address(stmt.barrier), *corner)
 
     def _hand_over(self, text: str, registers: tuple[Load, ...]) -> None:
         """An instruction of a group of warps that stands between accesses to registers."""

@@ -178,7 +178,7 @@ class _Pipeline:
         if found is not None and isinstance(store, Store):
             stage = (self.stage(self.loop.var),) if store.buffer in self.staged else ()
             to = self.staged.get(store.buffer, store.buffer)
-            return CopyBox(to, (*stage, *found.indices), found.source, found.corner, found.box, barrier)
+            return CopyBox(to, (*stage, *found.indices), found.source, found.view, found.corner, found.box, barrier)
         if isinstance(stmt, For) and stmt.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and isinstance(stmt.extent, Const):
             inner = self.boxes(stmt.body, facts.with_range(stmt.var, stmt.extent), barrier)
             return For(stmt.var, stmt.extent, inner, LoopKind.UNROLLED)

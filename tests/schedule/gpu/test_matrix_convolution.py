@@ -10,13 +10,13 @@ import pytest
 from tc.codegen.launches import launches_of
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
-from tc.ir.arith import evaluate
+from tc.ir.arith import Facts, evaluate
 from tc.ir.dtype import DType, bf16, f16
 from tc.ir.expr import Var, const, maximum
 from tc.ir.loop import PrimFunc
-from tc.ir.types import TensorType
+from tc.ir.types import DimFact, TensorType
 from tc.ir.verify import verify
-from tc.ops.registry import get_op
+from tc.ops.registry import get_op, inference
 from tc.schedule.knobs import take_default
 from tc.schedule.rules import apply_rules
 from tc.te import compute, create_prim_func, placeholder
@@ -34,25 +34,28 @@ class Convolution:
     def __init__(
         self, batch: int, channels: int, filters: int, size: tuple[int, int], kernel: tuple[int, int], *, strides: tuple[int, int] = (1, 1),
         dilations: tuple[int, int] = (1, 1), pads: tuple[int, int, int, int] = (0, 0, 0, 0), dtype: DType = f16, symbolic: bool = False,
-        is_finished: bool = True,
+        is_finished: bool = True, block: int = BLOCK, any_size: bool = False,
     ) -> None:  # fmt: skip
         op = get_op("conv_blocked")
         n = Var("n") if symbolic else const(batch)
-        given = {"strides": strides, "pads": pads, "dilations": dilations, "in_channels": channels, "in_block": BLOCK}
+        pixels = (Var("h"), Var("w")) if any_size else tuple(map(const, size))
+        given = {"strides": strides, "pads": pads, "dilations": dilations, "in_channels": channels, "in_block": block}
         attrs = op.attrs(tuple(given.items()))
-        blocks = [-(-count // BLOCK) for count in (channels, filters)]
-        shapes = [(n, blocks[0], *size, BLOCK), (blocks[1], blocks[0], *kernel, BLOCK, BLOCK), (blocks[1], BLOCK)]
+        blocks = [-(-count // block) for count in (channels, filters)]
+        shapes = [(n, blocks[0], *pixels, block), (blocks[1], blocks[0], *kernel, block, block), (blocks[1], block)]
         tensors = [placeholder(shape, dtype, name) for shape, name in zip(shapes, ("x", "w", "bias"), strict=True)]
-        (type_,) = [op.infer([TensorType(tensor.shape, dtype) for tensor in tensors], attrs)]
-        assert op.compute is not None and isinstance(type_, TensorType)
-        conv = op.compute(tensors, attrs, [type_])
+        dims = {dim: value for dim, value in zip((n, *pixels), (batch, *size), strict=True) if isinstance(dim, Var)}
+        facts = tuple(DimFact(pixel, extent) for pixel, extent in zip(pixels, kernel, strict=True) if isinstance(pixel, Var))
+        with inference(Facts.of(facts)):
+            (type_,) = [op.infer([TensorType(tensor.shape, dtype) for tensor in tensors], attrs)]
+            assert op.compute is not None and isinstance(type_, TensorType)
+            conv = op.compute(tensors, attrs, [type_])
         out = compute(type_.shape, lambda *at: maximum(conv[at], const(0, dtype)), "relu") if is_finished else conv
-        self.func = create_prim_func("convolution", tensors, [out], (n,) if isinstance(n, Var) else ())
-        self.dims = (batch,) if symbolic else ()
+        self.func = create_prim_func("convolution", tensors, [out], tuple(dims), facts=facts)
+        self.dims, env = tuple(dims.values()), dict(dims)
         rng = np.random.default_rng([batch, channels, filters, *size])
-        env = {n: batch} if isinstance(n, Var) else {}
         self.arrays = [rng.integers(-2, 3, [int(evaluate(dim, env)) for dim in tensor.shape]).astype(dtype.numpy) for tensor in tensors]
-        self.arrays[1][..., channels % BLOCK or BLOCK :, :][:, -1:] = 0  # lanes past the last channel
+        self.arrays[1][..., channels % block or block :, :][:, -1:] = 0  # lanes past the last channel
         reference = op.reference([array.astype(np.float32) for array in self.arrays], attrs)
         self.expected = np.maximum(reference, 0) if is_finished else reference
 
@@ -76,6 +79,7 @@ CONVOLUTIONS: dict[str, Callable[[], Convolution]] = {
     "pointwise": lambda: Convolution(2, 32, 32, (5, 5), (1, 1)),
     "pointwise, steps": lambda: Convolution(1, 32, 16, (7, 7), (1, 1), strides=(2, 2)),
     "symbolic batch": lambda: Convolution(3, 16, 16, (3, 3), (3, 3), pads=(1, 1, 1, 1), symbolic=True),
+    "any size": lambda: Convolution(2, 16, 16, (5, 6), (2, 3), pads=(1, 1, 0, 1), any_size=True),
     "empty batch": lambda: Convolution(0, 16, 16, (4, 5), (3, 3), pads=(1, 1, 1, 1), symbolic=True),
 }
 
@@ -99,7 +103,8 @@ def test_many_convolutions_are_what_the_loops_say_with_any_answers() -> None:
         case = Convolution(
             int(rng.integers(1, 4)), int(rng.integers(5, 40)), int(rng.integers(5, 40)), tuple(map(int, rng.integers(6, 9, 2))), kernel,
             strides=tuple(map(int, rng.integers(1, 3, 2))), dilations=tuple(map(int, rng.integers(1, 3, 2))),
-            pads=tuple(map(int, rng.integers(0, 3, 4))), symbolic=bool(rng.random() < 0.4), is_finished=bool(rng.random() < 0.7),
+            pads=tuple(map(int, rng.integers(0, 3, 4))), symbolic=bool(rng.random() < 0.4),
+            any_size=bool(rng.random() < 0.3), is_finished=bool(rng.random() < 0.7),
         )  # fmt: skip
         try:
             scheduled = case.scheduled(drawn(rng))

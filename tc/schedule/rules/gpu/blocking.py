@@ -174,14 +174,15 @@ def repeats(extents: Sequence[int | None]) -> int:
     return USUAL_BATCH if any(extent is None and usual == 1 for extent, usual in zip(extents, usual_extents(extents), strict=True)) else 1
 
 
-def tile_of(extents: Sequence[int | None], size: int) -> list[int]:
-    """Sizes, powers of two, of a tile of `size` elements over several axes (None: symbolic), with the least left over at their ends.
+def tile_of(extents: Sequence[int | None], size: int, least: int = 1) -> list[int]:
+    """Sizes, powers of two, of a tile of `size` elements over several axes (None: symbolic), with the least left over at their ends; no
+    less than `least` along the last axis.
 
     Symbolic axes are as they usually are. Of equals the one that is longest along the last axis.
     """
     if not extents:
         return []
-    options = [tile for tile in _factorizations(size, len(extents)) if not _is_too_long(tile, extents)]
+    options = [tile for tile in _factorizations(size, len(extents)) if tile[-1] >= least and not _is_too_long(tile, extents)]
     if not options:
         options = [[1] * (len(extents) - 1) + [size]]
 

@@ -161,13 +161,13 @@ def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstr
         raise ScheduleError(f"block {name}: stages of {depth} terms are more than shared memory holds")
 
     def tiled(axes: tuple[Var, ...], size: int, warp: int, least: int) -> dict[Var, tuple[int, int]]:
-        tile = tile_of(extents_along(contraction, axes), size)
+        tile = tile_of(extents_along(contraction, axes), size, least)
         parts = innermost(tile, warp)
         if parts[-1] < least:
             raise ScheduleError(f"block {name}: the last axis of a tile has {parts[-1]} elements, matrix instructions take {least}")
         return dict(zip(axes, zip(tile, parts, strict=True), strict=True))
 
-    terms = _terms(contraction, instruction)
+    terms = terms_of(contraction, instruction.depth)
     stage = stage_of(extents_along(contraction, terms), depth)
     stage[-1] = -(-stage[-1] // instruction.depth) * instruction.depth
     return TiledAxes(
@@ -179,14 +179,14 @@ def _axes(schedule: Schedule, contraction: Contraction, instruction: MatrixInstr
     )
 
 
-def _terms(contraction: Contraction, instruction: MatrixInstruction) -> tuple[Var, ...]:
-    """The axes of the sum, last the one along which an instruction adds: one that is long enough, if any is, along which an operand lies
-    in memory, if any does."""
+def terms_of(contraction: Contraction, depth: int) -> tuple[Var, ...]:
+    """The axes of the sum, last the one along which an instruction adds `depth` terms: one that is long enough, if any is, along which an
+    operand lies in memory, if any does."""
 
     def worth(axis: Var) -> tuple[bool, bool, int]:
         (extent,) = extents_along(contraction, [axis])
         lies = any(load.indices and axis in variables(load.indices[-1]) for load in (contraction.lhs, contraction.rhs))
-        return extent is None or extent >= instruction.depth, lies, contraction.depth.index(axis)
+        return extent is None or extent >= depth, lies, contraction.depth.index(axis)
 
     last = max(contraction.depth, key=worth)
     return (*(axis for axis in contraction.depth if axis is not last), last)
