@@ -24,6 +24,12 @@ def main(x: f16[n, 192], w: f16[192, 128]):
     h: f16[n, 128] = matmul(x, w)
     return h
 """
+ATTENTION = """
+@graph
+def main(q: f16[b, 4, s, 64], k: f16[b, 2, t, 64], v: f16[b, 2, t, 64], scale: f16[1], keep: bool[b, 1, 1, t], low: f16[1]):
+    y: f16[b, 4, s, 64] = attention(q, k, v, scale, keep, low, steps=('mul', 'keep'))
+    return y
+"""
 fake = FakeDriver()
 fake.run_image = runs_in(fake)
 device = open_device(0)
@@ -54,6 +60,32 @@ def a_model_in_ptx_multiplies_what_boxes_bring():
 
 def a_model_in_cuda_c_through_nvcc_gives_the_same():
     check_dense(CUDA_C)
+
+
+def check_attention(target):
+    module, rng = tc.compile(parse_module(ATTENTION), target=target), np.random.default_rng(2)
+    for b, s, t in ((1, 70, 130), (2, 1, 65), (1, 64, 1)):
+        fake.clear()
+        q, k, v = (rng.standard_normal((b, *shape, 64)).astype(np.float16) for shape in ((4, s), (2, t), (2, t)))
+        keep = rng.random((b, 1, 1, t)) < 0.7
+        keep[..., 0] = True
+        scores = q.astype(np.float64) @ np.repeat(k, 2, 1).astype(np.float64).swapaxes(-1, -2) * 0.125
+        powers = np.where(keep, np.exp(scores), 0)
+
+        found = module(q, k, v, np.array([0.125], np.float16), keep, np.array([-np.inf], np.float16))
+
+        expected = powers / powers.sum(-1, keepdims=True) @ np.repeat(v, 2, 1).astype(np.float64)
+        np.testing.assert_allclose(found, expected, rtol=2.0**-10, atol=2.0**-9)
+        assert not fake.complaints, fake.complaints
+        assert fake.count("  tensor map") == 3  # queries, keys and values
+
+
+def an_attention_in_ptx_has_boxes_of_queries_keys_and_values():
+    check_attention(PTX)
+
+
+def an_attention_in_cuda_c_through_nvcc_gives_the_same():
+    check_attention(CUDA_C)
 
 
 def a_refused_description_is_an_error_in_words():
