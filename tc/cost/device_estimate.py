@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tc.cost.device_work import WARP, DeviceWork, device_work
 from tc.ir.loop import PrimFunc
-from tc.target.device import DeviceFacts, occupancy
+from tc.target.device import DeviceFacts, most_registers, occupancy
 
 LAUNCH_SECONDS = 2.5e-6
 """From one launch to the next, of a program that does not wait."""
@@ -73,7 +73,7 @@ def estimate_launches(func: PrimFunc, device: DeviceFacts, dims: Mapping[str, in
 
 def estimate_launch(work: DeviceWork, device: DeviceFacts) -> DeviceLaunchEstimate:
     """See `DeviceLaunchEstimate`. A block with more registers than there are keeps some in memory instead."""
-    registers = min(work.registers, device.max_registers_per_thread)
+    registers = min(work.registers, most_registers(work.threads, device))
     resident = occupancy(work.threads, registers, work.shared_bytes, device)
     if not resident or not work.blocks:
         return DeviceLaunchEstimate(work, resident, 0.0, (0.0,) * len(PARTS), math.inf if work.blocks else LAUNCH_SECONDS * work.times)
@@ -141,13 +141,15 @@ def exceeded(work: DeviceWork, device: DeviceFacts) -> str | None:
         return f"a block has {work.threads} threads, {device.arch} takes {device.max_threads_per_block}"
     if work.shared_bytes > device.max_shared_bytes_per_block:
         return f"a block takes {work.shared_bytes} bytes of shared memory, {device.arch} has {device.max_shared_bytes_per_block}"
-    if work.registers > device.max_registers_per_thread + MOST_SPILT:
-        return f"a thread takes about {work.registers} registers, {device.arch} has {device.max_registers_per_thread}"
-    registers = min(work.registers, device.max_registers_per_thread)
-    if not occupancy(work.threads, registers, work.shared_bytes, device):
-        return f"a block of {work.threads} threads with about {registers} registers each is more than {device.arch} holds"
+    most = most_registers(work.threads, device)
+    spills = work.registers > most + min(MOST_SPILT, most // 4)
+    if spills and most == device.max_registers_per_thread:
+        return f"a thread takes about {work.registers} registers, {device.arch} has {most}"
+    if spills or not occupancy(work.threads, min(work.registers, most), work.shared_bytes, device):
+        return f"a block of {work.threads} threads with about {work.registers} registers each is more than {device.arch} holds"
     return None
 
 
 MOST_SPILT = 64
-"""Registers beyond what there are of which a candidate is still tried: the estimate is rough."""
+"""Registers beyond what there are, and no more than a quarter of these, of which a candidate is still tried: the estimate is rough."""
+

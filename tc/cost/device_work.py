@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
+from tc.cost.lifetimes import most_at_once
 from tc.cost.typical import USUAL_DIM
 from tc.ir.box_copies import AwaitPhase, CopyBox
 from tc.ir.columns import column
@@ -166,9 +168,8 @@ def _launch_work(launch: FinishedLaunch, outer: Values, times: float) -> DeviceW
                 values[loop.var] = (np.arange(work.threads, dtype=np.int64) // step % sizes[axis])[:, None]
         step *= sizes.get(axis, 1)
     work.shared_bytes = int(sum(math.ceil(_bytes_of(buffer, values) / 16) * 16 for buffer in launch.shared))
-    walk = _Walk(work, values)
-    walk.visit(launch.body, _Around(1.0, 1.0, np.ones((work.threads, 1), bool)))
-    work.registers = min(OTHER_REGISTERS + math.ceil(walk.most_bytes / 4), 4096)
+    _Walk(work, values).visit(launch.body, _Around(1.0, 1.0, np.ones((work.threads, 1), bool)))
+    work.registers = min(OTHER_REGISTERS + math.ceil(most_at_once(launch.body, partial(_bytes_of, values=values)) / 4), 4096)
     return work
 
 
@@ -193,12 +194,11 @@ class _Around:
 
 
 class _Walk:
-    """One walk over what a thread runs. `most_bytes`: of its own buffers that are there at once."""
+    """One walk over what a thread runs."""
 
     def __init__(self, work: DeviceWork, values: dict[Var, np.ndarray]) -> None:
         self.work, self.values = work, values
         self.depends: dict[Var, frozenset[Var]] = {}
-        self.most_bytes = self.own_bytes = 0.0
 
     def visit(self, stmt: Stmt, around: _Around) -> None:
         match stmt:
@@ -206,8 +206,8 @@ class _Walk:
                 self._vector(stmt, around)
             case For():
                 self._loop(stmt, around)
-            case Alloc(buffer=buffer, body=body):
-                self._own(buffer, body, around)
+            case Alloc(body=body):
+                self.visit(body, around)
             case If():
                 self._branch(stmt, around)
             case Let(var=var, value=value, body=body):
@@ -259,13 +259,6 @@ class _Walk:
         copies = around.copies * (extent if is_unrolled else 1.0)
         loops = (*around.loops, (stmt.var, extent, is_unrolled))
         self.visit(stmt.body, replace(around, times=around.times * extent, copies=copies, loops=loops))
-
-    def _own(self, buffer: Buffer, body: Stmt, around: _Around) -> None:
-        size = _bytes_of(buffer, self.values)
-        self.own_bytes += size
-        self.most_bytes = max(self.most_bytes, self.own_bytes)
-        self.visit(body, around)
-        self.own_bytes -= size
 
     def _branch(self, stmt: If, around: _Around) -> None:
         self._compute(stmt.condition, around)

@@ -254,6 +254,13 @@ def occupancy(threads: int, registers_per_thread: int, shared_bytes: int, facts:
     return min(facts.max_blocks_per_processor, by_warps, _by_registers(warps, registers_per_thread, facts), _by_shared(shared_bytes, facts))
 
 
+def most_registers(threads: int, facts: DeviceFacts) -> int:
+    """Registers of a thread of a block of so many threads: what compilers keep to."""
+    warps = _round_up(-(-threads // facts.warp_size), facts.partitions_per_processor)
+    of_warp = facts.max_registers_per_block // warps // facts.register_granularity * facts.register_granularity
+    return min(facts.max_registers_per_thread, of_warp // facts.warp_size)
+
+
 def _by_registers(warps: int, registers_per_thread: int, facts: DeviceFacts) -> int:
     if registers_per_thread <= 0:
         return facts.max_blocks_per_processor

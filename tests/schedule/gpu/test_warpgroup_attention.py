@@ -11,6 +11,8 @@ import pytest
 from tc.codegen.c.dialect import CUDA
 from tc.codegen.c.launch import emit_launches
 from tc.codegen.ptx.emitter import emit_ptx
+from tc.cost.device_estimate import exceeded
+from tc.cost.device_work import device_work
 from tc.errors import VerifyError
 from tc.interp import run_prim_func
 from tc.ir.dtype import bf16, f16
@@ -199,6 +201,17 @@ def large(depth: int) -> PrimFunc:
     tensors = [placeholder(shape, f16, f"A{k}") for k, shape in enumerate(shapes)]
     result = op.compute(tensors, attrs, [op.infer([TensorType(x.shape, x.dtype) for x in tensors], attrs)])
     return create_prim_func("attention", tensors, [result], ())
+
+
+@pytest.mark.parametrize("depth", [64, 128, 256])
+def test_tuners_take_the_default_for_what_a_device_holds(depth: int) -> None:
+    held = finish(apply_rules(large(depth), HOPPER).func, FEATURES)
+
+    (work,) = device_work(held, {})
+
+    assert HOPPER.device is not None
+    assert exceeded(work, HOPPER.device) is None
+    assert work.matrix_flops == {"f16": 4 * (work.threads // 128 - 1) * 64 * 4096 * depth}  # one group copies
 
 
 @pytest.mark.parametrize("program", ["ptxas", "nvcc"])

@@ -42,7 +42,7 @@ from tc.schedule.rules.gpu.warpgroup_product import (
 )
 from tc.schedule.step import Schedule
 from tc.target import Target
-from tc.target.device import DeviceFacts
+from tc.target.device import DeviceFacts, most_registers
 
 TILES = ((128, 64), (64, 64), (128, 128), (64, 128), (192, 64))
 """Rows of queries, and keys: those that a search may choose."""
@@ -89,7 +89,7 @@ def _choose_tile(schedule: Schedule, chain: AttentionChain, device: DeviceFacts)
         tile
         for tile in (FragmentTile(*size, GROUP_ROWS, *most, 2) for size in TILES)
         if _shared_bytes(tile) <= device.max_shared_bytes_per_block
-        and _registers(tile) <= _most_registers(tile, device)
+        and _registers(tile) <= most_registers((tile.rows // GROUP_ROWS + 1) * GROUP_THREADS, device)  # one group copies
         and is_filled(tile.rows, rows)
         and (keys is None or keys > tile.keys)
     ]
@@ -112,12 +112,6 @@ def _shared_bytes(tile: FragmentTile) -> int:
 def _registers(tile: FragmentTile) -> int:
     """Of a thread, estimated: scores and results in f32, weights in halves, and all others."""
     return (2 * (tile.keys + tile.width) + tile.keys) * GROUP_ROWS // (2 * GROUP_THREADS) + OTHER_REGISTERS
-
-
-def _most_registers(tile: FragmentTile, device: DeviceFacts) -> int:
-    """Of a thread of a block, among them the group that copies."""
-    threads = (tile.rows // GROUP_ROWS + 1) * GROUP_THREADS
-    return min(device.registers_per_processor // threads // 8 * 8, device.max_registers_per_thread)
 
 
 # -- products
