@@ -166,16 +166,6 @@ def narrowed_result(tensor: Tensor) -> Tensor:
     return Tensor(tensor.buffer, replace(stage, values=(Narrow(value.operand, value.dtype),)))
 
 
-def compute_many(shape: Sequence[ExprLike], body: Callable[..., tuple[Expr, ...]], names: Sequence[str]) -> tuple[Tensor, ...]:
-    """Several tensors of one shape computed together: `body(i, j, ...)` gives one value for each."""
-    dims = _shape(shape)
-    axes = _axes(len(dims), "")
-    values = body(*axes)
-    buffers = tuple(Buffer(name, dims, value.dtype) for name, value in zip(names, values, strict=True))
-    stage = Stage(names[0], buffers, axes, values=values)
-    return tuple(Tensor(buffer, stage) for buffer in buffers)
-
-
 @dataclass(frozen=True)
 class Monoid:
     """An associative, commutative combination with an identity; what reductions are made of.

@@ -24,8 +24,6 @@ BOX_ROW_BYTES = 128
 BOX_ALIGNMENT = 1024
 """Bytes at whose multiples boxes begin in shared memory: where the pattern of the swizzle repeats."""
 
-BARRIER_BYTES = 8
-
 
 MOST_BOX_DIMS = 5
 """Of what boxes are copied from. Source: CUDA driver API, cuTensorMapEncodeTiled."""
@@ -127,7 +125,6 @@ class AwaitProducts(Stmt):
 
 
 BarrierStmt = (SetUpBarrier, Arrive, AwaitPhase)
-PRODUCT_MARKS = (BeginProducts, CommitProducts, AwaitProducts)
 
 
 def box_buffers(stmt: Stmt) -> frozenset[Buffer]:

@@ -38,9 +38,3 @@ class IRModule(Node):
     @property
     def prim_funcs(self) -> tuple[PrimFunc, ...]:
         return tuple(func for func in self.functions if isinstance(func, PrimFunc))
-
-    def with_functions(self, *changed: Function | PrimFunc) -> IRModule:
-        """The module with functions of these names replaced, or added at the end."""
-        table = {func.name: func for func in self.functions}
-        table.update({func.name: func for func in changed})
-        return IRModule(tuple(table.values()), self.entry)

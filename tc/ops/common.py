@@ -9,7 +9,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import DType, bf16, f16, f32, i64
+from tc.ir.dtype import DType, bf16, f16, f32
 from tc.ir.expr import Const, Expr, ExprLike, as_expr, const, equal, is_const, logical_or, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -205,16 +205,3 @@ def sum_dtype(dtype: DType) -> DType:
 def wide(array: np.ndarray) -> np.ndarray:
     """f16 and bf16 arrays in f32; others as they are."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array
-
-
-def read_all(tensor: Tensor, axes: Sequence[Expr]) -> Expr:
-    return tensor[tuple(axes)]
-
-
-def attr_tuple(attrs: Attrs, name: str) -> tuple[object, ...]:
-    value = attrs[name]
-    assert isinstance(value, tuple)
-    return value
-
-
-INDEX = i64

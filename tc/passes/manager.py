@@ -23,8 +23,6 @@ from tc.ir.module import IRModule
 from tc.ir.printer import print_ir
 from tc.ir.verify import verify
 
-GraphPass = Callable[..., IRModule]
-LoopPass = Callable[..., PrimFunc]
 FuncT = TypeVar("FuncT", bound=Callable[..., Any])
 ArgumentT = TypeVar("ArgumentT")
 ProgramT = TypeVar("ProgramT")

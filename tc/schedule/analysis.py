@@ -158,8 +158,3 @@ def consumers(infos: list[BlockInfo], buffer: Buffer) -> Iterator[BlockInfo]:
 def producer(infos: list[BlockInfo], buffer: Buffer) -> BlockInfo | None:
     """The block that writes `buffer`; None for an input."""
     return next((info for info in infos if buffer in info.written_buffers), None)
-
-
-def constant_extent(loop: For) -> int | None:
-    """The number of iterations when it is known."""
-    return int(loop.extent.value) if isinstance(loop.extent, Const) else None

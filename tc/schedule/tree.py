@@ -289,11 +289,6 @@ def loop_var(name: str) -> Var:
     return Var(name, i64)
 
 
-def fresh_name(func: PrimFunc, base: str) -> str:
-    """A loop name that is not in use."""
-    return fresh_names(func, (base,))[0]
-
-
 def fresh_names(func: PrimFunc, bases: Iterable[str]) -> list[str]:
     """Loop names that are not in use, all different."""
     used = {name for kind, name in _taken_names(func.body) if kind is For}

@@ -51,12 +51,6 @@ def emit_launches(func: PrimFunc, symbol: str, dialect: Dialect, comment: str = 
     return unit_text(helpers, functions)
 
 
-def emit_launch(func: PrimFunc, launch: DeviceLaunch, name: str, dialect: Dialect) -> str:
-    """One launch of a PrimFunc, by itself."""
-    helpers = Helpers(dialect)
-    return unit_text(helpers, [write_launch(helpers, func, launch, name)])
-
-
 def write_launch(helpers: Helpers, func: PrimFunc, launch: DeviceLaunch, name: str, comment: str = "") -> str:
     """The device function of a launch; what it calls goes to `helpers`."""
     writer = _LaunchWriter(helpers, func, launch)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.fuzz.builder import ALL, FLOATS, Builder
+from tc.fuzz.builder import ALL, Builder
 
 Draw = Callable[[Builder], object]
 
@@ -69,8 +69,3 @@ def unary(
         b.emit(op, [x], **attrs(b))
 
     return Row(op, draw, since=since, weight=weight)
-
-
-def rank_at_least(b: Builder, low: int, dtypes: Iterable[np.dtype] = FLOATS) -> Any:
-    """A value of at least `low` dims."""
-    return b.pick(dtypes, ranks=(low, 5))
