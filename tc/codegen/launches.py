@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tc.errors import CodegenError
 from tc.ir.box_copies import BOX_ALIGNMENT, CopyBox, box_buffers, box_copies
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
+from tc.ir.launch import launches_in
 from tc.ir.loop import Alloc, For, IntrinsicCall, Let, LoopKind, PrimFunc, Stmt, Store, walk_statements
 from tc.ir.node import Node, cached_on_node, children, walk
 from tc.ir.types import product
@@ -110,16 +111,7 @@ def launches_of(func: PrimFunc) -> tuple[DeviceLaunch, ...]:
     CodegenError where host code would touch memory, which is the device's, and for sizes that only the device knows.
     """
     _check_host(func.body, func)
-    return tuple(_launch(index, loop, func) for index, loop in enumerate(_outermost(func.body)))
-
-
-def _outermost(stmt: Stmt) -> Iterator[For]:
-    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
-        yield stmt
-        return
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _outermost(child)
+    return tuple(_launch(index, loop, func) for index, loop in enumerate(launches_in(func.body)))
 
 
 def _check_host(stmt: Stmt, func: PrimFunc) -> None:

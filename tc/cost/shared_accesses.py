@@ -14,7 +14,8 @@ from itertools import product
 
 from tc.ir.arith import Facts, simplify
 from tc.ir.expr import TRUE, Buffer, Const, Expr, Load, Var, const, logical_and, logical_not
-from tc.ir.loop import Block, For, If, Let, LoopKind, PrimFunc, Stmt, Store, walk_statements
+from tc.ir.launch import launches_in
+from tc.ir.loop import Block, For, If, Let, LoopKind, PrimFunc, Store, walk_statements
 from tc.ir.node import Node, children, substitute
 from tc.ir.polynomial import Monomial, Polynomial, polynomial
 from tc.ir.samples import Samples
@@ -52,19 +53,10 @@ class SharedAccess:
 def shared_accesses(func: PrimFunc) -> tuple[SharedAccess, ...]:
     """Those of a scheduled PrimFunc, or of one in the finished form, in the order of the text."""
     found: list[SharedAccess] = []
-    for launch in _launches(func.body):
+    for launch in launches_in(func.body):
         size = _block_size(launch)
         found += [_counted(each, size) for each in _accesses(launch, _Around(Facts.of(func.facts)))]
     return tuple(found)
-
-
-def _launches(stmt: Stmt) -> Iterator[For]:
-    if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
-        yield stmt
-        return
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _launches(child)
 
 
 def _block_size(launch: For) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ caches and is not part of it. Source: the roofline model (Williams, Waterman, Pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from tc.codegen.kernels import Kernel
 from tc.errors import TcError
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
-from tc.ir.plan import Branch, ExecutionPlan, Launch, PlanStep, Repeat
+from tc.ir.plan import Branch, ExecutionPlan, Launch, Repeat, all_steps
 from tc.ir.types import TensorType
 from tc.measure.harness import Ratio, Timings
 from tc.measure.machine import Limit, fma_limit, stream_limit
@@ -49,7 +49,7 @@ def count_model(
 ) -> ModelWork:
     """The work of one call with these inputs, which gives these outputs, of a model with this plan and these kernels."""
     env = _dims_of(plan, inputs)
-    launches = tuple(_launch_work(kernels[launch.kernel], launch, env) for launch in _launches(plan.steps))
+    launches = tuple(_launch_work(kernels[step.kernel], step, env) for step in all_steps(plan.steps) if isinstance(step, Launch))
     controlled = any(isinstance(step, Branch | Repeat) for step in plan.steps)
     known = [launch.work for launch in launches if launch.work is not None]
     if controlled or len(known) < len(launches):
@@ -98,14 +98,3 @@ def _launch_work(kernel: Kernel, launch: Launch, env: Mapping[Var, int]) -> Laun
     else:
         work = count_work(kernel.lowered, bind_dims(kernel.lowered, dims))
     return LaunchWork(str(launch.span or ""), launch.kernel, kernel.rule, work)
-
-
-def _launches(steps: Sequence[PlanStep]) -> Iterator[Launch]:
-    for step in steps:
-        match step:
-            case Launch():
-                yield step
-            case Branch(then_steps=first, else_steps=second):
-                yield from _launches((*first, *second))
-            case Repeat(body=body):
-                yield from _launches(body)

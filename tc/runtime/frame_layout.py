@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tc.ir.expr import Var
-from tc.ir.plan import BindDims, Branch, CallOut, ExecutionPlan, PlanStep, Repeat
+from tc.ir.plan import BindDims, CallOut, ExecutionPlan, Repeat, all_steps
 from tc.ir.types import TensorType
 
 THREADS, ARENA, CONSTANTS, CALLBACK, FAULTS, DETAIL, ARENA_BYTES, SIZE = range(8)
@@ -55,22 +55,15 @@ def _all_dims(plan: ExecutionPlan) -> tuple[Var, ...]:
     """Every dim that the plan binds: from input shapes, from data, from callbacks' results."""
     found: dict[Var, None] = {}
 
-    def visit(steps: tuple[PlanStep, ...]) -> None:
-        for step in steps:
-            match step:
-                case BindDims(dims=dims):
-                    found.update(dict.fromkeys(dims))
-                case CallOut(results=results):
-                    found.update(dict.fromkeys(d for s in results for d in s.type.shape if isinstance(d, Var)))
-                case Branch(then_steps=a, else_steps=b):
-                    visit(a)
-                    visit(b)
-                case Repeat(body=body, index=index):
-                    found.setdefault(index)
-                    visit(body)
-
     for var in plan.inputs:
         assert isinstance(var.type, TensorType)
         found.update(dict.fromkeys(dim for dim in var.type.shape if isinstance(dim, Var)))
-    visit(plan.steps)
+    for step in all_steps(plan.steps):
+        match step:
+            case BindDims(dims=dims):
+                found.update(dict.fromkeys(dims))
+            case CallOut(results=results):
+                found.update(dict.fromkeys(d for s in results for d in s.type.shape if isinstance(d, Var)))
+            case Repeat(index=index):
+                found.setdefault(index)
     return tuple(found)

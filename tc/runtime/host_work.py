@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tc.ir.loop import For, LoopKind, PrimFunc, Store
 from tc.ir.node import Node, children, walk
-from tc.ir.plan import ON_HOST, BindDims, Branch, CallOut, ExecutionPlan, Launch, PlanStep, Repeat, StoreIndex
+from tc.ir.plan import (
+    ON_HOST,
+    BindDims,
+    Branch,
+    CallOut,
+    ExecutionPlan,
+    Launch,
+    PlanStep,
+    Repeat,
+    StoreIndex,
+    all_steps,
+)
 
 
 @dataclass(frozen=True)
@@ -21,18 +32,8 @@ class HostWork:
 
 def host_work(plan: ExecutionPlan, kernels: Mapping[str, PrimFunc]) -> tuple[HostWork, ...]:
     """What the host does beside launching kernels and moving arrays, in the order of the plan. `kernels`: as scheduled, by name."""
-    told = dict.fromkeys(_of_steps(plan.steps, kernels))  # a kernel that is called again says the same
-    return tuple(told)
-
-
-def _of_steps(steps: Iterable[PlanStep], kernels: Mapping[str, PrimFunc]) -> Iterator[HostWork]:
-    for step in steps:
-        yield from _of_step(step, kernels)
-        match step:
-            case Branch(then_steps=first, else_steps=second):
-                yield from _of_steps((*first, *second), kernels)
-            case Repeat(body=body):
-                yield from _of_steps(body, kernels)
+    told = (work for step in all_steps(plan.steps) for work in _of_step(step, kernels))
+    return tuple(dict.fromkeys(told))  # a kernel that is called again says the same
 
 
 def _of_step(step: PlanStep, kernels: Mapping[str, PrimFunc]) -> Iterator[HostWork]:

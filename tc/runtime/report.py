@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tc.codegen.kernels import Kernel
@@ -10,7 +10,7 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Const
 from tc.ir.graph import Binding, CallTir, TensorVar, all_bindings
 from tc.ir.module import IRModule
-from tc.ir.plan import Branch, CallOut, ExecutionPlan, PlanStep, Repeat
+from tc.ir.plan import CallOut, ExecutionPlan, all_steps
 from tc.ir.types import TensorType
 
 
@@ -103,7 +103,7 @@ def describe(
         kernel = kernels[name]
         nodes = tuple(dict.fromkeys(node for call in calls for node in call))
         reports.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in made, kernel.is_tuned))
-    fallbacks = tuple(f"{call.span} ({call.symbol})" for call in _calls_out(plan.steps))
+    fallbacks = tuple(f"{call.span} ({call.symbol})" for call in all_steps(plan.steps) if isinstance(call, CallOut))
     return Report(tuple(reports), fallbacks, arena=str(plan.arena_bytes))
 
 
@@ -137,14 +137,3 @@ def explain_nodes(
 def _nodes_of(sources: Mapping[TensorVar, tuple[str, ...]], binding: Binding) -> tuple[str, ...]:
     """The model's nodes behind one kernel call: the spans inside the primitive function that made its targets."""
     return sources.get(binding.targets[0], (str(binding.span),))
-
-
-def _calls_out(steps: Iterable[PlanStep]) -> Iterator[CallOut]:
-    for step in steps:
-        match step:
-            case CallOut():
-                yield step
-            case Branch(then_steps=first, else_steps=second):
-                yield from _calls_out((*first, *second))
-            case Repeat(body=body):
-                yield from _calls_out(body)

@@ -199,8 +199,8 @@ WALKED = 256
 """Candidates looked at before a space in which random draws find nothing new is said to be exhausted."""
 
 
-class RandomSearch(Generic[C]):
-    """The default, then random candidates."""
+class _Search(Generic[C]):
+    """A search of a space that remembers what it has explored."""
 
     def __init__(
         self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None, *, from_default: bool = True
@@ -208,14 +208,18 @@ class RandomSearch(Generic[C]):
         self._explored = _Explored(space, limits, from_default)
         self._rng = rng
 
-    def propose(self, count: int) -> list[C]:
-        return self._explored.fill(self._explored.starts, count, self._rng)
-
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
         self._explored.observe(candidates, seconds)
 
     def correct(self, candidate: C, seconds: float) -> None:
         self._explored.correct(candidate, seconds)
+
+
+class RandomSearch(_Search[C]):
+    """The default, then random candidates."""
+
+    def propose(self, count: int) -> list[C]:
+        return self._explored.fill(self._explored.starts, count, self._rng)
 
 
 CROSSED = 0.3
@@ -225,18 +229,12 @@ WILD = 0.1
 """Children of evolution that are random candidates instead."""
 
 
-class EvolutionarySearch(Generic[C]):
+class EvolutionarySearch(_Search[C]):
     """A population of the best measured candidates has children by crossover and mutation; no model.
 
     Parents are drawn with probability falling with rank.
     Source: the evolutionary search of Zheng et al. (2020, "Ansor"), measured times in the place of predicted ones.
     """
-
-    def __init__(
-        self, space: SearchSpace[C], rng: np.random.Generator, limits: Limits[C] | None = None, *, from_default: bool = True
-    ) -> None:
-        self._explored = _Explored(space, limits, from_default)
-        self._rng = rng
 
     def propose(self, count: int) -> list[C]:
         explored, rng = self._explored, self._rng
@@ -255,12 +253,6 @@ class EvolutionarySearch(Generic[C]):
         weights = 1.0 / np.arange(1, len(parents) + 1)
         pick = self._rng.choice(len(parents), size=2, p=weights / weights.sum())
         return self._explored.at(self._explored.child(parents[pick[0]], parents[pick[1]], self._rng))
-
-    def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
-        self._explored.observe(candidates, seconds)
-
-    def correct(self, candidate: C, seconds: float) -> None:
-        self._explored.correct(candidate, seconds)
 
 
 CHAINS = 12
@@ -303,7 +295,7 @@ KEPT = 48
 """The best scored candidates that wait for the next batch."""
 
 
-class ModelSearch(Generic[C]):
+class ModelSearch(_Search[C]):
     """Candidates that a cost model finds good, different from each other.
 
     For every batch annealed chains move over the space by mutation and crossover, from the best measured candidates, from what
@@ -328,21 +320,17 @@ class ModelSearch(Generic[C]):
         *,
         from_default: bool = True,
     ) -> None:
-        self._explored = _Explored(space, limits, from_default)
+        super().__init__(space, rng, limits, from_default=from_default)
         self._model = model
-        self._rng = rng
         self._seeds: list[Mapping[str, Value]] = []
         self._kept: list[C] = []
         self._novelty = Novelty()
         self.effort = 1.0
 
     def observe(self, candidates: Sequence[C], seconds: np.ndarray) -> None:
-        self._explored.observe(candidates, seconds)
+        super().observe(candidates, seconds)
         self._novelty.add([c.point for c in candidates])
         self._model.observe(candidates, seconds)
-
-    def correct(self, candidate: C, seconds: float) -> None:
-        self._explored.correct(candidate, seconds)
 
     def suggest(self, points: Iterable[Mapping[str, Value]]) -> None:
         """Points that were good elsewhere, the most promising first: they go before those suggested earlier."""
