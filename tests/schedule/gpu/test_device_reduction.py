@@ -78,6 +78,18 @@ def test_the_lanes_of_a_warp_combine_rows_by_exchanges() -> None:
     assert sum(isinstance(stmt, Barrier) for stmt in statements) == 2, "one in front of what a warp combines, for each of two reductions"
 
 
+def test_nothing_is_asked_about_no_rows() -> None:
+    """An answer that a row of another length would have had was no schedule at all."""
+    x = placeholder((0, 2, 118), f32, "X")
+    top = reduce("max", (0, 2), (118,), lambda i, j, k: x[i, j, k], "top")
+    less = compute((0, 2, 118), lambda i, j, k: x[i, j, k] - top[i, j], "less")
+    total = reduce("sum", (0, 2), (118,), lambda i, j, k: less[i, j, k], "total")
+    func = create_prim_func("empty", [x], [compute((0, 2, 118), lambda i, j, k: less[i, j, k] / total[i, j], "y")])
+
+    for seed in range(3):
+        check_schedule(func, [np.zeros((0, 2, 118), np.float32)], decide=drawn(np.random.default_rng(seed)))
+
+
 def test_columns_are_reduced_by_threads_side_by_side() -> None:
     x = placeholder((512, 640), f32, "X")
     func = create_prim_func("columns", [x], [reduce("sum", (640,), (512,), lambda j, i: x[i, j], "s")])

@@ -28,6 +28,7 @@ from tc.schedule.rules.gpu.rows import (
     bind_part,
     bind_rows,
     choose_threads,
+    count_rows,
     is_even,
     place_part,
     take_apart,
@@ -83,7 +84,7 @@ def _rows(schedule: Schedule, final: str, device: DeviceFacts) -> str:
     columns = [extent_value(schedule, loop) or 1 for loop in schedule.loops_of(final) if loop not in rows]
     if prod(columns) > MOST_COLUMNS * terms_of(main):
         raise ScheduleError(f"block {final} makes more of a row than one block of threads should")
-    count = prod(extent_value(schedule, loop) or device.processors for loop in rows)
+    count = count_rows(schedule, rows, device)
     threads = choose_threads(schedule, main, extent_value(schedule, rows[-1]) if rows else 1, count, device)
     parts = {info.name: take_apart(schedule, info.name, threads) for info in stages if _is_of_rows(info, rows)}
     place, row = _bind_rows(schedule, final, rows, threads)
@@ -308,7 +309,7 @@ def _row_alone(schedule: Schedule, name: str, device: DeviceFacts) -> str:
     """The last block of the tree stands in the loops over rows; the others come to it."""
     info, loops = block_info(schedule, name), list(schedule.loops_of(name))
     rows = [loop for loop in loops if loop not in _reducing(info, loops)]
-    count = prod(extent_value(schedule, loop) or device.processors for loop in rows)
+    count = count_rows(schedule, rows, device)
     threads = choose_threads(schedule, info, extent_value(schedule, rows[-1]) if rows else 1, count, device)
     parts = take_apart(schedule, name, threads)
     left = list(schedule.loops_of(name))
@@ -323,7 +324,7 @@ def _in_launches(schedule: Schedule, name: str, device: DeviceFacts) -> str:
     """Each step of the tree a launch of its own: results of several values have several buffers, which do not move together."""
     info, loops = block_info(schedule, name), list(schedule.loops_of(name))
     rows = [loop for loop in loops if loop not in _reducing(info, loops)]
-    count = prod(extent_value(schedule, loop) or device.processors for loop in rows)
+    count = count_rows(schedule, rows, device)
     threads = choose_threads(schedule, info, 1, count, device)
     for part in take_apart(schedule, name, RowThreads(1, threads.lanes, 1, threads.along)):
         schedule_nest(schedule, schedule.loops_of(part.name)[0])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
@@ -80,6 +81,14 @@ def is_even(schedule: Schedule, info: BlockInfo) -> bool:
     """Whether dims alone say how many results and terms there are."""
     dims = frozenset(schedule.func.dims)
     return all(variables(axis.extent) <= dims and not reads_memory(axis.extent) for axis in info.block.axes)
+
+
+def count_rows(schedule: Schedule, rows: list[str], device: DeviceFacts) -> int:
+    """How many rows loops make, symbolic ones enough to keep the device busy. ScheduleError for none: nothing is asked about these."""
+    extents = [extent_value(schedule, loop) for loop in rows]
+    if 0 in extents:
+        raise ScheduleError("there are no rows")
+    return prod(extent or device.processors for extent in extents)
 
 
 def choose_threads(schedule: Schedule, info: BlockInfo, row: int | None, rows: int, device: DeviceFacts) -> RowThreads:
