@@ -12,6 +12,7 @@ from tc.codegen.ptx.emitter import emit_ptx
 from tc.errors import ScheduleError
 from tc.ir.verify import verify
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
+from tc.schedule.knobs import Decide, Knob, Value
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tests.codegen.opencl.kernels import run_on
@@ -21,19 +22,36 @@ from tests.schedule.gpu.rule_problems import OF_WARPS, RULE_CLASSES, RuleProblem
 
 
 def drawn_schedule(name: str, seed: int) -> tuple[RuleProblem, Scheduled, str]:
-    """A problem of a class, a schedule of it, and the device for which it was made. Shared memory may not hold what was asked for."""
+    """A problem of a class, a schedule of it, and the device for which it was made.
+
+    Others are drawn instead where shared memory does not hold what was asked for, and where a rule asked that has to leave the function to
+    the next one: its answers are none of the space.
+    """
     for draw in range(20):
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed, draw])
         problem = RULE_CLASSES[name](rng)
         device = str(rng.choice(problem.devices))
+        target = Target.parse(f"{device}@x86-64-v3:cores=1")
+        asked: set[str] = set()
         try:
-            made = apply_rules(problem.func, Target.parse(f"{device}@x86-64-v3:cores=1"), drawn(rng))
+            made = apply_rules(problem.func, target, noting(asked, drawn(rng)))
         except ScheduleError as error:
-            assert "shared memory" in str(error), error
+            of_space = {choice.knob.name for choice in apply_rules(problem.func, target).choices}
+            assert "shared memory" in str(error) or not asked <= of_space, error
             continue
         verify(made.func)
         return problem, made, device
-    raise AssertionError(f"no draw of {name} with seed {seed} fits shared memory")
+    raise AssertionError(f"no draw of {name} with seed {seed} is of a space")
+
+
+def noting(asked: set[str], decide: Decide) -> Decide:
+    """Answers, and what they were asked for."""
+
+    def answer(knob: Knob) -> Value:
+        asked.add(knob.name)
+        return decide(knob)
+
+    return answer
 
 
 def check_on_device(name: str, seed: int, opencl: Target) -> None:
