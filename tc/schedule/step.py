@@ -316,20 +316,37 @@ class Schedule:
         return cast(ValueT, value)
 
     def attempt(self, rule: Callable[[], str | None]) -> str | None:
-        """What `rule` returns. None, with nothing changed, when a step of it is not legal and all answers were its own.
+        """What `rule` returns. None, with nothing changed, when a step of it is not legal though all answers are its own.
 
-        An answer from outside that leads to an illegal step stays an error: the point is not of the space.
+        An answer from outside that alone leads to an illegal step stays an error: the point is not of the space.
         """
         func, count, choices = self.func, len(self._steps), dict(self._choices)
+
+        def undo() -> None:
+            self.func, self._choices = func, dict(choices)
+            del self._steps[count:]
+
         try:
             return rule()
         except ScheduleError as error:
-            if any(choice.value != choice.knob.default for name, choice in self._choices.items() if name not in choices):
+            is_own = all(choice.value == choice.knob.default for name, choice in self._choices.items() if name not in choices)
+            undo()
+            if not is_own and self._is_legal_by_itself(rule):
                 raise
             _log.debug("%s: a rule does not fit: %s", func.name, error)
-        self.func, self._choices = func, choices
-        del self._steps[count:]
+        undo()
         return None
+
+    def _is_legal_by_itself(self, rule: Callable[[], str | None]) -> bool:
+        """Whether the steps of a rule are legal when all answers are its own."""
+        decide, self._decide = self._decide, take_default
+        try:
+            rule()
+        except ScheduleError:
+            return False
+        finally:
+            self._decide = decide
+        return True
 
     def apply(self, step: Step) -> None:
         """Run and record a step."""

@@ -168,3 +168,23 @@ sys.exit(int(bool(wrong) or len(finished) != 2 or len(step._APPLIED) > step.APPL
 def test_threads_that_schedule_at_once_share_what_is_remembered() -> None:
     """An OrderedDict of keys that compare in Python is none for two threads: the process ended with a segmentation fault."""
     assert subprocess.run([sys.executable, "-c", HAMMER], timeout=120, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("loop", ["i_1", "nothing"])
+def test_an_answer_is_wrong_only_where_another_would_have_been_right(loop: str) -> None:
+    """A rule asked, and could not be: whoever answered was told that the answer was wrong, and the next rule was not tried."""
+    schedule = Schedule(biased(), lambda knob: max(knob.options))
+
+    def rule() -> str:
+        factor = schedule.choose("mm", "factor", (2, 4), 2)
+        schedule.split(loop, factor)
+        if factor > 2:
+            raise ScheduleError("too large")
+        return "done"
+
+    if loop == "nothing":
+        assert schedule.attempt(rule) is None
+        assert structural_equal(schedule.func, biased()) and not schedule.choices and not schedule.trace.steps
+    else:
+        with pytest.raises(ScheduleError, match="too large"):
+            schedule.attempt(rule)
