@@ -13,7 +13,7 @@ from tc.codegen.c.launch import emit_launches
 from tc.codegen.ptx.emitter import emit_ptx
 from tc.cost.device_estimate import exceeded
 from tc.cost.device_work import device_work
-from tc.errors import VerifyError
+from tc.errors import ScheduleError, VerifyError
 from tc.interp import run_prim_func
 from tc.ir.dtype import bf16, f16
 from tc.ir.expr import Var
@@ -25,6 +25,9 @@ from tc.ir.types import TensorType
 from tc.ir.verify import verify
 from tc.ops.build import full_attrs
 from tc.ops.registry import get_op
+from tc.passes.loop.pipeline_loops import pipeline_loops
+from tc.passes.manager import run_pipeline
+from tc.passes.pipeline import DEVICE_FINISH_CALLS
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import apply_rules
 from tc.target import Target
@@ -189,6 +192,29 @@ def test_faults_of_phases_are_caught(name: str, small: tuple[AttentionProblem, s
         func = parse_prim_func(changed)
         verify(func)
         run_prim_func(func, problem.arrays)
+
+
+WRONG = {
+    "memory of the block": (r"alloc\(f32\[1, 64, 64\], scope='local'", "alloc(f32[1, 64, 64], scope='shared'", "does something else"),
+    "other threads": (r"for fused_3 in bound\(128", "for fused_3 in bound(64", "has 64 threads along thread.x"),
+    "one thread": (r"for fused_3 in bound\(128, 'thread.x'\)", "for fused_3 in range(128)", "does something else"),
+    "results": (r"(\n +)top_rf\[0, jt_3_0, 0, fused_3", r"\1attention[0, fused_3, 0] = f16(0.0)\g<0>", "does something else"),
+}
+"""What roles do not do beside products."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_roles_do_nothing_beside_products_but_on_registers(name: str) -> None:
+    made = apply_rules(plain(1, 64, 192, 64).func, HOPPER).func
+    names = [call.target.name for call in DEVICE_FINISH_CALLS]
+    settings = {"threads": 0, "features": FEATURES}
+    text = print_ir(run_pipeline(made, DEVICE_FINISH_CALLS[: names.index("pipeline_loops")], settings))
+    old, new, words = WRONG[name]
+    changed, count = re.subn(old, new, text)
+    assert count
+
+    with pytest.raises(ScheduleError, match=words):
+        pipeline_loops(parse_prim_func(changed))
 
 
 # -- machine code
