@@ -29,7 +29,7 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True)
 class ExportedProgram:
-    """The files of a program around its kernels, and the shell commands that build it from what its kernels were built to ($KERNELS)."""
+    """The files of a program around its kernels, and the shell commands that build it when its kernels have been built to $OBJECTS."""
 
     files: Mapping[str, str | bytes]
     build: tuple[str, ...]
@@ -40,8 +40,9 @@ class Language:
     """Kernels of a target as text to keep, to read and to build elsewhere.
 
     `suffix`: of the files. `write`: the text of a kernel (finished loops) whose functions' names begin with a name. `build`: the shell
-    command that compiles a file of such text for the target. `program`: files and shell commands for all that is around the kernels of a
-    plan, whose symbols and finished loops are given by name; None for a language of kernels alone. `comment`: how one is written.
+    command that compiles a file of such text, whose name may hold a variable of the shell, for the target. `program`: files and shell
+    commands for all that is around the kernels of a plan, whose symbols and finished loops are given by name; None for a language of
+    kernels alone. `comment`: how one is written.
     """
 
     suffix: str

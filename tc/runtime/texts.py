@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
@@ -50,12 +51,18 @@ class Lowered:
         found: dict[str, str | bytes] = {names[kernel]: make() for kernel, make in self.kernels.items()}
         found["plan.txt"] = _PLAN_HEAD + self.plan()
         if self.build is not None:
-            lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(self.build(name) for name in names.values())]
-            if program is not None:
-                found |= program.files
-                lines += [f"KERNELS='{' '.join(Path(name).stem + '.o' for name in names.values())}'", *program.build]
-            found["build.sh"] = "\n".join(lines) + "\n"
+            found |= {} if program is None else program.files
+            found["build.sh"] = _build_script(self.build("$kernel" + self.suffix), [Path(name).stem for name in names.values()], program)
         return found
+
+
+def _build_script(command: str, kernels: Sequence[str], program: ExportedProgram | None) -> str:
+    """A shell script that compiles each kernel by a command for $kernel, and builds what is around them."""
+    listed = textwrap.fill(" ".join(kernels), 120, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    collect = [] if program is None else ['    OBJECTS="$OBJECTS $kernel.o"']
+    lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', 'KERNELS="', listed, '"', *([] if program is None else ["OBJECTS="])]
+    lines += ["for kernel in $KERNELS; do", f"    {command}", *collect, "done", *(() if program is None else program.build)]
+    return "\n".join(lines) + "\n"
 
 
 def kernel_files(make_stages: Callable[[], Stages], language: str | None, target: Target) -> dict[str, str | bytes]:

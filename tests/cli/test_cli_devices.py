@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -114,7 +115,9 @@ def test_compile_writes_a_file_for_each_kernel_the_plan_and_how_to_build_them(
     expected = [*(f"{kernel}{suffix}" for kernel in kernels), "build.sh", "plan.txt", *around]
     assert sorted(path.name for path in folder.iterdir()) == sorted(files) == sorted(expected)
     assert set(re.findall(r"^(\w+)\(", (folder / "plan.txt").read_text(), re.MULTILINE)) == set(kernels)
-    subprocess.run(["sh", str(folder / "build.sh")], check=True)
+    script = (folder / "build.sh").read_text()
+    assert script.count("-c $kernel") == 1 and all(script.split().count(kernel) == 1 for kernel in kernels)
+    subprocess.run(["sh", str(folder / "build.sh")], check=True, env={**os.environ, "OBJECTS": "not there"})
     assert {path.stem for path in folder.glob("*.o")} - {"model", "runtime", "main"} == set(kernels)
     assert all(re.search(rf"\btc_{kernel}\b", (folder / f"{kernel}{suffix}").read_text()) for kernel in kernels)
 

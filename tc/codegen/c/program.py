@@ -73,7 +73,7 @@ def export_program(plan: ExecutionPlan, kernels: Mapping[str, tuple[str, PrimFun
     sources = ("model.c", "runtime.c", "main.c")
     compile_ = "${CC:-cc} -std=gnu11 -O2 -fPIC $CFLAGS -c " + " ".join(sources)
     objects = " ".join(f"{name.removesuffix('.c')}.o" for name in sources)
-    link = f"${{CC:-cc}} $CFLAGS {objects} $KERNELS -o model -lm -lpthread"
+    link = f"${{CC:-cc}} $CFLAGS {objects} $OBJECTS -o model -lm -lpthread"
     return ExportedProgram(files, (compile_, link))
 
 
