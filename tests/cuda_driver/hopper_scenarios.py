@@ -30,6 +30,14 @@ def main(q: f16[b, 4, s, 64], k: f16[b, 2, t, 64], v: f16[b, 2, t, 64], scale: f
     y: f16[b, 4, s, 64] = attention(q, k, v, scale, keep, low, steps=('mul', 'keep'))
     return y
 """
+IMAGES = """
+@graph
+def main(x: f16[n, 64, 12, 16], w: f16[128, 64, 3, 3], v: f16[64, 128, 1, 1]):
+    a: f16[n, 128, 12, 16] = conv(x, w, pads=(1, 1, 1, 1))
+    b: f16[n, 128, 12, 16] = relu(a)
+    c: f16[n, 64, 12, 16] = conv(b, v)
+    return c
+"""
 fake = FakeDriver()
 fake.run_image = runs_in(fake)
 device = open_device(0)
@@ -86,6 +94,24 @@ def an_attention_in_ptx_has_boxes_of_queries_keys_and_values():
 
 def an_attention_in_cuda_c_through_nvcc_gives_the_same():
     check_attention(CUDA_C)
+
+
+def images_are_convolved_by_products_of_boxes():
+    module, rng = tc.compile(parse_module(IMAGES), target=PTX), np.random.default_rng(2)
+    w, v = small(rng, 128, 64, 3, 3), small(rng, 64, 128, 1, 1)
+    for n in (2, 0):
+        fake.clear()
+        x = small(rng, n, 64, 12, 16)
+        around = np.pad(x.astype(np.float32), ((0, 0), (0, 0), (1, 1), (1, 1)))
+        taps = np.stack([around[:, :, k // 3 : k // 3 + 12, k % 3 : k % 3 + 16] for k in range(9)], -1)
+        h = np.einsum("ncyxk,ock->noyx", taps, w.reshape(128, 64, 9).astype(np.float32), optimize=True)
+        h = np.maximum(h, 0).astype(np.float16).astype(np.float32)
+
+        found = module(x, w, v)
+
+        np.testing.assert_array_equal(found, np.einsum("ncyx,oc->noyx", h, v[:, :, 0, 0].astype(np.float32)).astype(np.float16))
+        assert not fake.complaints, fake.complaints
+        assert not n or fake.count("  tensor map") == 4
 
 
 def a_refused_description_is_an_error_in_words():

@@ -600,3 +600,13 @@ def test_devices_with_matrix_instructions_have_convolutions_of_halves_on_blocks(
     assert len(blocked) == converted
     assert all(dict(call.attrs)["in_block"] == DEVICE_BLOCK for call in blocked)
     assert sum(call.op == "unblock" for call in calls) == (converted > 0)  # not between the two
+
+
+@pytest.mark.parametrize(("arch", "channels", "block"), [("sm_90a", 64, 64), ("sm_90a", 96, 32), ("sm_90", 64, 32), ("sm_80", 64, 32)])
+def test_blocks_are_rows_of_boxes_where_most_channels_fill_them(arch: str, channels: int, block: int) -> None:
+    module = parse_module(images("f16", 1).replace("128", str(3 * channels)).replace("64", str(channels)))
+
+    found = convert_layout(module, target=Target.parse(f"cuda:{arch}@x86-64-v3"))
+
+    calls = [binding.value for binding in found.functions[0].bindings if isinstance(binding.value, Call)]
+    assert [dict(call.attrs)["in_block"] for call in calls if call.op == "conv_blocked"] == [block, block]

@@ -94,6 +94,12 @@ CALIBRATION = (100, 50, 200, 25)
 DEVICE_BLOCK = 32
 """Channels of a block on a device: what a stage of a product takes, four copies of 16 bytes."""
 
+WIDE_BLOCK = 64
+"""On a device whose copies of boxes feed its matrix instructions: a row of 128 bytes."""
+
+MOST_PADDED = 1.25
+"""How many times the work on narrow blocks that on wide ones may be, channels that fill blocks up included."""
+
 LAUNCH_SECONDS = 3e-6
 """Of one more kernel on a device."""
 
@@ -113,10 +119,32 @@ def convert_layout(module: IRModule, *, block: int = 16, target: Target = USUAL_
     """Run convolutions, and what lies between them, on channels cut into blocks of `block`.
 
     `decide` says for each graph function how far the estimates hold, and whether blocks are twice as wide. On devices blocks have
-    DEVICE_BLOCK channels: a tensor of one block has its channels last.
+    DEVICE_BLOCK channels, or WIDE_BLOCK: a tensor of one block has its channels last.
     """
-    block = block if target.device is None else DEVICE_BLOCK
-    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, block, Rates.on(target), decide)))
+
+    def width(func: Function) -> int:
+        return block if target.device is None else _width_on(target.device, func)
+
+    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, width(func), Rates.on(target), decide)))
+
+
+def _width_on(device: DeviceFacts, func: Function) -> int:
+    """Channels of a block: as many as a row of a box has where a device multiplies what boxes bring and most channels fill these."""
+    if not (device.has("wgmma") and device.has("tma")):
+        return DEVICE_BLOCK
+    wide, narrow = (sum(_padded_work(binding, width) for binding in all_bindings(func)) for width in (WIDE_BLOCK, DEVICE_BLOCK))
+    return WIDE_BLOCK if wide <= MOST_PADDED * narrow else DEVICE_BLOCK
+
+
+def _padded_work(binding: Binding, block: int) -> float:
+    """Products of a dense convolution whose channels fill blocks; an image of a few channels stays as it is."""
+    call, result = binding.value, binding.targets[0].type if binding.targets else None
+    weights = call.args[1] if isinstance(call, Call) and call.op == "conv" else None
+    if weights is None or not isinstance(weights.type, TensorType) or not isinstance(result, TensorType):
+        return 0.0
+    outputs, inputs, *taps = (typical(dim, Facts()) for dim in weights.type.shape)
+    padded = [count if count < DEVICE_BLOCK // 2 else -(-count // block) * block for count in (outputs, inputs)]
+    return float(math.prod((*padded, *taps, *(typical(dim, Facts()) for dim in result.shape[2:]))))
 
 
 def _decide(func: Function, block: int, rates: Rates, decide: Decide) -> tuple[int, Rates]:

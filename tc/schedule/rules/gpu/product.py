@@ -432,6 +432,7 @@ def bind_blocks(
     `device`: the one for whose waves the order of tiles is chosen; None: columns before rows.
     """
     batch = [loops[axis] for axis in axes.batch if axis in loops]
+    batch += [loop for axis, loop in loops.items() if axis not in axes.rows | axes.columns and loop not in batch]  # of one iteration
     vector = _vector_of(schedule, final, axes, loops, most)
     outer: dict[bool, list[str]] = {False: [], True: []}
     inner: dict[bool, dict[Var, str]] = {False: {}, True: {}}

@@ -355,7 +355,9 @@ def tile_group_sum(
     if order[1] == "n" and width > SWIZZLED_COLUMNS:
         columns = list(schedule.split(column, (None, SWIZZLED_COLUMNS)))
     single = [*(loop for axis in axes.batch for loop in by_axis[axis]), *single_rows, *single_columns]
-    schedule.reorder(*single, *stages, group, *steps, row, *columns, term)
+    ordered = [*single, *stages, group, *steps, row, *columns, term]
+    below = schedule.loops_of(name)[schedule.loops_of(name).index(place) + 1 :]
+    schedule.reorder(*(loop for loop in below if loop not in ordered), *ordered)  # loops of one iteration over axes of no role come first
     stage = stages[0] if len(stages) == 1 else schedule.fuse(*stages)
     _bind_groups(schedule, group, is_numbered)
     for loop in steps:
