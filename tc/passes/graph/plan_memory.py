@@ -10,26 +10,13 @@ is alive, then, when all offsets are known, to write down the steps.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tc.errors import LoweringError, Span, UnsupportedError, located
 from tc.ir.access import access_checks
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Const, Expr, Var, const, equal, floormod, mul
-from tc.ir.graph import (
-    Atom,
-    Binding,
-    Call,
-    CallExtern,
-    CallTir,
-    Function,
-    If,
-    Loop,
-    ReadDims,
-    TensorConst,
-    TensorVar,
-)
+from tc.ir.graph import Atom, Binding, Call, CallExtern, CallTir, Function, If, Loop, ReadDims, TensorConst, TensorVar
 from tc.ir.loop import PrimFunc, in_place_inputs
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -53,48 +40,7 @@ from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import ALIGNMENT, StorageRegion, assign_offsets, region_of_type
 from tc.passes.graph.joins import is_join, made_here, operands_of, part_offset, parts_of, view_root
 from tc.passes.graph.place_on_host import is_on_host, is_small
-
-NOT_YET = 1 << 60
-"""The time at which a storage begins that nothing was put into so far."""
-
-
-@dataclass(eq=False)
-class _Storage:
-    """A piece of memory. `region` is set for those in the arena; `index` numbers the others within their place."""
-
-    place: SlotPlace
-    index: int = 0
-    type: TensorType | None = None
-    start: int = 0
-    end: int = 0
-    region: StorageRegion | None = None
-    taken: _Storage | None = None
-
-    @property
-    def root(self) -> _Storage:
-        """The storage whose memory this one has taken over, or itself."""
-        storage = self
-        while storage.taken is not None:
-            storage = storage.taken
-        return storage
-
-
-@dataclass(frozen=True)
-class _Reuse:
-    """At step `time` a kernel may make its first result, `result`, in the memory of any of the operands `operands[k]`, k in `allowed`."""
-
-    time: int
-    operands: tuple[_View, ...]
-    allowed: tuple[int, ...]
-    result: _View
-
-
-@dataclass(eq=False)
-class _View:
-    """Where a value is: a storage and a byte offset into it."""
-
-    storage: _Storage
-    offset: Expr = const(0)
+from tc.passes.graph.storages import NOT_YET, PossibleReuse, Storage, StorageView, have_same_size, is_whole
 
 
 def plan_memory(module: IRModule, requirements: Iterable[Requirement] = (), is_for_device: bool = False) -> ExecutionPlan:
@@ -157,24 +103,24 @@ class _Planner:
         self.checks = checks
         self.pending: list[Check] = []  # checks that wait for dims to be known
         self.known_dims: set[Expr] = set()
-        self.views: dict[Atom, _View] = {}
+        self.views: dict[Atom, StorageView] = {}
         self.constants: dict[TensorConst, int] = {}
-        self.storages: list[_Storage] = []
+        self.storages: list[Storage] = []
         self.num_dynamic = 0
         self.output_slots: list[Slot] = []
         self.time = 0
         self.bound_dims = {v for p in func.params for v in walk(p.type) if isinstance(v, Var)}
-        self.wanted: dict[TensorVar, _View] = {}  # values that are to be made in a given place
+        self.wanted: dict[TensorVar, StorageView] = {}  # values that are to be made in a given place
         self.measuring = True
-        self.reuses: list[_Reuse] = []
+        self.reuses: list[PossibleReuse] = []
         # Made in the first walk, found again in the second:
         self._indices: dict[Loop, Var] = {}
         self._conditions: dict[Loop, TensorVar] = {}
-        self._rows: dict[TensorVar, _View] = {}
+        self._rows: dict[TensorVar, StorageView] = {}
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
-        self._owned: dict[int, _Storage] = {}
+        self._owned: dict[int, Storage] = {}
         for index, param in enumerate(func.params):
-            self.views[param] = _View(_Storage(SlotPlace.INPUT, index, param.type))  # type: ignore[arg-type]
+            self.views[param] = StorageView(Storage(SlotPlace.INPUT, index, param.type))  # type: ignore[arg-type]
         self._want_outputs(func)
 
     # -- storages
@@ -186,7 +132,7 @@ class _Planner:
             if isinstance(result, TensorVar) and result in made and self._is_input_sized(result.type):
                 root = view_root(result, made)
                 if root is not None and root not in self.wanted and self._fits(root, result):
-                    self.wanted[root] = _View(_Storage(SlotPlace.OUTPUT, index, root.type))  # type: ignore[arg-type]
+                    self.wanted[root] = StorageView(Storage(SlotPlace.OUTPUT, index, root.type))  # type: ignore[arg-type]
 
     def _is_input_sized(self, type_: object) -> bool:
         return all(v in self.bound_dims for v in walk(type_) if isinstance(v, Var))  # type: ignore[arg-type]
@@ -202,16 +148,16 @@ class _Planner:
         for root, part in parts_of(func).items():
             place = self.views.get(part.whole) or self.wanted.get(part.whole)
             if place is None and self._is_input_sized(part.whole.type):
-                place = self.wanted[part.whole] = _View(self._new_storage(_tensor_type(part.whole), NOT_YET))
+                place = self.wanted[part.whole] = StorageView(self._new_storage(_tensor_type(part.whole), NOT_YET))
             if place is not None and root not in self.wanted and self._fits(root, part.whole):
-                self.wanted[root] = _View(place.storage, place.offset + part.offset)
+                self.wanted[root] = StorageView(place.storage, place.offset + part.offset)
 
-    def _new_storage(self, type_: TensorType, start: int | None = None) -> _Storage:
+    def _new_storage(self, type_: TensorType, start: int | None = None) -> Storage:
         start = self.time if start is None else start
         if self._is_input_sized(type_):
-            storage = _Storage(SlotPlace.ARENA, 0, type_, start)
+            storage = Storage(SlotPlace.ARENA, 0, type_, start)
         else:
-            storage = _Storage(SlotPlace.DYNAMIC, self.num_dynamic, type_, start)
+            storage = Storage(SlotPlace.DYNAMIC, self.num_dynamic, type_, start)
             self.num_dynamic += 1
         self.storages.append(storage)
         return storage
@@ -226,29 +172,29 @@ class _Planner:
                 found.append(storage.region)
         return found
 
-    def _define(self, target: TensorVar) -> _View:
+    def _define(self, target: TensorVar) -> StorageView:
         """The place of a value that is made now."""
         view = self.views.get(target)
         if view is None:
-            view = self.wanted.get(target) or _View(self._new_storage(_tensor_type(target)))
+            view = self.wanted.get(target) or StorageView(self._new_storage(_tensor_type(target)))
             self.views[target] = view
         self._touch(view)
         return view
 
-    def _use(self, atom: Atom) -> _View:
+    def _use(self, atom: Atom) -> StorageView:
         if isinstance(atom, TensorConst):
             index = self.constants.setdefault(atom, len(self.constants))
-            return _View(_Storage(SlotPlace.CONSTANT, index, atom.type))
+            return StorageView(Storage(SlotPlace.CONSTANT, index, atom.type))
         view = self.views[atom]
         self._touch(view)
         return view
 
-    def _touch(self, view: _View) -> None:
+    def _touch(self, view: StorageView) -> None:
         if self.measuring:
             view.storage.start = min(view.storage.start, self.time)
             view.storage.end = max(view.storage.end, self.time)
 
-    def _slot(self, atom: Atom, view: _View) -> Slot:
+    def _slot(self, atom: Atom, view: StorageView) -> Slot:
         storage = view.storage
         offset = view.offset
         region = storage.root.region
@@ -276,7 +222,7 @@ class _Planner:
     def _made_on_host(self, target: TensorVar) -> Slot:
         """The place of a value that the host makes: its own for the whole program, as there is little of it."""
         if target not in self.views:
-            self.views[target] = _View(_Storage(SlotPlace.HOST, 0, _tensor_type(target)), const(self.host_bytes))
+            self.views[target] = StorageView(Storage(SlotPlace.HOST, 0, _tensor_type(target)), const(self.host_bytes))
             size = _tensor_type(target).size_bytes
             assert isinstance(size, Const), "the host makes what is small"
             self.host_bytes += -(-int(size.value) // ALIGNMENT) * ALIGNMENT
@@ -300,12 +246,12 @@ class _Planner:
         for reuse in self.reuses:
             result = reuse.result.storage
             roots = [view.storage.root for view in reuse.operands]
-            if result.place is not SlotPlace.ARENA or result.start != reuse.time or not _is_whole(reuse.result):
+            if result.place is not SlotPlace.ARENA or result.start != reuse.time or not is_whole(reuse.result):
                 continue
             for k in reuse.allowed:
                 operand = roots[k]
                 dies = operand.place is SlotPlace.ARENA and operand.end == reuse.time and roots.count(operand) == 1
-                if dies and _is_whole(reuse.operands[k]) and _have_same_size(operand, result):
+                if dies and is_whole(reuse.operands[k]) and have_same_size(operand, result):
                     result.taken = operand
                     operand.end = max(operand.end, result.end)
                     break
@@ -399,7 +345,7 @@ class _Planner:
                 return []
             case Call(args=args) if (offset := part_offset(value)) is not None:
                 source = self._use(args[0])  # type: ignore[arg-type]
-                self.views[targets[0]] = _View(source.storage, source.offset + offset)
+                self.views[targets[0]] = StorageView(source.storage, source.offset + offset)
                 return []
             case Call() if is_join(value):
                 return self._walk_join(binding)
@@ -432,7 +378,7 @@ class _Planner:
         place = self._define(target)
         steps = self._allocations((target,))
         for operand, offset in operands_of(binding):
-            steps.extend(self._copy(operand, operand, _View(place.storage, place.offset + offset)))
+            steps.extend(self._copy(operand, operand, StorageView(place.storage, place.offset + offset)))
         return steps
 
     def _note_reuse(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:
@@ -440,7 +386,7 @@ class _Planner:
         allowed = in_place_inputs(kernel) if isinstance(kernel, PrimFunc) else ()
         if allowed:
             operands = tuple(map(self._use, args))
-            self.reuses.append(_Reuse(self.time, operands, allowed, self.views[targets[0]]))
+            self.reuses.append(PossibleReuse(self.time, operands, allowed, self.views[targets[0]]))
 
     def _allocations(self, targets: Iterable[TensorVar]) -> list[PlanStep]:
         """Allocations of dynamic blocks, each by the value it belongs to: one that is made in the place of another (a row of a stack,
@@ -478,7 +424,7 @@ class _Planner:
             steps.extend(self._copy(result, target, self.views[target]))
         return steps
 
-    def _copy(self, source: Atom, target: Atom, place: _View) -> list[PlanStep]:
+    def _copy(self, source: Atom, target: Atom, place: StorageView) -> list[PlanStep]:
         here = self._use(source)
         if here.storage is place.storage and here.offset is place.offset:
             return []
@@ -501,7 +447,7 @@ class _Planner:
         condition = self._loop_condition(loop, steps)
         index = self._loop_index(loop)
         body_steps: list[PlanStep] = []
-        self.views.setdefault(index_param, _View(self._new_storage(TensorType((), i64))))
+        self.views.setdefault(index_param, StorageView(self._new_storage(TensorType((), i64))))
         if self._is_used(index_param, body):
             body_steps.append(StoreIndex(self._slot(index_param, self.views[index_param]), index))
         entered = self.time
@@ -539,11 +485,11 @@ class _Planner:
             if root is not None and self._fits(root, target):
                 self.wanted.setdefault(root, self._row(target, _tensor_type(result), index))
 
-    def _row(self, target: TensorVar, row: TensorType, index: Var) -> _View:
+    def _row(self, target: TensorVar, row: TensorType, index: Var) -> StorageView:
         whole = self.views[target]
         if row.dtype.per_byte > 1 and prove(equal(floormod(row.num_elements, row.dtype.per_byte), 0)) is not True:
             raise UnsupportedError(f"a loop that stacks {row}, of which one may begin within a byte; cast it before")
-        return self._rows.setdefault(target, _View(whole.storage, whole.offset + mul(index, row.size_bytes)))
+        return self._rows.setdefault(target, StorageView(whole.storage, whole.offset + mul(index, row.size_bytes)))
 
     def _end_of_iteration(
         self,
@@ -589,17 +535,6 @@ class _Planner:
 
     def _is_used(self, var: TensorVar, body: Function) -> bool:
         return any(node is var for part in (*body.bindings, *body.results) for node in walk(part))
-
-
-def _is_whole(view: _View) -> bool:
-    """Whether a view starts where its storage does."""
-    return isinstance(view.offset, Const) and view.offset.value == 0
-
-
-def _have_same_size(first: _Storage, second: _Storage) -> bool:
-    assert first.type is not None and second.type is not None
-    a, b = region_of_type(first.type, 0, 0), region_of_type(second.type, 0, 0)
-    return a.count == b.count and a.unit is b.unit
 
 
 def _carried_checks(func: Function) -> list[Check]:
