@@ -19,6 +19,7 @@ from tc.ir.expr import (
     Expr,
     FloorDiv,
     FloorMod,
+    Lt,
     Mul,
     Ne,
     Var,
@@ -136,6 +137,8 @@ def fires(rule: Rule, rng: random.Random) -> bool:
     for condition in rule.when:  # a variable that is to equal something
         if isinstance(condition, Eq) and condition.rhs in stands_for:
             stands_for[condition.rhs] = substitute(condition.lhs, stands_for)
+        if isinstance(condition, Lt) and isinstance(condition.rhs, Mul):  # or one that is in the range of a loop over a product
+            facts[0] = facts[0].assume(substitute(condition, stands_for))
     instance = substitute(rule.lhs, stands_for)
     if rule in SUMS:
         assert isinstance(instance, Add)
