@@ -472,8 +472,21 @@ def test_a_rule_that_finds_no_legal_schedule_leaves_the_kernel_to_the_next(monke
 
     assert apply_rules(func, target).trace == usual.trace
     assert apply_rules(func, target).choices == usual.choices
-    with pytest.raises(ScheduleError, match="nowhere"):  # an answer of a search that is not legal is no schedule
-        apply_rules(func, target, follow({"mm/hopeless": 2}))
+    assert apply_rules(func, target, follow({"mm/hopeless": 2})).trace == usual.trace  # no other answer would have been right
+
+
+def test_an_answer_of_a_search_that_alone_is_not_legal_is_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky(schedule: Schedule, target: Target) -> str | None:
+        if schedule.choose("mm", "picky", (1, 2), 1) == 2:
+            schedule.parallel("nowhere")
+        return "picky"
+
+    func, target = simplify_loops(product_of(5, 20, 7)), native_target()
+    monkeypatch.setattr(rules, "RULES", (picky, *rules.RULES))
+
+    assert apply_rules(func, target).rule == "picky"
+    with pytest.raises(ScheduleError, match="nowhere"):
+        apply_rules(func, target, follow({"mm/picky": 2}))
 
 
 @pytest.mark.parametrize("shape", [(6, 1, 20), (2, 1, 3, 1, 4), (1, 40, 1)])
