@@ -17,8 +17,8 @@ from tests.schedule.gpu.launches import DEVICE, check_schedule, device_schedule
 from tests.schedule.programs import matmul
 
 assert DEVICE.device is not None
-SMALL = dataclasses.replace(DEVICE, device=dataclasses.replace(DEVICE.device, processors=2))
-"""A device that a few blocks fill."""
+SMALL, LARGE = (dataclasses.replace(DEVICE, device=dataclasses.replace(DEVICE.device, processors=count)) for count in (2, 100_000))
+"""A device that a few blocks fill, and one that none do."""
 
 
 def answered(count: int) -> Decide:
@@ -57,7 +57,7 @@ def test_what_fills_no_wave_has_one_order() -> None:
         asked.append(knob.name.split("/")[1])
         return knob.default
 
-    device_schedule(matmul(64, 64, 64), DEVICE, listen)
+    device_schedule(matmul(512, 512, 64), LARGE, listen)
 
     assert "tile" in asked and "columns_together" not in asked
 
