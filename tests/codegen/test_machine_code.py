@@ -56,14 +56,14 @@ def test_a_large_product_multiplies_in_its_main_loop(large: PrimFunc, language: 
     assert device is not None
     text = emit_launches(large, "kernel", CUDA) if language == "cuda" else emit_ptx(large, "kernel", device.arch)
 
-    code = assembled(text, language, device, threads, tmp_path)
+    code = assembled(text, language, device.arch, tmp_path)
 
     mix = code.main_loop("HMMA")
     assert share(mix, "HMMA") >= 0.55, mix
     assert {name for name in mix if name.startswith("LDS")} == {"LDSM.16.M88.4", "LDSM.16.MT88.4"}
     assert {name for name in mix if name.startswith("LDG") and name != "LDGDEPBAR"} == {"LDGSTS.E.BYPASS.128"}
     assert not any(text.split()[0].startswith(("LDL", "STL")) for text in code.instructions)
-    (function,) = code.functions
+    (function,) = code.functions(device, threads)
     assert function.spill_bytes == function.stack_bytes == 0
     products = sum(count for name, count in mix.items() if name.startswith("HMMA"))
     fetched = 16 * threads * mix["LDGSTS.E.BYPASS.128"] / (FLOPS * threads // 32 * products)

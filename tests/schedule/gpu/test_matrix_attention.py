@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from math import prod
 from pathlib import Path
 
@@ -30,12 +29,12 @@ from tc.schedule.step import Trace
 from tc.target.device import occupancy
 from tc.te import create_prim_func, placeholder
 from tests.codegen.c.devices import cuda_text
+from tests.codegen.machine_code import assembled, disassembler
 from tests.ptx.kernels import run_launches
 from tests.ptx.launch import run
 from tests.ptx.nvcc import ptx_of
 from tests.schedule.gpu.attentions import AttentionProblem, attention_problem, drawn_attention
 from tests.schedule.gpu.launches import DEVICE, check_launches, drawn, launches
-from tests.schedule.gpu.machine_code import assembled, kinds, needs_assembler
 
 assert DEVICE.device is not None
 FEATURES = DEVICE.device.features
@@ -140,22 +139,22 @@ def large(heads: int, rows: int, keys: int, depth: int) -> PrimFunc:
     return held(apply_rules(create_prim_func("attention", tensors, [result], ()), DEVICE))
 
 
-@pytest.mark.parametrize("program", ["ptxas", "nvcc"])
-def test_machine_code_of_a_large_attention(program: str, tmp_path: Path) -> None:
-    needs_assembler()
+@pytest.mark.parametrize("language", ["ptx", "cuda"])
+def test_machine_code_of_a_large_attention(language: str, tmp_path: Path) -> None:
+    disassembler()  # and the compilers, or the test is skipped
     func = large(32, 4096, 4096, 128)
-    text = emit_ptx(func, "attention", "sm_80") if program == "ptxas" else emit_launches(func, "attention", CUDA)
+    text = emit_ptx(func, "attention", "sm_80") if language == "ptx" else emit_launches(func, "attention", CUDA)
 
-    said, instructions = assembled(text, program, tmp_path, "sm_80")
+    code = assembled(text, language, "sm_80", tmp_path)
 
-    counts, full = kinds(instructions), Counter(instructions)
+    counts, full = code.kinds(), code.names()
     assert counts["HMMA"] == 128  # 16 x 64 scores and 16 x 128 results of 64 keys, both in steps of 16 x 8 x 16
     assert all(name.endswith("88.4") for name in full if name.startswith("LDSM"))
     assert full["LDSM.16.M88.4"] == 40 and full["LDSM.16.MT88.4"] == 32  # queries once, keys; values turned
     assert all(".128" in name for name in full if name.startswith("LDGSTS")) and counts["LDGSTS"]
     assert not any(counts[name] for name in ("LDG", "LDL", "STL", "LDS", "STS"))
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    registers = int(re.search(r"Used (\d+) registers", said).group(1))  # type: ignore[union-attr]
+    code.assert_clean()
+    registers = int(re.search(r"Used (\d+) registers", code.said).group(1))  # type: ignore[union-attr]
     (launch,) = launches_of(func)
     assert DEVICE.device is not None
     assert occupancy(prod(launch.threads), registers, launch.shared_bytes, DEVICE.device) >= 1
