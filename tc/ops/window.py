@@ -101,18 +101,24 @@ def _conv_window(x: TensorType, w: TensorType, attrs: Attrs, op: str) -> Window:
     return window_of(attrs, w.shape[2:], x.rank - 2, op)
 
 
-def _infer_conv(types: Types, attrs: Attrs) -> TensorType:
-    x, w = operand(types, 0, "conv"), operand(types, 1, "conv")
-    window = _conv_window(x, w, attrs, "conv")
+def conv_shape(x: TensorType, w: TensorType, attrs: Attrs, op: str) -> tuple[Expr, ...]:
+    """x [n, c, *space], w [o, c / groups, *kernel] -> [n, o, *space']."""
+    window = _conv_window(x, w, attrs, op)
     require(
         equal(x.shape[1], w.shape[1] * attrs.groups),
-        f"conv: x has {x.shape[1]} channels, but the weights take {w.shape[1]} in each of {attrs.groups} groups",
+        f"{op}: x has {x.shape[1]} channels, but the weights take {w.shape[1]} in each of {attrs.groups} groups",
     )
-    require(equal(w.shape[0] % attrs.groups, 0), f"conv: {w.shape[0]} output channels in {attrs.groups} groups")
+    require(equal(w.shape[0] % attrs.groups, 0), f"{op}: {w.shape[0]} output channels in {attrs.groups} groups")
+    space = tuple(output_dim(x.shape[2 + d], window, d) for d in range(x.rank - 2))
+    return (x.shape[0], w.shape[0], *space)
+
+
+def _infer_conv(types: Types, attrs: Attrs) -> TensorType:
+    x, w = operand(types, 0, "conv"), operand(types, 1, "conv")
+    shape = conv_shape(x, w, attrs, "conv")
     if len(types) > 2 and types[2] is not None:
         require(equal(types[2].shape[0], w.shape[0]), f"conv: bias {types[2]} for {w.shape[0]} output channels")
-    space = tuple(output_dim(x.shape[2 + d], window, d) for d in range(x.rank - 2))
-    return TensorType((x.shape[0], w.shape[0], *space), same_dtype(types, "conv"))
+    return TensorType(shape, same_dtype(types, "conv"))
 
 
 def numpy_windows(x: np.ndarray, window: Window, counts: Sequence[int]) -> np.ndarray:
@@ -135,10 +141,18 @@ def _count(size: int, window: Window, d: int) -> int:
 def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, w = arrays[0], arrays[1]
     assert x is not None and w is not None
+    result = numpy_conv(wide(x), wide(w), attrs, 0)
+    if len(arrays) > 2 and arrays[2] is not None:
+        result = result + wide(arrays[2]).reshape(1, -1, *(1,) * (x.ndim - 2))
+    return result.astype(x.dtype)
+
+
+def numpy_conv(x: np.ndarray, w: np.ndarray, attrs: Attrs, fill: int) -> np.ndarray:
+    """The sums of a convolution of x with `fill` around it, in x's dtype."""
     rank = x.ndim - 2
     window = int_window(attrs, w.shape[2:], rank, "conv")
     counts = [max(_count(x.shape[2 + d], window, d), 0) for d in range(rank)]
-    padded = np.pad(wide(x), [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)])
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)], constant_values=fill)
     groups, per_group = attrs.groups, w.shape[0] // attrs.groups
     result = np.zeros((x.shape[0], w.shape[0], *counts), padded.dtype)
     if result.size:
@@ -147,33 +161,39 @@ def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
         many = windows[:, : w.shape[1]].size > _MOST_COPIED
         for g in range(groups):
             chosen = windows[:, g * w.shape[1] : (g + 1) * w.shape[1]]
-            weights = wide(w[g * per_group : (g + 1) * per_group])
+            weights = w[g * per_group : (g + 1) * per_group]
             if many:  # tap by tap, as the windows side by side would not fit
                 taps_of = np.ndindex(*weights.shape[2:])
                 part = sum(np.tensordot(chosen[(..., *tap)], weights[(..., *tap)], ([1], [1])) for tap in taps_of)
             else:
                 part = np.tensordot(chosen, weights, (axes, list(range(1, 2 + rank))))
             result[:, g * per_group : (g + 1) * per_group] = np.moveaxis(part, -1, 1)
-    if len(arrays) > 2 and arrays[2] is not None:
-        result = result + wide(arrays[2]).reshape(1, -1, *(1,) * rank)
-    return result.astype(x.dtype)
+    return result
 
 
 def _compute_conv(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    """The sums have an axis for groups, if there are several, and one for all spatial axes of a kernel of one element: tiles
-    of pixels then run on across the ends of rows."""
     x, w = tensors[0], tensors[1]
     assert x is not None and w is not None
+    return compute_sums(x, w, tensors[2] if len(tensors) > 2 else None, attrs, types[0], sum_dtype(x.dtype), 0)
+
+
+def compute_sums(
+    x: Tensor, w: Tensor, bias: Tensor | None, attrs: Attrs, type_: TensorType, dtype: DType, fill: int
+) -> Tensor:
+    """A convolution of x with `fill` around it, summed in `dtype`.
+
+    The sums have an axis for groups, if there are several, and one for all spatial axes of a kernel of one element: tiles of pixels
+    then run on across the ends of rows.
+    """
     rank, groups = len(x.shape) - 2, attrs.groups
     window = window_of(attrs, w.shape[2:], rank, "conv")
-    padded = pad_stage(x, window, (0,) * rank, const(0, x.dtype), "conv_pad")
-    dtype = sum_dtype(x.dtype)
+    padded = pad_stage(x, window, (0,) * rank, const(fill, x.dtype), "conv_pad")
     per_group = simplify(w.shape[0] // groups)
     single = is_const(w.shape[1], 1)  # one input channel per group: its axis is no reduction
     joint = is_pointwise(window) and rank > 1
     grouped = groups > 1 and not is_const(per_group, 1)
-    n, _, *space = types[0].shape
-    channel_shape = (const(groups), per_group) if grouped else (types[0].shape[1],)
+    n, _, *space = type_.shape
+    channel_shape = (const(groups), per_group) if grouped else (type_.shape[1],)
     space_shape = (simplify(product(space)),) if joint else tuple(space)
 
     def body(n: Expr, *rest: Expr) -> Expr:
@@ -190,15 +210,14 @@ def _compute_conv(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
     if not reduce_shape:
         reduce_shape = (const(1),)
     total = te.reduce("sum", (n, *channel_shape, *space_shape), reduce_shape, body, "conv")
-    bias = tensors[2] if len(tensors) > 2 else None
-    if bias is None and dtype == types[0].dtype and not grouped and not joint:
+    if bias is None and dtype == type_.dtype and not grouped and not joint:
         return total
 
     def at(n: Expr, o: Expr, *axes: Expr) -> Expr:
         place = (ravel(axes, space),) if joint else axes
         return total[(n, *unravel(o, channel_shape), *place)]
 
-    return _with_bias(at, bias, types[0], dtype)
+    return _with_bias(at, bias, type_, dtype)
 
 
 def _with_bias(total: Callable[..., Expr], bias: Tensor | None, type_: TensorType, dtype: DType) -> Tensor:
@@ -234,7 +253,7 @@ def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 0, 2, 4, 4), _normal(rng, 2, 2, 1, 1)], {}
 
 
-_CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": None, "groups": 1}
+CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": None, "groups": 1}
 FEW_CHANNELS = 4
 """Up to so many input channels a convolution reads its input unblocked: a block would be mostly empty."""
 
@@ -268,7 +287,7 @@ def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
 
 
 register(
-    OpDef("conv", _infer_conv, _run_conv, _compute_conv, _CONV_DEFAULTS, blocked=_blocked_conv, samples=_conv_samples)
+    OpDef("conv", _infer_conv, _run_conv, _compute_conv, CONV_DEFAULTS, blocked=_blocked_conv, samples=_conv_samples)
 )
 
 
@@ -442,7 +461,7 @@ register(
         _infer_conv_transpose,
         _run_conv_transpose,
         _compute_conv_transpose,
-        {**_CONV_DEFAULTS, "output_padding": None},
+        {**CONV_DEFAULTS, "output_padding": None},
         samples=_transposed_samples,
     )
 )

@@ -99,6 +99,7 @@ LAY_OUT = "convert_layout"
 
 FUSE = """
     use_winograd,                   # of convolutions that have a layout
+    integer_windows,                # of those that have none
     pack_matmul,
     remove_dead_code,               # weights that were packed or transformed
     fuse_ops,
@@ -118,13 +119,13 @@ STRICT_SIMPLIFY = """
     remove_dead_code,               # what finds idioms and attention computes the same in another way
 """
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
-STRICT_FUSE = "pack_matmul, remove_dead_code, fuse_ops"
+STRICT_FUSE = "integer_windows, pack_matmul, remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
-DEVICE_FUSE = "round_attention, use_parallel_forms, fuse_ops"
+DEVICE_FUSE = "integer_windows, round_attention, use_parallel_forms, fuse_ops"
 """For devices nothing is packed for the vectors of a CPU."""
 
-DEVICE_STRICT_FUSE = "use_parallel_forms, fuse_ops"
+DEVICE_STRICT_FUSE = "integer_windows, use_parallel_forms, fuse_ops"
 
 DEVICE_PLACE = "place_on_host"
 """Of a whole program, none of whose kernels is to be tuned any more."""

@@ -1,4 +1,4 @@
-"""Convolutions of bytes as matrix products, of the windows of the input, side by side, and the weights; and products without zero points.
+"""Convolutions and products of bytes without zero points; and such convolutions as products of windows, side by side, and the weights.
 
 A product of bytes has instructions, which add the products of several values that follow each other in memory: unsigned ones on one side,
 signed ones on the other. All sums are in i32 and wrap, so results are exact: what all terms of one side are too large by comes off the
@@ -14,7 +14,7 @@ import numpy as np
 
 from tc.ir.dtype import DType, i8, i32, u8
 from tc.ir.expr import const, is_const
-from tc.ir.graph import Atom, Attrs, TensorConst
+from tc.ir.graph import Atom, Attrs, AttrValue, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
@@ -24,8 +24,14 @@ from tc.passes.manager import graph_pass
 
 @graph_pass
 def integer_products(module: IRModule) -> IRModule:
-    """Make convolutions of bytes, widened to i32, products of bytes, and take zero points out of products; see INTEGER_RULES."""
+    """Make convolutions of bytes, widened to i32, such of bytes, and take zero points out of products; see INTEGER_RULES."""
     return rewrite_module(module, INTEGER_RULES)
+
+
+@graph_pass
+def integer_windows(module: IRModule) -> IRModule:
+    """Make convolutions of bytes that no layout took products of bytes; see WINDOWS_RULES."""
+    return rewrite_module(module, WINDOWS_RULES)
 
 
 @dataclass(frozen=True)
@@ -70,31 +76,80 @@ def _literal_bytes(values: np.ndarray) -> _Bytes | None:
 
 def _is_of_bytes(m: Match) -> bool:
     x, w, attrs = m.type_of("x"), m.type_of("w"), m.attrs("conv")
-    plain = x.dtype is i32 and attrs.groups == 1 and w.static_shape is not None and prod(w.static_shape) > 0
-    return plain and _as_bytes(m.x, m) is not None and _as_bytes(m.w, m) is not None
+    if x.dtype is not i32 or w.static_shape is None or not prod(w.static_shape):
+        return False
+    image, weights = _as_bytes(m.x, m), _as_bytes(m.w, m)
+    if image is None or weights is None:
+        return False
+    needs_no_sums = isinstance(weights.value, TensorConst) or not (image.zero or weights.zero)
+    return needs_no_sums or attrs.groups == 1
 
 
-def _product(b: GraphBuilder, m: Match) -> Atom:
+def _conv_of_bytes(b: GraphBuilder, m: Match) -> Atom:
     x, w = _as_bytes(m.x, m), _as_bytes(m.w, m)
     assert x is not None and w is not None
-    call, (outputs, channels, *kernel) = m.call("conv"), m.type_of("w").static_shape  # type: ignore[misc]
+    call = m.call("conv")
+    is_known = isinstance(w.value, TensorConst)
+    total = _sums(b, x, w, call) if is_known or not (x.zero or w.zero) else _product(b, x, w, call)
+    if len(call.args) > 2 and call.args[2] is not None:
+        total = b.call("add", total, _per_channel(b, call.args[2], m.type_of("w").rank - 2))
+    return total
+
+
+def _sums(b: GraphBuilder, x: _Bytes, w: _Bytes, call: Call, fill: int = 0) -> Atom:
+    """A convolution of bytes, less what its sums are too large by; `fill`: the number around x."""
+    x = _unsigned(b, x) if isinstance(w.value, TensorConst) else x
+    total = b.call("conv_integer", x.value, w.value, **_geometry(full_attrs(call)), fill=fill + x.zero, span=call.span)
+    if not x.zero or not isinstance(w.value, TensorConst):
+        return total
+    sums = w.value.value.astype(np.int64).reshape(len(w.value.value), -1).sum(1)
+    shift = b.const((sums * x.zero).astype(np.int32))
+    return b.call("sub", total, _per_channel(b, shift, w.value.value.ndim - 2))
+
+
+def _conv_of_unsigned(b: GraphBuilder, m: Match) -> Atom:
+    w = _literal_bytes(m.value("w"))
+    assert w is not None
+    return _sums(b, _Bytes(m.x), w, m.call("conv"), m.attrs("conv").fill)
+
+
+def _has_wrong_signs(m: Match) -> bool:
+    x, w = m.type_of("x").dtype, m.type_of("w").dtype
+    found = _literal_bytes(m.value("w"))
+    return found is not None and found.dtype is i8 and (x, w) != (u8, i8)
+
+
+def _signed_example(b: GraphBuilder) -> Atom:
+    w = np.random.default_rng(0).integers(0, 128, (4, 2, 3, 2)).astype(np.uint8)
+    x = b.param("x", tensor_type((2, 4, 6, 5), i8))
+    return b.call("conv_integer", x, b.const(w), pads=(1, 0, 2, 1), groups=2, fill=-128)
+
+
+def _per_channel(b: GraphBuilder, numbers: Atom, rank: int) -> Atom:
+    """[o] -> [o, 1, ...], for results with `rank` spatial axes."""
+    if isinstance(numbers, TensorConst):
+        return b.const(numbers.value.reshape(-1, *(1,) * rank))
+    assert isinstance(numbers.type, TensorType)
+    return b.call("reshape", numbers, shape=(numbers.type.shape[0], *[const(1)] * rank))
+
+
+def _geometry(attrs: Attrs) -> dict[str, AttrValue]:
+    return {name: attrs[name] for name in ("strides", "pads", "dilations", "groups")}
+
+
+def _product(b: GraphBuilder, x: _Bytes, w: _Bytes, call: Call, fill: int = 0) -> Atom:
+    """The product of the windows and the weights; `fill`: the number around x."""
+    assert isinstance(w.value.type, TensorType)
+    outputs, channels, *kernel = w.value.type.static_shape  # type: ignore[misc]
     rank, depth = len(kernel), channels * prod(kernel)
-    x = _unsigned(b, x)
-    windows = _windows(b, x, full_attrs(call), kernel)
+    windows = _windows(b, x, full_attrs(call), kernel, fill)
     assert isinstance(windows.type, TensorType)
     samples, counts = windows.type.shape[:1], windows.type.shape[2 + rank :]
     lead = () if is_const(samples[0], 1) else samples
     columns = b.call("reshape", windows, shape=(*lead, const(depth), product(counts)))
     rows = _rows(b, w.value, outputs, depth)
-    total: Atom = b.call("matmul_integer", rows, columns, *_zero_points(b, x, w), span=call.span)
-    shift = _shift(x, rows)
-    if shift is not None:
-        total = b.call("sub", total, b.const(shift))
-    total = b.call("reshape", total, shape=(*samples, const(outputs), *counts))
-    if len(call.args) > 2 and call.args[2] is not None:
-        bias = b.call("reshape", call.args[2], shape=(const(outputs), *[const(1)] * rank))
-        total = b.call("add", total, bias)
-    return total
+    total = b.call("matmul_integer", rows, columns, *_zero_points(b, x, w), span=call.span)
+    return b.call("reshape", total, shape=(*samples, const(outputs), *counts))
 
 
 def _unsigned(b: GraphBuilder, x: _Bytes) -> _Bytes:
@@ -105,10 +160,10 @@ def _unsigned(b: GraphBuilder, x: _Bytes) -> _Bytes:
     return _Bytes(raised, x.zero + 128)
 
 
-def _windows(b: GraphBuilder, x: _Bytes, attrs: Attrs, kernel: list[int]) -> Atom:
-    """[n, c, *kernel, *counts]: what the convolution reads for each result, zeros of the padding as they are among the bytes."""
+def _windows(b: GraphBuilder, x: _Bytes, attrs: Attrs, kernel: list[int], fill: int) -> Atom:
+    """[n, c, *kernel, *counts]: what the convolution reads for each result."""
     geometry = {"strides": attrs.strides, "pads": attrs.pads, "dilations": attrs.dilations}
-    return b.call("windows", x.value, kernel=tuple(kernel), fill=x.zero, **geometry)
+    return b.call("windows", x.value, kernel=tuple(kernel), fill=fill + x.zero, **geometry)
 
 
 def _rows(b: GraphBuilder, w: Atom, outputs: int, depth: int) -> Atom:
@@ -119,18 +174,11 @@ def _rows(b: GraphBuilder, w: Atom, outputs: int, depth: int) -> Atom:
 
 
 def _zero_points(b: GraphBuilder, x: _Bytes, w: _Bytes) -> tuple[Atom | None, ...]:
-    """Those that the product has to subtract: of weights that are not known now."""
-    if isinstance(w.value, TensorConst) or not (x.zero or w.zero):
+    """Those that the product has to subtract."""
+    assert isinstance(w.value, TensorVar) or not (x.zero or w.zero)
+    if not (x.zero or w.zero):
         return ()
-    return b.const(np.array(w.zero, w.dtype.numpy)), b.const(np.array(x.zero, np.uint8))
-
-
-def _shift(x: _Bytes, rows: Atom) -> np.ndarray | None:
-    """What the sums are too large by where the zero point of the input stayed in: as much for all sums of a row."""
-    if not x.zero or not isinstance(rows, TensorConst):
-        return None
-    sums: np.ndarray = rows.value.astype(np.int64).sum(1, keepdims=True)
-    return (sums * x.zero).astype(np.int32)
+    return b.const(np.array(w.zero, w.dtype.numpy)), b.const(np.array(x.zero, x.dtype.numpy))
 
 
 def _example(b: GraphBuilder) -> Atom:
@@ -188,13 +236,35 @@ def _product_example(b: GraphBuilder) -> Atom:
     return b.call("matmul_integer", b.param("x", tensor_type((2, 4, 5), i8)), b.const(w), b.const(np.array(-128, np.int8)), b.const(zeros))
 
 
+def _window_product(b: GraphBuilder, m: Match) -> Atom:
+    return _product(b, _Bytes(m.x), _Bytes(m.w), m.call("conv"), m.attrs("conv").fill)
+
+
+def _is_one_product(m: Match) -> bool:
+    shape = m.type_of("w").static_shape
+    return m.attrs("conv").groups == 1 and shape is not None and prod(shape) > 0
+
+
+def _windows_example(b: GraphBuilder) -> Atom:
+    w = np.random.default_rng(0).integers(-128, 128, (4, 3, 3, 2)).astype(np.int8)
+    x = b.param("x", tensor_type((2, 3, 6, 5), u8))
+    return b.call("conv_integer", x, b.const(w), pads=(1, 0, 2, 1), strides=(2, 1), fill=3)
+
+
 INTEGER_RULES = (
     GraphRule(
-        "a convolution of bytes is a product of its windows",
+        "a convolution of widened bytes is one of bytes",
         op("conv", any_("x"), any_("w"), name="conv", rest=True),
-        _product,
+        _conv_of_bytes,
         when=_is_of_bytes,
         example=_example,
+    ),
+    GraphRule(
+        "a convolution of signed bytes and literals is one of unsigned and signed bytes",
+        op("conv_integer", any_("x"), const_("w"), name="conv"),
+        _conv_of_unsigned,
+        when=_has_wrong_signs,
+        example=_signed_example,
     ),
     GraphRule(
         "a product with literal bytes needs no zero points",
@@ -202,5 +272,15 @@ INTEGER_RULES = (
         _product_of_bytes,
         when=lambda m: m.type_of("x").dtype in (i8, u8) and m.type_of("x").rank > 0,
         example=_product_example,
+    ),
+)
+
+WINDOWS_RULES = (
+    GraphRule(
+        "a convolution of bytes is a product of its windows",
+        op("conv_integer", any_("x"), any_("w"), name="conv"),
+        _window_product,
+        when=_is_one_product,
+        example=_windows_example,
     ),
 )
