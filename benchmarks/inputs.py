@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tc import demo
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -46,6 +48,13 @@ def make_images(rng: np.random.Generator, specs: tuple[InputSpec, ...], shapes: 
         coarse = rng.standard_normal((n, channels, rows, columns))
         image += coarse.repeat(cell, axis=2)[:, :, :height].repeat(cell, axis=3)[..., :width]
     return {spec.name: (image / np.sqrt(3)).astype(np.float32)}
+
+
+def make_digits(rng: np.random.Generator, specs: tuple[InputSpec, ...], shapes: Shapes) -> Arrays:
+    """Handwritten digits that took no part in training."""
+    (spec,) = specs
+    images, _ = demo.load_heldout()
+    return {spec.name: demo.as_model_input(images[rng.integers(len(images), size=shapes[spec.name][0])])}
 
 
 # The digits as bitmaps of 7 rows and 5 columns; each number is a row, its highest of 5 bits to the left.

