@@ -31,6 +31,7 @@ import platformdirs
 from onnx import helper
 
 from benchmarks import inputs, kernels
+from benchmarks.blocks import make_blocks
 from benchmarks.inputs import InputSpec
 from benchmarks.light import FILES, make_batch_symbolic, make_light
 from benchmarks.llama import make_llama
@@ -333,6 +334,7 @@ ENTRIES: dict[str, Entry] = {
     "conv3x3_256_14": Entry(BUILT, make=lambda: kernels.make_conv(_seeded("conv"), 256, 14)),
     "conv3x3_512_7": Entry(BUILT, make=lambda: kernels.make_conv(_seeded("conv"), 512, 7)),
     "depthwise3x3_64_112": Entry(BUILT, make=lambda: kernels.make_conv(_seeded("conv"), 64, 112, depthwise=True)),
+    "blocks": Entry(BUILT, make=lambda: make_blocks(_seeded("blocks")), fill=inputs.make_images),
     "digits": Entry("of tc demo, trained weights", make=lambda: onnx.load(demo.MODEL_PATH), dims={"batch": 16}, fill=inputs.make_digits),
     "softmax_12x128x128": Entry("built here", make=lambda: kernels.make_softmax(12, 128, 128)),
     "layernorm_128x768": Entry(BUILT, make=lambda: kernels.make_layernorm(_seeded("layernorm"), 128, 768)),
@@ -341,7 +343,7 @@ ENTRIES: dict[str, Entry] = {
 }
 ENTRIES |= {
     twin: made
-    for name in ("resnet50", "mobilenet_v2", "densenet121", "squeezenet", "vit_tiny", "ppocr_rec", "ppocr_det", "digits")
+    for name in ("resnet50", "mobilenet_v2", "densenet121", "squeezenet", "vit_tiny", "ppocr_rec", "ppocr_det", "digits", "blocks")
     for twin, made in _quantized(name, ENTRIES[name]).items()
 }
 ENTRIES |= _quantized("minilm", ENTRIES["minilm"], PRODUCTS)

@@ -27,7 +27,7 @@ LARGE = {"resnet50", "resnet50_dyn", "vgg19", "zfnet512", "alexnet", "llama_pref
 LARGE |= {"gemv_4096", "gelu_16m"}
 FETCHED = {name for name in zoo.names() if zoo.ENTRIES[name].member is not None}
 TWINS = {name for name in zoo.names() if zoo.ENTRIES[name].twin}
-LARGE |= TWINS - {"digits_qdq", "squeezenet_qdq"}
+LARGE |= TWINS - {"digits_qdq", "squeezenet_qdq", "blocks_qdq"}
 slow = pytest.mark.slow
 
 

@@ -17,7 +17,7 @@ from tests.frontend.models import run
 FETCHED = {name for name in zoo.names() if zoo.ENTRIES[name].member is not None}
 LARGE = {n for n in zoo.names() if n.startswith(("llama", "gelu", "gemv", "vgg", "zfnet", "alexnet", "resnet"))}
 TWINS = {name for name in zoo.names() if zoo.ENTRIES[name].twin}
-LARGE |= TWINS - {"digits_qdq", "squeezenet_qdq"}
+LARGE |= TWINS - {"digits_qdq", "squeezenet_qdq", "blocks_qdq"}
 # Operator by operator in numpy these are too slow even for slow tests, or have nothing that the others do not have.
 HEAVY = {"vgg19", "zfnet512", "gelu_16m", "densenet121", "inception_v2"}
 slow = pytest.mark.slow

@@ -1,0 +1,281 @@
+"""Whether quantized graphs are computed as they say: node by node, end to end, and to the same bits on every kind of CPU.
+
+    python -m benchmarks.qdq_checks digits_qdq resnet50_qdq     all twins of the zoo without names; exit code 1 where a bar is missed
+
+Node by node, `tc` gets the 8-bit tensors that onnxruntime (optimisations off) made, each quantization of the graph is computed from
+them, and its elements are compared. End to end, the error is taken against the same graph in double precision. A row names the worst
+quantizations, so that a defect has a place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+import tc
+from benchmarks import zoo
+from benchmarks.inputs import Arrays
+from benchmarks.qdq_reference import run_in_double
+from tc.measure.runtimes import ort_session
+from tc.target import Target
+
+MOST_DIFFERING, MOST_QUANTA, MOST_ERROR = 1e-3, 1, 1.05
+"""Of integer elements; quanta of any element; of onnxruntime's error end to end."""
+
+DOTS = ("avx512vnni", "avxvnni", "avx512bf16", "avx512fp16", "amx-")
+"""How the features begin that multiply and sum narrow numbers in one instruction."""
+
+FLOAT_REDUCTIONS = (
+    "Softmax",
+    "LayerNormalization",
+    "InstanceNormalization",
+    "GlobalAveragePool",
+    "AveragePool",
+    "Reduce",
+)
+"""How operators begin whose floats are summed: their order may differ from one target to another, never between numbers of threads."""
+
+MADE = "_made"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One quantization: its elements, how many of them differ from onnxruntime's, and by how many quanta at most."""
+
+    name: str
+    elements: int
+    differing: int
+    quanta: int
+
+    @property
+    def share(self) -> float:
+        return self.differing / max(self.elements, 1)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found of one model. Errors are relative (L2, over all samples): of `tc`, of onnxruntime as people run it and as it
+    is without optimisations. `bits`: targets and numbers of threads, by the results that they share."""
+
+    model: str
+    elements: int
+    differing: int
+    quanta: int
+    worst: tuple[Place, ...]
+    error: float
+    ort_error: float
+    ort_plain_error: float
+    bits: tuple[tuple[str, ...], ...]
+    float_sums: bool
+    problems: tuple[str, ...] = field(default=())
+
+
+# -- node by node
+
+
+def is_maker(node: onnx.NodeProto) -> bool:
+    """Whether the integers that a node makes come of rounding."""
+    return node.op_type.startswith(("QuantizeLinear", "DynamicQuantizeLinear", "QLinear", "QGemm"))
+
+
+def values_of(model: onnx.ModelProto, names: Sequence[str], arrays: Arrays) -> Arrays:
+    """What onnxruntime without optimisations has in the values `names`, which are outputs or not."""
+    import onnxruntime
+
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    there = {value.name for value in asked.graph.output}
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "asked.onnx"
+        onnx.save(asked, path)
+        session = ort_session(path, 1, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    return dict(zip(names, session.run(list(names), dict(arrays)), strict=True))
+
+
+def cut(model: onnx.ModelProto, arrays: Arrays) -> tuple[onnx.ModelProto, Arrays, Arrays]:
+    """`model` with every quantized tensor an input, and what makes it an output; those inputs, and what the outputs should be."""
+    makers = [node for node in model.graph.node if is_maker(node)]
+    names = [name for node in makers for name in node.output]
+    results = [value.name for value in model.graph.output if value.name not in names]
+    values = values_of(model, [*names, *results], arrays)
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    for node in graph.node:
+        if is_maker(node):
+            node.output[:] = [f"{name}{MADE}" for name in node.output]
+    inputs = dict(arrays) | {name: values[name] for name in names}
+    outputs = {f"{name}{MADE}": values[name] for name in names} | {name: values[name] for name in results}
+    for declared, tensors in ((graph.input, inputs), (graph.output, outputs)):
+        del declared[:]
+        for name, array in tensors.items():
+            declared.append(
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            )
+    graph.ClearField("value_info")
+    return made, inputs, outputs
+
+
+def check_places(model: onnx.ModelProto, samples: Sequence[Arrays], target: Target) -> list[Place]:
+    """Every quantization of `model`, computed by `tc` from what onnxruntime has before it. All samples are of the same shapes."""
+    module = None
+    found: dict[str, Place] = {}
+    for arrays in samples:
+        made, inputs, expected = cut(model, arrays)
+        module = module or tc.compile(made, target, threads=1)
+        results = module.run({info.name: inputs[info.name] for info in module.inputs})
+        for name, array in expected.items():
+            if array.dtype.kind in "iu":
+                place = compare_integers(name.removesuffix(MADE), results[name], array)
+                before = found.get(place.name, Place(place.name, 0, 0, 0))
+                counts = before.elements + place.elements, before.differing + place.differing
+                found[place.name] = Place(place.name, *counts, max(before.quanta, place.quanta))
+    return list(found.values())
+
+
+def compare_integers(name: str, mine: np.ndarray, other: np.ndarray) -> Place:
+    assert (mine.shape, mine.dtype) == (other.shape, other.dtype), (
+        f"{name}: {mine.dtype}{mine.shape}, not {other.dtype}{other.shape}"
+    )
+    apart = np.abs(mine.astype(np.int64) - other)
+    return Place(name, apart.size, int(np.count_nonzero(apart)), int(apart.max(initial=0)))
+
+
+# -- end to end
+
+
+def relative_l2(found: Sequence[Sequence[np.ndarray]], exact: Sequence[Sequence[np.ndarray]]) -> float:
+    """The length of all differences over that of the exact results, of the worst output over all samples."""
+    errors = [0.0]
+    for mine, wanted in zip(zip(*found, strict=True), zip(*exact, strict=True), strict=True):
+        apart, whole = (
+            np.concatenate([a.ravel() for a in arrays])
+            for arrays in ([m - w for m, w in zip(mine, wanted, strict=True)], wanted)
+        )
+        errors.append(float(np.linalg.norm(apart) / max(np.linalg.norm(whole), 1e-30)))
+    return max(errors)
+
+
+def check_errors(
+    path: Path, model: onnx.ModelProto, samples: Sequence[Arrays], target: Target
+) -> tuple[float, float, float]:
+    """Errors against the graph in double precision: of `tc`, of onnxruntime, and of onnxruntime without optimisations."""
+    import onnxruntime
+
+    levels = onnxruntime.GraphOptimizationLevel
+    exact = [run_in_double(model, arrays) for arrays in samples]
+    module = tc.compile(path, target, threads=1)
+    runs = [[list(module.run(dict(arrays)).values()) for arrays in samples]]
+    for level in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL):
+        session = ort_session(path, 1, level)
+        runs.append([session.run(None, dict(arrays)) for arrays in samples])
+    mine, theirs, plain = (relative_l2(run, exact) for run in runs)
+    return mine, theirs, plain
+
+
+# -- bits
+
+
+def targets(native: Target) -> dict[str, Target]:
+    """Kinds of CPU that this one can stand for, by name: itself, itself without dots of narrow numbers, and what has AVX2 alone."""
+    plain = replace(native, features=tuple(f for f in native.features if not f.startswith(DOTS)))
+    return {"native": native, "without dots": plain, "x86-64-v3": Target.parse("x86-64-v3")}
+
+
+def check_bits(path: Path, arrays: Arrays, kinds: Mapping[str, Target]) -> tuple[tuple[str, ...], ...]:
+    """The targets and numbers of threads, grouped by the bits of their results."""
+    groups: dict[bytes, list[str]] = {}
+    for name, target in kinds.items():
+        for threads in (1, 2):
+            results = tc.compile(path, replace(target, cores=max(target.cores, threads)), threads=threads).run(
+                dict(arrays)
+            )
+            groups.setdefault(b"".join(array.tobytes() for array in results.values()), []).append(f"{name}/{threads}")
+    return tuple(map(tuple, groups.values()))
+
+
+# -- all of it
+
+
+def check(name: str, path: Path, samples: Sequence[Arrays], target: Target) -> Check:
+    """Everything about one model, on inputs of one shape."""
+    model = onnx.load(path)
+    places = check_places(model, samples, target)
+    worst = tuple(sorted((p for p in places if p.differing), key=lambda p: (p.quanta, p.share), reverse=True)[:5])
+    elements, differing = sum(p.elements for p in places), sum(p.differing for p in places)
+    quanta = max((p.quanta for p in places), default=0)
+    error, ort_error, plain_error = check_errors(path, model, samples, target)
+    kinds = targets(target)
+    bits = check_bits(path, samples[0], kinds)
+    float_sums = any(node.op_type.startswith(FLOAT_REDUCTIONS) for node in model.graph.node)
+    found = Check(name, elements, differing, quanta, worst, error, ort_error, plain_error, bits, float_sums)
+    return replace(found, problems=tuple(problems(found, tuple(kinds))))
+
+
+def problems(found: Check, kinds: Sequence[str]) -> list[str]:
+    """The bars that are missed, in words."""
+    missed = []
+    if found.differing > MOST_DIFFERING * found.elements:
+        missed.append(f"{found.differing / found.elements:.3%} of the integers differ")
+    if found.quanta > MOST_QUANTA:
+        missed.append(f"an integer differs by {found.quanta} quanta")
+    if found.error > MOST_ERROR * found.ort_error + 1e-6:
+        missed.append(f"error {found.error:.2e}, onnxruntime's is {found.ort_error:.2e}")
+    if len(found.bits) > 1 and not found.float_sums:
+        missed.append("bits depend on the target or the threads")
+    if any(
+        {f"{kind}/1", f"{kind}/2"} & set(group) in ({f"{kind}/1"}, {f"{kind}/2"})
+        for kind in kinds
+        for group in found.bits
+    ):
+        missed.append("bits depend on the number of threads")
+    return missed
+
+
+def as_lines(found: Check) -> list[str]:
+    bits = " | ".join(" ".join(group) for group in found.bits)
+    lines = [
+        f"{found.model}: {found.differing} of {found.elements} integers differ ({found.differing / max(found.elements, 1):.4%}), by "
+        f"{found.quanta} at most; error {found.error:.3e}, onnxruntime {found.ort_error:.3e}, without optimisations "
+        f"{found.ort_plain_error:.3e}; same bits: {bits}"
+    ]
+    lines += [f"    {p.name}: {p.differing} of {p.elements} ({p.share:.3%}), by {p.quanta}" for p in found.worst]
+    return lines + [f"    MISSED: {text}" for text in found.problems]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.qdq_checks", description="Check quantized models.")
+    parser.add_argument(
+        "models", nargs="*", metavar="NAME", help="of the zoo, or ONNX files (default: all quantized ones)"
+    )
+    parser.add_argument("--samples", type=int, default=2, help="random inputs for each model (default: 2)")
+    parser.add_argument("--target", default="native")
+    parser.add_argument("--json", type=Path, help="write what was found there as well")
+    options = parser.parse_args(arguments)
+    rng = np.random.default_rng(0)
+    found = []
+    for name in options.models or [name for name in zoo.names() if zoo.ENTRIES[name].twin]:
+        path = zoo.path(name) if name in zoo.names() else Path(name)
+        found.append(
+            check(
+                name, path, [zoo.random_inputs(name, rng) for _ in range(options.samples)], Target.parse(options.target)
+            )
+        )
+        print("\n".join(as_lines(found[-1])), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
+    return int(any(each.problems for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
