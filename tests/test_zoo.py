@@ -312,7 +312,7 @@ def test_a_quantized_twin_has_the_inputs_of_its_model_and_gives_nearly_what_it_g
 
     assert zoo.signature(name) == zoo.signature(original)
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.7
-    assert len(np.unique(found)) > 10
+    assert len(np.unique(found)) > min(10, found.size // 2)
 
 
 def test_the_quantized_digits_network_reads_digits() -> None:
