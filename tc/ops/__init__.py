@@ -2,6 +2,7 @@
 
 from tc.ops import (
     attention,
+    block_products,
     blocked,
     elementwise,
     index,
@@ -23,6 +24,7 @@ from tc.ops import (
 
 __all__ = [
     "attention",
+    "block_products",
     "blocked",
     "elementwise",
     "index",

@@ -119,7 +119,7 @@ STRICT_SIMPLIFY = """
     remove_dead_code,               # what finds idioms and attention computes the same in another way
 """
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
-STRICT_FUSE = "integer_windows, pack_matmul, remove_dead_code, fuse_ops"
+STRICT_FUSE = "integer_windows, pack_matmul(exact=True), remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "integer_windows, round_attention, use_parallel_forms, fuse_ops"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tc.ir.contraction import Operand, product_of
 from tc.ir.expr import Buffer, Const, Expr, Load, Var
-from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store
+from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store, annotation
 from tc.ir.node import cached_by_identity, walk
 from tc.ir.polynomial import linear_coefficients
 from tc.schedule.tree import Place, block_places_in
@@ -102,7 +103,7 @@ class Contraction:
     An operand is an expression around one load of data: elements may be chosen by loads of indices, cast, scaled, masked.
     `lhs_value` and `rhs_value` are the expressions as multiplied, `lhs` and `rhs` their loads. `rows`: spatial axes that choose elements
     of the lhs alone; `columns`: of the rhs alone; `batch`: of both. The rhs is the operand that is contiguous along the last spatial
-    axis, when one is. `depth`: the reduction axes.
+    axis, when one is. `depth`: the reduction axes. `parts`: axes of `batch`, taken out of it, that another sum runs over.
     """
 
     info: BlockInfo
@@ -114,6 +115,7 @@ class Contraction:
     depth: tuple[Var, ...]
     lhs_value: Expr
     rhs_value: Expr
+    parts: tuple[Var, ...] = ()
 
 
 def as_contraction(info: BlockInfo) -> Contraction | None:
@@ -138,6 +140,31 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     return Contraction(
         info, lhs.read, rhs.read, rows, columns, batch, info.reduction_axes, lhs.value, rhs.value  # type: ignore[arg-type]
     )
+
+
+def in_parts(contraction: Contraction, infos: list[BlockInfo]) -> Contraction:
+    """The contraction, with the axes that the sum of its parts runs over; itself where nothing sums them up."""
+    total = sum_of_parts(contraction.info, infos)
+    if total is None:
+        return contraction
+    (result,), (load,) = contraction.info.writes, total.reads_of(contraction.info.writes[0].buffer)
+    summed = {axis for axis, index in zip(result.indices, load.indices, strict=True) if index in total.reduction_axes}
+    batch = tuple(axis for axis in contraction.batch if axis not in summed)
+    return dataclasses.replace(contraction, batch=batch, parts=tuple(axis for axis in contraction.batch if axis in summed))
+
+
+def sum_of_parts(info: BlockInfo, infos: list[BlockInfo]) -> BlockInfo | None:
+    """The block that alone reads what the sum `info` makes, each element once, to sum it up along axes of its own."""
+    if len(info.writes) != 1 or not info.reduction_axes:
+        return None
+    buffer = info.writes[0].buffer
+    users = list(consumers(infos, buffer))
+    if len(users) != 1 or annotation(users[0].block, "monoid") != "sum" or len(loads := users[0].reads_of(buffer)) != 1:
+        return None
+    axes = {axis.var for axis in users[0].block.axes}
+    indices = [index for index in loads[0].indices if index in axes]
+    is_plain = len(indices) == len(loads[0].indices) == len(set(indices)) == len(axes)
+    return users[0] if is_plain and set(users[0].reduction_axes) <= set(indices) else None
 
 
 def is_stencil(contraction: Contraction) -> bool:

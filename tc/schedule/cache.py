@@ -86,6 +86,9 @@ def cache_operand(func: PrimFunc, block: str, side: str, dtype: str, scope: str 
     extents = {axis.var: axis.extent for axis in place.block.axes}
     found = [node for index in load.indices for node in walk(index) if isinstance(node, Var)]
     axes = tuple(dict.fromkeys(axis for axis in (*found, *sorted(variables(value), key=str)) if axis in extents))
+    if len(set(found)) < len(found):  # of digits, which lie in panels: those of columns are to lie side by side again
+        last = contraction.columns if side == "rhs" else contraction.depth
+        axes = (*(axis for axis in axes if axis not in last), *(axis for axis in axes if axis in last))
     shape = tuple(extents[axis] for axis in axes)
     scratch = Buffer(fresh_buffer_name(func, f"{load.buffer.name}_{side}"), shape, kept.dtype, scope)
     copy = copy_nest(

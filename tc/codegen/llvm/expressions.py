@@ -26,9 +26,10 @@ from tc.codegen.llvm.scalars import (
     literal,
 )
 from tc.codegen.llvm.vecmath import emit_math
+from tc.codegen.llvm.words import float_in
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, polynomial
-from tc.ir.dtype import bf16
+from tc.ir.dtype import bf16, f32
 from tc.ir.expr import (
     FALSE,
     TRUE,
@@ -77,6 +78,8 @@ class ExpressionEmitter(MemoryEmitter):
                 return self.load(expr)
             case Add() | Mul() | Sub() if not expr.dtype.is_storage:
                 return self._binary(expr)
+            case Cast(operand=Load() as load, dtype=dtype) if dtype is f32 and (place := self.in_words(load)) is not None:
+                return float_in(self.b, place)
             case Cast(operand=operand, dtype=dtype):
                 return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
             case Select():

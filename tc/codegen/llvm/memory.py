@@ -6,13 +6,16 @@ lanes happen.
 
 from __future__ import annotations
 
+import math
+
 from tc.codegen.llvm.builder import Module, Value, int_value, mangled
 from tc.codegen.llvm.packed import PackedPlace, is_packed, load_packed, store_packed
 from tc.codegen.llvm.places import PlaceEmitter, memory_type
+from tc.codegen.llvm.words import WordPlace, bytes_before, integer_in
 from tc.errors import CodegenError
 from tc.ir.arith import prove
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Expr, Load, logical_and
+from tc.ir.expr import Buffer, Const, Expr, Load, logical_and
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
 from tc.target import MOST_SHUFFLED_STRIDE
@@ -23,6 +26,8 @@ class MemoryEmitter(PlaceEmitter):
 
     def load(self, node: Load) -> Value:
         buffer = node.buffer
+        if (place := self.in_words(node)) is not None:
+            return integer_in(self.b, place)
         uniform, known, lane, varying, terms = self._offset(buffer, node.indices)
         if is_packed(buffer):
             return load_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
@@ -50,6 +55,29 @@ class MemoryEmitter(PlaceEmitter):
         else:
             loaded = self.masked_load(buffer, pointer, self.b.splat(self.mask, lanes))
         return self._from_memory(loaded, buffer.dtype)
+
+    def in_words(self, node: Load) -> WordPlace | None:
+        """Where the elements of all lanes are in words that lie side by side; None where they do not, or under a mask."""
+        buffer, dtype = node.buffer, node.buffer.dtype
+        if self.lane is None or self.mask is not None or dtype.bits > 8 or not dtype.is_int or buffer.scope != "global":
+            return None
+        together = 32 // dtype.bits
+        uniform, known, lane, varying, terms = self._offset(buffer, node.indices)
+        if varying is not None or lane is None or lane.known != together or not self._is_whole(buffer, node.indices, together):
+            return None
+        inner = math.prod(int(dim.value) for dim in buffer.shape if isinstance(dim, Const))
+        if inner % together:  # the last word might not be whole
+            return None
+        word, place = divmod(known, together)
+        before = bytes_before(self.b, uniform, dtype)
+        if buffer in self.prefetched:
+            self._prefetch_ahead(buffer, terms, before, 4 * word)
+        pointer = self.pointer_to(buffer, before, 4 * word)
+        text = f"load <{self.lane.lanes} x i32>, {pointer}, align 1{self.aliasing.get(buffer, '')}"
+        found = self.state.loaded.get(text)
+        if found is None:
+            found = self.state.loaded[text] = self.b.emit(text, "i32", self.lane.lanes)
+        return WordPlace(found, place * dtype.bits, dtype)
 
     def _is_free(self, node: Load) -> bool:
         """Whether masked lanes may be loaded too, and better are: the machine has no masks for elements so narrow, and all are there."""

@@ -212,16 +212,14 @@ class PlaceEmitter:
         values = self.state.values
         return self.b.once((atom, *[values.get(var) for var in variables(atom)]), lambda: self.value(atom))
 
-    def _is_whole(self, buffer: Buffer, indices: tuple[Expr, ...]) -> bool:
-        """Whether what all lanes share of an offset, its constant part aside, is known to be a whole number of bytes."""
-        values, per_byte = self.state.values, buffer.dtype.per_byte
+    def _is_whole(self, buffer: Buffer, indices: tuple[Expr, ...], together: int = 0) -> bool:
+        """Whether what all lanes share of an offset, its constant part aside, is known to be a whole number of bytes, or a multiple of so
+        many elements."""
+        values, together = self.state.values, together or buffer.dtype.per_byte
         for monomial, coefficient in self._numbers((buffer, indices))[0].others:
             if self.lane is not None and self.lane.var in monomial:
                 continue
-            known = [value.known for atom in monomial if isinstance(atom, Var) and (value := values.get(atom)) is not None]
-            if len(known) == len(monomial) and None not in known:
-                continue
-            if coefficient % per_byte:
+            if coefficient % together and any((values.get(atom) or self._index(atom)).known is None for atom in monomial):  # type: ignore[call-overload]
                 return False
         return True
 

@@ -23,6 +23,7 @@ from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.convert_layout import block_axes
 from tc.passes.graph.knobs import knob_of_call
+from tc.passes.graph.pack_blocks import block_rules
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
@@ -44,12 +45,16 @@ LEAST_COLUMNS = 8
 
 
 @graph_pass
-def pack_matmul(module: IRModule, *, lanes: int = 16, target: Target | None = None, decide: Decide = take_default) -> IRModule:
+def pack_matmul(
+    module: IRModule, *, lanes: int = 16, target: Target | None = None, decide: Decide = take_default, exact: bool = False
+) -> IRModule:
     """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns.
 
-    `decide` says how many vectors a panel has. Products of bytes are packed for the instructions of `target`.
+    `decide` says how many vectors a panel has. Products of bytes are packed for the instructions of `target`. `exact`: weights are rounded
+    as dequantized ones are, not used as the integers that they are.
     """
-    return rewrite_module(module, matmul_rules(lanes, decide, () if target is None else target.features))
+    rules = matmul_rules(lanes, decide, () if target is None else target.features)
+    return rewrite_module(module, rules if exact else (*rules, *block_rules(lanes)))
 
 
 def matmul_rules(lanes: int, decide: Decide = take_default, features: Sequence[str] = ()) -> tuple[GraphRule, ...]:

@@ -60,7 +60,11 @@ def _transpose_quantized(b: GraphBuilder, m: Match) -> Atom:
     rank = m.type_of("w").rank
     perm = m.attrs("outer").perm or tuple(reversed(range(rank)))
     axis = perm.index(m.attrs("wide").axis % rank) if rank > 1 else 0
-    return b.call("dequantize_linear", b.call("transpose", m.w, perm=perm), *m.call("wide").args[1:], axis=axis)
+    attrs = m.attrs("wide")
+    parameters = m.call("wide").args[1:]
+    if attrs.block_size:  # they have the axes of what they belong to
+        parameters = tuple(arg if arg is None else b.call("transpose", arg, perm=perm) for arg in parameters)
+    return b.call("dequantize_linear", b.call("transpose", m.w, perm=perm), *parameters, axis=axis, block_size=attrs.block_size)
 
 
 # -- folding scales and shifts into the weights of a convolution
@@ -188,6 +192,14 @@ GRAPH_RULES = (
         op("transpose", op("dequantize_linear", const_("w"), name="wide", rest=True), name="outer"),
         _transpose_quantized,
         example=lambda b: b.call("transpose", b.call("dequantize_linear", _bytes(b, 2, 3), _c(b, 3), None, axis=1), perm=(1, 0)),
+    ),
+    GraphRule(
+        "a literal that is dequantized in blocks and transposed",
+        op("transpose", op("dequantize_linear", const_("w"), name="wide", rest=True), name="outer"),
+        _transpose_quantized,
+        example=lambda b: b.call(
+            "transpose", b.call("dequantize_linear", _bytes(b, 2, 4), _c(b, 2, 2), None, axis=1, block_size=2), perm=(1, 0)
+        ),
     ),
     GraphRule(
         "identity",

@@ -16,10 +16,18 @@ from tc.ir.expr import Const, Expr, Mul, is_const
 from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import TILE_ROWS
-from tc.schedule.analysis import Contraction, as_contraction, block_infos, is_stencil
+from tc.schedule.analysis import Contraction, as_contraction, block_infos, in_parts, is_stencil
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, works_in_place
-from tc.schedule.rules.epilogue import block_info, contraction_of, driven_spatial, final_block, inline_chain, is_single
-from tc.schedule.rules.operands import Dot, choose_dot, making_blocks, stage_operands
+from tc.schedule.rules.epilogue import (
+    block_info,
+    contraction_of,
+    driven_spatial,
+    final_block,
+    inline_chain,
+    is_single,
+    total_of,
+)
+from tc.schedule.rules.operands import Dot, choose_dot, making_blocks, stage_operands, terms_in_words
 from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
@@ -43,13 +51,16 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     position, contraction = found[0]
     if is_stencil(contraction):
         return None
+    contraction = in_parts(contraction, infos)
     before, after = infos[:position], infos[position + 1 :]
+    if contraction.parts:  # their sum follows
+        position, after = position + 1, after[1:]
     if not all(info.is_spatial for info in (*before, *after)):
         return None
     last = after[-1] if after else contraction.info
     if all(is_single(last, axis) for axis in driven_spatial(last)):
         return None
-    rule = schedule_row_sums(schedule, contraction, target)
+    rule = None if contraction.parts else schedule_row_sums(schedule, contraction, target)
     if rule is not None:
         return rule
     name = contraction.info.name
@@ -60,8 +71,9 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     dot = stage_operands(schedule, name, target)
     contraction = contraction_of(schedule, name)
     infos = block_infos(schedule.func)
-    after = infos[[info.name for info in infos].index(name) + 1 :]
-    final = final_block(schedule, name, after[:-1] if apart else after)
+    outer = total_of(schedule, name)
+    after = infos[[info.name for info in infos].index(outer) + 1 :]
+    final = final_block(schedule, outer, after[:-1] if apart else after)
     if final is None:
         return None
     _schedule_versions(schedule, contraction, name, final, target, dot)
@@ -231,12 +243,14 @@ def _tile_space(
         machine=machine_of(target),
         row_cycles=each,
         is_one_dim=_is_one_dim(schedule.extent_of(roles.lane)),
+        in_words=terms_in_words(contraction) > 1,
     )
 
 
 def _row_cycles(contraction: Contraction) -> float:
     """What a row of a tile costs beside its steps, for each of them; 0 where there are many, or their number is not known."""
-    depth = [axis.extent for axis in contraction.info.block.axes if axis.var in contraction.depth]
+    summed = (*contraction.depth, *contraction.parts)
+    depth = [axis.extent for axis in contraction.info.block.axes if axis.var in summed]
     terms = prod(int(size.value) for size in depth if isinstance(size, Const))
     is_shallow = all(isinstance(size, Const) for size in depth) and 0 < terms <= MOST_SHALLOW_TERMS
     return ROW_CYCLES / terms if is_shallow else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Var, is_const
 from tc.ir.node import walk
-from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos
+from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos, in_parts, sum_of_parts
 from tc.schedule.step import Schedule
 
 
@@ -81,7 +81,13 @@ def contraction_of(schedule: Schedule, name: str) -> Contraction:
     """What the block called `name` computes, known to be a contraction."""
     found = as_contraction(block_info(schedule, name))
     assert found is not None, f"{name} is a contraction"
-    return found
+    return in_parts(found, block_infos(schedule.func))
+
+
+def total_of(schedule: Schedule, name: str) -> str:
+    """The block that sums up the parts which the contraction called `name` makes; itself where it makes whole sums."""
+    total = sum_of_parts(block_info(schedule, name), block_infos(schedule.func))
+    return name if total is None else total.name
 
 
 def driving_loops(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:

@@ -28,7 +28,7 @@ from tc.ir.x86_intrinsics import (
 )
 from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.cache import narrowed
-from tc.schedule.rules.common import lanes_for
+from tc.schedule.rules.common import depth_block, lanes_for
 from tc.schedule.rules.epilogue import block_info, contraction_of
 from tc.schedule.rules.matrix_tiles import Grid, TileProduct, terms_of_tile
 from tc.schedule.step import Schedule
@@ -158,6 +158,17 @@ def _grouped_by(contraction: Contraction) -> int:
     return 0
 
 
+def terms_in_words(contraction: Contraction) -> int:
+    """How many terms t of a column of the rhs share a word of 32 bits, being at [.., k // t, .., k % 4, k // 4 % (t / 4)]; or 1."""
+    return words_along(contraction.rhs, contraction.depth[0]) if len(contraction.depth) == 1 else 1
+
+
+def words_along(load: Load, axis: Var) -> int:
+    """How many elements along an axis share a word of 32 bits; 1 where they do not."""
+    bits = load.dtype.bits
+    return 32 // bits if bits <= 8 and load.dtype.is_int and depth_block(load, (axis,)) == 32 // bits else 1
+
+
 def _pays_for_bf16(contraction: Contraction, target: Target) -> bool:
     """Whether the machine sums products of bf16 faster than those of f32, and the sum is not so long that it must be made in parts."""
     return machine_of(target).bf16_dots_per_fma > 1.0 and _count(contraction, contraction.depth, LONGEST_CHAIN + 1) <= LONGEST_CHAIN
@@ -221,6 +232,8 @@ def moves_apart(contraction: Contraction, load: Load) -> bool:
             return False
         match index:
             case FloorDiv(lhs=Var() as axis, rhs=Const()) | FloorMod(lhs=Var() as axis, rhs=Const()) if axis in axes:
+                digits.add(axis)
+            case FloorMod(lhs=FloorDiv(lhs=Var() as axis, rhs=Const()), rhs=Const()) if axis in axes:
                 digits.add(axis)
             case _:
                 whole.extend(used)

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 from tc.cost.typical import USUAL_PRODUCT
+from tc.ir.arith import simplify
 from tc.ir.expr import Const, Var
-from tc.schedule.analysis import Contraction
+from tc.ir.types import product as product_of_dims
+from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import (
     buffer_bytes,
     divisors,
@@ -16,8 +18,8 @@ from tc.schedule.rules.common import (
     lanes_for,
     set_parallel,
 )
-from tc.schedule.rules.epilogue import block_info
-from tc.schedule.rules.operands import making_blocks, moves_apart
+from tc.schedule.rules.epilogue import block_info, total_of
+from tc.schedule.rules.operands import making_blocks, moves_apart, words_along
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.spatial import schedule_before, schedule_block
 from tc.schedule.rules.tile import (
@@ -123,7 +125,7 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     """Schedule a contraction and the block that stores it, and what makes its operands."""
     tiles, operands, lhs_name = _with_bands(schedule, product, operands)
     nest = _order(schedule, product, operands, tiles)
-    schedule.compute_at(product.name, nest.outer[-1])
+    schedule.compute_at(total_of(schedule, product.name), nest.outer[-1])
     *rows, column = tiles.inner
     vectors, lane = cut_vectors(schedule, column, product.tile.lanes)
     schedule.vectorize(lane)
@@ -226,7 +228,7 @@ def _pack_lhs(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> tuple[
     """Copy the lhs into blocks of depth, [k / b, row, b], if its rows lie at distances that evict each other; the block and the copy."""
     contraction, tile = product.contraction, product.tile
     lhs = contraction.lhs
-    row, depth = lhs.indices[-2:] if len(lhs.indices) == 2 else (None, None)
+    row, depth = (lhs.indices[0], lhs.indices[-1]) if _is_matrix(contraction) else (None, None)
     if row not in contraction.rows or depth not in contraction.depth or len(tiles.rows) != 1:
         return None
     if not isinstance(lhs.buffer.shape[-1], Const):
@@ -235,7 +237,9 @@ def _pack_lhs(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> tuple[
     pays = rows_clash(contraction) and tile.rows > MOST_CLASHING_ROWS and columns >= LEAST_SHARED_COLUMNS
     if not schedule.choose(product.name, "pack_lhs", (False, True), pays, ordered=False):
         return None
-    name = schedule.cache_read(product.name, lhs.buffer.name, "global", f"i, k -> k // {tile.lanes}, i, k % {tile.lanes}")
+    parts = "g, " if contraction.parts else ""
+    layout = f"i, {parts}k -> {parts}k // {tile.lanes}, i, k % {tile.lanes}"
+    name = schedule.cache_read(product.name, lhs.buffer.name, "global", layout)
     reads = block_info(schedule, product.name).reads
     return name, next(load.buffer.name for load in reads if load.buffer.name.startswith(name))
 
@@ -424,12 +428,33 @@ def _schedule_rhs(schedule: Schedule, product: TiledProduct, names: list[str], n
             *_, place, columns, _ = s.loops_of(name)
             *_, packed = s.split(columns, (None, tile.vectors, tile.lanes))
         else:
+            terms = _terms_copied(block_info(s, name))
             tiles, columns = s.split(s.loops_of(name)[-1], tile.columns)
+            if terms > 1:
+                _copy_by_words(s, name, terms, columns, tile.lanes)
+                continue
             vectors = vectorize_loop(s, columns, lanes_for(block_info(s, name), product.target))
             if place is not None and is_peeled(s, place):  # the columns of the last tiles are fewer
                 peel(s, *([vectors] if vectors else []), tiles)
     if dot is not None and packed:
         s.tensorize(packed, dot.interleave)
+
+
+def _terms_copied(info: BlockInfo) -> int:
+    """How many neighbours along the last axis but one share a word of what a copy reads."""
+    is_matrix = len(info.spatial_axes) > 1 and len(info.reads) == 1
+    return words_along(info.reads[0], info.spatial_axes[-2]) if is_matrix else 1
+
+
+def _copy_by_words(schedule: Schedule, name: str, terms: int, columns: str, lanes: int) -> None:
+    """Let a copy take the words of a vector of columns apart, all terms of one after the other."""
+    s = schedule
+    *_, depth, _, _ = s.loops_of(name)
+    words, word = s.split(depth, terms)
+    vectors, lane = cut_vectors(s, columns, lanes)
+    s.reorder(words, *vectors, word, lane)
+    s.vectorize(lane)
+    s.unroll(word)
 
 
 def _lay_tiles_apart(schedule: Schedule, product: TiledProduct) -> None:
@@ -449,8 +474,15 @@ def _lay_tiles_apart(schedule: Schedule, product: TiledProduct) -> None:
 def rows_clash(contraction: Contraction) -> bool:
     """Whether the rows of the lhs, a matrix, lie at distances at which they evict each other from the first-level cache."""
     lhs = contraction.lhs
-    is_matrix = len(lhs.indices) == 2 and lhs.indices[0] in contraction.rows
-    return is_matrix and is_clashing_pitch(lhs.buffer.shape[-1], lhs.buffer.dtype)
+    if not _is_matrix(contraction) or lhs.indices[0] not in contraction.rows:
+        return False
+    return is_clashing_pitch(simplify(product_of_dims(lhs.buffer.shape[1:])), lhs.buffer.dtype)
+
+
+def _is_matrix(contraction: Contraction) -> bool:
+    """Whether the lhs has rows, and in these terms or parts of them."""
+    indices = contraction.lhs.indices
+    return len(indices) == 2 or (len(indices) == 3 and indices[1] in contraction.parts)
 
 
 def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bool:

@@ -101,11 +101,12 @@ def _is_part(schedule: Schedule, final: str, loop: str) -> bool:
 def _loop_of_axis(schedule: Schedule, contraction: Contraction, final: str, around: str | None) -> dict[Var, str]:
     """The loop of the block `final` inside `around` over each spatial axis of the sum; empty where they do not run alike."""
     loops = loops_inside(schedule, final, around)
-    axes = [axis for axis in driven_spatial(contraction.info) if not is_single(contraction.info, axis)]
+    driven = [axis for axis in driven_spatial(contraction.info) if axis not in contraction.parts]
+    axes = [axis for axis in driven if not is_single(contraction.info, axis)]
     if around is not None:  # `final` is a copy of the sum's result: axes that no loop inside drives have one index there
         info = block_info(schedule, final)
-        driven = [bool(driving_loops(info, loops, (axis.var,))) for axis in info.block.axes]
-        own = {axis for axis, is_driven in zip(contraction.info.spatial_axes, driven, strict=True) if is_driven}
+        are_driven = [bool(driving_loops(info, loops, (axis.var,))) for axis in info.block.axes]
+        own = {axis for axis, is_driven in zip(contraction.info.spatial_axes, are_driven, strict=True) if is_driven}
         axes = [axis for axis in axes if axis in own]
     return dict(zip(axes, loops, strict=True)) if len(axes) == len(loops) else {}
 

@@ -12,10 +12,10 @@ from tc.ir.node import walk
 from tc.ir.x86_intrinsics import TILE_ROWS, tile_zero_name
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
-from tc.schedule.rules.epilogue import block_info, contraction_of
-from tc.schedule.rules.operands import LONGEST_CHAIN, Dot
+from tc.schedule.rules.epilogue import block_info, contraction_of, total_of
+from tc.schedule.rules.operands import LONGEST_CHAIN, Dot, terms_in_words
 from tc.schedule.rules.roles import TiledProduct
-from tc.schedule.rules.tile import cut, cut_and_peel, cut_vectors, loops_of_sum, unroll
+from tc.schedule.rules.tile import cut, cut_and_peel, cut_vectors, loops_of_sum, unroll, vectorize_tile
 from tc.schedule.step import Schedule
 
 DEPTH_UNROLL = 2
@@ -59,7 +59,7 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
     s, tile, dot = schedule, total.product.tile, total.product.dot
     if dot is not None and dot.grid is not None:
         return _schedule_products(s, total, dot)
-    each = total if dot is not None else _in_parts(s, total)
+    each = total if dot is not None and total_of(s, total.name) == total.name else _in_parts(s, total)
     info, loops = block_info(s, each.name), loops_of_sum(s, each.name, each.anchor)
     depth = loops.depth
     if known_product(s, loops.tiled, 1 << 20) <= 64 * tile.lanes:  # larger ones stay in memory
@@ -109,6 +109,8 @@ def _in_parts(schedule: Schedule, total: TileSum) -> TileSum:
     The totals wait in the first-level cache while a part is summed in registers. Returns the sum of a part.
     """
     s, name = schedule, total.name
+    if total_of(s, name) != name:
+        return _in_given_parts(s, total)
     depth = loops_of_sum(s, name, total.anchor).depth
     size = _part_of_sum(s, total, extent_value(s, depth[0])) if depth else 0
     if not size:
@@ -124,6 +126,24 @@ def _in_parts(schedule: Schedule, total: TileSum) -> TileSum:
     s.decompose_reduction(name, parts)
     s.compute_at(part, parts)
     return replace(total, anchor=parts, contraction=contraction_of(s, part))
+
+
+def _in_given_parts(schedule: Schedule, total: TileSum) -> TileSum:
+    """Add up the parts that the sum makes by its definition, each when it is made; the totals stay in registers where there is room."""
+    s, tile = schedule, total.product.tile
+    outer = total_of(s, total.name)
+    loops = loops_of_sum(s, outer, total.anchor)
+    (parts,) = loops.depth
+    s.reorder(parts, *loops.tiled)
+    if loops.tiled:
+        *rows, column = loops.tiled
+        vectorize_tile(s, column, tile.lanes)
+        unroll(s, rows)
+    if 2 * tile.all_rows * tile.vectors + tile.vectors < total.product.target.num_vector_registers:
+        s.set_scope(block_info(s, outer).writes[0].buffer.name, "register")
+    s.decompose_reduction(outer, parts)
+    s.compute_at(total.name, parts)
+    return replace(total, anchor=parts)
 
 
 def _part_of_sum(schedule: Schedule, total: TileSum, depth: int | None) -> int:
@@ -216,6 +236,8 @@ def _unroll_steps(schedule: Schedule, total: TileSum, loop: str, extent: int) ->
     counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
     dot = total.product.dot
     usual = 1 if dot is not None and dot.lhs is i16 else DEPTH_UNROLL  # LLVM adds the products of two steps before it adds them to the sum
+    if dot is None:  # a word is read once, and taken apart
+        usual = max(usual, terms_in_words(total.contraction))
     count = schedule.choose(total.product.name, "depth_unroll", counts, usual if usual in counts else 1)
     if count == 1:
         return [loop], []

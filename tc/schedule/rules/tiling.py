@@ -94,7 +94,8 @@ class TileSpace:
     had better have few of them. `row_cycles`: what a row of a tile costs beside its steps, for each of them.
     `is_one_dim`: a symbolic number of columns is one dim, which may be any size, rather than several together, which make a large one.
     `has_narrow`: there may be a version in narrower tiles for fewer columns than a tile's.
-    `overlaps`: the last tile of rows begins early rather than ends late.
+    `overlaps`: the last tile of rows begins early rather than ends late. `in_words`: several terms of a column of the rhs share a word, and
+    a whole panel is one stream.
     """
 
     rows: int | None
@@ -113,6 +114,7 @@ class TileSpace:
     is_one_dim: bool = False
     has_narrow: bool = False
     overlaps: bool = False
+    in_words: bool = False
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -222,7 +224,7 @@ def _distance(space: TileSpace, tile: Tile) -> int:
     """How far the vectors of a tile are from the preferred number."""
     if space.is_row_major:
         return -tile.vectors
-    return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows else PREFERRED_VECTORS))
+    return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows or space.in_words else PREFERRED_VECTORS))
 
 
 def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs: bool, machine: CoreRates) -> float:

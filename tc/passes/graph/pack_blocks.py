@@ -1,0 +1,176 @@
+"""Products with dequantized literals of integers, as sums over blocks of the integers themselves: `matmul_blocks`, in packed panels.
+
+    matmul(x, dequantize_linear(q, scale, zero))   =>   matmul_blocks(x in blocks, panels of q, scale, zero - c, sums of x)
+
+A literal of floats is never made. Weights are signed for products with floats (c is what was taken from them for that), since a zero point
+in the middle of the range is none then; unsigned for bytes, as instructions want it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from tc.ir.dtype import DType, f32, from_numpy, i4, i8, u4, u8
+from tc.ir.graph import Atom
+from tc.ir.types import tensor_type
+from tc.ops.block_products import pack_parameters, pack_weights, terms_of_word
+from tc.ops.build import GraphBuilder
+from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op
+
+LEAST_COLUMNS = 8
+"""With fewer columns most of a panel would be empty."""
+
+PANEL_VECTORS = 4
+"""Vectors of a panel: so many sums hide the time that each addition takes where there is one row."""
+
+_SIGNED: dict[DType, tuple[DType, int]] = {u8: (i8, 128), u4: (i4, 8)}
+_UNSIGNED: dict[DType, tuple[DType, int]] = {i8: (u8, -128), i4: (u4, -8)}
+"""The type of integers less a number -> that type, and the number."""
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """Integers [n, k] with a scale [n, g] for each block of `block` terms, zero points [n, g] or [], and what is added, [n, g]."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray | None
+    shift: np.ndarray | None
+    block: int
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether blocks are whole words of 32 bits, or there is one."""
+        together = terms_of_word(from_numpy(self.values.dtype))
+        return len(self.scale.T) == 1 or self.block % together == 0
+
+    def less(self, dtype: DType, number: int) -> BlockWeights:
+        """The same with integers of another type, from all of which a number was taken."""
+        moved = (self.values.astype(np.int16) - number).astype(dtype.numpy)
+        zero = np.array(0, np.int8) if self.zero is None else self.zero
+        if zero.dtype.kind == "f":
+            zero = (zero.astype(np.float64) - number).astype(np.float32)
+        else:
+            zero = zero.astype(np.int16) - number
+            zero = zero.astype(np.int8 if np.abs(zero).max(initial=0) < 128 else np.int16)
+        return BlockWeights(moved, self.scale, zero, self.shift, self.block)
+
+    def simplest(self) -> BlockWeights:
+        """The same without zero points that are 0, and one zero point where all are equal."""
+        zero = self.zero
+        if zero is not None and zero.size and (zero == zero.reshape(-1)[0]).all():
+            zero = None if zero.reshape(-1)[0] == 0 else zero.reshape(-1)[0].reshape(())
+        return BlockWeights(self.values, self.scale, zero, self.shift, self.block)
+
+
+def block_rules(lanes: int) -> tuple[GraphRule, ...]:
+    """The rules for vectors of `lanes` columns."""
+
+    def columns_of(weights: BlockWeights) -> int:
+        count = weights.values.shape[0]
+        return lanes * min(PANEL_VECTORS, max(1, 1 << (-(-count // lanes) - 1).bit_length()))
+
+    def pack(find: Callable[[Match], BlockWeights | None]) -> Callable[[GraphBuilder, Match], Atom | None]:
+        def result(b: GraphBuilder, m: Match) -> Atom | None:
+            weights = find(m)
+            return None if weights is None else packed_product(b, m.x, weights, columns_of(weights))
+
+        return result
+
+    def rule(turned: bool, zeros: bool) -> GraphRule:
+        literals = (const_("q"), const_("s"), *([const_("z")] if zeros else []))
+        made = op("dequantize_linear", *literals, name="dequantize")
+        return GraphRule(
+            f"a product with a {'transposed ' if turned else ''}dequantized literal{', zero points' if zeros else ''}, in blocks",
+            op("matmul", any_("x"), op("transpose", made, name="transpose") if turned else made, name="matmul"),
+            pack(partial(_dequantized, turned=turned)),
+            when=lambda m: not turned or tuple(m.attrs("transpose").perm or (1, 0)) == (1, 0),
+            example=partial(_example, turned=turned, has_zero=zeros),
+            inexact=True,
+        )
+
+    return tuple(rule(turned, zeros) for zeros in (False, True) for turned in (False, True))
+
+
+def _dequantized(m: Match, turned: bool) -> BlockWeights | None:
+    """The weights of a product with `dequantize_linear` of literals; `turned`: columns are their first axis. None: not in such blocks."""
+    q, scale, attrs = m.value("q"), m.value("s"), m.attrs("dequantize")
+    zero = m.value("z") if "z" in m.atoms else None
+    x = m.type_of("x")
+    if q.ndim != 2 or not q.size or x.rank == 0 or x.dtype is not f32 or scale.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    if not from_numpy(q.dtype).is_int or from_numpy(q.dtype).bits > 8:
+        return None
+    axis = attrs.axis % 2
+    column_axis = 0 if turned else 1
+    count, depth = q.shape[column_axis], q.shape[1 - column_axis]
+    if count < LEAST_COLUMNS:
+        return None
+
+    def by_columns(values: np.ndarray) -> np.ndarray | None:
+        """[n, g], or [n, 1] where all terms of a column have one."""
+        if attrs.block_size:
+            return values if turned else values.T
+        if values.size == 1:
+            return np.broadcast_to(values.reshape(1, 1), (count, 1))
+        return values.reshape(-1, 1) if axis == column_axis else None
+
+    if attrs.block_size and axis == column_axis:
+        return None
+    scales, zeros = by_columns(scale), None if zero is None else by_columns(zero)
+    if scales is None or (zero is not None and zeros is None):
+        return None
+    block = attrs.block_size or depth
+    weights = BlockWeights(q if turned else q.T, scales, zeros, None, block)
+    return weights if weights.is_packable else None
+
+
+def packed_product(b: GraphBuilder, x: Atom, weights: BlockWeights, columns: int, x_scale: Atom | None = None) -> Atom:
+    """`matmul_blocks` of x, [..., k] of floats, or [..., g, block] of bytes with their scales, and packed weights."""
+    dtype = from_numpy(weights.values.dtype)
+    wanted = (_SIGNED if x_scale is None else _UNSIGNED).get(dtype)
+    weights = (weights if wanted is None else weights.less(*wanted)).simplest()
+    dtype = from_numpy(weights.values.dtype)
+    count, depth = weights.values.shape
+    groups, together = weights.scale.shape[1], terms_of_word(dtype)
+    block = weights.block if groups > 1 else -(-depth // together) * together
+    values = np.zeros((count, groups * block), dtype.numpy)
+    values[:, :depth] = weights.values
+    blocks = x if x_scale is not None else _in_blocks(b, x, depth, groups, block)
+    sums = None
+    if weights.zero is not None or weights.shift is not None:
+        sums = b.call("sum", blocks, axes=(-1,), keepdims=False)
+    zero = weights.zero
+    operands = (
+        b.const(pack_weights(values, block, columns)),
+        b.const(pack_parameters(weights.scale, columns)),
+        None if zero is None else b.const(zero if zero.ndim == 0 else pack_parameters(zero, columns)),
+        None if weights.shift is None else b.const(pack_parameters(weights.shift, columns)),
+        sums,
+        x_scale,
+    )
+    return b.call("matmul_blocks", blocks, *operands, columns=count)
+
+
+def _in_blocks(b: GraphBuilder, x: Atom, depth: int, groups: int, block: int) -> Atom:
+    """[..., k] -> [..., g, block], filled up with zeros."""
+    *rows, _ = x.type.shape  # type: ignore[union-attr]
+    missing = groups * block - depth
+    if missing:
+        x = b.call("pad", x, pads=(*(0 for _ in rows), 0, *(0 for _ in rows), missing))
+    return b.call("reshape", x, shape=(*rows, groups, block))
+
+
+def _example(b: GraphBuilder, turned: bool, has_zero: bool) -> Atom:
+    rng = np.random.default_rng(0)
+    q = rng.integers(0, 16, (10, 20)).astype(u4.numpy)
+    scale = rng.uniform(0.1, 1, (10, 3)).astype(np.float32)
+    zero = rng.integers(0, 16, (10, 3)).astype(u4.numpy)
+    literals = [array if turned else array.T for array in (q, scale, *([zero] if has_zero else []))]
+    w = b.call("dequantize_linear", *map(b.const, literals), axis=1 if turned else 0, block_size=8)
+    x = b.param("x", tensor_type((3, 20), f32))
+    return b.call("matmul", x, b.call("transpose", w, perm=(1, 0)) if turned else w)
