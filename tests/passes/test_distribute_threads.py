@@ -316,3 +316,25 @@ def test_random_launches_have_the_barriers_that_they_need() -> None:
 @pytest.mark.slow
 def test_many_random_launches_have_the_barriers_that_they_need() -> None:
     check_random(range(40, 600))
+
+
+def test_an_axis_of_one_thread_is_no_digit_of_what_each_thread_has() -> None:
+    func = program(
+        """
+for b in bound(8, 'block.x'):
+    with alloc(f32[1, 4, 8], scope='local') as C:
+        for y in bound(1, 'thread.y'):
+            for t in bound(8, 'thread.x'):
+                for k in range(4):
+                    C[0, k + y * 4, t] = A[b, t] + cast(k, f32)
+        for z in bound(1, 'thread.y'):
+            for u in bound(8, 'thread.x'):
+                B[b, u] = C[z, 0, u] + C[z, 3, u]
+"""
+    )
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+    found = distribute_threads(func)
+
+    verify(found)
+    np.testing.assert_array_equal(run_prim_func(found, [x])[0], x * 2 + 3)

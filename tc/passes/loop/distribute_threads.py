@@ -270,7 +270,7 @@ class _Replica:
         assert isinstance(loop.extent, Const), "thread loops are of constant extents"
         if loop.extent.value < count:
             inside = inside.under(var < loop.extent)
-        return self.statement(substitute(loop.body, {loop.var: var}), inside)
+        return self.statement(substitute(loop.body, {loop.var: const(0) if count == 1 else var}), inside)
 
     def branch(self, stmt: If, active: _Active) -> Stmt:
         """A condition that is the same for all threads stays; any other goes to the parts inside, as these may have to wait."""
