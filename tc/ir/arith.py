@@ -170,7 +170,8 @@ def _never_wraps(expr: Expr, facts: Facts) -> bool:
     """Whether a sum or product in i64 is known to be in its range: by its interval, or because it is made of dims and indices alone."""
     if not any(isinstance(node, (Load, MathCall)) or (isinstance(node, Cast) and node.operand.dtype.is_float) for node in walk(expr)):
         return True
-    found, (low, high) = bounds(expr, facts), int_range(i64)
+    alone = facts if facts.ranges is None else facts.ranges  # a condition on a sum is on what is left of it where it wraps
+    found, (low, high) = bounds(expr, alone), int_range(i64)
     return found.lo is not None and found.hi is not None and low <= found.lo and found.hi <= high
 
 

@@ -63,10 +63,12 @@ class Facts:
         variables: Mapping[Var, VarFact] | None = None,
         nonnegative: tuple[Polynomial, ...] = (),
         parent: Facts | None = None,
+        ranges: Facts | None = None,
     ) -> None:
         self.variables = dict(variables or {})
         self.nonnegative = nonnegative
         self.parent = parent  # facts that these extend
+        self.ranges = ranges  # the variables alone, where conditions cut intervals short
         self.simplified: dict[Expr, Expr] = {}  # filled by arith.simplify
         self.intervals: dict[Expr, Bounds] = {}  # filled by bounds
         self.proofs: dict[tuple[object, ...], bool] = {}  # filled by prover.proves_nonnegative
@@ -83,11 +85,19 @@ class Facts:
 
     def with_bounds(self, var: Var, lo: int | None, hi: int | None, multiple_of: int = 1) -> Facts:
         fact = VarFact(None if lo is None else const(lo), None if hi is None else const(hi), multiple_of)
-        return Facts({**self.variables, var: fact}, self.nonnegative)
+        known = {**self.variables, var: fact}
+        return Facts(known, self.nonnegative, None, None if self.ranges is None else Facts(known))
 
     def assume(self, condition: Expr) -> Facts:
         """Also `condition`. Conditions over integers are used; others are ignored. Asked again, the same object."""
         return _assume(self, condition)
+
+    def counting_guards(self) -> Facts:
+        """The same, and intervals are cut short by the conditions: iterations that a guard leaves out do not count.
+
+        For proofs about what happens under the conditions. Code that is made by them may run where these do not hold, before a select.
+        """
+        return Facts(self.variables, self.nonnegative, self, Facts(self.variables))
 
 
 @lru_cache(256)
@@ -108,13 +118,13 @@ def _with_range(facts: Facts, var: Var, extent: Expr) -> Facts:
         fact = known.get(factor)
         if fact is not None and isinstance(fact.lo, Const) and fact.lo.value == 0 and factor is not var:
             known[factor] = VarFact(const(1), fact.hi, fact.multiple_of)
-    return Facts(known, facts.nonnegative, facts)
+    return Facts(known, facts.nonnegative, facts, None if facts.ranges is None else Facts(known))
 
 
 @lru_cache(1024)
 def _assume(facts: Facts, condition: Expr) -> Facts:
     found = tuple(_nonnegative_parts(condition))
-    return Facts(facts.variables, facts.nonnegative + found, facts) if found else facts
+    return Facts(facts.variables, facts.nonnegative + found, facts, facts.ranges) if found else facts
 
 
 def _nonzero_factors(poly: Polynomial) -> list[Var]:
@@ -170,8 +180,33 @@ def bounds(expr: Expr, facts: Facts | None = None) -> Bounds:
     found = facts.intervals.get(expr)
     if found is None:
         found = _bounds(expr, facts)
+        if facts.ranges is not None and expr.dtype is i64 and isinstance(expr, (Var, Add, Sub, Mul)):
+            found = _cut_short(found, polynomial(expr), facts, facts.ranges)
         facts.intervals[expr] = found
     return found
+
+
+def _cut_short(found: Bounds, poly: Polynomial, facts: Facts, ranges: Facts) -> Bounds:
+    """The interval of a polynomial, cut short by each condition that has a term in common with it.
+
+    Of loops over i, j and k under 32 * i + 16 * j + k < 432 those iterations count in which 16 * (2 * i + j) <= 431 - k: 2 * i + j is at
+    most 26, whatever the loops' extents say.
+    """
+    lo, hi = found
+    for known in facts.nonnegative:
+        for monomial, factor in known.terms.items():
+            times = poly.terms.get(monomial)
+            if times is None:
+                continue
+            common = math.gcd(times, factor)
+            scale, taken = abs(factor) // common, abs(times) // common
+            rest = poly.scaled(scale).plus(known, -taken if (times > 0) == (factor > 0) else taken)  # the term is gone
+            ends = poly_bounds(rest, ranges)
+            if (times > 0) == (factor > 0) and ends.lo is not None:  # scale * poly >= rest
+                lo = _either(max, lo, -(-ends.lo // scale))
+            if (times > 0) != (factor > 0) and ends.hi is not None:  # scale * poly <= rest
+                hi = _either(min, hi, ends.hi // scale)
+    return found if lo is not None and hi is not None and lo > hi else Bounds(lo, hi)  # where no iteration counts, nothing is cut
 
 
 def _bounds(expr: Expr, facts: Facts) -> Bounds:
@@ -306,9 +341,9 @@ def poly_bounds(poly: Polynomial, facts: Facts) -> Bounds:
         low, high = (part.lo, part.hi) if factor > 0 else (part.hi, part.lo)
         lo = None if lo is None or low is None else lo + low * factor
         hi = None if hi is None or high is None else hi + high * factor
-        if lo is None and hi is None:
+        if lo is None and hi is None and facts.ranges is None:
             return UNBOUNDED
-    return Bounds(lo, hi)
+    return Bounds(lo, hi) if facts.ranges is None else _cut_short(Bounds(lo, hi), poly, facts, facts.ranges)
 
 
 def lower_bound(poly: Polynomial, facts: Facts) -> int | None:

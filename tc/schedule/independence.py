@@ -172,6 +172,10 @@ def never_meet(first: ElementAccess, second: ElementAccess, var: Var, facts: Fac
     for k, (a, b) in enumerate(pairs if len(pairs) > 1 else ()):  # where all the others are equal
         if _differ(a, b, guarded.assume(logical_and(*(equal(*other) for other in (*pairs[:k], *pairs[k + 1 :]))))):
             return True
+    if guarded.nonnegative:
+        counting = guarded.counting_guards()
+        if any(_differ(a, b, counting) for a, b in (*(pair for pair, _ in moving), *_numbers(pairs, first.buffer))):
+            return True
     return are_counted_apart(first, second, var, facts, changed)
 
 

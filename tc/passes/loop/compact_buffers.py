@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tc.ir.arith import Facts, linear_coefficients, proves, simplify
-from tc.ir.expr import Buffer, Const, Expr, Load, Var, const
+from tc.ir.bounds import poly_bounds
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, logical_and, logical_not
 from tc.ir.loop import (
     Alloc,
     For,
@@ -19,6 +21,7 @@ from tc.ir.loop import (
     row_padding_of,
 )
 from tc.ir.node import Node, binders, children, replace, transform
+from tc.ir.polynomial import polynomial
 from tc.ir.uses import reads_memory, touches, variables
 from tc.passes.loop.handed_on import hands_on
 from tc.passes.manager import loop_pass
@@ -55,8 +58,11 @@ _IN_ORDER = (LoopKind.SERIAL, LoopKind.UNROLLED)
 
 @dataclass(frozen=True, eq=False)
 class _Access:
+    """A load or a store inside the root: the loops around it, and the conditions that it is under and that do not read memory."""
+
     indices: tuple[Expr, ...]
-    loops: tuple[For, ...]
+    loops: tuple[For, ...] = ()
+    guarded: tuple[Expr, ...] = ()
 
 
 def _compact(body: Stmt, buffer: Buffer, facts: Facts, padding: int, around: int) -> Stmt:
@@ -71,7 +77,7 @@ def _compact(body: Stmt, buffer: Buffer, facts: Facts, padding: int, around: int
     for condition in conditions:
         inside = inside.assume(condition)
     root = outer[-1].body if outer else stripped
-    accesses = list(_accesses(root, buffer, ()))
+    accesses = list(_accesses(root, buffer, _Access(())))
     lows, extents = [], []
     bound = {loop.var for loop in outer}
     for d, dim in enumerate(buffer.shape):
@@ -149,15 +155,20 @@ def _may_hand_on(loop: For | While, buffer: Buffer, facts: Facts) -> bool:
     return isinstance(loop, While) or (loop.kind in _IN_ORDER and hands_on(loop, buffer, facts))
 
 
-def _accesses(stmt: Node, buffer: Buffer, loops: tuple[For, ...]) -> list[_Access]:
-    found = []
+def _accesses(stmt: Node, buffer: Buffer, around: _Access) -> Iterator[_Access]:
     if isinstance(stmt, (Load, Store)) and stmt.buffer is buffer:
-        found.append(_Access(stmt.indices, loops))
-    if isinstance(stmt, For):
-        loops = (*loops, stmt)
-    for child in (child for child in children(stmt) if touches(child, buffer)):
-        found.extend(_accesses(child, buffer, loops))
-    return found
+        yield _Access(stmt.indices, around.loops, around.guarded)
+    for child in children(stmt):
+        if not touches(child, buffer):
+            continue
+        inside = around
+        match stmt:
+            case For():
+                inside = _Access((), (*around.loops, stmt), around.guarded)
+            case If(condition=condition) if child is not condition and not reads_memory(condition):
+                holds = condition if child is stmt.then_body else logical_not(condition)
+                inside = _Access((), around.loops, (*around.guarded, holds))
+        yield from _accesses(child, buffer, inside)
 
 
 def _dimension(
@@ -165,7 +176,8 @@ def _dimension(
 ) -> tuple[Expr, Expr]:
     """(offset, extent) of dimension d; (0, dim) when it cannot shrink.
 
-    With `whole_tiles` the extent covers the loops even where guards cut them short, so that a vector never straddles two rows.
+    With `whole_tiles` the extent covers the loops even where guards cut them short, so that a vector never straddles two rows; so it does
+    along vectorized loops.
     """
     whole = (const(0), dim)
     found: tuple[Expr, Expr] | None = None  # lowest index, one past the highest
@@ -173,6 +185,8 @@ def _dimension(
         span = _span(access, d, facts)
         if span is None:
             return whole
+        if not whole_tiles:
+            span = _without_guarded(span, access, d, facts)
         if found is None:
             found = span
             continue
@@ -211,6 +225,21 @@ def _span(access: _Access, d: int, facts: Facts) -> tuple[Expr, Expr] | None:
             return None
         high = high + coefficient * (loop.extent - 1)
     return simplify(low, facts), simplify(high, facts)
+
+
+def _without_guarded(span: tuple[Expr, Expr], access: _Access, d: int, facts: Facts) -> tuple[Expr, Expr]:
+    """A span of constant extent without what the conditions around the access leave out at its end."""
+    low, high = span
+    index = access.indices[d]
+    extent = simplify(high - low, facts)
+    vectors = {loop.var for loop in access.loops if loop.kind is LoopKind.VECTORIZED}
+    if not access.guarded or not isinstance(extent, Const) or extent.value <= 1 or vectors & variables(index):
+        return span
+    for loop in access.loops:
+        facts = facts.with_range(loop.var, loop.extent)
+    facts = facts.assume(logical_and(*access.guarded)).counting_guards()
+    last = poly_bounds(polynomial(simplify(index - low, facts)), facts).hi
+    return span if last is None or not 0 <= last < extent.value - 1 else (low, simplify(low + (last + 1), facts))
 
 
 def _smaller(a: Expr, b: Expr, facts: Facts) -> Expr | None:
