@@ -1,4 +1,8 @@
-"""Between floats and integers with a scale and a zero point."""
+"""Between floats and integers with a scale and a zero point.
+
+A float becomes the integer nearest to it in steps of the scale, of two as near ones the even one; then the zero point is added, then what
+is out of range becomes the nearest end of the range, as infinities do. NaN becomes the least number, as in onnxruntime.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError
-from tc.ir.dtype import FLOAT8, SUB_BYTE, f32, i8, int_range, largest_number, u8
+from tc.ir.dtype import FLOAT8, SUB_BYTE, f32, i8, i16, i32, int_range, largest_number, u8, u16
 from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, floordiv, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -83,12 +87,15 @@ def _compute_quantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType
         quotient = cast(x[axes], f32) / cast(factor, f32)
         if attrs.dtype.is_float:  # its zero point is 0
             return cast(_clipped(quotient, largest_number(attrs.dtype)) if attrs.saturate else quotient, attrs.dtype)
-        value = call("round", quotient)
+        value: Expr = call("round", quotient)
         shift = _along(zero, axes, axis, size, attrs.block_size)
         if shift is not None:
             value = value + cast(shift, f32)
         low, high = int_range(attrs.dtype)
-        return cast(_clipped(value, high, low), attrs.dtype)
+        if low == 0:
+            return cast(_clipped(value, high, low), attrs.dtype)
+        from_low = cast(_clipped(value - const(low, f32), high - low, 0), i32)  # NaN as an integer is 0
+        return cast(from_low + const(low, i32), attrs.dtype)
 
     return te.compute(x.shape, body, "quantize")
 
@@ -110,7 +117,7 @@ def _run_quantize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     if len(arrays) > 2 and arrays[2] is not None:
         value = value + _np_along(arrays[2], x.shape, axis, attrs.block_size).astype(np.float32)
     low, high = int_range(attrs.dtype)
-    return np.nan_to_num(np.clip(value, low, high)).astype(attrs.dtype.numpy)
+    return np.nan_to_num(np.clip(value, low, high), nan=low).astype(attrs.dtype.numpy)
 
 
 def _compute_dequantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -166,6 +173,9 @@ def _samples(rng: np.random.Generator) -> Any:
     x = (rng.standard_normal((2, 3, 4)) * 50).astype(np.float32)
     yield [x, np.array(0.5, np.float32), np.array(128, np.uint8)], {"dtype": u8}
     yield [x, np.array([0.5, 1.0, 2.0], np.float32), np.array([0, 1, -3], np.int8)], {"dtype": i8}
+    ends = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 0.5, 1.5, -2.5], np.float32)
+    for dtype in (u8, i8, u16, i16):
+        yield [ends, np.array(0.5, np.float32), np.array(int_range(dtype)[1], dtype.numpy)], {"dtype": dtype}
     for dtype in SUB_BYTE:
         low, high = int_range(dtype)
         zero = rng.integers(low, high + 1, (2, 3, 2)).astype(dtype.numpy)

@@ -28,6 +28,7 @@ from tc.passes.graph import (
     find_idioms,
     fold_constants,
     fuse_ops,
+    integer_graphs,
     integer_products,
     pack_matmul,
     place_on_host,
@@ -68,7 +69,8 @@ from tc.target import Target
 
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
-    *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_products),
+    *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
+    integer_products,
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     exchange_lanes,
@@ -76,10 +78,19 @@ REGISTERED = (
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
 
-SIMPLIFY = """
+INTEGERS = """
     canonicalize,
-    fold_constants,
+    fold_constants(keep_quantized=True),
     canonicalize,                   # branches on conditions that folding made known
+    integer_graphs,                 # while weights are still quantized
+    fold_constants,
+"""
+"""What a quantized model has in integers stays so, whatever the numerics: sums of integers are exact."""
+
+FLOATS = "canonicalize, fold_constants, canonicalize,"
+"""The same for devices, whose kernels of quantized models are those of floats."""
+
+ALGEBRA = """
     simplify_graph,
     fold_constants,
     share_common_subexpressions,
@@ -89,7 +100,9 @@ SIMPLIFY = """
     find_attention,                 # when equal values are one: what else uses the scores shows
     remove_dead_code,
 """
-"""The same model, said more simply: for any target."""
+
+SIMPLIFY = INTEGERS + ALGEBRA
+"""The same model, said more simply: for any CPU."""
 
 SPLIT = "split_phases, simplify_splits"
 """Strided and split tensors in a form that layouts can follow."""
@@ -107,10 +120,7 @@ FUSE = """
 
 LOWER = "lower_primitives"
 
-STRICT_SIMPLIFY = """
-    canonicalize,
-    fold_constants,
-    canonicalize,
+STRICT_ALGEBRA = """
     simplify_graph(exact=True),
     fold_constants,
     share_common_subexpressions,
@@ -118,6 +128,7 @@ STRICT_SIMPLIFY = """
     integer_products,
     remove_dead_code,               # what finds idioms and attention computes the same in another way
 """
+STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
 STRICT_FUSE = "integer_windows, pack_matmul(exact=True), remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
@@ -190,8 +201,8 @@ class Pipeline:
 
 DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, LAY_OUT, FUSE, LOWER)))
 STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
-DEVICE = Pipeline(*map(parse_pipeline, (SIMPLIFY, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
-DEVICE_STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
+DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
+DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
 FINISH_CALLS = parse_pipeline(FINISH)
 DEVICE_FINISH_CALLS = parse_pipeline(DEVICE_FINISH)
 

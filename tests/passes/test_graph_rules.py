@@ -16,6 +16,8 @@ from tc.ops.build import GraphBuilder
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES, ROUNDING_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
+from tc.passes.graph.integer_graphs import PRODUCT_RULES
+from tc.passes.graph.integer_movement import MOVEMENT_RULES, SIGN_RULES
 from tc.passes.graph.integer_products import INTEGER_RULES, WINDOWS_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
 from tc.passes.graph.rewrite import GraphRule, any_, op, rewrite_module
@@ -24,6 +26,7 @@ from tc.passes.graph.split_phases import phase_rules
 
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES),
+    *(*MOVEMENT_RULES, *SIGN_RULES, *PRODUCT_RULES),
     *matmul_rules(8, features=("avxvnni",)),
     *phase_rules(4),
 )

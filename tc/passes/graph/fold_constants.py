@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tc.ir.arith import Facts
@@ -25,21 +27,33 @@ from tc.ops.arrays import LARGE_BYTES
 from tc.ops.build import full_attrs
 from tc.ops.folding import FoldBudget
 from tc.ops.registry import get_op, inference
-from tc.passes.graph.narrow_literals import uses_of, widens_operand
+from tc.passes.graph.narrow_literals import Uses, uses_of, widens_operand
 from tc.passes.manager import graph_pass, map_graph_functions
 
 
 @graph_pass
-def fold_constants(module: IRModule, *, max_bytes: int = 256 << 20, growth: int = 4, max_seconds: float = 10.0) -> IRModule:
+def fold_constants(
+    module: IRModule, *, max_bytes: int = 256 << 20, growth: int = 4, max_seconds: float = 10.0, keep_quantized: bool = False
+) -> IRModule:
     """Replace operator calls on literals by their results, computed by the operators' references.
 
     A result may be at most `growth` times as large as the operands, or 64 KiB; all results together at most `growth` times the
     module's literals, or 16 MiB, and at most `max_bytes`. No new evaluation starts after `max_seconds`, and none of more than seconds
     (`FoldBudget`). A call whose attributes are symbolic is kept; so is one that widens a large literal that only matrix products read,
-    as it is or transposed: their kernels widen a tile at a time, and memory holds the narrow one.
+    as it is or transposed: their kernels widen a tile at a time, and memory holds the narrow one. With `keep_quantized` literals stay
+    quantized, whoever reads them.
     """
     budget = FoldBudget.for_model(_held_bytes(module), max_bytes=max_bytes, growth=growth, max_seconds=max_seconds)
-    return map_graph_functions(module, lambda func: _fold_function(func, budget, {}))
+    folding = _Folding(budget, frozenset({"dequantize_linear"} if keep_quantized else ()))
+    return map_graph_functions(module, lambda func: _fold_function(func, folding, {}))
+
+
+@dataclass(frozen=True)
+class _Folding:
+    """What is left to spend, and the operators whose calls stay."""
+
+    budget: FoldBudget
+    kept: frozenset[str]
 
 
 def _held_bytes(module: IRModule) -> int:
@@ -48,16 +62,16 @@ def _held_bytes(module: IRModule) -> int:
     return sum({id(atom.value): atom.value.nbytes for atom in atoms if isinstance(atom, TensorConst)}.values())
 
 
-def _fold_function(func: Function, budget: FoldBudget, known: dict[Node, Node]) -> Function:
+def _fold_function(func: Function, folding: _Folding, known: dict[Node, Node]) -> Function:
     kept: list[Binding] = []
     changed = False
     uses = uses_of(func)
     for old in func.bindings:
-        binding = _fold_bodies(old, budget, known)
+        binding = _fold_bodies(old, folding, known)
         if known and not _has_bodies(binding):
             binding = replace(binding, value=substitute(binding.value, known))
         changed = changed or binding is not old
-        results = None if widens_operand(binding, uses) else _evaluate(binding, budget, func)
+        results = None if _is_kept(binding, folding, uses) else _evaluate(binding, folding.budget, func)
         if results is None:
             kept.append(binding)
             continue
@@ -69,14 +83,19 @@ def _fold_function(func: Function, budget: FoldBudget, known: dict[Node, Node]) 
     return replace(func, bindings=tuple(kept), results=results_now)
 
 
+def _is_kept(binding: Binding, folding: _Folding, uses: Uses) -> bool:
+    call = binding.value
+    return (isinstance(call, Call) and call.op in folding.kept) or widens_operand(binding, uses)
+
+
 def _has_bodies(binding: Binding) -> bool:
     return bool(bodies_of(binding.value))
 
 
-def _fold_bodies(binding: Binding, budget: FoldBudget, known: dict[Node, Node]) -> Binding:
+def _fold_bodies(binding: Binding, folding: _Folding, known: dict[Node, Node]) -> Binding:
     if not _has_bodies(binding):
         return binding
-    folded = map_bodies(binding.value, lambda body: _fold_function(body, budget, known))
+    folded = map_bodies(binding.value, lambda body: _fold_function(body, folding, known))
     plain = {
         name: known[value]
         for name in ("condition",)

@@ -18,14 +18,15 @@ from tc.ir.graph import Atom, Attrs, AttrValue, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
+from tc.passes.graph.integer_movement import SIGN_RULES
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
 
 @graph_pass
 def integer_products(module: IRModule) -> IRModule:
-    """Make convolutions of bytes, widened to i32, such of bytes, and take zero points out of products; see INTEGER_RULES."""
-    return rewrite_module(module, INTEGER_RULES)
+    """Make convolutions of bytes, widened to i32, such of bytes, and take zero points out of products; see INTEGER_RULES, SIGN_RULES."""
+    return rewrite_module(module, (*INTEGER_RULES, *SIGN_RULES))
 
 
 @graph_pass

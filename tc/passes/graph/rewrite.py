@@ -146,13 +146,14 @@ class Match:
 class GraphRule:
     """Replace what `pattern` matches by the value that `result` builds, if `when` holds. `result` may return None: no change.
 
+    Where the outermost operator has several results, `result` returns as many values.
     `example` builds a small function (through a GraphBuilder, returning its result) to which the rule applies; `inexact` says
     that rounding may differ, and tests then compare within a tolerance.
     """
 
     name: str
     pattern: OpPattern
-    result: Callable[[GraphBuilder, Match], Atom | None]
+    result: Callable[[GraphBuilder, Match], Atom | tuple[Atom, ...] | None]
     example: Callable[[GraphBuilder], Atom]
     when: Callable[[Match], bool] = lambda m: True
     inexact: bool = False
@@ -213,7 +214,7 @@ class _Rewriter:
             binding = self._renamed_binding(old)
             bindings.append(binding)
             self.definitions.update(dict.fromkeys(binding.targets, binding))
-            if isinstance(binding.value, Call) and len(binding.targets) == 1:
+            if isinstance(binding.value, Call) and binding.targets:
                 self._try_rules(binding, bindings)
         results = tuple(self._atom(result) for result in func.results)
         return replace(func, bindings=tuple(bindings), results=results)
@@ -249,7 +250,8 @@ class _Rewriter:
                 place = len(bindings) - 1
                 with located(binding.span):
                     result = rule.result(builder, match)
-                if result is None or not _same_type(result, binding.targets[0], facts):
+                results = result if isinstance(result, tuple) else (result,)
+                if not _have_types(results, binding.targets, facts):
                     continue
                 nodes = self._replaced_nodes(binding, builder.bindings)
                 for made in builder.bindings:
@@ -260,9 +262,11 @@ class _Rewriter:
                     for part in atoms_of(made.value):
                         if isinstance(part, TensorVar):
                             self.uses[part] = self.uses.get(part, 0) + 1
-                self.renamed[binding.targets[0]] = result
-                if isinstance(result, TensorVar):  # it has the uses of what it takes the place of
-                    self.uses[result] = self.uses.get(result, 0) + self.uses.get(binding.targets[0], 0)
+                for target, found in zip(binding.targets, results, strict=True):
+                    assert found is not None
+                    self.renamed[target] = found
+                    if isinstance(found, TensorVar):  # it has the uses of what it takes the place of
+                        self.uses[found] = self.uses.get(found, 0) + self.uses.get(target, 0)
                 del bindings[place]  # nothing refers to it any more, and it must not match again
                 self.changed = True
                 return
@@ -304,7 +308,7 @@ class _Rewriter:
         if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.uses.get(atom, 0) > 1):
             return None
         binding = self.definitions.get(atom)
-        call = None if binding is None or len(binding.targets) != 1 else binding.value
+        call = None if binding is None or not (root or len(binding.targets) == 1) else binding.value
         if not isinstance(call, Call) or call.op not in pattern.ops:
             return None
         if not pattern.rest and any(arg is not None for arg in call.args[len(pattern.args) :]):
@@ -356,6 +360,13 @@ def _orders(pattern: OpPattern, call: Call) -> list[tuple[Atom | None, ...]]:
     args = (*call.args, *(None for _ in range(len(pattern.args) - len(call.args))))
     given = args[: len(pattern.args)]
     return [given, (args[1], args[0])] if pattern.commutes and len(args) == 2 else [given]
+
+
+def _have_types(results: Sequence[Atom | None], targets: Sequence[TensorVar], facts: Facts) -> bool:
+    """Whether there is a value for each target, of its type."""
+    return len(results) == len(targets) and all(
+        found is not None and _same_type(found, target, facts) for found, target in zip(results, targets, strict=True)
+    )
 
 
 def _same_type(result: Atom, target: TensorVar, facts: Facts) -> bool:
