@@ -39,7 +39,7 @@ class Runtime:
 
     `run` gives the outputs in the order of the model. `bind` puts inputs and outputs in place, where they stay, and returns the
     call to be timed. `call` returns the one that people write: inputs go in, results that nobody made room for come out, in the
-    runtime's fastest way; where it is None, `bind` has no other.
+    runtime's fastest way; where it is None, `bind` has no other. `precision`: what floats are computed in.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Runtime:
     run: Callable[[Arrays], Sequence[np.ndarray]]
     bind: Callable[[Arrays], Step]
     call: Callable[[Arrays], Step] | None = None
+    precision: str = "f32"
 
     def step(self, arrays: Arrays, calls: str) -> Step:
         """The call to be timed, of one of the kinds `CALLS`."""
@@ -113,7 +114,8 @@ def ort_session(model: Path, threads: int, level: object) -> Any:
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
-def load_openvino(model: Path, threads: int) -> Runtime:
+def load_openvino(model: Path, threads: int, precision: str = "f32") -> Runtime:
+    """`precision`: what floats are computed in, "f32" or "bf16"; the runtime says what it made of it."""
     openvino = import_peer("openvino")
     start = time.perf_counter()
     compiled = openvino.Core().compile_model(
@@ -121,7 +123,7 @@ def load_openvino(model: Path, threads: int) -> Runtime:
         "CPU",
         {
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": precision,
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,
         },
@@ -143,7 +145,8 @@ def load_openvino(model: Path, threads: int) -> Runtime:
         results = request.infer(dict(arrays))
         return [np.array(results[index]) for index in range(len(compiled.outputs))]
 
-    return Runtime("openvino", metadata.version("openvino"), seconds, run, bind, call)
+    used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    return Runtime("openvino", metadata.version("openvino"), seconds, run, bind, call, used)
 
 
 PEERS: dict[str, Callable[[Path, int], Runtime]] = {
