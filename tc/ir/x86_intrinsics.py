@@ -69,6 +69,9 @@ def tile_copy_name(what: str, dtype: DType) -> str:
     return f"tile_{what}.{dtype.name}"
 
 
+DOTS = frozenset(dot_name(bits, *operands) for bits in _WIDTHS for each in DOT_OPERANDS.values() for operands in each)
+"""The names of the instructions on vectors that add products."""
+
 TILE_DOTS = frozenset(tile_dot_name(*operands) for each in TILE_OPERANDS.values() for operands in each)
 TILE_ZEROS = frozenset(map(tile_zero_name, TILE_OPERANDS))
 SUM_LOADS = frozenset(tile_copy_name("load.sums", total) for total in TILE_OPERANDS)

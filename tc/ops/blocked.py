@@ -3,7 +3,8 @@
 An activation [n, c, *space] becomes [n, ceil(c / block), *space, block]. The lanes of the last block past c hold unspecified
 values: nothing may let them reach another lane. Weights of a convolution become [ceil(o / block), ceil(i / block), *kernel,
 block, block] and the right operand of a matmul [ceil(n / block), k, block], both with zeros in the lanes past the end. For instructions
-that add several products at once the terms of a group lie side by side there: [ceil(n / block), ceil(k / group), block, group].
+that add several products at once the terms of a group lie side by side there: [ceil(o / block), ceil(i / block), *kernel, block / group,
+block, group] and [ceil(n / block), ceil(k / group), block, group].
 Source: the NCHWc layouts of "Optimizing CNN Model Inference on CPUs" (Liu et al., 2019).
 """
 
@@ -132,7 +133,7 @@ register(
 
 
 def _accumulator(dtype: Any) -> Any:
-    return f32 if dtype in (f16, bf16) else dtype
+    return f32 if dtype in (f16, bf16) else i32 if dtype in (i8, u8) else dtype
 
 
 def _check_blocked_weights(x: TensorType, w: TensorType, attrs: Attrs) -> None:
@@ -142,15 +143,28 @@ def _check_blocked_weights(x: TensorType, w: TensorType, attrs: Attrs) -> None:
     require(channels <= have, f"conv_blocked: {x} holds {simplify(have)} of {channels} channels")
     if block:
         require_equal(x.shape[-1], const(block), f"conv_blocked: the block of {x}")
+    lanes = _lanes(w.shape, attrs)
     if attrs.depthwise:
         require_equal(w.shape[1], const(1), f"conv_blocked: dim 1 of the depthwise weights {w}")
-        require_equal(w.shape[0], ceildiv(const(channels), w.shape[-1]), f"conv_blocked: dim 0 of the depthwise weights {w}")
+        require_equal(w.shape[0], ceildiv(const(channels), lanes), f"conv_blocked: dim 0 of the depthwise weights {w}")
         return
     require(equal(w.shape[0] % attrs.groups, 0), f"conv_blocked: {w.shape[0]} blocks of results in {attrs.groups} groups")
     own = channels // attrs.groups
     require_equal(w.shape[1], const(-(-own // (block or 1))), f"conv_blocked: dim 1 of the weights {w}")
-    if block:
+    if _is_grouped(w.shape, attrs):
+        require_equal(simplify(w.shape[-3] * w.shape[-1]), const(block), f"conv_blocked: the block of inputs of {w}")
+    elif block:
         require_equal(w.shape[-2], const(block), f"conv_blocked: the block of inputs of {w}")
+
+
+def _is_grouped(shape: Sequence[Any], attrs: Attrs) -> bool:
+    """Whether terms lie side by side behind the output lanes of weights of this shape."""
+    return len(shape) == len(attrs.strides) + 5
+
+
+def _lanes(shape: Sequence[Any], attrs: Attrs) -> Any:
+    """The output lanes of weights of this shape."""
+    return shape[-2 if _is_grouped(shape, attrs) else -1]
 
 
 def require_blocked_bias(types: Sequence[TensorType | None], blocks: Expr, block: Expr, op: str) -> None:
@@ -164,41 +178,47 @@ def require_blocked_bias(types: Sequence[TensorType | None], blocks: Expr, block
 def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
     """x [n, cb, *space, b] or, if `in_block` is 0, [n, c, *space] -> [n, ob, *space', b].
 
-    w is [ob, ceil(i / b), *kernel, b, b] (input lanes before output lanes), or [ob, i, *kernel, b] for a plain x;
-    [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of input channels of one group, which the
-    blocks must not straddle.
+    w is [ob, ceil(i / b), *kernel, b, b] (input lanes before output lanes), [ob, ceil(i / b), *kernel, b / g, b, g] with g terms side by
+    side, or [ob, i, *kernel, b] for a plain x; [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of
+    input channels of one group, which the blocks must not straddle. Bytes are summed in i32. Around x there is `fill`.
     """
     x, w = types[0], types[1]
     assert x is not None and w is not None
     rank = len(attrs.strides)
     _check_blocked_weights(x, w, attrs)
-    require_blocked_bias(types, w.shape[0], w.shape[-1], "conv_blocked")
+    lanes = _lanes(w.shape, attrs)
+    require_blocked_bias(types, w.shape[0], lanes, "conv_blocked")
     space = x.shape[2 : 2 + rank]
     out = []
     for d in range(rank):
         reach = (w.shape[2 + d] - 1) * attrs.dilations[d] + 1
         out.append((space[d] + (attrs.pads[d] + attrs.pads[rank + d]) - reach) // attrs.strides[d] + 1)
-    return TensorType((x.shape[0], w.shape[0], *out, w.shape[-1]), x.dtype)
+    return TensorType((x.shape[0], w.shape[0], *out, lanes), _accumulator(x.dtype) if x.dtype in (i8, u8) else x.dtype)
 
 
 def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     x, w = arrays[0], arrays[1]
     assert x is not None and w is not None
-    rank, groups, block = len(attrs.strides), attrs.groups, w.shape[-1]
+    rank, groups, block = len(attrs.strides), attrs.groups, _lanes(w.shape, attrs)
+    is_integer = x.dtype.itemsize == 1
+    if _is_grouped(w.shape, attrs):  # [..., i / g, o, g] -> [..., i, o]
+        w = np.moveaxis(w, -1, -2)
+        w = w.reshape(*w.shape[: 2 + rank], -1, block)
     if attrs.in_block:
         x = reference_unblock([x], Attrs((("axis", 1), ("size", attrs.in_channels))))
     if attrs.in_block and not attrs.depthwise:  # [ob, ib, *kernel, i, o] -> [ob, i, *kernel, o]
         w = np.moveaxis(w, -2, 2).reshape(w.shape[0], -1, *w.shape[2 : 2 + rank], block)[:, : x.shape[1] // groups]
     plain = np.moveaxis(w, -1, 1).reshape(-1, *w.shape[1 : 2 + rank])  # [o, i, *kernel]
     pads = [(attrs.pads[d], attrs.pads[rank + d]) for d in range(rank)]
-    wide = np.promote_types(x.dtype, np.float32)
-    x = np.pad(x, [(0, 0), (0, 0), *pads]).astype(wide)
+    wide = np.int32 if is_integer else np.promote_types(x.dtype, np.float32)
+    x = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=attrs.fill).astype(wide)
     if attrs.depthwise:
         plain = plain[: x.shape[1]]
     out = _direct_conv(x, plain.astype(wide), attrs.strides, attrs.dilations, x.shape[1] if attrs.depthwise else groups)
     if len(arrays) > 2 and arrays[2] is not None:
         out = out + arrays[2].reshape(-1)[: out.shape[1]].reshape(1, -1, *(1,) * rank)
-    return reference_block([out], Attrs((("axis", 1), ("block", block)))).astype(arrays[0].dtype)  # type: ignore[union-attr]
+    out = reference_block([out], Attrs((("axis", 1), ("block", block))))
+    return out if is_integer else out.astype(arrays[0].dtype)  # type: ignore[union-attr]
 
 
 def _direct_conv(
@@ -228,10 +248,12 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
     x, w = tensors[0], tensors[1]
     assert x is not None and w is not None
     rank, block = len(attrs.strides), attrs.in_block
-    x = _padded(x, attrs.pads, rank)
+    x = _padded(x, attrs.pads, rank, const(attrs.fill, x.dtype))
     out_type = types[0]
     sum_dtype = _accumulator(x.dtype)
     per_group = attrs.in_channels // attrs.groups
+    terms = int(w.shape[-1].value) if _is_grouped(w.shape, attrs) else 1  # type: ignore[attr-defined]
+    depth = -(-per_group // terms) * terms  # lanes past the end of x are multiplied by zeros
 
     def body(*axes: Expr) -> Expr:
         n, ob, *rest = axes
@@ -249,7 +271,8 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
         if block:
             first = group * (per_group // block) if attrs.groups > 1 else const(0)
             value = x[(n, first + channel // block, *where, channel % block)]
-            weight = w[(ob, channel // block, *taps, channel % block, lane)]
+            inside = (channel % block, lane) if terms == 1 else (channel % block // terms, lane, channel % terms)
+            weight = w[(ob, channel // block, *taps, *inside)]
         else:
             first = group * per_group if attrs.groups > 1 else const(0)
             value = x[(n, first + channel, *where)]
@@ -257,9 +280,9 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
         return cast(value, sum_dtype) * cast(weight, sum_dtype)
 
     if not attrs.depthwise and is_pointwise(window_of(attrs, w.shape[2 : 2 + rank], rank, "conv")) and rank > 1:
-        return _pointwise(body, out_type, tensors, per_group, rank)
+        return _pointwise(body, out_type, tensors, depth, rank)
     kernel = w.shape[2 : 2 + rank]
-    reduce_shape = kernel if attrs.depthwise else (const(per_group), *kernel)
+    reduce_shape = kernel if attrs.depthwise else (const(depth), *kernel)
     total = te.reduce("sum", out_type.shape, reduce_shape, body, "conv")
     bias = tensors[2] if len(tensors) > 2 else None
     if bias is None and total.dtype == out_type.dtype:
@@ -280,7 +303,7 @@ def _finished(total: Callable[..., Expr], bias: Tensor | None, type_: TensorType
 
 
 def _pointwise(
-    body: Callable[..., Expr], type_: TensorType, tensors: Sequence[Tensor | None], per_group: int, rank: int
+    body: Callable[..., Expr], type_: TensorType, tensors: Sequence[Tensor | None], depth: int, rank: int
 ) -> Tensor:
     """A kernel of one element: all spatial axes as one, so that tiles of pixels run on across the ends of rows."""
     n, blocks, *space, lanes = type_.shape
@@ -288,13 +311,13 @@ def _pointwise(
     def over_pixels(batch: Expr, ob: Expr, pixel: Expr, lane: Expr, channel: Expr) -> Expr:
         return body(batch, ob, *unravel(pixel, space), lane, channel, *(const(0) for _ in space))
 
-    total = te.reduce("sum", (n, blocks, simplify(product(space)), lanes), (const(per_group),), over_pixels, "conv")
+    total = te.reduce("sum", (n, blocks, simplify(product(space)), lanes), (const(depth),), over_pixels, "conv")
     bias = tensors[2] if len(tensors) > 2 else None
     return _finished(lambda b, ob, *rest: total[b, ob, ravel(rest[:rank], space), rest[rank]], bias, type_)
 
 
-def _padded(x: Tensor, pads: Sequence[int], rank: int) -> Tensor:
-    """`x` with zeros around its spatial axes (2 .. 2 + rank); itself when there are none."""
+def _padded(x: Tensor, pads: Sequence[int], rank: int, fill: Expr) -> Tensor:
+    """`x` with `fill` around its spatial axes (2 .. 2 + rank); itself when there are none."""
     if not any(pads):
         return x
     begin, end = pads[:rank], pads[rank:]
@@ -309,7 +332,7 @@ def _padded(x: Tensor, pads: Sequence[int], rank: int) -> Tensor:
             if condition is not None
         ]
         value = x[(*axes[:2], *inner, *axes[2 + rank :])]
-        return select(logical_and(*inside), value, const(0, x.dtype))
+        return select(logical_and(*inside), value, fill)
 
     return te.compute((*x.shape[:2], *space, *x.shape[2 + rank :]), body, "conv_pad")
 
@@ -328,6 +351,7 @@ register(
             "depthwise": False,
             "in_channels": REQUIRED,
             "in_block": REQUIRED,
+            "fill": 0,
         },
         samples=lambda rng: _conv_samples(rng),
     )
@@ -351,6 +375,21 @@ def _conv_samples(rng: np.random.Generator) -> Any:
         [normal(1, 4, 6, 6, 4), normal(4, 2, 3, 3, 4, 4)],
         attrs(16, 4, groups=2, dilations=(2, 2), pads=(2, 2, 2, 2)),
     )
+    yield [normal(1, 2, 5, 6, 4), normal(3, 2, 3, 3, 2, 4, 2)], attrs(8, 4)
+
+    def draw(low: int, high: int, *shape: int) -> np.ndarray:
+        return rng.integers(low, high, shape).astype(np.int8 if low < 0 else np.uint8)
+
+    def image(*shape: int) -> np.ndarray:
+        return draw(0, 256, *shape)
+
+    def weights(*shape: int) -> np.ndarray:
+        return draw(-128, 128, *shape)
+
+    yield [image(1, 2, 5, 6, 8), weights(3, 2, 3, 3, 2, 16, 4)], attrs(16, 8, fill=255)
+    yield [image(1, 1, 5, 6, 4), weights(3, 1, 3, 2, 1, 16, 4)], attrs(4, 4, fill=3, strides=(2, 1), dilations=(1, 2))
+    yield [image(2, 2, 5, 6, 16), weights(1, 2, 1, 1, 4, 16, 4)], attrs(32, 16, pads=(0, 0, 0, 0))
+    yield [image(1, 2, 6, 6, 16), weights(2, 1, 3, 3, 16)], attrs(32, 16, depthwise=True, fill=128)
 
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:

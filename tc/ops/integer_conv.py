@@ -12,8 +12,8 @@ from tc.ir.dtype import i8, i32, int_range, u8
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, operand
-from tc.ops.registry import OpDef, register
-from tc.ops.window import CONV_DEFAULTS, Sample, compute_sums, conv_shape, numpy_conv
+from tc.ops.registry import BlockedForm, OpDef, register
+from tc.ops.window import CONV_DEFAULTS, Sample, blocked_conv, compute_sums, conv_shape, numpy_conv
 from tc.te import Tensor
 
 
@@ -40,6 +40,12 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
     return compute_sums(x, w, None, attrs, types[0], i32, attrs.fill)
 
 
+def _blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """Of unsigned and signed bytes, of whose products instructions add four."""
+    x, w = operand(types, 0, "conv_integer"), operand(types, 1, "conv_integer")
+    return blocked_conv(types, attrs, block, "conv_integer") if (x.dtype, w.dtype) == (u8, i8) else None
+
+
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     def draw(dtype: type, *shape: int) -> Any:
         info = np.iinfo(dtype)
@@ -57,4 +63,4 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [draw(x, 0, 2, 4, 4), draw(w, 2, 2, 1, 1)], {}
 
 
-register(OpDef("conv_integer", _infer, _run, _compute, {**CONV_DEFAULTS, "fill": 0}, samples=_samples))
+register(OpDef("conv_integer", _infer, _run, _compute, {**CONV_DEFAULTS, "fill": 0}, blocked=_blocked, samples=_samples))

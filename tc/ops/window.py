@@ -255,14 +255,18 @@ def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": None, "groups": 1}
 FEW_CHANNELS = 4
-"""Up to so many input channels a convolution reads its input unblocked: a block would be mostly empty."""
+"""Up to so many input channels a convolution reads its input unblocked, or bytes in blocks of so many: a block would be mostly empty."""
 
 
 def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    is_float = all(type_ is None or (type_.dtype.bits in (16, 32) and type_.dtype.is_float) for type_ in types)
+    return blocked_conv(types, attrs, block, "conv") if is_float else None
+
+
+def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm | None:
     """As `conv_blocked`, if the groups do not straddle blocks."""
-    x, w = operand(types, 0, "conv"), operand(types, 1, "conv")
-    static = all(is_const(dim) for dim in w.shape) and w.dtype.bits in (16, 32) and w.dtype.is_float
-    if not static or not is_const(x.shape[1]):
+    x, w = operand(types, 0, op), operand(types, 1, op)
+    if not all(is_const(dim) for dim in w.shape) or not is_const(x.shape[1]):
         return None
     channels, outputs, groups = int(x.shape[1]), int(w.shape[0]), attrs.groups  # type: ignore[call-overload]
     depthwise = groups == channels == outputs and groups > 1
@@ -270,10 +274,10 @@ def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
         return None
     if outputs < block // 4:
         return None
-    window = _conv_window(x, w, attrs, "conv")
-    plain = groups == 1 and channels <= FEW_CHANNELS
-    form = Form.CHANNELS if not plain else Form.PLAIN
-    weights = Form.OUTPUTS if plain or depthwise else Form.WEIGHTS
+    window = _conv_window(x, w, attrs, op)
+    few, is_integer = groups == 1 and channels <= FEW_CHANNELS, not x.dtype.is_float
+    plain = few and not is_integer
+    weights = Form.OUTPUTS if plain or depthwise else Form.GROUPED if is_integer else Form.WEIGHTS
     own = {
         "strides": window.strides,
         "pads": (*window.begin, *window.end),
@@ -281,9 +285,12 @@ def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
         "groups": 1 if depthwise else groups,
         "depthwise": depthwise,
         "in_channels": channels,
-        "in_block": 0 if plain else block,
+        "in_block": 0 if plain else FEW_CHANNELS if few else block,
     }
-    return BlockedForm("conv_blocked", tuple(own.items()), (form, weights, Form.OUTPUTS)[: len(types)])
+    if is_integer:
+        own["fill"] = attrs.fill
+    image = Form.PLAIN if plain else Form.FEW if few else Form.CHANNELS
+    return BlockedForm("conv_blocked", tuple(own.items()), (image, weights, Form.OUTPUTS)[: len(types)])
 
 
 register(

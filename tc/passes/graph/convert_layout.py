@@ -20,6 +20,7 @@ import numpy as np
 from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
+from tc.ir.dtype import DType, i8, u8
 from tc.ir.expr import Const, ceildiv, const, is_const
 from tc.ir.graph import (
     Atom,
@@ -34,17 +35,21 @@ from tc.ir.graph import (
     free_vars,
     map_bodies,
 )
+from tc.ir.intrinsic import INTRINSICS
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
+from tc.ir.x86_intrinsics import dot_name
 from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder, full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, get_op, inference
+from tc.ops.window import FEW_CHANNELS
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.target import MOST_SHUFFLED_STRIDE, DeviceFacts, Target
+from tc.target.machine import machine_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Rates:
 
     In FLOP/s, padded channels and pixels included: convolutions on blocks, and plain ones. In bytes/s: `moves`, by operators that only
     move data, and `copies` between forms, which are transpositions. A copy takes `copy_seconds` beside. `only_halves`: blocks are of
-    elements of 16 bits alone, and of convolutions of one group or as many as there are channels.
+    elements of 16 bits alone, and of convolutions of one group or as many as there are channels. `bytes_blocked`: convolutions of bytes on
+    blocks; 0 where no instruction adds their products. `plain_bytes`: those that are products of windows.
     """
 
     blocked: float
@@ -65,6 +71,8 @@ class Rates:
     copies: float
     copy_seconds: float = 0.0
     only_halves: bool = False
+    bytes_blocked: float = 0.0
+    plain_bytes: float = 0.0
 
     @staticmethod
     def on(target: Target) -> Rates:
@@ -75,7 +83,9 @@ class Rates:
         reached = kernel_rates(target)
         part = min(1.0, target.vector_bits / 8 / target.cache_line_bytes)
         full, moves = reached.flops_per_second, part * reached.l2_bytes_per_second
-        return Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
+        dots = machine_of(target).i8_dots_per_fma if _has_dot(target, u8, i8) else 0.0
+        rates = Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
+        return dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=PLAIN_BYTES * max(dots, 1.0) * full)
 
     @staticmethod
     def on_device(device: DeviceFacts) -> Rates:
@@ -84,6 +94,12 @@ class Rates:
         full, vectors, moves = 0.5 * device.tensor_flops_per_s("f16"), 0.5 * device.f32_flops_per_s, 0.8 * device.memory_bytes_per_s
         plain = 0.5 * vectors if full else vectors
         return Rates(full or vectors, vectors, plain, max(0.5 * full, vectors), 0.5 * vectors, moves, 0.5 * moves, LAUNCH_SECONDS, True)
+
+
+def _has_dot(target: Target, lhs: DType, rhs: DType) -> bool:
+    """Whether vectors of a target have an instruction that adds products of these types."""
+    known = INTRINSICS.get(dot_name(target.vector_bits, lhs, rhs))
+    return known is not None and known.is_there(target.features)
 
 
 CALIBRATED = ("plain_pointwise", "plain", "copies", "plain_depthwise")
@@ -102,6 +118,11 @@ MOST_PADDED = 1.25
 
 LAUNCH_SECONDS = 3e-6
 """Of one more kernel on a device."""
+
+PLAIN_BYTES = 0.2
+"""What products of windows reach of the rate of dot products of bytes, these windows being copied."""
+
+CONVOLUTIONS = ("conv", "conv_integer")
 
 BLOCK_VECTORS = (1, 2)
 """Vectors that a block may have."""
@@ -139,7 +160,7 @@ def _width_on(device: DeviceFacts, func: Function) -> int:
 def _padded_work(binding: Binding, block: int) -> float:
     """Products of a dense convolution whose channels fill blocks; an image of a few channels stays as it is."""
     call, result = binding.value, binding.targets[0].type if binding.targets else None
-    weights = call.args[1] if isinstance(call, Call) and call.op == "conv" else None
+    weights = call.args[1] if isinstance(call, Call) and call.op in CONVOLUTIONS else None
     if weights is None or not isinstance(weights.type, TensorType) or not isinstance(result, TensorType):
         return 0.0
     outputs, inputs, *taps = (typical(dim, Facts()) for dim in weights.type.shape)
@@ -161,7 +182,7 @@ def _decide(func: Function, block: int, rates: Rates, decide: Decide) -> tuple[i
 
 
 def _has_convolutions(func: Function) -> bool:
-    return any(isinstance(binding.value, Call) and binding.value.op == "conv" for binding in all_bindings(func))
+    return any(isinstance(binding.value, Call) and binding.value.op in CONVOLUTIONS for binding in all_bindings(func))
 
 
 def _convert(func: Function, block: int, rates: Rates) -> Function:
@@ -171,7 +192,7 @@ def _convert(func: Function, block: int, rates: Rates) -> Function:
         forms = {
             binding: form
             for binding in func.bindings
-            if (form := _blocked_form(binding, block)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
+            if (form := _blocked_form(binding, block, rates)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
         }
     if not any(form.op == "conv_blocked" for form in forms.values()):
         return func
@@ -190,7 +211,7 @@ def _convert_bodies(func: Function, block: int, rates: Rates) -> Function:
     return replace(func, bindings=bindings) if changed else func
 
 
-def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
+def _blocked_form(binding: Binding, block: int, rates: Rates) -> BlockedForm | None:
     """How a binding runs on blocks; None when it must run as it is."""
     call = binding.value
     if not isinstance(call, Call) or len(binding.targets) != 1:
@@ -203,9 +224,14 @@ def _blocked_form(binding: Binding, block: int) -> BlockedForm | None:
     if any(isinstance(type_, TensorType) and type_.dtype.bits > 32 for type_ in types):
         return None
     form = rule(types, full_attrs(call), block)
-    if form is None or not is_const(result.shape[1]):
+    if form is None or not is_const(result.shape[1]) or (Form.GROUPED in form.operands and not _takes_groups(call, rates)):
         return None
     return form
+
+
+def _takes_groups(call: Call, rates: Rates) -> bool:
+    """Whether there are instructions for a convolution of bytes, and literals to be laid out for them."""
+    return rates.bytes_blocked > 0 and isinstance(call.args[1], TensorConst)
 
 
 def _is_of_halves(binding: Binding, form: BlockedForm) -> bool:
@@ -245,7 +271,7 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates
         for operand, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
                 want(operand, "either", binding)
-            elif taken is Form.PLAIN:
+            elif taken in (Form.PLAIN, Form.FEW):
                 want(operand, "plain", binding)
     for result in func.results:
         if isinstance(result, TensorVar):
@@ -269,7 +295,7 @@ def _conversion_edges(
 ) -> None:
     """A copy is made once for all users that want the other form."""
     assert callable(edge) and isinstance(atom.type, TensorType)
-    seconds = 2 * _elements(atom.type, facts) * 4 / rates.copies + rates.copy_seconds
+    seconds = 2 * _elements(atom.type, facts) * _bytes_of(atom.type) / rates.copies + rates.copy_seconds
     made: object = source if source in forms else _PLAIN
     either = users.get("either", [])
     if either:
@@ -292,21 +318,30 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     assert isinstance(call, Call) and isinstance(result, TensorType)
     channels = typical(result.shape[1], facts)
     waste = -(-channels // block) * block / max(channels, 1) if form is not None else 1.0
-    if call.op != "conv":
-        return 2 * _elements(result, facts) * 4 * waste / rates.moves
+    if call.op not in CONVOLUTIONS:
+        return (_bytes_of(result) + _bytes_of(call.args[0])) * _elements(result, facts) * waste / rates.moves
     weights = call.args[1]
     assert weights is not None and isinstance(weights.type, TensorType)
     flops = 2.0 * _elements(result, facts) * _elements(weights.type, facts) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
     if form is not None:
-        return flops / (rates.blocked_depthwise if is_depthwise else rates.blocked)
+        is_of_bytes = call.op == "conv_integer" and not is_depthwise
+        return flops / (rates.blocked_depthwise if is_depthwise else rates.bytes_blocked if is_of_bytes else rates.blocked)
     is_static = all(isinstance(dim, Const) for dim in result.shape[2:])
     if is_depthwise:
         return flops / (rates.plain_depthwise * _depthwise_efficiency(call, result, block, is_static, facts))
+    if call.op == "conv_integer":
+        return flops / rates.plain_bytes
     pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
     if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
+
+
+def _bytes_of(what: object) -> int:
+    """Of an element of a tensor, or of a tensor of this type; 4 where there is none."""
+    type_ = what if isinstance(what, TensorType) else getattr(what, "type", None)
+    return type_.dtype.size_bytes if isinstance(type_, TensorType) else 4
 
 
 def _packing_seconds(call: Call, form: BlockedForm, rates: Rates, facts: Facts) -> float:
@@ -353,7 +388,7 @@ class _Rewriter:
     builder: GraphBuilder = field(init=False)
     plain: dict[TensorVar, Atom] = field(default_factory=dict)
     blocked: dict[TensorVar, TensorVar] = field(default_factory=dict)
-    literals: dict[tuple[TensorConst, Form, int], TensorConst] = field(default_factory=dict)
+    literals: dict[tuple[TensorConst, Form, int, object], TensorConst] = field(default_factory=dict)
 
     def run(self) -> Function:
         self.builder = GraphBuilder(self.func.facts)
@@ -378,7 +413,7 @@ class _Rewriter:
         assert isinstance(call, Call) and isinstance(target.type, TensorType)
         rank = target.type.rank
         args = tuple(
-            None if atom is None else self._operand(atom, taken, rank)
+            None if atom is None else self._operand(atom, taken, rank, form)
             for atom, taken in zip(call.args, form.operands, strict=False)
         )
         type_ = self._blocked_type(target.type)
@@ -389,15 +424,17 @@ class _Rewriter:
         n, channels, *space = type_.shape
         return TensorType((n, ceildiv(channels, self.block), *space, const(self.block)), type_.dtype)
 
-    def _operand(self, atom: Atom, form: Form, rank: int) -> Atom:
+    def _operand(self, atom: Atom, form: Form, rank: int, taker: BlockedForm) -> Atom:
         if isinstance(atom, TensorConst):
-            return self._literal(atom, form, rank)
+            return self._literal(atom, form, rank, dict(taker.attrs).get("in_block"))
         assert isinstance(atom, TensorVar), "operators take tensors"
         match form:
             case Form.CHANNELS:
                 return self._blocked(atom)
             case Form.BROADCAST:
                 return self._broadcast(self._plain(atom), rank)
+            case Form.FEW:
+                return self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS)
             case Form.OUTPUTS:
                 return self.builder.call("block", self._plain(atom), axis=0, block=self.block)
             case Form.WEIGHTS:
@@ -424,12 +461,17 @@ class _Rewriter:
             self.plain[atom] = atom
         return self.blocked[atom]
 
-    def _literal(self, atom: TensorConst, form: Form, rank: int) -> Atom:
+    def _literal(self, atom: TensorConst, form: Form, rank: int, in_block: object) -> Atom:
         if form is Form.PLAIN:
             return atom
-        key = (atom, form, rank)
+        key = (atom, form, rank, in_block)
         if key not in self.literals:
-            self.literals[key] = TensorConst(_blocked_array(atom.value, form, rank, self.block), atom.name, span=atom.span)
+            if form is Form.GROUPED:
+                assert isinstance(in_block, int), "a convolution on blocks"
+                array = grouped_weights(atom.value, in_block, self.block)
+            else:
+                array = _blocked_array(atom.value, form, rank, self.block)
+            self.literals[key] = TensorConst(array, atom.name, span=atom.span)
         return self.literals[key]
 
     def _broadcast(self, atom: Atom, rank: int) -> Atom:
@@ -450,6 +492,8 @@ def _blocked_array(array: np.ndarray, form: Form, rank: int, block: int) -> np.n
     match form:
         case Form.CHANNELS:
             return block_axes(array, (1,), block)
+        case Form.FEW:
+            return block_axes(array, (1,), FEW_CHANNELS)
         case Form.OUTPUTS:
             return block_axes(array, (0,), block)
         case Form.WEIGHTS:
@@ -459,6 +503,14 @@ def _blocked_array(array: np.ndarray, form: Form, rank: int, block: int) -> np.n
     if array.ndim < rank - 1 or array.shape[1 - (rank - array.ndim)] == 1:
         return array[..., None]
     return block_axes(array.reshape((1,) * (rank - array.ndim) + array.shape), (1,), block)
+
+
+def grouped_weights(array: np.ndarray, in_block: int, block: int) -> np.ndarray:
+    """[o, i, *kernel] -> [ceil(o / block), ceil(i / in_block), *kernel, in_block / g, block, g], g elements having 32 bits."""
+    group = 4 // array.dtype.itemsize
+    blocked = block_axes(block_axes(array, (1,), in_block), (0,), block)
+    *outer, inputs, outputs = blocked.shape
+    return contiguous(blocked.reshape(*outer, inputs // group, group, outputs).swapaxes(-1, -2))
 
 
 def block_axes(array: np.ndarray, axes: Sequence[int], block: int) -> np.ndarray:

@@ -127,15 +127,15 @@ def _tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
 def choose_dot(contraction: Contraction, target: Target, strict: bool = False, tiles: bool = True) -> Dot | None:
     """The instruction for a sum of products of small integers, or of bf16, each exact in its types; None where none fits the loops.
 
-    Terms of one operand must follow each other along the one reduction axis. `strict`: floats are to be rounded one by one. `tiles`: it
-    may be one on tile registers.
+    Terms of one operand must follow each other along the one reduction axis, or along the channels of a convolution whose weights are
+    packed. `strict`: floats are to be rounded one by one. `tiles`: it may be one on tile registers.
     """
-    columns, depth = contraction.columns, contraction.depth
-    shape_fits = len(depth) == 1 and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
+    columns = contraction.columns
+    is_packed, is_matrix = _grouped_by(contraction) > 0, len(contraction.depth) == 1 and len(columns) == 1
+    shape_fits = (is_packed or is_matrix) and contraction.info.spatial_axes[-1:] == columns[-1:]
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
-    is_packed = _grouped_by(contraction) > 0
-    on_tiles = choose_tiles(contraction, target, strict) if tiles else None
+    on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix else None
     if on_tiles is not None and (not is_packed or on_tiles.takes_rhs_in_place(contraction)):
         return on_tiles
     for name, lhs, rhs in _fitting(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
@@ -147,15 +147,31 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False, t
 
 
 def _grouped_by(contraction: Contraction) -> int:
-    """How many terms of each column of the rhs lie side by side: g where term k of column j is at [.., k // g, .., j, k % g]; else 0."""
+    """How many terms of each column of the rhs lie side by side; 0 where they do not."""
+    return _grouping(contraction)[1]
+
+
+def grouped_axis(contraction: Contraction) -> Var:
+    """The reduction axis along which terms lie side by side, or will in a copy: the first."""
+    axis, _ = _grouping(contraction)
+    return contraction.depth[0] if axis is None else axis
+
+
+def _grouping(contraction: Contraction) -> tuple[Var | None, int]:
+    """The axis k and g where term k of column j of the rhs is at [.., k // g, .., j, k % g], or at k // b and k // g % (b / g); else 0."""
     rhs = contraction.rhs
     is_plain = isinstance(contraction.rhs_value, Cast) and contraction.rhs_value.operand is rhs
-    if not is_plain or len(rhs.indices) < 3 or len(contraction.depth) != 1:
-        return 0
-    match rhs.indices[-1]:
-        case FloorMod(lhs=Var() as k, rhs=Const(value=int(group))) if k in contraction.depth and k // group in rhs.indices[:-2]:
-            return group
-    return 0
+    if not is_plain or len(rhs.indices) < 3 or rhs.indices[-2] not in contraction.columns:
+        return None, 0
+    *before, _, last = rhs.indices
+    match last:
+        case FloorMod(lhs=Var() as k, rhs=Const(value=int(group))) if k in contraction.depth:
+            block = depth_block(rhs, (k,)) or group
+            inside = {k // group} if block == group else {k // block, k // group % (block // group)}
+            return (k, group) if block % group == 0 and inside <= set(before) else (None, 0)
+        case Var() as k if k in contraction.depth and len(contraction.depth) > 1:  # no more terms than a group
+            return k, _count(contraction, (k,))
+    return None, 0
 
 
 def terms_in_words(contraction: Contraction) -> int:
@@ -251,15 +267,15 @@ def _count(contraction: Contraction, axes: tuple[Var, ...], unknown: int = LEAST
 
 def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, target: Target) -> None:
     """Each operand in the instruction's type, its terms side by side, both padded where tiles are not full, unless they are already."""
-    name, (k,), (column,) = contraction.info.name, contraction.depth, contraction.columns
+    name, k, column = contraction.info.name, grouped_axis(contraction), contraction.columns[-1]
     if _grouped_by(contraction):
-        if not _is_in_place(contraction.lhs_value, dot.lhs, k):
+        if not _is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
             schedule.cache_operand(name, "lhs", dot.lhs.name)
         return
     copies = []
-    if not _is_in_place(contraction.lhs_value, dot.lhs, k):
+    if not _is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
-    if not _is_in_place(contraction.rhs_value, dot.rhs, column):
+    if not _is_in_place(contraction.rhs_value, dot.rhs, column, 1):
         copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
     block = dot.columns(contraction, target)
     schedule.pad_einsum(name, [dot.terms if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])
@@ -281,11 +297,15 @@ def columns_block(contraction: Contraction, target: Target) -> int:
     return lanes if isinstance(extent, Const) and extent.value <= lanes else DOT_VECTORS * lanes
 
 
-def _is_in_place(value: Expr, dtype: DType, axis: Var) -> bool:
-    """Whether an operand is a load of the type, cast once, whose elements along an axis follow each other."""
+def _is_in_place(value: Expr, dtype: DType, axis: Var, group: int) -> bool:
+    """Whether an operand is a load of the type, cast once, whose elements along an axis, `group` at a time, follow each other."""
     match value:
-        case Cast(operand=Load() as load):
-            return load.dtype == dtype and load.indices[-1] is axis
+        case Cast(operand=Load() as load) if load.dtype == dtype:
+            match load.indices[-1]:
+                case FloorMod(lhs=Var() as index, rhs=Const(value=int(block))):
+                    return index is axis and block % group == 0
+                case index:
+                    return index is axis
     return False
 
 

@@ -68,7 +68,7 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
     terms: list[str] = []
     if dot is not None:
         made = cut(s, depth[0], dot.depth)
-        depth, terms = [made.around], [made.inside]
+        depth, terms = [made.around, *depth[1:]], [made.inside]
     steps, few = _split_depth(s, each, depth)
     depth = [*_arranged(s, each, steps), *few]
     if depth and (loops.single or loops.tiled):
@@ -205,7 +205,9 @@ def _split_depth(schedule: Schedule, total: TileSum, depth: list[str]) -> tuple[
         return depth, []
     s, info = schedule, block_info(schedule, total.name)
     loads = [load for load in info.reads if load.buffer.name == total.lhs_name]
+    dot = total.product.dot
     block = depth_block(loads[0], info.reduction_axes) if loads else None
+    block = block if block is None or dot is None else block // dot.depth
     first, *taps = depth
     extent = extent_value(s, first)
     if extent is None or (block is None and taps):
