@@ -207,6 +207,7 @@ register(
         _run_quantize,
         _compute_quantize,
         {"axis": 1, "dtype": REQUIRED, "block_size": 0, "saturate": True},
+        blocked=_blocked("quantize_linear"),
         samples=_samples,
     )
 )
@@ -217,6 +218,7 @@ register(
         _run_dequantize,
         _compute_dequantize,
         {"axis": 1, "block_size": 0},
+        blocked=_blocked("dequantize_linear"),
         samples=_dequantize_samples,
     )
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from tc.ir.dtype import DType, i8, i32, u8
 from tc.ir.expr import const, is_const
-from tc.ir.graph import Atom, Attrs, AttrValue, Call, TensorConst, TensorVar
+from tc.ir.graph import Atom, Attrs, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
@@ -134,7 +135,7 @@ def _per_channel(b: GraphBuilder, numbers: Atom, rank: int) -> Atom:
     return b.call("reshape", numbers, shape=(numbers.type.shape[0], *[const(1)] * rank))
 
 
-def _geometry(attrs: Attrs) -> dict[str, AttrValue]:
+def _geometry(attrs: Attrs) -> dict[str, Any]:
     return {name: attrs[name] for name in ("strides", "pads", "dilations", "groups")}
 
 
