@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 
 import tc
 from tc.errors import ShapeError
-from tc.ir.dtype import from_numpy, i32
+from tc.ir.dtype import f32, from_numpy, i32, u8
 from tc.ir.expr import Var
 from tc.ir.graph import Atom
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder
+from tc.target import Target
 from tests.draws import some_of
 
 TARGETS = ("native", "x86-64-v4", "x86-64-v3")
@@ -127,3 +129,28 @@ def test_operands_that_are_no_bytes_and_fills_out_of_range_are_refused() -> None
         b.call("conv_integer", x, w, fill=-1)
     with pytest.raises(ShapeError, match="i8 or u8"):
         b.call("conv_integer", x, b.const(np.ones((4, 4, 3, 3), np.float32)))
+
+
+def _with_vnni() -> Target:
+    plain = Target.parse("x86-64-v4")
+    return dataclasses.replace(plain, features=(*plain.features, "avx512vnni"))
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(64, 3), (24, 1), (3, 7)])
+def test_tiles_of_sums_stay_in_registers(channels: int, kernel: int) -> None:
+    """On blocks, by instructions that add four products, what follows being done before sums are stored."""
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((1, channels, 28, 28), u8))
+    w = b.const(_bytes(rng, np.int8, (64, channels, kernel, kernel)))
+    sums = b.call("conv_integer", x, w, pads=(kernel // 2,) * 4, fill=7)
+    scaled = b.call("mul", b.call("cast", sums, dtype=f32), b.const(rng.random((64, 1, 1)).astype(np.float32)))
+    y = b.call("quantize_linear", b.call("relu", scaled), b.const(np.float32(0.5)), b.const(np.uint8(3)), dtype=u8)
+    module = IRModule((b.function("main", (y,)),))
+
+    final = tc.lower(module, "scheduled", _with_vnni()).as_text()
+    assembly = tc.lower(module, "asm", _with_vnni()).as_text()
+
+    assert "i32[1, 4, 28, 28, 16], scope='register'" in final or "i32[1, 4, 784, 16], scope='register'" in final
+    assert assembly.count("vpdpbusd") >= 26
+    assert not [line for line in assembly.splitlines() if "(%rsp)" in line and "%zmm" in line]

@@ -161,7 +161,7 @@ def _grouping(contraction: Contraction) -> tuple[Var | None, int]:
     """The axis k and g where term k of column j of the rhs is at [.., k // g, .., j, k % g], or at k // b and k // g % (b / g); else 0."""
     rhs = contraction.rhs
     is_plain = isinstance(contraction.rhs_value, Cast) and contraction.rhs_value.operand is rhs
-    if not is_plain or len(rhs.indices) < 3 or rhs.indices[-2] not in contraction.columns:
+    if not is_plain or len(rhs.indices) < 3:
         return None, 0
     *before, _, last = rhs.indices
     match last:
