@@ -11,25 +11,26 @@ from functools import partial
 
 from tc.check.compare import CompiledKernel, verify_kernels, verify_stages
 from tc.codegen.backend import Loaded
-from tc.codegen.kernels import Kernel, TunedDecisions, schedule_module
+from tc.codegen.kernels import Kernel, TunedDecisions
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.ir.module import IRModule
 from tc.ops.registry import OpDef, scoped_ops, seeing
-from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.manager import Stopwatch
-from tc.passes.pipeline import USUAL, PassOptions, fuse_model, lay_out, prepare_model
+from tc.passes.pipeline import USUAL, PassOptions, simplify_model
+from tc.precision.choose import prepare_in
+from tc.precision.request import USUAL_PRECISION, Calibration, PrecisionRequest, checked_precision
 from tc.records.apply import TunedSchedules, states_of, tuned_for
 from tc.runtime.builder import LinkUnit, ModuleBuilder, Stages, build_module, timed_entry
 from tc.runtime.collector import rare_collections
 from tc.runtime.entry import EntrySource
+from tc.runtime.finish import finish_stages
 from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.loading import load_sealed
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_cache import ModelKey, ModuleCache, model_key
 from tc.runtime.texts import kernel_files
-from tc.schedule.knobs import take_default
 from tc.target import Target, check_threads
 from tc.target.machine import machine_fingerprint
 
@@ -46,24 +47,15 @@ def run_stages(
     ready: Callable[[Kernel], None] | None = None,
     passes: PassOptions = USUAL,
     expect: Callable[[IRModule], None] | None = None,
+    precision: PrecisionRequest = USUAL_PRECISION,
 ) -> Stages:
     """Everything up to the execution plan; nothing is emitted. tuned: what measurements have shown to be best. assume_equal, overridden:
     see `load_model`. ready: told of each kernel as soon as it is scheduled. expect: told of the module as soon as it is lowered."""
-    watch = Stopwatch()
-    decide = take_default if tuned is None else tuned.decide
-    with watch.time("import"):
+    with (watch := Stopwatch()).time("import"):
         imported = import_model(model, dims, on_unsupported, assume_equal, overridden)
     with watch.time("graph passes"):
-        fused = fuse_model(lay_out(prepare_model(imported, target, numerics, passes), decide), decide)
-    with watch.time("lower"):
-        lowered = fused.run((*fused.pipeline.lower, *fused.pipeline.place))
-    if expect is not None:
-        expect(lowered)
-    with watch.time("schedule"):
-        module, kernels = schedule_module(lowered, target, tuned, ready and watch.uncounted(ready), passes.hooks)
-    with watch.time("plan"):
-        plan = plan_memory(module, imported.requirements, is_for_device=target.device is not None)
-    return Stages(imported, fused.graph, lowered, kernels, module, plan, watch.seconds)
+        prepared = prepare_in(simplify_model(imported, target, numerics, passes), precision, watch)
+    return finish_stages(prepared, watch, tuned, ready, expect)
 
 
 @dataclass(frozen=True)
@@ -80,20 +72,21 @@ class CompileRequest:
     tuned: TunedSchedules | None
     overridden: tuple[str, ...]
     passes: PassOptions
+    precision: PrecisionRequest = USUAL_PRECISION
     operators: Mapping[str, OpDef] = field(default_factory=scoped_ops)  # of users, when the module was asked for
 
     def stages(self, builder: ModuleBuilder | None, assume_equal: bool = True) -> Stages:
         """`run_stages` of it; a builder is told of what it makes."""
         what = (self.model, self.target, self.dims, self.on_unsupported, self.numerics, self.tuned, assume_equal, self.overridden)
         with seeing(self.operators):
-            return run_stages(*what, builder.want if builder else None, self.passes, builder.expect if builder else None)
+            return run_stages(*what, builder.want if builder else None, self.passes, builder.expect if builder else None, self.precision)
 
     def key(self) -> ModelKey | None:
         """What the module cache knows the result by; None for IR, for files that cannot be read, and where somebody watches the passes."""
         if self.verify == "always" or self.passes != USUAL:
             return None
         target = str(self.target), machine_fingerprint(self.target), states_of(self.tune, self.target)
-        facts = (*target, sorted(self.dims.items()), self.numerics, self.on_unsupported, self.overridden)
+        facts = (*target, sorted(self.dims.items()), self.numerics, self.on_unsupported, self.overridden, *self.precision.facts)
         return model_key(self.model, facts, domains={name.partition("::")[0] for name in self.operators})
 
     def general(self) -> CompiledModule:
@@ -145,7 +138,8 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     verify_stages(stages, always, isinstance(request.model, IRModule) and request.verify == "auto")
     for kernel in stages.kernels.values() if always else ():  # no code of what is not well formed
         builder.want(kernel)
-    module = build_module(stages, builder, threads, () if request.tuned is None else tuple(request.tuned.summary()))
+    notes = () if request.tuned is None else tuple(request.tuned.summary())
+    module = build_module(stages, builder, threads, notes, request.precision.word)
     module.set_general(request.general)
     module.set_overriding(stages.imported.defaults, request.overriding)
     module.set_writer(partial(request.files, key))
@@ -169,6 +163,8 @@ def compile_model(
     on_unsupported: str = "fallback",
     overridden: Collection[str] = (),
     passes: PassOptions = USUAL,
+    precision: str | PrecisionRequest = "f32",
+    calibration: Calibration | None = None,
 ) -> CompiledModule:
     """Compile a model to native code.
 
@@ -177,7 +173,7 @@ def compile_model(
     tune: path of a tuning database: kernels that it knows for this target and this number of threads get the best schedules found;
         `report().notes` says which of them could not be used. `tc.compile` also takes a time budget such as "10m": the model is tuned
         first. Without it, kernels for a device have the schedules that come with tc for its architecture, where some do.
-    threads: how many threads a call may use; by default what TC_NUM_THREADS or OMP_NUM_THREADS say, else one for each core.
+    threads: how many threads a call may use; by default what TC_NUM_THREADS or OMP_NUM_THREADS say, else one a core.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
         input may spoil a tile of results). "strict" computes each operator as it is defined, every sum
@@ -188,12 +184,16 @@ def compile_model(
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
     overridden: inputs with a default that are inputs of the module; one that is given such an input by name is compiled again by itself.
     passes: what is done around each pass, and other passes of the graph (`tc.passes.pipeline.PassOptions`); no module is cached then.
+    precision: what floats of f32 may become inside. "bf16": products take 16-bit operands and sum in f32, values between kernels have 16
+        bits, all else computes in f32. "f16": so where values stay far from 65,504 on the calibration inputs. "mixed:1e-2": bf16 as far as
+        every result keeps that relative L2 error on them. calibration: a dict of arrays by the names of inputs, or a list of such.
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
     """
+    asked = checked_precision(precision, calibration)
     check_words(numerics, on_unsupported, verify)
     check_model(model)
     known, chosen, names = checked_dims(dims), Target.of(target), tuple(sorted(set(overridden)))
     chosen = dataclasses.replace(chosen, cores=chosen.cores if threads is None else check_threads(threads))
     tuned = tuned_for(tune, chosen)
-    return compile_request(CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes))
+    return compile_request(CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes, asked))

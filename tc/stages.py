@@ -17,7 +17,12 @@ from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
 from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
+from tc.passes.graph.narrowing import NodePrecision
+from tc.passes.pipeline import simplify_model
+from tc.precision.choose import prepare_in
+from tc.precision.request import Calibration, checked_precision
 from tc.runtime.host_work import HostWork, host_work
+from tc.runtime.report import precision_notes
 from tc.runtime.texts import Lowered, joined, write_kernels
 from tc.target import Target
 
@@ -37,6 +42,8 @@ def lower(
     dims: Mapping[str, Dim | int] | None = None,
     numerics: str = "default",
     on_unsupported: str = "fallback",
+    precision: str = "f32",
+    calibration: Calibration | None = None,
 ) -> Lowered:
     """A model at a stage of compilation.
 
@@ -49,9 +56,10 @@ def lower(
         raise UserError(f"no stage {stage!r}; there are: {', '.join(known_stages())}")
     chosen = Target.of(target)
     check_words(numerics, on_unsupported)
+    asked = checked_precision(precision, calibration)
     if stage not in IR_STAGES:
         language_of(stage, chosen)  # which there is, before all the work
-    stages = run_stages(model, chosen, checked_dims(dims), on_unsupported, numerics)
+    stages = run_stages(model, chosen, checked_dims(dims), on_unsupported, numerics, precision=asked)
     if stage == "graph":
         return Lowered(stage, lambda: print_ir(stages.graph), {})
     if stage == "plan":
@@ -61,6 +69,15 @@ def lower(
         texts = {name: partial(print_ir, getattr(kernel, of_stage)) for name, kernel in stages.kernels.items()}
         return Lowered(stage, partial(joined, texts), texts, partial(print_plan, stages.plan))
     return write_kernels(stages, stage, chosen)
+
+
+def precisions_of(
+    model: Model, precision: str, calibration: Calibration | None = None, target: str | Target = "native"
+) -> tuple[tuple[NodePrecision, ...], tuple[str, ...]]:
+    """How each operation on floats would be computed, and what is to be said of the target. Only what calibration runs is compiled."""
+    asked, chosen = checked_precision(precision, calibration), Target.of(target)
+    prepared = prepare_in(simplify_model(import_model(model), chosen), asked)
+    return prepared.precisions, precision_notes(asked.word, chosen)
 
 
 def on_host(model: Model, target: str | Target, dims: Mapping[str, Dim | int] | None = None) -> tuple[HostWork, ...]:

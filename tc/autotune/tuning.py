@@ -32,7 +32,9 @@ from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.measure.harness import Plan, Ratio, time_interleaved
-from tc.passes.pipeline import PreparedModel, lay_out, lower_model, prepare_model
+from tc.passes.pipeline import PreparedModel, lay_out, lower_model, simplify_model
+from tc.precision.choose import prepare_in
+from tc.precision.request import Calibration, PrecisionRequest, checked_precision
 from tc.records.apply import TunedSchedules
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Choice, place_of, target_key, threads_of
@@ -112,6 +114,8 @@ def tune(
     seed: int = 0,
     callback: Callable[[Event], None] | None = None,
     runner: Runner | None = None,
+    precision: str | PrecisionRequest = "f32",
+    calibration: Calibration | None = None,
 ) -> Tuned:
     """Search for faster schedules of a model's kernels, and keep what was measured in a database.
 
@@ -121,6 +125,7 @@ def tune(
     dims: promises about symbolic dims, as in `tc.compile`; sizes: what they are measured with, by name.
     database: a file, made or extended; what it holds is not measured again. By default `default_database()`.
     tasks: patterns such as "conv*" for names of kernels or nodes; all by default. trials: at most so many per task.
+    precision, calibration: as in `tc.compile`, whose kernels are tuned.
     callback: told every event of the search. runner: what measures; the cores of this machine by default.
 
     `tc.compile(model, tune=database)` then uses the best verified schedules; where the whole model is no faster with them, what it used
@@ -132,13 +137,14 @@ def tune(
     seconds = parse_budget(budget)
     check_model(model)
     dims, sizes = checked_dims(dims), checked_sizes(sizes)
+    asked = checked_precision(precision, calibration)
     _check_search(tasks, trials, seed, database, callback)
     chosen = Target.of(target)
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     path = Path(database) if database is not None else default_database()
     if runner is None:
         refuse_foreign(chosen)
-    prepared = prepare_model(import_model(model, dims), chosen)
+    prepared = prepare_in(simplify_model(import_model(model, dims), chosen), asked)
     symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
     for name in sizes:
         if name not in symbolic:
@@ -173,7 +179,7 @@ def tune(
         if own is not None:
             own.close()
     in_model = _select_in_model(prepared, inputs, records, selected, IN_MODEL_SHARE * seconds) if is_on_host else []
-    ratio, dropped = (None, ()) if _is_elsewhere(chosen, runner) else _compare_whole(model, chosen, dims, inputs, path, selected)
+    ratio, dropped = (None, ()) if _is_elsewhere(chosen, runner) else _compare_whole(model, chosen, dims, inputs, path, selected, asked)
     is_used = ratio is None or ratio.median < 1.0
     if not is_used:
         _restore(Database(path), chosen, before, selected, forms)
@@ -270,9 +276,10 @@ def _compare_whole(
     inputs: Mapping[str, np.ndarray],
     path: Path,
     tasks: Sequence[Task],
+    precision: PrecisionRequest,
 ) -> tuple[Ratio | None, tuple[str, ...]]:
     """The tuned model beside the untuned one. Decisions that make results differ are taken back, the loosest first."""
-    options: dict[str, Any] = {"target": target, "dims": dims, "threads": target.cores}
+    options: dict[str, Any] = {"target": target, "dims": dims, "threads": target.cores, "precision": precision}
     untuned = compile_model(model, **options)
     expected = untuned.run(inputs)
     dropped: list[str] = []
@@ -371,10 +378,11 @@ def compile_and_tune(model: Model, target: str | Target = "native", **options: A
     signature(compile_model).bind(model, target, **options)
     budget = options.get("tune")
     if is_budget(budget):
+        asked = checked_precision(options.get("precision", "f32"), options.get("calibration"))
         words = (options.get(name, usual) for name, usual in (("numerics", "default"), ("on_unsupported", "fallback"), ("verify", "auto")))
         check_words(*words)  # before the budget is spent
         found = tune(
-            model, budget, target=target, dims=options.get("dims"), threads=options.get("threads")
+            model, budget, target=target, dims=options.get("dims"), threads=options.get("threads"), precision=asked
         )
         options["tune"] = found.database
     return compile_model(model, target, **options)

@@ -26,11 +26,13 @@ from tc.errors import CheckError, MeasureError, UserError
 from tc.measure.compare import SUBJECT, Comparison, Loader, compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan, Ratio
 from tc.measure.roofline import ModelWork, count_model, machine_limits, rates, roofline_fractions
-from tc.measure.runtimes import PEERS, Arrays, Runtime, as_runtime, reference_outputs
+from tc.measure.runtimes import PEERS, Arrays, Runtime, as_runtime, load_openvino, reference_outputs
+from tc.precision.request import checked_precision
 from tc.schedule.work import Work
 from tc.stages import interpret_in_f64
 from tc.target import Target, available_cpus
 
+EXACT, NARROW = 1e-4, 1e-1  # tolerances of programs in f32, and in 16 bits
 WIDE = 100  # columns that the whole tables take
 
 EPILOG = """\
@@ -97,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", action="store_true", help="show every kernel, its rate and what bounds it")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="kernels to show, 0 for all (default 20)")
     parser.add_argument(
-        "--tolerance", type=float, default=1e-4, help="largest error over largest reference value (default 1e-4)"
+        "--tolerance", type=float, help="largest error over largest reference value (default 1e-4; 1e-1 where --precision is not f32)"
     )
     add_compile_arguments(parser, threads=False)
 
@@ -105,6 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile, check, and measure for each number of threads, each in a process of its own. Exit code 3 for wrong results."""
     need_model(args.model, "tc bench", "which other runtimes cannot read")
+    if args.tolerance is None:
+        args.tolerance = EXACT if args.precision == "f32" else NARROW
     if math.isnan(args.tolerance):
         raise UserError("--tolerance is nan, must be a number")
     if args.top < 0 or args.rounds < 1 or not 0 < args.seconds < 86400:
@@ -175,7 +179,13 @@ def load_tc(options: Mapping[str, Any], model: Path, threads: int) -> Runtime:
     """The loader of `tc`, as those of the peers."""
     start = time.perf_counter()
     compiled = tc.compile(model, **{**options, "threads": threads})
-    return as_runtime(compiled, time.perf_counter() - start)
+    return replace(as_runtime(compiled, time.perf_counter() - start), precision=compiled.report().precision)
+
+
+def peer_loader(name: str, options: Mapping[str, Any]) -> Loader:
+    """A peer that may use what `tc` is allowed to: bf16 where the user asked for less than f32."""
+    may_narrow = name == "openvino" and options.get("precision", "f32") != "f32"
+    return partial(load_openvino, precision="f16" if options["precision"] == "f16" else "bf16") if may_narrow else PEERS[name]
 
 
 def measure_apart(request: BenchRequest) -> BenchResult:
@@ -192,7 +202,7 @@ def measure(request: BenchRequest) -> BenchResult:
     target = replace(Target.parse(request.options["target"]), cores=request.threads)
     limits = machine_limits(target)
     loaders: dict[str, Loader] = {SUBJECT: partial(load_tc, request.options)}
-    loaders |= {name: PEERS[name] for name in request.peers}
+    loaders |= {name: peer_loader(name, request.options) for name in request.peers}
     found = compare_runtimes(
         loaders, request.model, request.threads, request.arrays, request.expected, request.plan, limits
     )
@@ -201,7 +211,8 @@ def measure(request: BenchRequest) -> BenchResult:
     if found.timings is None:
         return BenchResult(request.threads, found, 0.0, 0.0, None, {})
     options = {name: value for name, value in request.options.items() if name in ("dims", "on_unsupported", "numerics")}
-    stages = run_stages(request.model, target, **options)
+    asked = checked_precision(request.options.get("precision", "f32"), request.options.get("calibration"))
+    stages = run_stages(request.model, target, **options, precision=asked)
     work = count_model(stages.plan, stages.kernels, request.arrays, request.expected)
     fractions = {} if work.total is None else roofline_fractions(work.total, found.timings, limits)
     rows = kernel_rows(request, work) if request.kernels else ()
@@ -281,7 +292,7 @@ def show(console: Console, data: dict[str, Any], top: int) -> None:
 def _show_runtimes(console: Console, run: dict[str, Any]) -> None:
     """The table of runtimes; a narrow terminal shows no fastest calls and no quartiles."""
     wide = console.width >= WIDE
-    columns = ["runtime", "median ", *(["fastest "] if wide else []), f"over {SUBJECT} ", "of roofline ", "loads in "]
+    columns = ["runtime", "floats", "median ", *(["fastest "] if wide else []), f"over {SUBJECT} ", "of roofline ", "loads in "]
     rows = [
         _runtime_cells(name, result, run, wide)
         for name, result in run["results"].items()
@@ -300,7 +311,7 @@ def _show_runtimes(console: Console, run: dict[str, Any]) -> None:
 def _runtime_cells(name: str, result: dict[str, Any], run: dict[str, Any], wide: bool) -> list[str]:
     ratio = run["ratios"].get(name)
     fraction = (run["roofline"] or {}).get("fractions", {}).get(name)
-    cells = [name, format_seconds(result["median_seconds"])]
+    cells = [name, result["precision"], format_seconds(result["median_seconds"])]
     if wide:
         cells.append(format_seconds(result["min_seconds"]))
     spread = f" [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio and wide else ""

@@ -31,6 +31,7 @@ examples:
   tc compile model.onnx --emit asm -o folder           the same, a file for each kernel, what the host does, how to build it
   tc compile model.onnx --target cuda:sm_90a --emit cuda -o folder   kernels for a device that is not here, as CUDA-C; ptx as well
   tc compile model.onnx --target x86-64-v3 -o any.tcm  for every machine of that level
+  tc compile model.onnx --precision bf16               products of 16-bit operands, values between kernels in 16 bits
   tc compile model.onnx --verify-each                  check the IR after every pass; a pass that breaks it is named
   tc compile model.onnx --print-after fuse_ops         the program after a pass, or after "schedule"
   tc compile model.onnx --timings                      where the time of compiling goes
@@ -142,7 +143,7 @@ def emit_stage(args: argparse.Namespace) -> Outcome:
     target = Target.of(options["target"])
     if options["threads"] is not None:
         target = replace(target, cores=options["threads"])
-    chosen = {name: options[name] for name in ("dims", "numerics", "on_unsupported")}
+    chosen = {name: options[name] for name in ("dims", "numerics", "on_unsupported", "precision", "calibration") if name in options}
     lowered = tc.lower(args.model, stage=args.emit, target=target, **chosen)
     data = {"model": str(args.model), "stage": args.emit, "kernel": args.kernel}
     if is_for_folder(args):

@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 import tc
-from tc.cli.options import is_compiled
+from tc.cli.options import add_precision_arguments, is_compiled, precision_options
 from tc.cli.outcome import Outcome, format_bytes, format_shape, make_table
 from tc.errors import UserError
-from tc.stages import on_host
+from tc.stages import on_host, precisions_of
 from tc.target import Target
 
 STATUSES = {
@@ -28,6 +28,7 @@ EPILOG = """\
 examples:
   tc inspect model.onnx                 inputs, outputs, dims, operators; every node that is not native
   tc inspect model.onnx --nodes         every node
+  tc inspect model.onnx --precision bf16      how each node would be computed and stored
   tc inspect model.onnx --target cuda:sm_90   also what stays on the host of such a device, and why
   tc inspect model.tcm                  a compiled module: inputs, outputs, dims, target, kernels
   tc inspect model.onnx --json | jq '.nodes[] | select(.status != "native")'
@@ -39,6 +40,7 @@ exit code 2 when a node is refused
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="an ONNX file, or a module from `tc compile`")
     parser.add_argument("--nodes", action="store_true", help="list every node, not only those that are not native")
+    add_precision_arguments(parser)
     parser.add_argument("--target", help="a device, such as cuda:sm_90, which need not be here: list what stays on its host, and why")
 
 
@@ -47,6 +49,8 @@ def execute(args: argparse.Namespace) -> Outcome:
     if is_compiled(args.model):
         if args.target is not None:
             raise UserError(f"--target: {args.model} is compiled already; the option is for its ONNX file")
+        if args.precision != "f32" or args.calibration:
+            raise UserError(f"--precision: {args.model} is compiled already; the option is for its ONNX file")
         return describe_compiled(args.model)
     inspection = tc.inspect(args.model)
     nodes: list[dict[str, str]] = [
@@ -62,7 +66,10 @@ def execute(args: argparse.Namespace) -> Outcome:
         "statuses": {status: sum(node["status"] == status for node in nodes) for status in STATUSES},
         "nodes": nodes,
     }
-    if args.target is not None and not data["statuses"]["refused"]:
+    if args.precision != "f32" and not data["statuses"]["refused"]:
+        nodes_of, notes = precisions_of(args.model, **precision_options(args), target=args.target or "native")
+        data["precision"] = {"asked": args.precision, "notes": list(notes), "nodes": [dataclasses.asdict(each) for each in nodes_of]}
+    elif args.target is not None and not data["statuses"]["refused"]:
         work = on_host(args.model, args.target)
         data["host"] = {"target": args.target, "work": [dataclasses.asdict(each) for each in work]}
     exit_code = 2 if data["statuses"]["refused"] else 0
@@ -86,6 +93,9 @@ def describe_compiled(path: Path) -> Outcome:
         "kernels": [{"name": k.name, "nodes": list(k.nodes), "calls": k.calls, "rule": k.rule} for k in report.kernels],
         "fallbacks": list(report.fallbacks),
     }
+    if report.precision != "f32":
+        nodes = [dataclasses.asdict(each) for each in report.precisions]
+        data["precision"] = {"asked": report.precision, "notes": [], "nodes": nodes}
     return Outcome(data, lambda console: show_compiled(console, data))
 
 
@@ -99,6 +109,8 @@ def show_compiled(console: Console, data: dict[str, Any]) -> None:
     show_signature(console, data)
     rows = [(k["name"], k["calls"], k["rule"], ", ".join(k["nodes"])) for k in data["kernels"]]
     console.print(make_table("kernels", ("kernel", "calls ", "rule", "nodes"), rows))
+    if "precision" in data:
+        show_precision(console, data["precision"])
     if data["fallbacks"]:
         nodes = ", ".join(data["fallbacks"])
         console.print(f"[bold]on reference kernels in Python[/bold]\n  {nodes}", highlight=False)
@@ -132,8 +144,18 @@ def show(console: Console, data: dict[str, Any], all_nodes: bool) -> None:
         columns = ("node", "operator", "status", "why")
         rows = [(n["name"], qualified(n), n["status"], n["reason"]) for n in listed]
         console.print(make_table("nodes", columns, rows))
+    if "precision" in data:
+        show_precision(console, data["precision"])
     if "host" in data:
         show_host(console, data["host"]["work"])
+
+
+def show_precision(console: Console, data: dict[str, Any]) -> None:
+    """How each operation is computed and stored, and why it stays f32 where it might not."""
+    rows = [(", ".join(n["nodes"]) or "-", n["op"], n["computed"], n["stored"], n["why"]) for n in data["nodes"]]
+    console.print(make_table(f"precision {data['asked']}", ("nodes", "operator", "computed in", "stored in", "why"), rows))
+    for note in data["notes"]:
+        console.print(f"  {note}", highlight=False, markup=False)
 
 
 def show_host(console: Console, work: list[dict[str, str]]) -> None:

@@ -178,7 +178,8 @@ TARGET_HELP = (
     "native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...; c; opencl, opencl:1, opencl:generic; cuda, cuda:sm_80, ...; "
     "rocm:gfx942 (for --emit only)"
 )
-_COMPILE_DEFAULTS = {"target": "native", "tune": None, "numerics": "default", "verify": "auto", "on_unsupported": "fallback"}
+_COMPILE_DEFAULTS: dict[str, Any] = {"target": "native", "tune": None, "numerics": "default", "verify": "auto"}
+_COMPILE_DEFAULTS |= {"on_unsupported": "fallback", "precision": "f32", "calibration": []}
 
 
 def refuse_compile_options(args: argparse.Namespace) -> None:
@@ -187,6 +188,35 @@ def refuse_compile_options(args: argparse.Namespace) -> None:
         if getattr(args, name) != default:
             option = name.replace("_", "-")
             raise UserError(f"--{option}: {args.model} is compiled already; the option is for compiling its ONNX file")
+
+
+def add_precision_arguments(group: argparse._ActionsContainer) -> None:
+    """The options that say how exact floats are to be."""
+    group.add_argument(
+        "--precision",
+        default="f32",
+        metavar="WORD",
+        help="f32 (default), bf16, f16, or mixed:1e-2: bf16 where results keep that relative error, f32 elsewhere",
+    )
+    group.add_argument(
+        "--calibration",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE.npz",
+        help="inputs such as the model will get, by name; repeatable, or a folder of such files; f16 and mixed need them",
+    )
+
+
+def precision_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `tc.compile` that say how exact floats are to be."""
+    files = [file for path in args.calibration for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
+    if args.calibration and not files:
+        raise UserError(f"--calibration {args.calibration[0]}: the folder holds no .npz file")
+    batches = [read_arrays(file) for file in files]
+    if not batches:
+        return {"precision": args.precision} if args.precision != "f32" else {}
+    return {"precision": args.precision, "calibration": batches}
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
@@ -209,6 +239,7 @@ def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = Tr
         default="default",
         help="strict: every sum and product rounded by itself, no operator computed in another way",
     )
+    add_precision_arguments(group)
     group.add_argument(
         "--verify",
         choices=("auto", "always", "never"),
@@ -235,4 +266,5 @@ def compile_options(args: argparse.Namespace) -> dict[str, Any]:
         "numerics": args.numerics,
         "verify": args.verify,
         "on_unsupported": args.on_unsupported,
+        **precision_options(args),
     }

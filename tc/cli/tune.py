@@ -30,7 +30,7 @@ from tc.autotune.rank import RankedTask, rank_model
 from tc.autotune.report.page import GainVerdict, write_report
 from tc.autotune.report.plots import require_matplotlib
 from tc.autotune.tuning import Tuned, default_database, parse_budget, select_tasks, tune
-from tc.cli.options import THREADS_HELP, need_model, parse_dims
+from tc.cli.options import THREADS_HELP, add_precision_arguments, need_model, parse_dims, precision_options
 from tc.cli.outcome import Outcome, check_output, format_seconds, make_table, write_file
 from tc.errors import UserError
 from tc.records.database import Database
@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
     facts, sizes = "what is promised about symbolic dims, as for tc compile", "what a symbolic dim is measured with, such as batch=4"
     group.add_argument("--dims", action="append", default=[], metavar="NAME=N|LO:HI[:MULTIPLE]", help=facts)
+    add_precision_arguments(group)
     group.add_argument("--size", action="append", default=[], metavar="NAME=N", help=sizes)
 
 
@@ -107,6 +108,7 @@ def execute(args: argparse.Namespace) -> Outcome:
             trials=args.trials,
             seed=args.seed,
             callback=show.on_event,
+            **precision_options(args),
             runner=None if args.jobs is None else JobFolderRunner(args.jobs, patience_seconds=parse_budget(args.budget)),
         )
     if args.report:

@@ -33,7 +33,8 @@ class Result:
     """What one runtime did with one model. `problem` says why there are no numbers, where there are none.
 
     `load_seconds`: compiling or loading, with whatever the runtime has kept of earlier times. `cold_seconds`: the same in a new
-    process that has nothing kept. `peak_bytes`: how far memory grew there until the first run was over, at its highest.
+    process that has nothing kept. `peak_bytes`: how far memory grew there until the first run was over, at its highest. `precision`:
+    what it really computed floats in.
     """
 
     version: str = ""
@@ -44,6 +45,7 @@ class Result:
     problem: str = ""
     cold_seconds: float | None = None
     peak_bytes: int | None = None
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def compare_runtimes(
             runtime = load(model, threads)
             error = relative_error(runtime.run(arrays), expected)
             steps[name] = runtime.step(arrays, calls)
-            results[name] = Result(runtime.version, runtime.load_seconds, error=error)
+            results[name] = Result(runtime.version, runtime.load_seconds, error=error, precision=runtime.precision)
         except RuntimeMissingError as missing:
             results[name] = Result(problem=f"not measured: {missing}")
         except Exception as failure:  # whatever a runtime raises is its result, not ours

@@ -251,6 +251,7 @@ register(
         _run,
         _compute,
         {"steps": (), "q_perm": None, "k_perm": None, "v_perm": None, "out_perm": None, "rounded": False},
+        factors=3,
         samples=_samples,
     )
 )

@@ -95,6 +95,27 @@ def _cast_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | 
     yield [rng.standard_normal((3, 4)).astype(np.float16)], {"dtype": f32}
 
 
+def _infer_narrow(types: Types, attrs: Attrs) -> TensorType:
+    x = operand(types, 0, "narrow")
+    if not (x.dtype.is_float and attrs.dtype.is_float and attrs.dtype.bits < x.dtype.bits):
+        raise ShapeError(f"narrow: {x} cannot be stored as the narrower float {attrs.dtype}")
+    return TensorType(x.shape, attrs.dtype)
+
+
+register(
+    OpDef(
+        "narrow",
+        _infer_narrow,
+        lambda arrays, attrs: cast_array(arrays[0], attrs.dtype),  # type: ignore[arg-type]
+        lambda tensors, attrs, types: map_elements(lambda x: cast(x, attrs.dtype), tensors, types, "narrow"),
+        {"dtype": REQUIRED},
+        blocked=blocked_elementwise("narrow"),
+        samples=lambda rng: iter([([rng.standard_normal((3, 4), dtype=np.float32)], {"dtype": dtype}) for dtype in (f16, bf16)]),
+    )
+)
+"""A `cast` to a narrower float that says how a value is stored: what a kernel computes with further is not rounded."""
+
+
 # -- unary
 
 
@@ -106,6 +127,7 @@ def _register_unary(
     result: DType | None = None,
     defaults: dict[str, Any] | None = None,
     float_only: bool = False,
+    periodic: bool = False,
     samples: Any = None,
 ) -> None:
     def infer(types: Types, attrs: Attrs) -> TensorType:
@@ -124,8 +146,8 @@ def _register_unary(
     def compute(tensors: Tensors, attrs: Attrs, types: Any) -> Any:
         return map_elements(lambda x: _in_wide(lambda v: element(v, **dict(attrs)), x, result), tensors, types, name)
 
-    rule = blocked_elementwise(name)
-    register(OpDef(name, infer, run, compute, defaults or {}, blocked=rule, samples=samples or _unary_samples(float_only)))
+    rule, found = blocked_elementwise(name), samples or _unary_samples(float_only)
+    register(OpDef(name, infer, run, compute, defaults or {}, blocked=rule, periodic=periodic, samples=found))
 
 
 def _in_wide(fn: Element, x: Expr, result: DType | None) -> Expr:
@@ -173,7 +195,7 @@ def _wrapped(ufunc: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray]
 for _name in "exp log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh log1p expm1 exp2".split():
     _numpy_name = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh",
                    "atanh": "arctanh"}.get(_name, _name)  # fmt: skip
-    _register_unary(_name, _wrapped(getattr(np, _numpy_name)), _call(_name), float_only=True)
+    _register_unary(_name, _wrapped(getattr(np, _numpy_name)), _call(_name), float_only=True, periodic=_name in ("sin", "cos", "tan"))
 for _name, _ufunc in (("floor", np.floor), ("ceil", np.ceil), ("round", np.round), ("trunc", np.trunc)):
     _register_unary(_name, _wrapped(_ufunc), _call(_name))
 _register_unary("abs", _wrapped(np.abs), _call("abs"))

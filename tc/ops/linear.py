@@ -112,6 +112,7 @@ register(
         lambda arrays, attrs: np.asarray(np.matmul(wide(arrays[0]), wide(arrays[1]))).astype(arrays[0].dtype),  # type: ignore[arg-type, union-attr]
         _compute_matmul,
         aligned=_aligned_batches,
+        factors=2,
         samples=_matmul_samples,
     )
 )
@@ -266,6 +267,7 @@ register(
         ),
         _compute_einsum,
         {"equation": REQUIRED},
+        factors=-1,
         aligned=lambda types, attrs: _parse_einsum(attrs.equation, [operand(types, k, "einsum").rank for k in range(len(types))])[0],
         samples=lambda rng: iter(
             [

@@ -79,6 +79,8 @@ class OpDef:
     aligned(types, attrs): for operators that broadcast: for each operand the key of every axis; axes of one key broadcast with each
         other, None stands for an axis that does not.
     rounds: whether rounding to the result's dtype is what the operator is for, rather than how its result is stored.
+    periodic: a function of what is left of its operand after whole periods: to round a large one changes it wholly.
+    factors: how many of the first operands are multiplied with each other, for operators that sum such products; -1: all operands.
     is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
     imported_as: "module:function", where `reference` is a function of a user that another process can import.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners; one at least.
@@ -97,6 +99,8 @@ class OpDef:
     blocked: Callable[[Sequence[TensorType | None], Attrs, int], BlockedForm | None] | None = None
     aligned: Callable[[Sequence[TensorType | None], Attrs], AxisKeys] | None = None
     rounds: bool = False
+    periodic: bool = False
+    factors: int = 0
     is_interpreted: bool = False
     imported_as: str | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] = field(kw_only=True)

@@ -294,7 +294,7 @@ def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm
 
 
 register(
-    OpDef("conv", _infer_conv, _run_conv, _compute_conv, CONV_DEFAULTS, blocked=_blocked_conv, samples=_conv_samples)
+    OpDef("conv", _infer_conv, _run_conv, _compute_conv, CONV_DEFAULTS, blocked=_blocked_conv, factors=2, samples=_conv_samples)
 )
 
 
@@ -469,6 +469,7 @@ register(
         _run_conv_transpose,
         _compute_conv_transpose,
         {**CONV_DEFAULTS, "output_padding": None},
+        factors=2,
         samples=_transposed_samples,
     )
 )

@@ -78,6 +78,17 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - self._apart - start
             self.calls[name] = self.calls.get(name, 0) + 1
 
+    def apart(self, name: str, call: Callable[[], ResultT]) -> ResultT:
+        """What `call` returns; its seconds are those of `name` alone, whatever else is being timed."""
+        start = time.perf_counter()
+        try:
+            return call()
+        finally:
+            seconds = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self.calls[name] = self.calls.get(name, 0) + 1
+            self._apart += seconds
+
     def uncounted(self, call: Callable[[ArgumentT], None]) -> Callable[[ArgumentT], None]:
         """The function, with seconds that count for nothing that is being timed: another watch has them."""
 

@@ -1,6 +1,6 @@
 """The order of passes, and models on their way through it.
 
-    imported --SIMPLIFY, SPLIT--> prepared --LAY_OUT--> laid out --FUSE--> fused --LOWER--> lowered      the graph
+    imported --SIMPLIFY, SPLIT, NARROW--> prepared --LAY_OUT--> laid out --FUSE--> fused --LOWER--> lowered      the graph
     scheduled --FINISH--> loops that code generation takes                                        each kernel
 
 Between `lowered` and `scheduled` stand the schedules, which no pass chooses. Options that depend on the target or the caller (`block`,
@@ -30,6 +30,7 @@ from tc.passes.graph import (
     fuse_ops,
     integer_graphs,
     integer_products,
+    narrow_floats,
     pack_matmul,
     place_on_host,
     prove_indices,
@@ -39,6 +40,7 @@ from tc.passes.graph import (
     use_parallel_forms,
     use_winograd,
 )
+from tc.passes.graph.narrowing import F32, NodePrecision, Precision, choose_narrowing
 from tc.passes.loop import (
     check_accesses,
     compact_buffers,
@@ -70,7 +72,7 @@ from tc.target import Target
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
-    integer_products,
+    *(integer_products, narrow_floats),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     exchange_lanes,
@@ -106,6 +108,9 @@ SIMPLIFY = INTEGERS + ALGEBRA
 
 SPLIT = "split_phases, simplify_splits"
 """Strided and split tensors in a form that layouts can follow."""
+
+NARROW = "narrow_floats"
+"""Where less than f32 is asked for: when idioms and attention are known by their shape in f32, and before layouts, which go by bytes."""
 
 LAY_OUT = "convert_layout"
 """Asks first: other layouts make other kernels."""
@@ -190,19 +195,20 @@ class Pipeline:
     """The graph's passes by the stops that a model makes on the way."""
 
     simplify: tuple[PassCall, ...]
+    narrow: tuple[PassCall, ...]
     lay_out: tuple[PassCall, ...]
     fuse: tuple[PassCall, ...]
     lower: tuple[PassCall, ...]
     place: tuple[PassCall, ...] = ()
 
     def __str__(self) -> str:
-        return ", ".join(map(str, (*self.simplify, *self.lay_out, *self.fuse, *self.lower, *self.place)))
+        return ", ".join(map(str, (*self.simplify, *self.narrow, *self.lay_out, *self.fuse, *self.lower, *self.place)))
 
 
-DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, LAY_OUT, FUSE, LOWER)))
-STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
-DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
-DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
+DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW, LAY_OUT, FUSE, LOWER)))
+STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
+DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, NARROW, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
+DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, NARROW, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
 FINISH_CALLS = parse_pipeline(FINISH)
 DEVICE_FINISH_CALLS = parse_pipeline(DEVICE_FINISH)
 
@@ -236,13 +242,16 @@ USUAL = PassOptions()
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model up to a graph pass that leaves something open; nothing before it depends on an answer."""
+    """A model up to a graph pass that leaves something open; nothing before it depends on an answer. `precisions`: of its nodes, where
+    less than f32 is asked for."""
 
     imported: Imported
     graph: IRModule
     target: Target
     numerics: str
     passes: PassOptions = USUAL
+    precision: Precision = F32
+    precisions: tuple[NodePrecision, ...] = ()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -252,7 +261,8 @@ class PreparedModel:
     def run(self, calls: tuple[PassCall, ...], decide: Decide = take_default) -> IRModule:
         """Some of them, on the graph as it is."""
         lanes = self.target.lanes(32)
-        return run_pipeline(self.graph, calls, {"block": lanes, "lanes": lanes, "target": self.target, "decide": decide}, self.passes.hooks)
+        settings = {"block": lanes, "lanes": lanes, "target": self.target, "decide": decide}
+        return run_pipeline(self.graph, calls, {**settings, "precision": self.precision}, self.passes.hooks)
 
 
 @dataclass(frozen=True)
@@ -269,10 +279,26 @@ class LoweredModel:
         return {func.name: workload_key(func) for func in self.lowered.prim_funcs}
 
 
-def prepare_model(imported: Imported, target: Target, numerics: str = "default", passes: PassOptions = USUAL) -> PreparedModel:
+def prepare_model(
+    imported: Imported, target: Target, numerics: str = "default", passes: PassOptions = USUAL, precision: Precision = F32
+) -> PreparedModel:
     """What no answer decides."""
+    return narrow_model(simplify_model(imported, target, numerics, passes), precision)
+
+
+def simplify_model(imported: Imported, target: Target, numerics: str = "default", passes: PassOptions = USUAL) -> PreparedModel:
+    """A model before anything is narrowed."""
     model = PreparedModel(imported, imported.module, target, numerics, passes)
     return dataclasses.replace(model, graph=model.run(model.pipeline.simplify))
+
+
+def narrow_model(model: PreparedModel, precision: Precision) -> PreparedModel:
+    """The model in a precision, and which nodes got what."""
+    if precision.dtype is None:
+        return model
+    precisions = choose_narrowing(model.graph, precision).describe(model.graph)
+    model = dataclasses.replace(model, precision=precision, precisions=precisions)
+    return dataclasses.replace(model, graph=model.run(model.pipeline.narrow))
 
 
 def lay_out(model: PreparedModel, decide: Decide = take_default) -> PreparedModel:

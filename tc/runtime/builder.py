@@ -29,6 +29,7 @@ from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.plan import ExecutionPlan
 from tc.ops.registry import OpDef, scoped_ops, seeing
+from tc.passes.graph.narrowing import NodePrecision
 from tc.passes.lower import nodes_by_result
 from tc.passes.manager import Stopwatch
 from tc.runtime.callbacks import callback_for
@@ -40,7 +41,7 @@ from tc.runtime.module_class import module_class
 from tc.runtime.object_cache import ObjectCache
 from tc.runtime.object_queue import ObjectQueue
 from tc.runtime.pool import get_pool, has_pool
-from tc.runtime.report import describe, explain_nodes
+from tc.runtime.report import describe, explain_nodes, precision_notes
 from tc.target import Target
 from tc.target.machine import machine_fingerprint
 
@@ -182,11 +183,14 @@ class Stages:
     module: IRModule
     plan: ExecutionPlan
     seconds: dict[str, float]
+    precisions: tuple[NodePrecision, ...] = ()
     operators: Mapping[str, OpDef] = field(default_factory=scoped_ops)  # of users, as they were then
 
 
-def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = ()) -> CompiledModule:
-    """The module of a model, of whose kernels the builder was told; `notes` go into the report."""
+def build_module(
+    stages: Stages, builder: ModuleBuilder, threads: int, notes: tuple[str, ...] = (), precision: str = "f32"
+) -> CompiledModule:
+    """The module of a model, of whose kernels the builder was told; `notes` and what `precision` was asked for go into the report."""
     program = LinkUnit.of(stages.plan, stages.kernels)
     sources = nodes_by_result(stages.graph)
     explanations = explain_nodes(stages.lowered, stages.kernels, sources)
@@ -196,8 +200,10 @@ def build_module(stages: Stages, builder: ModuleBuilder, threads: int, notes: tu
         describe(stages.lowered, stages.kernels, stages.plan, sources, builder.made),
         seconds=tuple({**stages.seconds, **builder.watch.seconds}.items()),
         constant_bytes=sum(constant.nbytes for constant in constants),
-        notes=notes,
+        notes=(*notes, *precision_notes(precision, builder.target)),
         rates=machine_fingerprint(builder.target),
+        precision=precision,
+        precisions=stages.precisions,
     )
     with seeing(stages.operators):
         callback = callback_for(linked.entry.calls)

@@ -11,12 +11,13 @@ import numpy as np
 
 from tc.codegen.backends import backend_of
 from tc.errors import ModelError, UserError
+from tc.passes.graph.narrowing import NodePrecision
 from tc.runtime.callbacks import callback_for
 from tc.runtime.interface import interface_from_json
 from tc.runtime.module import CompiledModule
 from tc.runtime.module_class import MODULE_CLASSES, module_class
 from tc.runtime.pool import get_pool
-from tc.runtime.report import KernelReport, Report
+from tc.runtime.report import KernelReport, Report, precision_notes
 from tc.runtime.saved import Seal, as_array, pack_module, plain_seal, read_module, unpack_module
 from tc.target import Target, check_threads, native_target
 from tc.target.machine import machine_fingerprint
@@ -72,13 +73,17 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         as_array(section, dtype, shape) for section, (dtype, shape) in zip(sections[count:end], header["constants"], strict=True)
     ]
     general, rates = header["general"], str(header.get("rates", ""))  # older files do not have them
+    precision = str(header.get("precision", "f32"))
+    other_rates = () if rates in ("", machine_fingerprint(target)) else (OTHER_RATES,)
     report = Report(
         tuple(KernelReport(name, tuple(nodes), calls, rule, True) for name, nodes, calls, rule in header["kernels"]),
         tuple(f"{call.span} ({call.symbol})" for call in entry.calls),
         arena=header["arena_bytes"],
         constant_bytes=sum(c.nbytes for c in constants),
-        notes=() if rates in ("", machine_fingerprint(target)) else (OTHER_RATES,),
+        notes=(*other_rates, *precision_notes(precision, target)),
         rates=rates,
+        precision=precision,
+        precisions=tuple(NodePrecision(tuple(nodes), *rest) for nodes, *rest in header.get("precisions", ())),
     )
     get_pool()
     library = backend_of(target).load(objects, target)

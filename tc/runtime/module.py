@@ -296,6 +296,8 @@ class CompiledModule(NativeProgram):
             "num_objects": len(self._objects),
             "kernels": [[k.name, list(k.nodes), k.calls, k.rule] for k in self._report.kernels],
             "explanations": self._explanations,
+            "precision": self._report.precision,
+            "precisions": [[list(n.nodes), n.op, n.computed, n.stored, n.why] for n in self._report.precisions],
             "general": None,
             "overridable": self.overridable,
         }

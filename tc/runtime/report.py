@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tc.codegen.kernels import Kernel
@@ -12,6 +12,9 @@ from tc.ir.graph import Binding, CallTir, TensorVar, all_bindings
 from tc.ir.module import IRModule
 from tc.ir.plan import CallOut, ExecutionPlan, all_steps
 from tc.ir.types import TensorType
+from tc.passes.graph.narrowing import NodePrecision
+from tc.target import Target
+from tc.target.machine import machine_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Report:
 
     `notes`: what a tuning database holds that could not be used, and why; for a module from a file, what it was made with that is different
     now. `rates`: the fingerprint of the rates of cores that decided. `graphs`: which graphs of a device's driver calls launch, or why none;
-    "" where there is no such thing.
+    "" where there is no such thing. `precision`: as it was asked for; `precisions`: of every operation on floats, where it is not f32.
     """
 
     kernels: tuple[KernelReport, ...]
@@ -73,6 +76,8 @@ class Report:
     notes: tuple[str, ...] = ()
     rates: str = ""
     graphs: str = ""
+    precision: str = "f32"
+    precisions: tuple[NodePrecision, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.kernels)} kernels, arena {self.arena} bytes, constants {self.constant_bytes} bytes"]
@@ -81,10 +86,31 @@ class Report:
             rule = f"{kernel.rule}, tuned" if kernel.tuned else kernel.rule
             lines.append(f"  {kernel.name}{times} [{rule}] <- {', '.join(kernel.nodes)}")
         lines += [f"  reference kernel: {node}" for node in self.fallbacks]
+        lines += precision_lines(self.precision, self.precisions)
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  graphs: {self.graphs}"] if self.graphs else []
         lines.append("seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.seconds))
         return "\n".join(lines)
+
+
+def precision_lines(precision: str, precisions: Sequence[NodePrecision]) -> list[str]:
+    """The nodes of a model by how they are computed; nothing where all is as the model says."""
+    groups: dict[str, list[str]] = {}
+    for each in precisions:
+        groups.setdefault(each.said, []).append(", ".join(each.nodes) or each.op)
+    return [f"  precision {precision}: {said}: {'; '.join(dict.fromkeys(nodes))}" for said, nodes in groups.items()]
+
+
+def precision_notes(precision: str, target: Target) -> tuple[str, ...]:
+    """What a target has not got of a precision that is asked for, in words."""
+    if precision == "f32" or target.device is not None:
+        return ()
+    if precision == "f16":
+        return ("precision: this target has no products of f16: 16 bits in memory, arithmetic in f32",)
+    has_dots = target.has("avx512bf16") and machine_of(target).bf16_dots_per_fma > 1
+    if not has_dots and not target.has("amx-bf16"):
+        return ("precision: products of bf16 are no faster than those of f32 on this target: 16 bits in memory, arithmetic in f32",)
+    return ()
 
 
 def describe(

@@ -100,8 +100,8 @@ def test_the_tables_show_what_was_measured(width: int) -> None:
         "threads": 1,
         "rounds": 9,
         "results": {
-            "tc": {**times, "problem": "", "cold_seconds": 0.5, "peak_bytes": 1 << 20},
-            "openvino": {**times, "problem": "", "cold_seconds": None, "peak_bytes": None},
+            "tc": {**times, "problem": "", "cold_seconds": 0.5, "peak_bytes": 1 << 20, "precision": "f32"},
+            "openvino": {**times, "problem": "", "cold_seconds": None, "peak_bytes": None, "precision": "f32"},
             "onnxruntime": {**dict.fromkeys(times), "version": "", "problem": "not measured: try: pip install onnxruntime"},
         },
         "ratios": {"openvino": ratio},

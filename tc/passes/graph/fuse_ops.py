@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tc.ir.arith import Facts, equal_shapes
+from tc.ir.dtype import bf16, f16, f32
 from tc.ir.expr import Const
 from tc.ir.graph import (
     Atom,
@@ -145,6 +146,16 @@ def _is_fusable(node: _Node) -> bool:
     return False
 
 
+def _widens_halves(node: _Node) -> bool:
+    """Whether a node makes f32 of a tensor of 16-bit floats and does nothing else."""
+    call = node.binding.value
+    if not (isinstance(call, Call) and call.op == "cast" and call.args[0] is not None):
+        return False
+    source, made = call.args[0].type, node.binding.targets[0].type
+    assert isinstance(source, TensorType) and isinstance(made, TensorType)
+    return source.dtype in (bf16, f16) and made.dtype is f32
+
+
 def _needs_no_kernel(node: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
     """Whether the binding renames memory or a part of it, or joins what can be made in its place: alone, or with others like it."""
     value = node.binding.value
@@ -257,14 +268,18 @@ class _Grouping:
                 self._grow(node, self._is_consumer)
 
     def _grow(self, node: _Node, may_join: object) -> None:
-        """Join `node` with its post-dominator, then with that one's, as long as everything between may join."""
-        last = node
+        """Join `node` with its post-dominator, then with that one's, as long as everything between may join.
+
+        What makes halves wider joins with what reads it only: nobody should store the wide ones.
+        """
+        last, waiting = node, list[_Node]()
         while last.post_dominator != _EXIT:
             sink = self.nodes[last.post_dominator]
-            path = self._between(last, sink)
+            path = [*waiting, *self._between(last, sink)]
             if not all(may_join(node, member, path) for member in path):  # type: ignore[operator]
                 return
-            if not self._join([last, *path]):
+            waiting = path if _widens_halves(sink) and not sink.escapes else []
+            if not waiting and not self._join([node, *path]):
                 return
             last = sink
 

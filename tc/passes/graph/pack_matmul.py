@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tc.ir.dtype import f32, i8, u8
+from tc.ir.dtype import bf16, f16, f32, i8, u8
 from tc.ir.expr import Const, is_const
 from tc.ir.graph import Atom
 from tc.ir.intrinsic import INTRINSICS
@@ -28,8 +28,10 @@ from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.matrix_tiles import terms_of_tile
+from tc.schedule.rules.operands import LONGEST_CHAIN
 from tc.schedule.rules.tiling import MOST_SHALLOW_TERMS, NEAR_VECTORS, is_clashing_pitch
 from tc.target import Target
+from tc.target.machine import machine_of
 
 PANEL_VECTORS = 2
 """Vectors of a panel: what a register tile takes of one row, in one stream from memory."""
@@ -39,6 +41,9 @@ PANELS = (1, 2, 4)
 
 GROUP = 4
 """Products of bytes that an instruction adds at once in each lane of 32 bits."""
+
+HALVES = 2
+"""Products of bf16 that an instruction adds at once in each lane."""
 
 LEAST_COLUMNS = 8
 """With fewer columns most of a panel would be empty."""
@@ -50,15 +55,28 @@ def pack_matmul(
 ) -> IRModule:
     """Replace matrix products by products with a packed right operand, in panels of two vectors of `lanes` columns.
 
-    `decide` says how many vectors a panel has. Products of bytes are packed for the instructions of `target`. `exact`: weights are rounded
-    as dequantized ones are, not used as the integers that they are.
+    `decide` says how many vectors a panel has. Products of bytes are packed for the instructions of `target`, and those of bf16. `exact`:
+    weights are rounded as dequantized ones are, not used as the integers that they are, and products are added one by one.
     """
-    rules = matmul_rules(lanes, decide, () if target is None else target.features)
+    halves = 0 if target is None or exact else terms_of_halves(lanes, target)
+    rules = matmul_rules(lanes, decide, () if target is None else target.features, halves)
     return rewrite_module(module, rules if exact else (*rules, *block_rules(lanes)))
 
 
-def matmul_rules(lanes: int, decide: Decide = take_default, features: Sequence[str] = ()) -> tuple[GraphRule, ...]:
-    """The rewrite rules for vectors of `lanes` columns, and a processor with these features."""
+def terms_of_halves(lanes: int, target: Target) -> int:
+    """What the number of terms of products of bf16 is rounded up to a multiple of; 0 where no instruction that adds several pays."""
+    machine = machine_of(target)
+    if INTRINSICS[tile_dot_name(bf16, bf16)].is_there(target.features) and machine.amx_bf16_per_cycle > 0:
+        return terms_of_tile(bf16)
+    known = INTRINSICS.get(dot_name(32 * lanes, bf16, bf16))
+    pays = known is not None and known.is_there(target.features) and machine.bf16_dots_per_fma > 1.0
+    return HALVES if pays else 0
+
+
+def matmul_rules(
+    lanes: int, decide: Decide = take_default, features: Sequence[str] = (), halves: int = 0
+) -> tuple[GraphRule, ...]:
+    """The rewrite rules for vectors of `lanes` columns, and a processor with these features. `halves`: see `terms_of_halves`."""
 
     def width(m: Match, columns: int) -> int:
         if columns <= lanes:
@@ -67,13 +85,19 @@ def matmul_rules(lanes: int, decide: Decide = take_default, features: Sequence[s
         knob = knob_of_call(m.call("matmul"), "pack_matmul", PANELS, default)
         return decide_number(decide, knob) * lanes
 
+    def pack(b: GraphBuilder, m: Match, w: np.ndarray) -> Atom:
+        """With the right operand [k, n]."""
+        depth, columns = w.shape
+        block = width(m, columns)
+        if halves and m.type_of("x").dtype is bf16 and depth <= LONGEST_CHAIN:
+            return _packed(b, m, b.const(in_groups(w, block, HALVES, halves)), columns)
+        return _packed(b, m, b.const(block_axes(w.T, (0,), block)), columns)
+
     def pack_literal(b: GraphBuilder, m: Match) -> Atom:
-        block = width(m, m.value("w").shape[1])
-        return _packed(b, m, b.const(block_axes(m.value("w").T, (0,), block)), m.value("w").shape[1])
+        return pack(b, m, m.value("w"))
 
     def pack_transposed(b: GraphBuilder, m: Match) -> Atom:
-        block = width(m, m.value("w").shape[0])
-        return _packed(b, m, b.const(block_axes(m.value("w"), (0,), block)), m.value("w").shape[0])
+        return pack(b, m, m.value("w").T)
 
     def pack_bytes(b: GraphBuilder, m: Match) -> Atom:
         columns = m.value("w").shape[1]
@@ -145,7 +169,8 @@ def _packed(b: GraphBuilder, m: Match, panels: Atom, columns: int) -> Atom:
 def _can_pack(m: Match, column_axis: int) -> bool:
     x, w = m.type_of("x"), m.type_of("w")
     columns = w.shape[column_axis] if w.rank == 2 else None
-    return x.rank > 0 and x.dtype is f32 and isinstance(columns, Const) and int(columns.value) >= LEAST_COLUMNS
+    fits = x.rank > 0 and x.dtype in (f32, f16, bf16) and x.dtype is w.dtype
+    return fits and isinstance(columns, Const) and int(columns.value) >= LEAST_COLUMNS
 
 
 def _rows_clash(m: Match) -> bool:

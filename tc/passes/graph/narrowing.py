@@ -1,0 +1,297 @@
+"""Which operations of a graph of f32 have operands or results of 16 bits, for `narrow_floats`; nothing is rewritten here.
+
+An operator that sums products (`OpDef.factors`) takes factors of 16 bits and sums in f32. Every other operator that computes does so in
+f32; its result is stored in 16 bits where that saves traffic: where products read it, or where it is made of what is stored so. Operators
+that only move or choose elements run on 16 bits. What no product leads to or reads stays as it is: positions, masks, shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+
+import numpy as np
+
+from tc.cost.typical import typical
+from tc.ir.arith import Facts
+from tc.ir.dtype import DType, f32
+from tc.ir.expr import BinaryExpr, Cast, Const, MathCall, Max
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, all_bindings, atoms_of
+from tc.ir.module import IRModule
+from tc.ir.node import walk
+from tc.ir.types import TensorType, product
+from tc.ops.build import full_attrs, operand_types
+from tc.ops.registry import get_op, inference, is_scoped
+from tc.te import placeholder, stages_of
+
+LEAST_SHARE = 8
+"""A result that is so many times smaller than what it is made of saves nothing by being stored in 16 bits."""
+
+LEAST_ELEMENTS = 256
+"""Nor does one with fewer elements."""
+
+LEAST_TERMS = 3
+"""Sums of fewer products are no work for instructions that add several at once."""
+
+LEAST_TABLE_BYTES = 64 << 10
+"""A literal of so many bytes that is only read by place, such as a table of words, is stored in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What floats of f32 become: `dtype`, or themselves where it is None. `kept`: places in `calls_of` of operations that stay f32, and
+    why they do."""
+
+    dtype: DType | None = None
+    kept: tuple[tuple[int, str], ...] = ()
+
+
+F32 = Precision()
+
+
+class Role(Enum):
+    """What an operation does with its operands of f32."""
+
+    PRODUCT = "sums products of 16-bit operands in f32"
+    MOVE = "moves elements of 16 bits"
+    STORE = "computes in f32 and stores 16 bits"
+    KEEP = "f32"
+
+
+@dataclass(frozen=True)
+class NodePrecision:
+    """How one operation is computed: `computed` names the dtype of its operands, `stored` that of its result; `why` it stays f32."""
+
+    nodes: tuple[str, ...]
+    op: str
+    computed: str
+    stored: str
+    why: str = ""
+
+    @property
+    def said(self) -> str:
+        """In words, without the nodes."""
+        how = self.computed if self.computed == self.stored else f"{self.computed}, stored as {self.stored}"
+        return f"{how} ({self.why})" if self.why else how
+
+
+@dataclass
+class Narrowing:
+    """The roles of the calls of a module, and the values that are stored in 16 bits."""
+
+    dtype: DType
+    roles: dict[Binding, Role] = field(default_factory=dict)
+    stored: set[TensorVar] = field(default_factory=set)
+    why: dict[Binding, str] = field(default_factory=dict)
+
+    def role(self, binding: Binding) -> Role:
+        return self.roles.get(binding, Role.KEEP)
+
+    def describe(self, module: IRModule) -> tuple[NodePrecision, ...]:
+        """Every operation on floats of f32, in order."""
+        return tuple(self._described(binding) for binding in calls_of(module) if is_of_floats(binding))
+
+    def _described(self, binding: Binding) -> NodePrecision:
+        assert isinstance(binding.value, Call)
+        role, narrow = self.role(binding), self.dtype.name
+        computed = narrow if role in (Role.PRODUCT, Role.MOVE) else "f32"
+        is_stored = any(target in self.stored for target in binding.targets)
+        nodes = () if binding.span is None else binding.span.nodes
+        return NodePrecision(nodes, binding.value.op, computed, narrow if is_stored else "f32", self.why.get(binding, ""))
+
+
+def calls_of(module: IRModule) -> list[Binding]:
+    """The calls of operators in all graph functions, those nested in others included; their places in this list name them."""
+    return [binding for func in module.graph_functions for binding in all_bindings(func) if isinstance(binding.value, Call)]
+
+
+def is_of_floats(binding: Binding) -> bool:
+    """Whether an operation reads or makes a tensor of f32."""
+    return any(map(_is_f32, (*binding.targets, *atoms_of(binding.value))))
+
+
+def _is_f32(atom: Atom | None) -> bool:
+    return atom is not None and isinstance(atom.type, TensorType) and atom.type.dtype is f32
+
+
+def choose_narrowing(module: IRModule, precision: Precision) -> Narrowing:
+    """What is narrowed; `precision` asks for it."""
+    assert precision.dtype is not None, "f32 narrows nothing"
+    found, kept = Narrowing(precision.dtype), dict(precision.kept)
+    found.why = {binding: kept[place] for place, binding in enumerate(calls_of(module)) if place in kept}
+    for func in module.graph_functions:
+        with inference(Facts.of(func.facts)):
+            _Chooser(func, found).run()
+    return found
+
+
+class _Chooser:
+    """Of one function and those nested in it. `wanted`: values that products of 16-bit operands read, as they are or moved; `angles`: that
+    functions with a period are made of, back to the products that make them."""
+
+    def __init__(self, func: Function, found: Narrowing) -> None:
+        self.found = found
+        self.facts = Facts.of(func.facts)
+        self.bindings = list(all_bindings(func))
+        self.results = {*func.results, *(r for b in self.bindings for body in _bodies(b) for r in body.results)}
+        self.makers = {target: binding for binding in self.bindings for target in binding.targets}
+        self.wanted: set[Atom] = set()
+        self.movers: set[Binding] = set()
+        self.angles: set[Atom] = set()
+
+    def run(self) -> None:
+        for binding in reversed(self.bindings):
+            self._choose_operands(binding)
+        for binding in self.bindings:
+            self._choose_result(binding)
+
+    def _choose_operands(self, binding: Binding) -> None:
+        call = binding.value
+        if not isinstance(call, Call) or binding in self.found.why or not is_of_floats(binding):
+            return
+        factors = factors_of(call)
+        if factors:
+            if not all(map(_is_f32, factors)):
+                return
+            reason = next((why for factor in factors if (why := _loses(factor, self.found.dtype))), None)
+            if reason is None and any(map(self._is_decoded, factors)):
+                reason = "its weights have fewer bits already"
+            if reason is None and any(target in self.angles for target in binding.targets):
+                reason = "angles: a sine or cosine is made of what is left of them after whole turns"
+            if reason is None and terms_of(binding) < LEAST_TERMS:
+                reason = "sums of a term or two, which are no faster in 16 bits"
+            if reason is not None:
+                self.found.why[binding] = reason
+                return
+            self.found.roles[binding] = Role.PRODUCT
+            self.wanted.update(factors)
+            return
+        if get_op(call.op).periodic or any(target in self.angles for target in binding.targets):
+            self.angles.update(atom for atom in call.args if atom is not None and _is_f32(atom))
+        if moves_only(binding):
+            self.movers.add(binding)
+            if any(target in self.wanted for target in binding.targets):
+                self.wanted.update(atom for atom in call.args if atom is not None and _is_f32(atom))
+
+    def _choose_result(self, binding: Binding) -> None:
+        call = binding.value
+        if not isinstance(call, Call) or binding in self.found.why or not is_of_floats(binding):
+            return
+        if self.found.role(binding) is Role.PRODUCT:
+            self._store(binding.targets)
+        elif binding in self.movers and self._is_moved_narrow(call, binding.targets):
+            self.found.roles[binding] = Role.MOVE
+            self.found.stored.update(target for target in binding.targets if _is_f32(target))
+        elif get_op(call.op).compute is not None or any(target in self.wanted for target in binding.targets):
+            worth = [t for t in binding.targets if _is_f32(t) and t not in self.angles and self._saves(call, t)]
+            if self._store(worth):
+                self.found.roles[binding] = Role.STORE
+
+    def _is_decoded(self, atom: Atom) -> bool:
+        """Whether a value is made of literals of fewer bits, moved or not: products read these as they are."""
+        binding = self.makers.get(atom) if isinstance(atom, TensorVar) else None
+        if binding is None or not isinstance(binding.value, Call):
+            return False
+        args = [arg for arg in binding.value.args if arg is not None]
+        literals = [arg.value.nbytes for arg in args if isinstance(arg, TensorConst)]
+        if 0 < len(literals) == len(args):
+            return sum(literals) < 2 * self._count(atom)
+        return len(args) == 1 and moves_only(binding) and self._is_decoded(args[0])
+
+    def _store(self, targets: Iterable[TensorVar]) -> bool:
+        stored = [target for target in targets if target not in self.results]
+        self.found.stored.update(stored)
+        return bool(stored)
+
+    def _is_moved_narrow(self, call: Call, targets: Iterable[TensorVar]) -> bool:
+        """Whether what a call moves has 16 bits already, or is a large literal; other operands must lose nothing but bits."""
+        data = [atom for atom in call.args if atom is not None and _is_f32(atom)]
+        if any(_loses(atom, self.found.dtype) for atom in data) or any(target in self.angles for target in targets):
+            return False
+        if any(target in self.results for target in targets) and not all(atom in self.found.stored for atom in data):
+            return False  # nothing is saved
+        return any(atom in self.found.stored or (isinstance(atom, TensorConst) and atom.value.nbytes >= LEAST_TABLE_BYTES) for atom in data)
+
+    def _saves(self, call: Call, target: TensorVar) -> bool:
+        if target in self.wanted:
+            return True
+        size, read = self._count(target), [(atom, self._count(atom)) for atom in call.args if atom is not None and _is_f32(atom)]
+        if size <= LEAST_ELEMENTS or any(count > LEAST_SHARE * size for _, count in read):
+            return False
+        return any(atom in self.found.stored and LEAST_SHARE * count >= size for atom, count in read)
+
+    def _count(self, atom: Atom) -> int:
+        assert isinstance(atom.type, TensorType)
+        return typical(product(atom.type.shape), self.facts)
+
+
+def _bodies(binding: Binding) -> Collection[Function]:
+    from_loop = getattr(binding.value, "body", None)
+    branches = (getattr(binding.value, name, None) for name in ("then_branch", "else_branch"))
+    return [body for body in (from_loop, *branches) if body is not None]
+
+
+def factors_of(call: Call) -> tuple[Atom, ...]:
+    """The operands whose products a call sums; none where it does no such thing."""
+    count = get_op(call.op).factors
+    args = call.args if count < 0 else call.args[:count]
+    return tuple(arg for arg in args if arg is not None)
+
+
+def terms_of(binding: Binding) -> int:
+    """How many products are added up for an element of the result; many where the number is not known."""
+    call = binding.value
+    assert isinstance(call, Call)
+    operands = [None if t is None else placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(operand_types(call))]
+    made = get_op(call.op).compute_tensors(operands, full_attrs(call), [t.type for t in binding.targets])  # type: ignore[misc]
+    extents = [product(stage.reduce_extents) for stage in stages_of(made) if stage.reduce_extents]
+    known = [int(extent.value) for extent in extents if isinstance(extent, Const)]
+    return max(known) if len(known) == len(extents) > 0 else LEAST_TERMS
+
+
+def _loses(atom: Atom, dtype: DType) -> str | None:
+    """Why a literal cannot be stored in 16 bits: a number would become infinite."""
+    if not isinstance(atom, TensorConst) or not atom.value.size:
+        return None
+    with np.errstate(over="ignore"):
+        largest = np.max(np.abs(atom.value), initial=0.0, where=np.isfinite(atom.value))
+        overflows = not np.isfinite(np.asarray(largest).astype(dtype.numpy).astype(np.float32))
+    return f"a literal of {largest:.6g} is no number in {dtype}" if overflows else None
+
+
+def moves_only(binding: Binding) -> bool:
+    """Whether each element of the results is an element of an operand: no float is computed."""
+    call = binding.value
+    assert isinstance(call, Call)
+    op = get_op(call.op)
+    if op.compute is None or is_scoped(op.name) or not any(map(_is_f32, binding.targets)) or not any(map(_is_f32, call.args)):
+        return False
+    types = tuple(None if t is None else (t.shape, t.dtype) for t in operand_types(call))
+    results = tuple((t.type.shape, t.type.dtype) for t in binding.targets if isinstance(t.type, TensorType))
+    return _computes_no_float(op.name, types, call.attrs, results)
+
+
+@lru_cache(maxsize=4096)
+def _computes_no_float(name: str, types: tuple, attrs: tuple, results: tuple) -> bool:
+    op = get_op(name)
+    operands = [None if t is None else placeholder(t[0], t[1], f"x{k}") for k, t in enumerate(types)]
+    made = op.compute_tensors(operands, op.attrs(attrs), [TensorType(shape, dtype) for shape, dtype in results])
+    for stage in stages_of(made):
+        if stage.raw is not None:
+            return False
+        if stage.reduce_axes and ("monoid", "max") not in stage.annotations:
+            return False
+        chooses = (Max,) if stage.reduce_axes else ()
+        if any(_is_arithmetic(node) and not isinstance(node, chooses) for value in stage.values for node in walk(value)):
+            return False
+    return True
+
+
+def _is_arithmetic(node: object) -> bool:
+    if isinstance(node, (BinaryExpr, MathCall, Cast)):
+        return node.dtype.is_float
+    return isinstance(node, Const) and node.dtype.is_float and node.value != 0 and abs(node.value) != float("inf")
+
+
