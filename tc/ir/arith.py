@@ -129,7 +129,10 @@ def _simplify(expr: Expr, facts: Facts) -> Expr:
             return make(Select, (condition, yes, no), facts)
         case FloorDiv(lhs=a, rhs=Const() as b) | FloorMod(lhs=a, rhs=Const() as b) if b.value < 0 and not _never_wraps(neg(a), facts):
             return type(expr)(simplify(a, facts), b)
-        case BinaryExpr(lhs=a, rhs=b) | CompareExpr(lhs=a, rhs=b):
+        case CompareExpr(lhs=a, rhs=b):
+            sides = simplify(a, facts), simplify(b, facts)
+            return _without_new_wraps(type(expr), sides, make(type(expr), sides, facts), facts)
+        case BinaryExpr(lhs=a, rhs=b):
             return make(type(expr), (simplify(a, facts), simplify(b, facts)), facts)
         case Cast(operand=a):
             made = recast(expr, simplify(a, facts))
@@ -173,6 +176,19 @@ def _never_wraps(expr: Expr, facts: Facts) -> bool:
     alone = facts if facts.ranges is None else facts.ranges  # a condition on a sum is on what is left of it where it wraps
     found, (low, high) = bounds(expr, alone), int_range(i64)
     return found.lo is not None and found.hi is not None and low <= found.lo and found.hi <= high
+
+
+def _without_new_wraps(cls: type[CompareExpr], sides: tuple[Expr, Expr], made: Expr, facts: Facts) -> Expr:
+    """What a rule made of the comparison of two sides; itself where neither side wraps and a sum that the rule made may: -2 < x[i] is not
+    0 < x[i] + 2 where x[i] is the largest number."""
+    if not isinstance(made, CompareExpr) or (made.lhs is sides[0] and made.rhs is sides[1]) or made.lhs.dtype != i64:
+        return made
+
+    def may_wrap(side: Expr) -> bool:
+        return isinstance(side, (Add, Sub, Mul)) and not _never_wraps(side, facts)
+
+    is_new = (may_wrap(made.lhs) or may_wrap(made.rhs)) and not any(map(may_wrap, sides))
+    return cls(*sides) if is_new else made
 
 
 def _simplified_polynomial(expr: Expr, facts: Facts) -> Polynomial:

@@ -34,6 +34,11 @@ CASES: dict[str, tuple[list[object], int, Callable[[np.ndarray, np.ndarray, np.i
     "the greater of one more": ([node("Add", "x c", "a"), node("Max", "x a", "y")], 1, lambda x, z, c: np.maximum(x, x + c)),
     "the lesser of one less": ([node("Sub", "x c", "a"), node("Min", "x a", "y")], 1, lambda x, z, c: np.minimum(x, x - c)),
     "less than its negative": ([node("Neg", "x", "a"), node("Add", "a c", "b"), node("Less", "a b", "y")], 1, lambda x, z, c: -x < c - x),
+    "more than a negative number": ([node("Greater", "x c", "y")], -2, lambda x, z, c: x > c),
+    "less than a negative number": ([node("Less", "x c", "y")], -2, lambda x, z, c: x < c),
+    "no less than a negative number": ([node("GreaterOrEqual", "x c", "y")], LEAST + 1, lambda x, z, c: x >= c),
+    "a negative number": ([node("Equal", "x c", "y")], -7, lambda x, z, c: x == c),
+    "multiples of data more than a number": ([node("Mul", "z c", "a"), node("Greater", "a c", "y")], -3, lambda x, z, c: z * c > c),
     "remainder by a negative number": ([node("Mod", "x c", "y")], -3, lambda x, z, c: x % c),
     "remainder by -1": ([node("Mod", "x c", "y")], -1, lambda x, z, c: x % c),
 }

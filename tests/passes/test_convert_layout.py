@@ -29,6 +29,7 @@ from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import SIMPLIFY
 from tc.runtime.builder import ModuleBuilder, build_module
 from tc.schedule.knobs import Knob, Value
+from tc.stages import interpret_in_f64
 from tc.target import Target, native_target
 from tests.draws import some_of
 
@@ -118,6 +119,15 @@ def check(model: bytes, arrays: Arrays, tolerance: float = 1e-5) -> None:
     for a, b, want in zip(one, two, wanted, strict=True):
         np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
         assert_close(a, want, tolerance)
+
+
+def check_where_ill_conditioned(model: bytes, arrays: Arrays) -> None:
+    """`check`, of outputs of which onnxruntime itself is far from exact: as far again is no mistake."""
+    wanted, exact = expected(model, arrays), interpret_in_f64(model, arrays).values()
+    for found, want, true in zip(tc.compile(model).run(arrays).values(), wanted, exact, strict=True):
+        known = np.isfinite(want) & np.isfinite(true)
+        largest = np.abs(want[known]).max(initial=1.0)
+        assert_close(found, want, 1e-4 + 4 * np.abs(want - true)[known].max(initial=0.0) / largest)
 
 
 def blocked_ops(model: bytes) -> list[str]:
@@ -357,7 +367,7 @@ def test_nothing_leaks_from_the_lanes_past_the_end(channels: int) -> None:
     largest = net.op("ReduceMax", x, net.const(np.array([1])), keepdims=1)
 
     with np.errstate(all="ignore"):
-        check(net.finish(x, mean, total, largest), net.arrays, tolerance=1e-4)
+        check_where_ill_conditioned(net.finish(x, mean, total, largest), net.arrays)
 
 
 @pytest.mark.parametrize("channels", [3, 5, 16, 17, 20])
