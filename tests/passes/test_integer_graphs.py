@@ -211,7 +211,7 @@ def test_gemm_adds_its_bias_to_the_integers() -> None:
 
     module = check(net, net.q(net.add("Gemm", x, w, bias, transB=1), 0.1, np.uint8(128)))
 
-    assert ops_of(module).index("cast") > ops_of(module).index("add")
+    assert [op for op in ops_of(module) if op in ("add", "cast")] == ["add", "cast"]
 
 
 @pytest.mark.parametrize("depth", [66_000, 200_000])
@@ -254,8 +254,10 @@ def test_a_bias_that_32_bits_do_not_hold_stays_float() -> None:
     check(net, net.add("Conv", net.dq(x, 0.5), w, bias))
 
 
-@pytest.mark.parametrize("scale", [0.0, np.inf, np.nan, 1e-42, -0.5])
-def test_scales_that_are_no_scales_mean_what_floats_do(scale: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "kind"), [(0.0, "conv_integer"), (1e-42, "conv_integer"), (np.inf, "conv"), (np.nan, "conv"), (-0.5, "conv")]
+)
+def test_scales_that_are_no_scales_mean_what_floats_do(scale: float, kind: str) -> None:
     net = Net()
     x = net.dq(net.input(U8, 1, 3, 4, 4), scale, np.uint8(5))
     y = net.add("Conv", x, net.dq(net.const(net.numbers(S8, (2, 3, 3, 3))), 0.5))
@@ -263,7 +265,7 @@ def test_scales_that_are_no_scales_mean_what_floats_do(scale: float) -> None:
 
     module = integers_of(model)
 
-    assert "conv" in ops_of(module)
+    assert kind in ops_of(module)
     np.testing.assert_allclose(run(module, net)[0], run_onnxruntime(model, net.arrays)[0], rtol=1e-4, atol=1e-37)
 
 
@@ -345,6 +347,19 @@ def test_all_parts_of_a_split_are_bytes(dtype: type) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_all_that_moves_moves_as_bytes() -> None:
+    net = Net()
+    x = net.add("Exp", net.input(np.float32, 4, 6))
+    apart = net.add("Transpose", net.add("Reshape", x, net.const([2, 2, 3, 2])), perm=[0, 2, 3, 1])
+    model = net.model(net.q(net.add("Concat", apart, net.dq(net.input(U8, 2, 3, 1, 2), 0.5), axis=2), 0.25, np.uint8(9)))
+
+    module = integers_of(model)
+
+    assert [op for op in ops_of(module) if "linear" not in op] == ["exp", "reshape", "transpose", "concat"]
+    assert dtypes_of(module) == {"f32", "u8"}
+    np.testing.assert_array_equal(run(module, net)[0], run_onnxruntime(model, net.arrays)[0])
+
+
 @pytest.mark.parametrize(("zero", "is_clipped"), [(0, False), (1, True)])
 def test_what_saturates_is_not_clipped(zero: int, is_clipped: bool) -> None:
     net = Net()
@@ -355,6 +370,24 @@ def test_what_saturates_is_not_clipped(zero: int, is_clipped: bool) -> None:
 
     assert ("relu" in ops_of(module)) is is_clipped
     np.testing.assert_array_equal(run(module, net)[0], run_onnxruntime(model, net.arrays)[0])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-42])
+def test_what_loses_its_numbers_is_quantized_again(scale: float) -> None:
+    net = Net()
+    wide = net.dq(net.input(U8, 50), scale, np.uint8(5))
+    model = net.model(net.q(net.add("Relu", wide), scale, np.uint8(5)))
+
+    np.testing.assert_array_equal(run(integers_of(model), net)[0], run_onnxruntime(model, net.arrays)[0])
+
+
+def test_a_channel_of_zeros_has_any_scale() -> None:
+    net = Net()
+    w = net.numbers(S8, (3, 4, 1, 1))
+    w[1] = 0
+    wide = net.dq(net.const(w), [0.5, 6.9e-38, 0.25], np.zeros(3, np.int8), axis=0)
+
+    check(net, net.add("Conv", net.dq(net.input(U8, 1, 4, 3, 3), 0.5, np.uint8(7)), wide))
 
 
 def test_a_branch_that_leaves_keeps_its_floats() -> None:

@@ -112,14 +112,16 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work) -> F
     func = _fuse_bodies(func, facts, work)
     nodes = _dataflow(func, facts, work.module)
     _set_post_dominators(nodes)
-    _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide).run()
-    members: dict[int, list[_Node]] = {}
-    for node in nodes:
-        members.setdefault(node.group, []).append(node)
+    grouping = _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide)
+    grouping.run()
     made_by = made_here(func)
+    grouping.widen_where_read(made_by)
+    members = grouping.members
     bindings: list[Binding] = []
     for node in nodes:
-        group = members[node.group]
+        group = members.get(node.group, [])
+        if node not in group:  # it is computed wherever it is read
+            continue
         if not _is_fusable(node) or all(_needs_no_kernel(member, made_by) for member in group):
             bindings.append(node.binding)
         elif node is group[-1]:
@@ -267,6 +269,40 @@ class _Grouping:
             if _is_fusable(node) and node.shape.kind is FusionKind.ELEMENTWISE:
                 self._grow(node, self._is_consumer)
 
+    def widen_where_read(self, made_by: Mapping[TensorVar, Binding]) -> None:
+        """Compute what only makes small integers wider in each group that reads it: fewer bytes are stored and read.
+
+        It is the last of its group, or alone; and every reader must be able to do so.
+        """
+        for node in reversed(self.nodes):
+            own = self.members[node.group]
+            if self.max_ops > 1 and node.users and not node.escapes and own[-1] is node and _widens(node):
+                self._hand_out(node, own, made_by)
+
+    def _hand_out(self, node: _Node, own: list[_Node], made_by: Mapping[TensorVar, Binding]) -> None:
+        readers = [self.nodes[user] for user in dict.fromkeys(node.users)]
+        before = [reader.binding for reader in readers]
+        copies = [_copied(node, -1 - k) for k in range(len(readers))]
+        if all(self._takes_copy(copy, reader, made_by) for copy, reader in zip(copies, readers, strict=True)):
+            for copy, reader in zip(copies, readers, strict=True):
+                copy.group = reader.group
+                self.members[reader.group].insert(0, copy)
+            own.remove(node)
+            return
+        for reader, binding in zip(readers, before, strict=True):
+            reader.binding = binding
+
+    def _takes_copy(self, copy: _Node, reader: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
+        """Whether a reader can compute its operand itself; it then reads the copy."""
+        group = self.members[reader.group]
+        if not _is_fusable(reader) or len(group) >= self.max_ops or all(_needs_no_kernel(member, made_by) for member in group):
+            return False
+        reader.binding = _with_operand(reader.binding, self.nodes[copy.index].binding.targets[0], copy.binding.targets[0])
+        self.members[copy.group] = [copy]
+        can_join = self._is_consumer(copy, reader, [reader])
+        del self.members[copy.group]
+        return can_join
+
     def _grow(self, node: _Node, may_join: object) -> None:
         """Join `node` with its post-dominator, then with that one's, as long as everything between may join.
 
@@ -385,6 +421,32 @@ class _Grouping:
             return True
         calls = [node.binding.value for node in merged]
         return bool(self.decide(knob_of_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
+
+
+def _widens(node: _Node) -> bool:
+    """Whether an operation makes each element of a tensor of small integers a wider one."""
+    call = node.binding.value
+    if not isinstance(call, Call) or node.shape.kind is not FusionKind.ELEMENTWISE or len(node.binding.targets) != 1:
+        return False
+    read = [arg for arg, access in zip(call.args, node.shape.accesses, strict=True) if access is Access.IDENTITY and arg is not None]
+    if len(read) != 1 or not isinstance(read[0], TensorVar):
+        return False
+    source, target = read[0].type, node.binding.targets[0].type
+    assert isinstance(source, TensorType) and isinstance(target, TensorType)
+    return source.dtype.is_int and source.dtype.bits <= 16 and target.dtype.bits > source.dtype.bits
+
+
+def _copied(node: _Node, group: int) -> _Node:
+    """The same operation with a result of its own, in another group."""
+    (target,) = node.binding.targets
+    binding = replace(node.binding, targets=(TensorVar(target.name, target.type, span=target.span),))
+    return _Node(node.index, binding, node.shape, group=group)
+
+
+def _with_operand(binding: Binding, old: TensorVar, new: TensorVar) -> Binding:
+    call = binding.value
+    assert isinstance(call, (Call, CallTir))
+    return replace(binding, value=replace(call, args=tuple(new if arg is old else arg for arg in call.args)))
 
 
 def _size_bytes(atom: Atom) -> int:

@@ -20,10 +20,13 @@ from tc.ir.graph import Atom, Call, TensorConst, all_bindings
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
+from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.integer_movement import MOVEMENT_RULES
 from tc.passes.graph.quantized import BYTES, Quantized, dequantized_from
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
+
+MOST_ROUNDS = 12
 
 MOST = 2**31 - 1
 """The largest sum of i32."""
@@ -37,7 +40,12 @@ def integer_graphs(module: IRModule) -> IRModule:
     """Compute with the integers of quantized tensors; see PRODUCT_RULES and MOVEMENT_RULES."""
     if not _is_quantized(module):
         return module
-    return rewrite_module(rewrite_module(module, MOVEMENT_RULES), PRODUCT_RULES)  # products take integers as they are when all has moved
+    for _ in range(MOST_ROUNDS):
+        moved = remove_dead_code(rewrite_module(module, MOVEMENT_RULES, max_rounds=1))  # what is dead is no other use
+        if moved is module:
+            break
+        module = moved
+    return rewrite_module(module, PRODUCT_RULES)  # they take integers as they are when all has moved
 
 
 def _is_quantized(module: IRModule) -> bool:
@@ -259,7 +267,11 @@ def _with_steps(b: GraphBuilder, m: Match) -> Atom | None:
     steps = _steps(m, m.bias, m.value("scale").astype(np.float64), MOST - 255**2 * int(depth.value)) if isinstance(depth, Const) else None
     if steps is None:
         return None
-    return _scaled(b, b.call("add", m.total, b.const(steps.astype(np.int32))), m.value("scale"))
+    total, other = m.total, m.call_of(m.total)
+    if other is not None and other.op == "add" and isinstance(other.args[1], TensorConst):
+        assert other.args[0] is not None
+        total, steps = other.args[0], steps + other.args[1].value
+    return _scaled(b, _added(b, total, steps), m.value("scale"))
 
 
 # -- the table

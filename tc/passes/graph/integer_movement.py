@@ -72,7 +72,9 @@ def _steps_of(x: Quantized, number: Atom | None) -> int | None:
         value = np.float32(number.value.reshape(()))
     else:
         return None
-    if not np.isfinite(value):
+    if value == 0:
+        return int(x.zero)
+    if not np.isfinite(value) or not x.is_one_to_one:
         return None
     steps = int(np.round(value / x.scale)) + int(x.zero)
     low, high = int_range(x.dtype)
@@ -94,7 +96,7 @@ def _join_integers(b: GraphBuilder, m: Match) -> Atom | None:
 def _clip_integers(b: GraphBuilder, m: Match) -> Atom | None:
     """clip(dequantize(x)), at numbers that x has or beyond all of them, as dequantize(clip(x))."""
     call, x = m.call("clip"), dequantized_from(m, m.x)
-    if x is None or x.axis is not None:
+    if x is None or x.axis is not None or not x.is_one_to_one:
         return None
     low, high = int_range(x.dtype)
     bounds: list[int] = []
@@ -184,7 +186,7 @@ def _quantized(to: Quantized, number: np.ndarray) -> int | None:
 def _as_it_was(b: GraphBuilder, m: Match) -> Atom | None:
     """quantize(dequantize(x)) with equal parameters: x."""
     x, to = dequantized_from(m, m.x), quantized_to(m.call("quantize"), m.roots["quantize"])
-    return x.value if x is not None and to is not None and x.has_parameters_of(to) else None
+    return x.value if x is not None and to is not None and x.has_parameters_of(to) and x.is_one_to_one else None
 
 
 # -- signs

@@ -12,8 +12,8 @@ from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.rewrite import Match
 
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**100
-"""Between these no product of a scale and a difference of integers, and no product of two scales, leaves the normal numbers of f32."""
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-100, 2.0**50
+"""Between these no product of a scale and an integer leaves the normal numbers of f32, and no sum of products is too large for it."""
 
 BYTES = (u8, i8)
 NARROW = (*BYTES, u16, i16)
@@ -23,7 +23,7 @@ NARROW = (*BYTES, u16, i16)
 class Quantized:
     """The numbers (value - zero) * scale of f32, where scale and zero are known: one each, or one for each element of `axis`.
 
-    value: a tensor of small integers. scale: f32[] or f32[n], between SMALLEST_SCALE and LARGEST_SCALE. zero: i64 of the same shape.
+    value: a tensor of small integers. scale: f32[] or f32[n], from 0 to LARGEST_SCALE. zero: i64 of the same shape.
     """
 
     value: Atom
@@ -43,6 +43,11 @@ class Quantized:
     @property
     def is_literal(self) -> bool:
         return isinstance(self.value, TensorConst)
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether different integers are different numbers, far enough apart to be told from each other."""
+        return bool(np.all(self.scale >= SMALLEST_SCALE))
 
     def along(self, values: np.ndarray) -> np.ndarray:
         """Scale or zero point, to broadcast with the value."""
@@ -88,7 +93,7 @@ def _quantized(call: Call, value: Atom | None) -> Quantized | None:
         return None
     if scale.value.dtype != np.float32 or scale.value.ndim > 1 or not (zero is None or isinstance(zero, TensorConst)):
         return None
-    if not scale.value.size or not np.all((scale.value >= SMALLEST_SCALE) & (scale.value <= LARGEST_SCALE)):
+    if not scale.value.size or not np.all((scale.value >= 0) & (scale.value <= LARGEST_SCALE)):
         return None
     zeros = np.zeros((), np.int64) if zero is None else zero.value.astype(np.int64)
     sizes = {array.size for array in (scale.value, zeros)} - {1}
