@@ -49,6 +49,7 @@ setup(
     package_data={
         "tc": ["py.typed"],
         "tc.target": ["*.json"],
+        "tc.quantization": ["*.json"],
         "tc.records": ["shipped/*.jsonl"],
         "tc.codegen.c": ["files/*"],
         "tc.demo": ["*.onnx", "*.npz"],

@@ -11,6 +11,7 @@ from tc.errors import TcError
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import inspect_model as inspect
 from tc.frontend.operators import op, remove_op
+from tc.quantization.quantize import quantize
 from tc.runtime.loading import load
 from tc.runtime.module import CompiledModule
 from tc.stages import interpret, lower
@@ -29,6 +30,7 @@ __all__ = [
     "load",
     "lower",
     "op",
+    "quantize",
     "remove_op",
     "tune",
 ]

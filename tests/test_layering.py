@@ -17,7 +17,7 @@ PACKAGE = ROOT / "tc"
 # Modules inside one room may import each other as long as that makes no cycle.
 ROOMS = (
     *("version", "errors", "ir", "target", "te", "ops", "interp", "frontend", "cost", "schedule", "passes", "codegen", "runtime"),
-    *("records", "check", "measure", "precision", "compiler", "stages", "fuzz", "autotune", "demo"),
+    *("records", "check", "measure", "precision", "compiler", "stages", "fuzz", "autotune", "quantization", "demo"),
     *("", "cli", "__main__"),  # "" is tc/__init__.py, the public names
 )
 LOOSE = {"version", "errors", "te", "compiler", "stages", "", "__main__"}

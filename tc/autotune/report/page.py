@@ -6,10 +6,9 @@ Whatever comes from models and databases is text here and never markup: every pi
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -17,11 +16,23 @@ from pathlib import Path
 from tc.autotune.events import Event, FormTried
 from tc.autotune.in_model.outcome import InModelResult
 from tc.autotune.report.facts import RunFacts, TaskFacts, gather_facts
+from tc.autotune.report.markup import (
+    bar,
+    breakable,
+    card,
+    color_key,
+    element,
+    figure,
+    section,
+    table,
+    whole_page,
+    words,
+    write_page,
+)
 from tc.autotune.report.plots import plot_accuracy, plot_curve, plot_model_time, require_matplotlib
 from tc.autotune.report.schedules import Difference, compare
-from tc.autotune.report.style import STYLE
 from tc.autotune.task import Task
-from tc.errors import TcError, UserError
+from tc.errors import TcError
 from tc.measure.harness import Ratio
 from tc.records.record import DEFAULT, Record, clean_text
 from tc.schedule.knobs import Value
@@ -45,7 +56,6 @@ CAUSES = {
     "wrong": "its results were not those of the reference",
 }
 
-_TEXT_LIMIT = 1 << 14
 _LOOP_WORDS = re.compile(r"\b(parallel|vectorized|unrolled|bound)(?=\()")
 
 
@@ -77,15 +87,7 @@ def write_report(
     """
     require_matplotlib()
     page = make_page(gather_facts(model, events, tasks, records), importance, in_model, verdict)
-    file = Path(path)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(file)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_page(path, page)
 
 
 def make_page(
@@ -107,14 +109,7 @@ def make_page(
         _failures(facts),
         element("footer", words(f"Made by tc {__version__}.")),
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{words('Tuning of ' + facts.model)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return whole_page("Tuning of " + facts.model, sections)
 
 
 # The sections.
@@ -140,7 +135,7 @@ def _headline(facts: RunFacts, verdict: GainVerdict | None) -> str:
         "header",
         element("h1", words(f"Tuning of {facts.model}")),
         element("p", words(_place(facts)), class_="where"),
-        element("div", *(_card(*card) for card in cards), class_="cards"),
+        element("div", *(card(*each) for each in cards), class_="cards"),
         element("p", element("b", "The whole model: "), words(say_verdict(verdict)), class_="reason") if verdict else "",
         element("p", element("b", "Why it stopped: "), words(facts.reason), class_="reason"),
         element("p", words(left_out), class_="note") if left_out else "",
@@ -178,30 +173,20 @@ def _remaining(facts: RunFacts) -> tuple[str, str]:
     return f"−{format_ms(facts.remaining_ms)}", "expected per run" + (f", {part:.1%} of it" if part == part else "")
 
 
-def _card(title: str, value: str, note: str) -> str:
-    return element(
-        "div",
-        element("span", words(title), class_="title"),
-        element("span", words(value), class_="value"),
-        element("span", words(note), class_="note"),
-        class_="card",
-    )
-
-
 def _tasks(facts: RunFacts) -> str:
     if not facts.tasks:
-        return _section("Tasks", element("p", "There was nothing to tune: the model has no task."))
+        return section("Tasks", element("p", "There was nothing to tune: the model has no task."))
     columns = (
         ("task", ""), ("saved per run" if facts.is_whole_model else "saved", "n"), ("gain", "n"), ("default", "n"),
         ("best verified", "n"), ("share of time", "n"), ("calls", "n"), ("trials", "n"), ("failed", "n"), ("variant", ""),
         *((("why no more", ""),) if any(task.reason for task in facts.tasks) else ()),
     )  # fmt: skip
-    table = _table(columns, (_task_row(facts, task) for task in facts.tasks))
+    shown = table(columns, (_task_row(facts, task) for task in facts.tasks))
     note = (
         "Times are those of one call. The gain is the default schedule's time over that of the best verified one, measured "
         "in turns, with quartiles; a schedule is verified when it was measured again and its results were those of the reference."
     )
-    return _section("Tasks", element("p", words(note), class_="note"), table)
+    return section("Tasks", element("p", words(note), class_="note"), shown)
 
 
 def _task_row(facts: RunFacts, task: TaskFacts) -> str:
@@ -210,13 +195,13 @@ def _task_row(facts: RunFacts, task: TaskFacts) -> str:
     is_spread = winner is not None and 0 < winner.low <= winner.high < math.inf
     spread = f"{1 / winner.high:.2f} to {format_gain(1 / winner.low)}" if winner and is_spread else ""
     gained = "n strong" if winner and winner.gain >= 1.01 else "n"
-    bar = _bar(share) if share == share else ""
+    track = bar(share) if share == share else ""
     cells = (
         (_cell(format_ms(task.saved_ms) if winner else NOT_KNOWN), "n"),
         (_cell(format_gain(winner.gain) if winner else NOT_KNOWN, spread), gained),
         (_cell(format_seconds(task.default_seconds)), "n"),
         (_cell(format_seconds(task.best_seconds)), "n"),
-        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + bar, "n"),
+        (_cell(f"{share:.1%}" if share == share else NOT_KNOWN) + track, "n"),
         (_cell(task.calls if task.task else NOT_KNOWN), "n"),
         (_cell(f"{task.trials:,}", earlier), "n"),
         (_cell(f"{task.num_failures:,}" if task.num_failures else ""), "n"),
@@ -239,35 +224,35 @@ def _cell(value: object, below: str = "") -> str:
 def _over_time(facts: RunFacts) -> str:
     figures = []
     if facts.steps:
-        key = _key(("first", "verified schedules"), ("second", "fastest measured so far, not checked yet"))
+        key = color_key(("first", "verified schedules"), ("second", "fastest measured so far, not checked yet"))
         text = "Calls × time, added up over all kernels. The axis need not begin at 0."
-        figures.append(_figure("The whole model", plot_model_time(facts.steps, 1), key, text))
+        figures.append(figure("The whole model", plot_model_time(facts.steps, 1), key, text))
     if facts.accuracies:
-        key = _key(("second", "one batch"), ("first", "mean of nine batches"), ("muted", "guessing"))
+        key = color_key(("second", "one batch"), ("first", "mean of nine batches"), ("muted", "guessing"))
         text = "How many pairs of a batch the model had in the right order before they were measured."
-        figures.append(_figure("Accuracy of the cost model", plot_accuracy(facts.accuracies, 2), key, text))
+        figures.append(figure("Accuracy of the cost model", plot_accuracy(facts.accuracies, 2), key, text))
     elif facts.steps:
         text = "The cost model was not trained in this run, so there is nothing to tell."
-        figures.append(_figure("Accuracy of the cost model", "", "", text))
-    return _section("Over time", element("div", *figures, class_="large")) if figures else ""
+        figures.append(figure("Accuracy of the cost model", "", "", text))
+    return section("Over time", element("div", *figures, class_="large")) if figures else ""
 
 
 def _curves(facts: RunFacts) -> str:
     shown = [task for task in facts.important if task.ratios][:CURVES_SHOWN]
     if not shown:
         return ""
-    key = _key(
+    key = color_key(
         ("second", "one trial"), ("first", "fastest so far"), ("good", "verified"), ("bad", "failed trial"),
         ("muted", "default"),
     )  # fmt: skip
     figures = (
-        _figure(task.name, plot_curve(task, 10 + place), "", _curve_text(task)) for place, task in enumerate(shown)
+        figure(task.name, plot_curve(task, 10 + place), "", _curve_text(task)) for place, task in enumerate(shown)
     )
     tried = sum(1 for task in facts.tasks if task.ratios)
     which = f"The {len(shown)} of {tried} tasks that saved most. " if tried > len(shown) else ""
     text = which + "Height is the gain: the default schedule's time over the trial's."
     note = element("p", words(text), class_="note")
-    return _section("Tuning curves", note, key, element("div", *figures, class_="small"))
+    return section("Tuning curves", note, key, element("div", *figures, class_="small"))
 
 
 def _curve_text(task: TaskFacts) -> str:
@@ -282,10 +267,10 @@ def _curve_text(task: TaskFacts) -> str:
 def _schedules(facts: RunFacts) -> str:
     shown = [task for task in facts.important if task.winner][:SCHEDULES_SHOWN]
     if not shown:
-        return _section("Schedules", element("p", "No task has a verified schedule of its own: all keep the default."))
+        return section("Schedules", element("p", "No task has a verified schedule of its own: all keep the default."))
     folds = (_schedule(task, is_open=place == 0) for place, task in enumerate(shown))
     note = "Loops before the passes that make code of them. The kinds of loops that are not plain are marked."
-    return _section("Schedules", element("p", note, class_="note"), *folds)
+    return section("Schedules", element("p", note, class_="note"), *folds)
 
 
 def _schedule(task: TaskFacts, *, is_open: bool) -> str:
@@ -344,8 +329,8 @@ def _in_model(in_model: Sequence[InModelResult]) -> str:
     parts = [element("p", words(note), class_="note")]
     if others:
         columns = (("kernel", ""), ("default", "n"), ("best alone", "n"), ("chosen", "n"), ("which is", ""))
-        parts.append(_table(columns, map(_in_model_row, others), class_="failures"))
-    return _section("Inside the model", *parts)
+        parts.append(table(columns, map(_in_model_row, others), class_="failures"))
+    return section("Inside the model", *parts)
 
 
 def _in_model_row(result: InModelResult) -> str:
@@ -367,7 +352,7 @@ def _forms(forms: Sequence[FormTried]) -> str:
         "answer ran in turns. The gain is over the best form before it; what is clearly faster is kept."
     )
     columns = (("question", ""), ("where", ""), ("answer", ""), ("gain", "n"), ("", ""))
-    return _section("The graph", element("p", words(note), class_="note"), _table(columns, map(_form_row, forms), class_="failures"))
+    return section("The graph", element("p", words(note), class_="note"), table(columns, map(_form_row, forms), class_="failures"))
 
 
 def _form_row(form: FormTried) -> str:
@@ -389,30 +374,30 @@ def _importance(importance: Sequence[tuple[str, float]]) -> str:
     total, most = sum(part for _, part in known), known[0][1]
     rows = (
         element("span", words(name), class_="name")
-        + _bar(part / most)
+        + bar(part / most)
         + element("span", words(f"{part / total:.1%}"), class_="part")
         for name, part in known[:FEATURES_SHOWN]
     )
     which = f"The first {FEATURES_SHOWN} of {len(known)} features. " if len(known) > FEATURES_SHOWN else ""
     note = which + "The part of the cost model's gain that comes from splits on each feature of the loops."
     bars = element("div", *rows, class_="bars")
-    return _section("What the cost model looks at", element("p", words(note), class_="note"), bars)
+    return section("What the cost model looks at", element("p", words(note), class_="note"), bars)
 
 
 def _failures(facts: RunFacts) -> str:
     causes = sum((task.failures for task in facts.tasks), Counter[str]())
     refused = [(task, problem) for task in facts.tasks for problem in task.problems]
     if not causes and not refused:
-        return _section("Failures", element("p", "No trial failed.")) if facts.trials else ""
+        return section("Failures", element("p", "No trial failed.")) if facts.trials else ""
     parts = []
     if causes:
         columns = (("cause", ""), ("trials", "n"), ("tasks", "n"), ("examples", ""))
         rows = (_failure_row(facts, cause, number) for cause, number in causes.most_common())
-        parts.append(_table(columns, rows, class_="failures"))
+        parts.append(table(columns, rows, class_="failures"))
     if refused:
         parts.append(element("h3", "Winners that were not kept"))
         parts.append(element("ul", *(element("li", _example(task.name, problem)) for task, problem in refused)))
-    return _section("Failures", *parts)
+    return section("Failures", *parts)
 
 
 def _failure_row(facts: RunFacts, cause: str, number: int) -> str:
@@ -435,53 +420,6 @@ def _example(task: str, text: str) -> str:
 
 
 # Markup.
-
-
-def words(value: object) -> str:
-    """Anything as text of the page."""
-    return escape(clean_text(str(value), _TEXT_LIMIT))
-
-
-def breakable(name: str) -> str:
-    """The same as `words`, and a long name may go on in the next line after `_` and `/`."""
-    return re.sub(r"(?<=\w[_/])(?=\w)", "<wbr>", words(name))
-
-
-def _bar(part: float) -> str:
-    return element("span", element("span", "", class_="bar", style=f"width:{100 * part:.1f}%"), class_="track")
-
-
-def element(name: str, *children: str, **attributes: str) -> str:
-    """An HTML element. `children` are HTML already; attributes are not, and those that are empty are left out, but for `open`."""
-    kept = {key.rstrip("_"): value for key, value in attributes.items() if value or key == "open"}
-    given = "".join(f' {key}="{escape(value)}"' for key, value in kept.items())
-    return f"<{name}{given}>{''.join(children)}</{name}>"
-
-
-def _table(columns: Sequence[tuple[str, str]], rows: Iterable[str], class_: str = "") -> str:
-    """A table of rows that are HTML already, under the names of the columns, each with its class."""
-    head = element("tr", *(element("th", words(name), class_=kind, scope="col") for name, kind in columns))
-    table = element("table", element("thead", head), element("tbody", *rows), class_=class_)
-    return element("div", table, class_="wide")
-
-
-def _section(title: str, *children: str) -> str:
-    return element("section", element("h2", words(title)), *children)
-
-
-def _figure(title: str, svg: str, key: str, text: str) -> str:
-    return element("figure", element("h3", breakable(title)), svg, key, element("figcaption", words(text)))
-
-
-def _key(*entries: tuple[str, str]) -> str:
-    """What the colours of a plot mean."""
-    items: Iterable[str] = (
-        element("span", element("i", "", style=f"background:var(--{colour})"), words(text)) for colour, text in entries
-    )
-    return element("p", *items, class_="key")
-
-
-# Numbers and text.
 
 
 def format_seconds(seconds: float) -> str:

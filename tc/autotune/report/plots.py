@@ -1,4 +1,4 @@
-"""The plots of a tuning report: matplotlib's SVG, made fit to stand inside a page.
+"""Plots of reports: matplotlib's SVG, made fit to stand inside a page.
 
 Every colour is drawn as a placeholder that becomes a CSS variable, so that the page's light and dark styles hold for plots too. No text
 from outside is drawn: names and captions are the page's.
@@ -16,7 +16,7 @@ from typing import Any
 from tc.autotune.report.facts import Accuracy, CurveStep, TaskFacts
 from tc.errors import UserError
 
-_PLACEHOLDERS = {
+COLOURS = {
     "ink": "#0a0b01",
     "muted": "#0a0b02",
     "grid": "#0a0b03",
@@ -36,72 +36,72 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("a tuning report has plots, which need matplotlib: pip install tc[viz]") from None
+        raise UserError("a report has plots, which need matplotlib: pip install tc[viz]") from None
 
 
 def plot_curve(task: TaskFacts, number: int) -> str:
     """The trials of one task: its gain over the default, trial by trial, and the best so far. `number` is another one for every plot."""
-    figure, axes = _figure(3.1, 1.8, size=9.5)
+    figure, axes = new_figure(3.1, 1.8, size=9.5)
     gains = [1 / ratio if math.isfinite(ratio) and ratio > 0 else math.nan for ratio in task.ratios]
     places = list(range(task.first_trial, task.first_trial + len(gains)))
     best = list(accumulate((0.0 if math.isnan(gain) else gain for gain in gains), max))
     top = max([1.1, *(gain for gain in gains if gain == gain), task.winner.gain if task.winner else 0.0]) * 1.08
     failed = [place for place, gain in zip(places, gains, strict=True) if gain != gain]
-    axes.axhline(1.0, color=_PLACEHOLDERS["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.plot(places, gains, ".", color=_PLACEHOLDERS["second"], markersize=3.6, alpha=0.75)
-    axes.plot(failed, [0.03 * top] * len(failed), "x", color=_PLACEHOLDERS["bad"], markersize=3.4, markeredgewidth=1.0)
+    axes.axhline(1.0, color=COLOURS["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.plot(places, gains, ".", color=COLOURS["second"], markersize=3.6, alpha=0.75)
+    axes.plot(failed, [0.03 * top] * len(failed), "x", color=COLOURS["bad"], markersize=3.4, markeredgewidth=1.0)
     shown = [(place, gain) for place, gain in zip(places, best, strict=True) if gain]
-    line = {"color": _PLACEHOLDERS["first"], "linewidth": 1.8, "drawstyle": "steps-post"}
+    line = {"color": COLOURS["first"], "linewidth": 1.8, "drawstyle": "steps-post"}
     axes.plot([place for place, _ in shown], [gain for _, gain in shown], **line)
     if task.winner:
-        axes.axhline(task.winner.gain, color=_PLACEHOLDERS["good"], linewidth=1.2, linestyle=(0, (1, 1.5)))
+        axes.axhline(task.winner.gain, color=COLOURS["good"], linewidth=1.2, linestyle=(0, (1, 1.5)))
     last = max(places, default=1)
     axes.set_xlim(min(places, default=1) - 0.02 * last - 0.5, last * 1.02 + 0.5)
     axes.set_ylim(0, top)
-    _few_ticks(axes, whole_x=True)
+    few_ticks(axes, whole_x=True)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_xlabel("trials")
-    return _svg(figure, number, f"Gain over the default during {len(gains)} trials")
+    return svg_of(figure, number, f"Gain over the default during {len(gains)} trials")
 
 
 def plot_model_time(steps: Sequence[CurveStep], number: int) -> str:
     """What a run of the model takes while tuning goes on: ms over wall time."""
-    figure, axes = _figure(5.2, 2.8)
+    figure, axes = new_figure(5.2, 2.8)
     scale, unit = _time_scale(steps[-1].seconds)
     places = [step.seconds / scale for step in steps]
     for name, values, width in (
         ("second", [step.measured_ms for step in steps], 1.6),
         ("first", [step.verified_ms for step in steps], 2.2),
     ):
-        axes.plot(places, values, color=_PLACEHOLDERS[name], linewidth=width, drawstyle="steps-post")
+        axes.plot(places, values, color=COLOURS[name], linewidth=width, drawstyle="steps-post")
     least = min(min(step.measured_ms, step.verified_ms) for step in steps)
     most = max(max(step.measured_ms, step.verified_ms) for step in steps)
     room = 0.08 * max(most - least, 0.05 * most, 1e-9)
     axes.set_ylim(max(0.0, least - room), most + room)
     axes.set_xlim(0, max(places[-1], 1e-9))
-    _few_ticks(axes)
+    few_ticks(axes)
     axes.set_xlabel(f"{unit} of tuning")
     axes.set_ylabel("ms per run")
     first_ms, last_ms = steps[0].verified_ms, steps[-1].verified_ms
-    return _svg(figure, number, f"Time of the model, from {first_ms:.4g} to {last_ms:.4g} ms per run")
+    return svg_of(figure, number, f"Time of the model, from {first_ms:.4g} to {last_ms:.4g} ms per run")
 
 
 def plot_accuracy(accuracies: Sequence[Accuracy], number: int) -> str:
     """How well the cost model had ordered each batch before it was measured, over wall time; the line is the mean of nine batches."""
-    figure, axes = _figure(5.2, 2.8)
+    figure, axes = new_figure(5.2, 2.8)
     scale, unit = _time_scale(accuracies[-1].seconds)
     places = [each.seconds / scale for each in accuracies]
     values = [each.value for each in accuracies]
-    axes.axhline(0.5, color=_PLACEHOLDERS["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.plot(places, values, "o", color=_PLACEHOLDERS["second"], markersize=3.6, alpha=0.6, markeredgewidth=0)
-    axes.plot(places, _smoothed(values), color=_PLACEHOLDERS["first"], linewidth=2.2)
+    axes.axhline(0.5, color=COLOURS["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.plot(places, values, "o", color=COLOURS["second"], markersize=3.6, alpha=0.6, markeredgewidth=0)
+    axes.plot(places, _smoothed(values), color=COLOURS["first"], linewidth=2.2)
     axes.set_ylim(min(0.4, min(values) - 0.04), 1.02)
     axes.set_xlim(0, max(places[-1] * 1.02, 1e-9))
-    _few_ticks(axes)
+    few_ticks(axes)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_xlabel(f"{unit} of tuning")
     axes.set_ylabel("pairs in order")
-    return _svg(figure, number, f"Rank accuracy of the cost model over {len(values)} batches")
+    return svg_of(figure, number, f"Rank accuracy of the cost model over {len(values)} batches")
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
@@ -114,12 +114,12 @@ def _time_scale(seconds: float) -> tuple[float, str]:
     return (1.0, "seconds") if seconds < 180 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-def _figure(width: float, height: float, size: float = 9.5) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, size: float = 9.5) -> tuple[Any, Any]:
     """An empty figure in inches, with one pair of axes; `size` of its letters in points, of which an inch has 72."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    ink, muted, grid = (_PLACEHOLDERS[name] for name in ("ink", "muted", "grid"))
+    ink, muted, grid = (COLOURS[name] for name in ("ink", "muted", "grid"))
     style: dict[str, Any] = {
         "font.family": "DejaVu Sans", "font.size": size, "axes.edgecolor": muted, "axes.labelcolor": ink,
         "axes.linewidth": 0.8,
@@ -134,14 +134,14 @@ def _figure(width: float, height: float, size: float = 9.5) -> tuple[Any, Any]:
         return figure, figure.add_subplot()
 
 
-def _few_ticks(axes: Any, *, whole_x: bool = False) -> None:
+def few_ticks(axes: Any, *, whole_x: bool = False) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole_x, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _svg(figure: Any, number: int, label: str) -> str:
+def svg_of(figure: Any, number: int, label: str) -> str:
     """The figure as an `svg` element: no ids but those it needs, which other plots of the page do not have; no sizes, no addresses."""
     import matplotlib
 
@@ -158,7 +158,7 @@ def _svg(figure: Any, number: int, label: str) -> str:
     body = re.sub(r' id="([\w.-]+)"', lambda m: f' id="p{number}-{m[1]}"' if m[1] in used else "", body)
     body = re.sub(r'(url\(#|href="#)([\w-]+)', rf"\1p{number}-\2", body)
     body = body.replace("xlink:href", "href")
-    for name, colour in _PLACEHOLDERS.items():
+    for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     return f'<svg viewBox="{box[1]}" role="img" aria-label="{label}">{_without_lines(body)}'
 

@@ -1,0 +1,215 @@
+"""How good a guess is: the simulated graph on calibration inputs, beside the model in f32 or under the user's metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from tc.errors import UserError
+from tc.quantization.calibration import Feed
+from tc.quantization.description import INTEGERS, HardwareDescription
+from tc.quantization.observe import CalibrationRun, Compile, Outputs
+from tc.quantization.simulate import SimulatedGraph, simulate
+from tc.quantization.statistics import Statistics
+from tc.quantization.strategy import Strategy, used_quantizers
+from tc.quantization.thresholds import Quantizer, choose_quantizer, weight_scales
+from tc.quantization.topology import Topology
+from tc.runtime.module import CompiledModule
+
+Predict = Callable[[Mapping[str, np.ndarray]], Outputs]
+Metric = Callable[[Predict], float]
+
+AGREEMENT_SHARE = 1e-3
+"""Of the relative error in the loss where there is a metric: metrics such as top-1 come in steps."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`error`: relative L2 distance of the outputs from those in f32, the mean over outputs. `cosine`: the least over outputs of the mean
+    over inputs. `metric`: the user's, larger is better, NaN without one. `loss`: what the search lowers: the error, or with a metric
+    what is lost of it and a thousandth of the error."""
+
+    error: float
+    cosine: float
+    metric: float
+    loss: float
+
+
+@dataclass
+class Scales:
+    """Quantizers and weight scales by what they depend on, each made once."""
+
+    topology: Topology
+    hardware: HardwareDescription
+    statistics: Sequence[Statistics]
+    weights: Mapping[str, np.ndarray]
+    _quantizers: dict[tuple[int, str, str], Quantizer] = field(default_factory=dict)
+    _weight_scales: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def quantizers(self, strategy: Strategy) -> dict[tuple[int, str], Quantizer]:
+        """Of every (class, integer type) that the strategy has."""
+        return {key: self.quantizer(*key, strategy.methods[key[0]]) for key in used_quantizers(self.topology, strategy)}
+
+    def quantizer(self, class_index: int, dtype: str, method: str) -> Quantizer:
+        """Of one class by one method."""
+        key = (class_index, dtype, method)
+        if key not in self._quantizers:
+            self._quantizers[key] = choose_quantizer(method, self.statistics[class_index], dtype, self.hardware.is_power_of_two)
+        return self._quantizers[key]
+
+    def of_weights(self, method: str) -> dict[str, np.ndarray]:
+        """Scales of the channels of each weight."""
+        if method not in self._weight_scales:
+            edges = {edge.value: edge for site in self.topology.sites for edge in site.edges if edge.is_weight}
+            self._weight_scales[method] = {
+                name: weight_scales(self.weights[name], edge.axis or 0, method, self.hardware.is_power_of_two)
+                for name, edge in edges.items()
+            }
+        return self._weight_scales[method]
+
+
+class Evaluator:
+    """Runs guesses. The simulated graph is compiled when this is made, and never again."""
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        scales: Scales,
+        feeds: Sequence[Feed],
+        observation: CalibrationRun,
+        metric: Metric | None,
+        compile_model: Compile,
+    ) -> None:
+        self.scales, self.feeds, self.metric = scales, feeds, metric
+        self.references = observation.outputs
+        self.simulation: SimulatedGraph = simulate(proto, scales.topology)
+        self.module: CompiledModule = compile_model(self.simulation.model)
+        self.reference_metric = math.nan
+
+    def set_reference(self, predict: Predict) -> None:
+        """Take the metric of the model in f32, which losses are measured from."""
+        self.reference_metric = math.nan if self.metric is None else call_metric(self.metric, predict)
+
+    def quality(self, strategy: Strategy) -> Quality:
+        """Of a guess, by the simulated graph."""
+        controls = self.simulation.controls(
+            strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights)
+        )
+        return self.quality_of(lambda feed: self.module.run({**feed, **controls}))
+
+    def quality_of(self, predict: Predict) -> Quality:
+        """Of whatever gives outputs by name."""
+        error, cosine = compare_outputs(self.references, [predict(feed) for feed in self.feeds])
+        if self.metric is None:
+            return Quality(error, cosine, math.nan, error)
+        value = call_metric(self.metric, predict)
+        return Quality(error, cosine, value, max(self.reference_metric - value, 0.0) + AGREEMENT_SHARE * error)
+
+
+def call_metric(metric: Metric, predict: Predict) -> float:
+    """The metric's value; UserError where it raises, or gives no number."""
+    try:
+        value = metric(predict)
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        raise UserError(f"metric: raised {type(error).__name__}: {error}") from error
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"metric: gave a {type(value).__name__}, must give a number, larger for better") from None
+    if not math.isfinite(number):
+        raise UserError(f"metric: gave {number}, must give a finite number, larger for better")
+    return number
+
+
+def compare_outputs(expected: Sequence[Outputs], found: Sequence[Outputs]) -> tuple[float, float]:
+    """Mean over outputs of the relative L2 error over all inputs, and the least over outputs of the mean cosine.
+
+    Of integer outputs the error is the share of elements that differ. What is not finite has the error infinity.
+    """
+    errors, cosines = [], []
+    for name in expected[0]:
+        pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(expected, found, strict=True)]
+        if pairs[0][0].dtype.kind != "f":
+            errors.append(float(np.mean([_differing(a, b) for a, b in pairs])))
+            continue
+        if any(a.shape != b.shape or not np.isfinite(b).all() for a, b in pairs):
+            return math.inf, 0.0
+        wide = [(a.astype(np.float64).reshape(-1), b.astype(np.float64).reshape(-1)) for a, b in pairs]
+        power = sum(float(a @ a) for a, _ in wide)
+        noise = sum(float((a - b) @ (a - b)) for a, b in wide)
+        errors.append(math.sqrt(noise / power) if power else float(noise > 0))
+        cosines.append(float(np.mean([_cosine(a, b) for a, b in wide])))
+    return float(np.mean(errors)) if errors else 0.0, min(cosines, default=1.0)
+
+
+def _differing(a: np.ndarray, b: np.ndarray) -> float:
+    """The share of elements that differ."""
+    if a.shape != b.shape or not a.size:
+        return float(a.shape != b.shape)
+    return float(np.mean(a != b))
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / size if size else float(not a.any() and not b.any())
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """What a site costs in accuracy. `operand_db`, `weight_db`: signal to noise of quantizing its computed operand and its weight, in
+    decibels; NaN without one. `error`: of the model's outputs when this site alone is quantized."""
+
+    site: str
+    op_type: str
+    operand_db: float
+    weight_db: float
+    error: float
+
+
+def layer_noise(scales: Scales, strategy: Strategy, errors: Mapping[str, float]) -> tuple[LayerNoise, ...]:
+    """Signal to noise of each site in its smallest type. errors: of the outputs, by site."""
+    found = []
+    for site in scales.topology.sites:
+        operand, weight = math.nan, math.nan
+        for edge in site.edges:
+            dtype = site.choices[0].operand(edge.operand)
+            if dtype not in INTEGERS:
+                continue
+            if edge.is_weight:
+                weight = _weight_db(scales, edge.value, edge.axis or 0, strategy.weights)
+            elif math.isnan(operand):
+                method = strategy.methods[edge.class_index]
+                operand = _operand_db(scales.statistics[edge.class_index], scales.quantizer(edge.class_index, dtype, method))
+        found.append(LayerNoise(site.name, site.op_type, operand, weight, errors.get(site.name, math.nan)))
+    return tuple(found)
+
+
+def _operand_db(statistics: Statistics, quantizer: Quantizer) -> float:
+    fake = quantizer.fake(statistics.centers.astype(np.float32))
+    signal = float((statistics.counts * statistics.centers**2).sum())
+    noise = float((statistics.counts * (fake - statistics.centers) ** 2).sum())
+    return decibels(signal, noise)
+
+
+def _weight_db(scales: Scales, name: str, axis: int, method: str) -> float:
+    weight, steps = scales.weights[name].astype(np.float64), scales.of_weights(method)[name]
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    step = steps.reshape(shape).astype(np.float64)
+    fake = np.clip(np.rint(weight / step), -127, 127) * step
+    return decibels(float((weight**2).sum()), float(((weight - fake) ** 2).sum()))
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Ten times the logarithm of the ratio of powers; infinity without noise."""
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+

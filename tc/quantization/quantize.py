@@ -1,0 +1,287 @@
+"""`tc.quantize`: from a model and calibration inputs to a quantized model, or a front of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tc.autotune.tuning import parse_budget
+from tc.compiler import compile_model
+from tc.errors import UserError, check_word
+from tc.frontend.dims import Dim, checked_dims
+from tc.frontend.registry import Model
+from tc.quantization.calibration import digest_of, read_feeds
+from tc.quantization.description import HardwareDescription, describe_hardware
+from tc.quantization.evaluate import Evaluator, Metric, Scales, compare_outputs, layer_noise
+from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
+from tc.quantization.literals import quantize_dynamic, quantize_weights
+from tc.quantization.observe import CalibrationRun, Compile, constant_zeros, observe, without_infinite
+from tc.quantization.prepare import check_prepared, opset_of, prepare, read
+from tc.quantization.realize import realize
+from tc.quantization.result import FrontPoint, QuantizedModel, label_of, usual_choice
+from tc.quantization.search import ALGORITHMS, Journal, Search, Trial, worth_measuring
+from tc.quantization.strategy import Strategy, all_small
+from tc.quantization.topology import Topology, analyse, weight_arrays
+from tc.runtime.module import CompiledModule
+from tc.target import Target, check_threads
+from tc.version import __version__
+
+MODES = ("static", "dynamic", "weights")
+SEARCH_INPUTS = 16
+"""Calibration inputs that guesses are tried on, evenly spaced, if there are more; statistics are of all."""
+
+MEASURED = 4
+"""Points of the search's front that are compiled and measured, beside f32 and everything in 8 bits."""
+
+MEASURE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class QuantizationStep:
+    """How far a quantization is: of `stage`, `done` of `total` (0: not known); `text`: what came of the last step."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    text: str = ""
+
+
+def quantize(
+    model: Model,
+    calibration: Any = None,
+    mode: str = "static",
+    metric: Metric | None = None,
+    target: str | Target = "native",
+    *,
+    budget: str | float = "5m",
+    trials: int | None = None,
+    search: str = "greedy",
+    hardware: str | os.PathLike[str] | HardwareDescription | None = None,
+    keep: Sequence[str] = (),
+    dims: Mapping[str, Dim | int] | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    state: str | os.PathLike[str] | None = None,
+    granularity: str = "tensor",
+    bits: int = 8,
+    block: int | None = None,
+    callback: Callable[[QuantizationStep], None] | None = None,
+) -> QuantizedModel:
+    """Quantize an ONNX model: find which edges run in 8 bits, bf16 or f32, and with which scales, for the hardware at hand.
+
+    model: path of an ONNX file, its bytes, or an onnx.ModelProto, in f32.
+    calibration: inputs as the model will see them: arrays by name; one array; a list or iterator of either; a folder of `.npz` or `.npy`
+        files. Sixteen to a few hundred calls. Needed by the mode "static", refused by the others.
+    mode: "static" searches, and writes QuantizeLinear and DequantizeLinear with scales from calibration. "dynamic" quantizes the operands
+        of products with literal weights as they come (granularity: a scale for each "tensor" or "row"). "weights" stores weights in 8 or
+        4 `bits`, in blocks of `block` numbers, and computes in f32.
+    metric: `metric(predict) -> float`, larger is better; `predict({"x": array})` gives outputs by name. Without it, guesses are measured
+        by their relative distance from the model in f32.
+    target: what latencies are measured on, as for `tc.compile`. hardware: a description by name ("vnni", "amx", "power_of_two", ...) or a
+        JSON file; by default the one that fits the target. Of hardware that is not the target, latencies are predicted only.
+    budget: time of the search, such as "90s"; preparing it and measuring the front come on top. trials: at most so many guesses instead.
+    search: "greedy", "annealing" or "random". keep: patterns of names or operators of nodes that stay in f32. seed: of what is drawn.
+    dims, threads: as for `tc.compile`. state: a file that every trial is written to; with the same request the search goes on from it.
+    callback: told of the progress. Ctrl-C during the search ends it, with the best so far.
+
+    Returns a `QuantizedModel`: `.model`, `.save(path)`, `.front`, `.choose(max_error=..., min_metric=..., min_speedup=...)`,
+    `.report(path)`.
+    Raises UserError for calibration data that do not fit or are not finite, a metric that raises or gives no finite number, a model that is
+    quantized already; UnsupportedError for a model with nothing to quantize.
+    Source: HAGO, hardware-aware automated quantization, of TVM.
+    """
+    check_word("mode", mode, MODES)
+    check_word("search", search, ALGORITHMS)
+    check_word("granularity", granularity, ("tensor", "row"))
+    request = _checked(model, metric, target, budget, trials, hardware, keep, dims, threads, seed, callback)
+    if mode != "static":
+        if calibration is not None or metric is not None:
+            raise UserError(f"calibration: the mode {mode!r} takes no inputs and no metric; only 'static' does")
+        proto = prepare(model)
+        if mode == "dynamic":
+            quantized = quantize_dynamic(proto, request.hardware, request.keep, granularity)
+        else:
+            quantized = quantize_weights(proto, request.hardware, request.keep, bits, block)
+        return QuantizedModel(quantized, request.name, mode, request.hardware.title)
+    if calibration is None:
+        raise UserError("calibration: the mode 'static' needs inputs; 'dynamic' and 'weights' need none")
+    return _Static(model, calibration, request, search, state).run()
+
+
+@dataclass(frozen=True)
+class _Request:
+    name: str
+    metric: Metric | None
+    hardware: HardwareDescription
+    is_measured: bool
+    keep: tuple[str, ...]
+    compile: Compile
+    seconds: float | None
+    trials: int | None
+    seed: int
+    tell: Callable[[QuantizationStep], None]
+
+
+def _checked(
+    model: Any,
+    metric: Any,
+    target: Any,
+    budget: Any,
+    trials: Any,
+    hardware: Any,
+    keep: Any,
+    dims: Any,
+    threads: Any,
+    seed: Any,
+    callback: Any,
+) -> _Request:
+    """The options, or UserError for one that cannot be, before any time is spent."""
+    for name, given in (("metric", metric), ("callback", callback)):
+        if given is not None and not callable(given):
+            raise UserError(f"{name} is a {type(given).__name__}, must be a function")
+    if isinstance(keep, str) or not isinstance(keep, Sequence) or not all(isinstance(pattern, str) for pattern in keep):
+        raise UserError("keep must be a list of patterns of names or operators of nodes, such as ['head*', 'Gemm']")
+    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+        raise UserError(f"trials is {trials!r}, must be at least 1")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise UserError(f"seed is {seed!r}, must be a whole number, not negative")
+    chosen = Target.of(target)
+    chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
+    described = describe_hardware(hardware, chosen)
+    compile_ = partial(_compile, target=chosen, dims=checked_dims(dims))
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "model"
+    seconds = parse_budget(budget) if trials is None else None
+    measured = described.describes(chosen) and chosen.device is None
+    return _Request(str(name), metric, described, measured, tuple(keep), compile_, seconds, trials, int(seed), callback or (lambda _: None))
+
+
+def _compile(model: onnx.ModelProto, *, target: Target, dims: Mapping[str, Dim]) -> CompiledModule:
+    return compile_model(model.SerializeToString(), target, dims=dims)
+
+
+class _Static:
+    """The stages of the mode "static"; what one makes the next ones read."""
+
+    def __init__(
+        self, model: Model, calibration: Any, request: _Request, search: str, state: str | os.PathLike[str] | None
+    ) -> None:
+        self.request, self.search, self.state = request, search, state
+        self.proto = prepare(model)
+        given = read(model)
+        self.feeds = read_feeds(calibration, self.proto)
+        if opset_of(given) != opset_of(self.proto):
+            self._check_converted(given)
+        self.modules: dict[str, tuple[onnx.ModelProto, CompiledModule]] = {}
+
+    def run(self) -> QuantizedModel:
+        request, tell = self.request, self.request.tell
+        found = analyse(self.proto, request.hardware, request.keep)
+        tell(QuantizationStep("calibrating", 0, len(self.feeds)))
+        seen = observe(self.proto, found, self.feeds, request.compile, lambda n, of: tell(QuantizationStep("calibrating", n, of)))
+        topology, notes = without_infinite(found, seen.statistics)
+        if not any(site.is_contraction for site in topology.sites):
+            raise UserError(f"nothing to quantize: {'; '.join(notes)}")
+        weights = weight_arrays(self.proto, topology)
+        _check_weights(weights)
+        scales = Scales(topology, request.hardware, seen.statistics, weights)
+        places = np.unique(np.linspace(0, len(self.feeds) - 1, min(SEARCH_INPUTS, len(self.feeds))).round().astype(int))
+        feeds = [self.feeds[i] for i in places]
+        part = CalibrationRun(seen.statistics, tuple(seen.outputs[i] for i in places))
+        tell(QuantizationStep("compiling the simulated graph"))
+        evaluator = Evaluator(self.proto, scales, feeds, part, request.metric, request.compile)
+        evaluator.set_reference(request.compile(self.proto).run)
+        journal = Journal(self.state, self._facts())
+        latency = self._latency(topology, scales, journal)
+        search = Search(
+            topology, evaluator.quality, latency.predict, journal, seed=request.seed, max_trials=request.trials,
+            budget_seconds=request.seconds, on_trial=lambda trial, n: tell(_trial_progress(trial, n, request.trials)),
+        )  # fmt: skip
+        ended = search.run(self.search)
+        notes += constant_zeros(topology.classes, seen.statistics)
+        if not request.is_measured:
+            notes += (f"times are predicted from the description {request.hardware.name!r}: it is not what the target is",)
+        points = self._measure(search.trials, topology, scales, evaluator)
+        chosen = usual_choice(points)
+        noise = layer_noise(scales, all_small(topology), search.errors)
+        types = tuple((s.name, s.op_type, chosen.strategy.combination(s).label) for s in topology.sites)
+        return QuantizedModel(
+            chosen.model, request.name, "static", request.hardware.title, chosen, points, tuple(search.trials), noise, tuple(notes),
+            ended, types,
+        )  # fmt: skip
+
+    def _check_converted(self, given: onnx.ModelProto) -> None:
+        """TcError where a newer opset made another model of it."""
+        feed = self.feeds[0]
+        before, after = (self.request.compile(model).run(feed) for model in (given, self.proto))
+        check_prepared(compare_outputs([before], [after])[0])
+
+    def _facts(self) -> dict[str, Any]:
+        """What a search is known by."""
+        request = self.request
+        model = hashlib.sha256(self.proto.SerializeToString(deterministic=True)).hexdigest()[:16]
+        return {
+            "kind": "tc quantization", "version": __version__, "model": model, "calibration": digest_of(self.feeds),
+            "hardware": request.hardware.name, "keep": list(request.keep), "search": self.search, "seed": request.seed,
+            "metric": request.metric is not None,
+        }  # fmt: skip
+
+    def _latency(self, topology: Topology, scales: Scales, journal: Journal) -> LatencyModel:
+        """From profiles of the model with all products in one combination, or what an earlier search found so."""
+
+        def profile() -> dict[str, Any]:
+            strategies = uniform_strategies(topology, all_small(topology))
+            labels = strategies if self.request.is_measured else {"f32": strategies["f32"]}
+            profiled = {}
+            for number, label in enumerate(labels):
+                self.request.tell(QuantizationStep("profiling", number, len(labels), label))
+                profiled[label] = self._compiled(strategies[label], topology, scales)
+            found = fit_latency(topology, profiled, self.feeds[0])
+            return {"rest": found.rest, "sites": {name: list(costs) for name, costs in found.sites.items()}}
+
+        entry = journal.remember("latency", profile)
+        return LatencyModel(entry["rest"], {name: tuple(costs) for name, costs in entry["sites"].items()})
+
+    def _compiled(self, strategy: Strategy, topology: Topology, scales: Scales) -> tuple[onnx.ModelProto, CompiledModule]:
+        if strategy.key not in self.modules:
+            proto = realize(self.proto, topology, strategy, scales.quantizers(strategy), scales.of_weights(strategy.weights))
+            self.modules[strategy.key] = (proto, self.request.compile(proto))
+        return self.modules[strategy.key]
+
+    def _measure(
+        self, trials: list[Trial], topology: Topology, scales: Scales, evaluator: Evaluator
+    ) -> tuple[FrontPoint, ...]:
+        """What is worth it, written, compiled, compared with f32 and timed in turns; fastest first."""
+        chosen = list(worth_measuring(trials, MEASURED))
+        compiled = []
+        for number, trial in enumerate(chosen):
+            self.request.tell(QuantizationStep("compiling the front", number, len(chosen)))
+            compiled.append(self._compiled(trial.strategy, topology, scales))
+        self.request.tell(QuantizationStep("measuring the front", 0, len(chosen)))
+        is_measured = self.request.is_measured
+        times = measure_in_turns([m for _, m in compiled], self.feeds[0], MEASURE_SECONDS) if is_measured else [None] * len(chosen)
+        points = []
+        for trial, (proto, module), time in zip(chosen, compiled, times, strict=True):
+            quality, label = evaluator.quality_of(module.run), label_of(topology, trial.strategy)
+            point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted)
+            points.append(point if time is None else dataclasses.replace(point, seconds=time.seconds, ratio=time.ratio.median))
+        return tuple(sorted(points, key=lambda p: (p.cost, p.quality.loss)))
+
+
+def _check_weights(weights: Mapping[str, np.ndarray]) -> None:
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise UserError(f"the weight {name!r} holds NaN or infinity: it has no scale")
+
+
+def _trial_progress(trial: Trial, number: int, total: int | None) -> QuantizationStep:
+    text = f"loss {trial.quality.loss:.4g}, {trial.predicted * 1e3:.3f} ms predicted"
+    return QuantizationStep(f"searching: {trial.stage}", number, total or 0, text)
+

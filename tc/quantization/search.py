@@ -1,0 +1,283 @@
+"""The search: which types and thresholds give the least error for their time.
+
+Every trial is one run of the simulated graph and a predicted latency; all trials together have a Pareto front, of which a few are then
+compiled and measured. Deterministic: the same seed, data and predictions try the same strategies in the same order, so a search that was
+stopped goes on by reading its trials from the state file.
+
+    greedy     thresholds first, then each product alone, then products widened one after the other, those first that lose the
+               least time for the most error; then small changes to what is on the front
+    annealing  small changes, taken when they are better, or by chance that gets smaller
+    random     drawn strategies
+
+Source: the three searches of HAGO; the order of widening follows HAWQ, with measured instead of second-order sensitivities.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tc.errors import UserError, check_word
+from tc.quantization.evaluate import Quality
+from tc.quantization.strategy import Strategy, all_float, all_small
+from tc.quantization.thresholds import METHODS, WEIGHT_METHODS
+from tc.quantization.topology import Topology
+
+ALGORITHMS = ("greedy", "annealing", "random")
+WIDENED_STEPS = 24
+"""How many prefixes of the order of widening are tried at most."""
+
+_COOLING = 60
+"""Trials in which annealing's temperature falls to a tenth."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A guess and what came of it. `stage`: what the search was doing. `predicted`: seconds of a call."""
+
+    strategy: Strategy
+    stage: str
+    quality: Quality
+    predicted: float
+
+
+class Journal:
+    """The trials of a search, in a file if it is named: a line of facts about the search, then a line for each trial."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, facts: dict[str, Any]) -> None:
+        self.path = None if path is None else Path(path)
+        self.known: dict[str, dict[str, Any]] = {}
+        if self.path is None:
+            return
+        if self.path.is_dir():
+            raise UserError(f"state {self.path}: that is a folder")
+        try:
+            if self.path.exists() and self.path.stat().st_size:
+                self._read(facts)
+            else:
+                self.path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"state {self.path}: {error.strerror or error}") from error
+
+    def _read(self, facts: dict[str, Any]) -> None:
+        assert self.path is not None
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        try:
+            found = json.loads(lines[0])
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("kind") != facts["kind"]:
+            raise UserError(f"state {self.path}: is no state of a search for a quantization; nothing was written")
+        for name, value in facts.items():
+            if found.get(name) != value:
+                raise UserError(f"state {self.path}: belongs to another search: its {name} is {found.get(name)!r}, here it is {value!r}")
+        whole = [line for line in lines[1:] if line.endswith("\n")]  # the last line of a search that was killed may be half
+        for line in whole:
+            entry = json.loads(line)
+            self.known[entry["key"]] = entry
+        if len(whole) + 1 < len(lines):
+            self.path.write_text("".join([lines[0], *whole]), encoding="utf-8")
+
+    def remember(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The entry of this key: read, or made and written."""
+        if key not in self.known:
+            self.known[key] = {"key": key, **make()}
+            if self.path is not None:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(self.known[key]) + "\n")
+        return self.known[key]
+
+
+class _OverError(Exception):
+    """The budget of trials or time is used up."""
+
+
+class Search:
+    """Trials until the budget is used up. `trials` grows; an interruption leaves it as far as it came."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        evaluate: Callable[[Strategy], Quality],
+        predict: Callable[[Strategy], float],
+        journal: Journal,
+        *,
+        seed: int = 0,
+        max_trials: int | None = None,
+        budget_seconds: float | None = None,
+        on_trial: Callable[[Trial, int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.topology, self.journal = topology, journal
+        self.trials: list[Trial] = []
+        self.errors: dict[str, float] = {}
+        self._evaluate, self._predict, self._on_trial = evaluate, predict, on_trial
+        self._rng = np.random.default_rng(seed)
+        self._max_trials, self._clock = max_trials, clock
+        self._end = math.inf if budget_seconds is None else clock() + budget_seconds
+        self._by_key: dict[str, Trial] = {}
+
+    def run(self, algorithm: str = "greedy") -> str:
+        """Search; returns why it ended: "budget", "finished" or "interrupted"."""
+        check_word("search", algorithm, ALGORITHMS)
+        try:
+            for strategy, stage in ((all_float(self.topology), "start"), (all_small(self.topology), "start")):
+                self._try(strategy, stage, is_needed=True)
+            {"greedy": self._greedy, "annealing": self._anneal, "random": self._random}[algorithm]()
+        except _OverError:
+            return "budget"
+        except KeyboardInterrupt:
+            if len(self.trials) < 2:
+                raise
+            return "interrupted"
+        return "finished"
+
+    def _try(self, strategy: Strategy, stage: str, is_needed: bool = False) -> Trial:
+        key = strategy.key
+        if key in self._by_key:
+            return self._by_key[key]
+        if not is_needed:
+            if self._max_trials is not None and len(self.trials) >= self._max_trials:
+                raise _OverError
+            if self._clock() >= self._end and key not in self.journal.known:
+                raise _OverError
+        entry = self.journal.remember(key, lambda: {"strategy": strategy.to_json(), "quality": asdict(self._evaluate(strategy))})
+        trial = Trial(strategy, stage, Quality(**entry["quality"]), self._predict(strategy))
+        self.trials.append(trial)
+        self._by_key[key] = trial
+        if self._on_trial is not None:
+            self._on_trial(trial, len(self.trials))
+        return trial
+
+    # -- greedy
+
+    def _greedy(self) -> None:
+        base = self._best_thresholds()
+        self._measure_sites(base)
+        order = self._order(base)
+        for count in widening_steps(len(order)):
+            self._try(base.with_choice(dict(order[:count])), "widening")
+        self._improve()
+
+    def _best_thresholds(self) -> Strategy:
+        tried = [self._try(all_small(self.topology, method), "thresholds") for method in METHODS]
+        best = min(tried, key=lambda trial: trial.quality.loss).strategy
+        others = [Strategy(best.choices, best.methods, method) for method in WEIGHT_METHODS if method != best.weights]
+        tried = [self._try(strategy, "thresholds") for strategy in (best, *others)]
+        return min(tried, key=lambda trial: trial.quality.loss).strategy
+
+    def _measure_sites(self, base: Strategy) -> None:
+        """The error of each product alone in its smallest type."""
+        floats = dict(all_float(self.topology).choices)
+        for site in self.topology.sites:
+            if site.is_contraction and len(site.choices) > 1:
+                alone = base.with_choice({**floats, site.name: 0})
+                self.errors[site.name] = self._try(alone, "sensitivity").quality.error
+
+    def _order(self, base: Strategy) -> list[tuple[str, int]]:
+        """Sites with the wider choice that each should get, those first that gain most accuracy for the time they lose."""
+        ranked = []
+        small = self._predict(base)
+        for site in self.topology.sites:
+            if site.name not in self.errors:
+                continue
+            options = []
+            for choice in range(1, len(site.choices)):
+                lost = self._predict(base.with_choice({site.name: choice})) - small
+                options.append((lost, -choice, choice))
+            lost, _, choice = min(options)
+            power = self.errors[site.name] ** 2
+            ranked.append((0 if lost <= 0 else 1, -power / max(lost, 1e-9), site.name, choice))
+        return [(name, choice) for _, _, name, choice in sorted(ranked)]
+
+    def _improve(self) -> None:
+        """Small changes to strategies of the front, those kept that are better than what they were made of."""
+        stale = 0
+        while stale < 200:
+            front = pareto(self.trials)
+            parent = front[int(self._rng.integers(len(front)))]
+            before = len(self.trials)
+            child = self._try(self._change(parent.strategy), "refining")
+            is_new = len(self.trials) > before
+            stale = 0 if is_new and child in pareto([*front, child]) else stale + 1
+
+    def _change(self, strategy: Strategy) -> Strategy:
+        """Another method for a class, or another choice for a site, drawn; three changes at most."""
+        for _ in range(int(self._rng.integers(1, 4))):
+            if self._rng.random() < 0.5 and strategy.methods:
+                index = int(self._rng.integers(len(strategy.methods)))
+                strategy = strategy.with_method(index, str(self._rng.choice(list(METHODS))))
+            else:
+                site = self.topology.sites[int(self._rng.integers(len(self.topology.sites)))]
+                strategy = strategy.with_choice({site.name: int(self._rng.integers(len(site.choices)))})
+        return strategy
+
+    # -- the others
+
+    def _anneal(self) -> None:
+        current = self._try(all_small(self.topology, "mse"), "annealing")
+        step = 0
+        while True:
+            child = self._try_changed(current.strategy, "annealing")
+            heat = 0.5 * 10 ** (-step / _COOLING)
+            worse = _score(child) - _score(current)
+            if worse <= 0 or self._rng.random() < math.exp(-worse / max(heat, 1e-9)):
+                current = child
+            step += 1
+            if step > 20 * _COOLING:
+                return
+
+    def _try_changed(self, strategy: Strategy, stage: str) -> Trial:
+        return self._try(self._change(strategy), stage)
+
+    def _random(self) -> None:
+        for _ in range(10_000):
+            share = float(self._rng.random())
+            names = {}
+            for site in self.topology.sites:
+                is_wide = self._rng.random() < share
+                names[site.name] = int(self._rng.integers(1, len(site.choices))) if is_wide and len(site.choices) > 1 else 0
+            methods = tuple(str(m) for m in self._rng.choice(list(METHODS), len(self.topology.classes)))
+            drawn = all_small(self.topology).with_choice(names)
+            self._try(Strategy(drawn.choices, methods, str(self._rng.choice(WEIGHT_METHODS))), "random")
+
+
+def _score(trial: Trial) -> float:
+    return math.log(trial.quality.loss + 1e-9) + 2 * math.log(max(trial.predicted, 1e-12))
+
+
+def widening_steps(count: int) -> list[int]:
+    """1 to `count`, all of them or WIDENED_STEPS, closer at the beginning."""
+    if count <= WIDENED_STEPS:
+        return list(range(1, count + 1))
+    return sorted({max(1, round(count * (i / WIDENED_STEPS) ** 1.5)) for i in range(1, WIDENED_STEPS + 1)})
+
+
+def pareto(trials: Iterable[Trial]) -> list[Trial]:
+    """Those that no other beats in loss and predicted time, fastest first; of equals the first."""
+    best, found = math.inf, []
+    for trial in sorted(trials, key=lambda t: (t.predicted, t.quality.loss)):
+        if trial.quality.loss < best:
+            best = trial.quality.loss
+            found.append(trial)
+    return found
+
+
+def worth_measuring(trials: list[Trial], count: int) -> Iterator[Trial]:
+    """f32, everything in 8 bits by default, and `count` of the front, evenly spaced in predicted time; no strategy twice."""
+    front, seen = pareto(trials), set()
+    same = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
+    best_small = min(same, key=lambda t: t.quality.loss)
+    places = np.unique(np.linspace(0, len(front) - 1, min(count, len(front))).round().astype(int)).tolist()
+    for trial in (trials[0], trials[1], best_small, *(front[i] for i in places)):
+        if trial.strategy.key not in seen:
+            seen.add(trial.strategy.key)
+            yield trial

@@ -1,0 +1,106 @@
+"""Calibration data in every form, and what is said of data that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tc.errors import UserError
+from tc.quantization.calibration import digest_of, read_feeds
+
+
+def model_of(*inputs: tuple[str, int, list[object]]) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in inputs]
+    return helper.make_model(helper.make_graph([], "net", values, []))
+
+
+ONE = model_of(("x", TensorProto.FLOAT, ["n", 3]))
+FIXED = model_of(("x", TensorProto.FLOAT, [2, 3]))
+TWO = model_of(("x", TensorProto.FLOAT, ["n", 3]), ("ids", TensorProto.INT64, ["n"]))
+
+
+def x(n: int = 2, value: float = 1.0) -> np.ndarray:
+    return np.full((n, 3), value, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "calls"),
+    [
+        (ONE, {"x": x()}, 1),
+        (ONE, x(), 1),
+        (ONE, [x(), x(5)], 2),
+        (ONE, [{"x": x()}] * 3, 3),
+        (ONE, (x() for _ in range(4)), 4),
+        (FIXED, x(6), 3),
+        (FIXED, x(2), 1),
+        (TWO, [{"x": x(), "ids": np.arange(2)}], 1),
+        (TWO, [(x(), np.arange(2))], 1),
+    ],
+)
+def test_every_form_is_read(model: onnx.ModelProto, given: Any, calls: int) -> None:
+    feeds = read_feeds(given, model)
+
+    assert len(feeds) == calls
+    assert all(list(feed) == [value.name for value in model.graph.input] for feed in feeds)
+
+
+def test_folders_are_read_in_the_order_of_names(tmp_path: Path) -> None:
+    for index in (2, 0, 1):
+        np.save(tmp_path / f"{index}.npy", x(value=index))
+    np.savez(tmp_path / "3.npz", x=x(value=3))
+    (tmp_path / "notes.txt").write_text("no data")
+
+    feeds = read_feeds(tmp_path, ONE)
+
+    assert [feed["x"][0, 0] for feed in feeds] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        (ONE, [], "there are no inputs"),
+        (ONE, iter(()), "there are no inputs"),
+        (ONE, 3, "calibration is a int"),
+        (ONE, [{"y": x()}], "calibration input 0: the model has no input 'y'; its inputs are x"),
+        (TWO, [{"x": x()}], "needs the input 'ids'"),
+        (TWO, [x()], "must be arrays by name: x, ids"),
+        (ONE, [x(), x().astype(np.float64)], "calibration input 1: x is of float64, but the model takes float32"),
+        (ONE, [np.zeros((2, 4), np.float32)], r"x has shape \[2, 4\], but the model takes \[n, 3\]"),
+        (ONE, [np.zeros(3, np.float32)], r"x has shape \[3\]"),
+        (ONE, [np.zeros((0, 3), np.float32)], r"x is empty, of shape \[0, 3\]"),
+        (ONE, [x(), np.array([[1, np.nan, 2]], np.float32)], r"calibration input 1: x holds nan at \[0, 1\]"),
+        (ONE, [np.array([[1, 2, -np.inf]], np.float32)], r"x holds -inf at \[0, 2\]"),
+        (ONE, [["a"]], "must be arrays by name"),
+        (ONE, "no/such/folder", "there is no such file or folder"),
+    ],
+)
+def test_what_does_not_fit_is_named(model: onnx.ModelProto, given: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_feeds(given, model)
+
+
+def test_a_folder_without_data_and_a_damaged_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the folder holds no \.npz or \.npy file"):
+        read_feeds(tmp_path, ONE)
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY broken")
+    with pytest.raises(UserError, match=r"a\.npy: cannot be read"):
+        read_feeds(tmp_path, ONE)
+
+
+def test_python_objects_are_not_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([print], object), allow_pickle=True)
+
+    with pytest.raises(UserError, match=r"a\.npy: cannot be read"):
+        read_feeds(tmp_path, ONE)
+
+
+def test_other_data_have_another_digest() -> None:
+    a, b = ({"x": x()}, {"x": x(value=2)})
+
+    assert digest_of([a]) == digest_of([{"x": x()}])
+    assert len({digest_of([a]), digest_of([b]), digest_of([a, b]), digest_of([b, a])}) == 4

@@ -1,0 +1,111 @@
+"""The modes without calibration against numpy, and in onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import tc
+from tc.errors import UserError
+from tc.quantization.literals import quantize_blocks
+from tests.quantization.small_nets import OrtModule, attention, conv_net, feeds_of, mlp
+
+MODES = [
+    ("dynamic", {}), ("dynamic", {"granularity": "row"}), ("weights", {}), ("weights", {"block": 8}), ("weights", {"bits": 4}),
+    ("weights", {"bits": 4, "block": 7}),
+]  # fmt: skip
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES)
+@pytest.mark.parametrize("make", [mlp, attention])
+def test_the_result_is_near_f32_and_the_same_in_both_runtimes(
+    rng: np.random.Generator, make: object, mode: str, options: dict[str, object]
+) -> None:
+    model = make(rng)  # type: ignore[operator]
+
+    written = tc.quantize(model, mode=mode, **options).model
+
+    onnx.checker.check_model(written, full_check=True)
+    feed = feeds_of(model, rng)[0]
+    expected, found, ours = (next(iter(m.run(feed).values())) for m in (OrtModule(model), OrtModule(written), tc.compile(written)))
+    assert relative(found, expected) < (0.2 if options.get("bits") == 4 else 0.03)
+    assert relative(ours, found) < 1e-3
+
+
+def test_products_by_row_are_those_of_numpy(rng: np.random.Generator) -> None:
+    model = mlp(rng)
+    feed = feeds_of(model, rng)[0]
+    written = tc.quantize(model, mode="dynamic", granularity="row", keep=["second"]).model
+    weight = numpy_helper.to_array(model.graph.initializer[0])
+
+    steps = np.abs(feed["x"]).max(axis=1, keepdims=True) / 127
+    scale = np.abs(weight).max(axis=0) / 127
+    product = np.rint(feed["x"] / steps) @ np.rint(weight / scale) * steps * scale
+    rest = np.maximum(product, 0) @ numpy_helper.to_array(model.graph.initializer[1]) + numpy_helper.to_array(model.graph.initializer[2])
+
+    np.testing.assert_allclose(OrtModule(written).run(feed)["y"], rest, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_of_zeros_stay_zero(rng: np.random.Generator) -> None:
+    model = mlp(rng)
+    written = tc.quantize(model, mode="dynamic", granularity="row").model
+    x = rng.standard_normal((3, 16)).astype(np.float32)
+    x[1] = 0
+
+    found = OrtModule(written).run({"x": x})["y"]
+
+    np.testing.assert_allclose(found[1], numpy_helper.to_array(model.graph.initializer[2]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "block"), [(24, 8), (25, 8), (3, 8), (1, 2), (17, 16)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_have_scales_of_their_own(rng: np.random.Generator, size: int, block: int, axis: int) -> None:
+    shape = (size, 5) if axis == 0 else (5, size)
+    array = (rng.standard_normal(shape) * 10 ** rng.uniform(-2, 2, shape)).astype(np.float32)
+
+    stored, scales = quantize_blocks(array, axis, block, 127)
+
+    count = -(-size // block)
+    assert stored.shape == shape and scales.shape == ((count, 5) if axis == 0 else (5, count))
+    wide = np.take(scales, np.arange(size) // block, axis)
+    for start in range(0, size, block):
+        part = [np.take(a, np.arange(start, min(start + block, size)), axis) for a in (array, stored, wide)]
+        assert np.all(np.abs(part[1] * part[2] - part[0]) <= np.abs(part[0]).max(axis=axis, keepdims=True) * 0.41)
+    assert np.abs(stored).max() <= 127
+
+
+def test_only_weights_get_smaller(rng: np.random.Generator) -> None:
+    model = conv_net(rng)
+    before = len(model.SerializeToString())
+
+    small = tc.quantize(model, mode="weights").model
+
+    stored = [t for t in small.graph.initializer if t.data_type == onnx.TensorProto.INT8]
+    assert len(stored) == 5 and len(small.SerializeToString()) < before
+    feed = feeds_of(model, rng)[0]
+    assert relative(OrtModule(small).run(feed)["y"], OrtModule(model).run(feed)["y"]) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "weights", "bits": 3}, "bits is 3, must be 8 or 4"),
+        ({"mode": "weights", "block": 1}, "block is 1"),
+        ({"mode": "dynamic", "granularity": "channel"}, "granularity is 'channel'"),
+        ({"mode": "half"}, "mode is 'half'"),
+        ({"mode": "dynamic", "calibration": [np.zeros((1, 16), np.float32)]}, "takes no inputs"),
+        ({"mode": "static"}, "needs inputs"),
+        ({"mode": "dynamic", "keep": ["nothing*"]}, "no node's name or operator fits 'nothing"),
+        ({"mode": "dynamic", "keep": "first"}, "keep must be a list"),
+        ({"mode": "dynamic", "hardware": "abacus"}, "no description 'abacus'"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(rng: np.random.Generator, options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        tc.quantize(mlp(rng), **options)

@@ -1,0 +1,126 @@
+"""A prepared model is the same model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import tc
+from tc.errors import ModelError, UnsupportedError, UserError
+from tc.quantization.prepare import opset_of, prepare
+from tests.quantization.small_nets import OrtModule, conv_net, feeds_of, floats, make_model, mlp
+
+
+def same(a: onnx.ModelProto, b: onnx.ModelProto, feed: dict[str, np.ndarray]) -> None:
+    for x, y in zip(OrtModule(a).run(feed).values(), OrtModule(b).run(feed).values(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17])
+def test_opsets_are_raised_and_normalizations_folded(rng: np.random.Generator, opset: int) -> None:
+    model = conv_net(rng, opset)
+
+    prepared = prepare(model)
+
+    assert opset_of(prepared) == max(opset, 13)
+    assert "BatchNormalization" not in {node.op_type for node in prepared.graph.node}
+    same(model, prepared, feeds_of(model, rng)[0])
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub", "Div"])
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (4, 1, 1), (1,), (1, 1, 1, 1), ()])
+def test_a_number_for_each_channel_goes_into_the_convolution(rng: np.random.Generator, op: str, shape: tuple[int, ...]) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node(op, ["c", "k"], ["y"])]
+    number = rng.uniform(0.5, 2, shape).astype(np.float32)
+    model = make_model(nodes, {"x": (1, 3, 5, 5)}, ["y"], {"w": floats(rng, 4, 3, 3, 3), "k": number})
+
+    prepared = prepare(model)
+
+    assert [node.op_type for node in prepared.graph.node] == ["Conv"]
+    same(model, prepared, feeds_of(model, rng)[0])
+
+
+@pytest.mark.parametrize("case", ["two readers", "output", "along the rows", "reversed difference", "shared weight"])
+def test_what_is_no_affine_map_of_channels_stays(rng: np.random.Generator, case: str) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Add", ["c", "k"], ["y"])]
+    weights = {"w": floats(rng, 3, 3, 1, 1), "k": floats(rng, 3, 1, 1)}
+    outputs = ["y"]
+    match case:
+        case "two readers":
+            nodes += [helper.make_node("Relu", ["c"], ["r"]), helper.make_node("Add", ["y", "r"], ["z"])]
+            outputs = ["z"]
+        case "output":
+            outputs = ["y", "c"]
+        case "along the rows":
+            weights["k"] = floats(rng, 1, 3)
+        case "reversed difference":
+            nodes[1] = helper.make_node("Sub", ["k", "c"], ["y"])
+        case "shared weight":
+            nodes += [helper.make_node("Conv", ["y", "w"], ["z"])]
+            outputs = ["z"]
+    inputs = {"x": (1, 3, 3, 3)}
+    model = make_model(nodes, inputs, outputs[:1], weights)
+    for name in outputs[1:]:
+        model.graph.output.append(helper.make_tensor_value_info(name, 1, [1, 3, 3, 3]))
+
+    prepared = prepare(model)
+
+    assert Counter(n.op_type for n in prepared.graph.node) == Counter(n.op_type for n in model.graph.node)
+    same(model, prepared, feeds_of(model, rng)[0])
+
+
+def test_weights_that_are_computed_from_constants_become_weights(rng: np.random.Generator) -> None:
+    constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(floats(rng, 8, 4), "w"))
+    nodes = [
+        constant,
+        helper.make_node("Transpose", ["w"], ["wt"], perm=[1, 0]),
+        helper.make_node("Identity", ["wt"], ["v"]),
+        helper.make_node("MatMul", ["x", "v"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": ("n", 4)}, ["y"], {})
+
+    prepared = prepare(model)
+
+    assert [node.op_type for node in prepared.graph.node] == ["MatMul"]
+    same(model, prepared, feeds_of(model, rng)[0])
+
+
+def test_nodes_get_names_of_their_own(rng: np.random.Generator) -> None:
+    model = mlp(rng)
+    for node in model.graph.node:
+        node.name = "same"
+
+    names = [node.name for node in prepare(model).graph.node]
+
+    assert len(set(names)) == len(names) == 3
+
+
+def test_a_quantized_model_is_refused(rng: np.random.Generator) -> None:
+    model = mlp(rng)
+    model.graph.node.insert(0, helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="first_step"))
+
+    with pytest.raises(UserError, match="quantized already: 'first_step' is a DynamicQuantizeLinear"):
+        prepare(model)
+
+
+def test_what_is_no_onnx_model_is_refused(tmp_path: object) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        prepare("no/such/file.onnx")
+    with pytest.raises(ModelError):
+        prepare(b"nonsense that is no model")
+    with pytest.raises(UserError, match="the model is a int"):
+        prepare(3)  # type: ignore[arg-type]
+    module = tc.lower(prepare(mlp(np.random.default_rng(0))))
+    assert module is not None
+
+
+def test_a_model_without_products_is_refused(rng: np.random.Generator) -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": (2, 3)}, ["y"], {})
+
+    for mode, data in (("static", [np.zeros((2, 3), np.float32)]), ("dynamic", None), ("weights", None)):
+        with pytest.raises(UnsupportedError, match="nothing to quantize"):
+            tc.quantize(model, data, mode)

@@ -1,0 +1,232 @@
+"""`tc.quantize` from end to end on small models: what comes out, and what is said where nothing can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import tc
+from tc.demo import MODEL_PATH, as_model_input, load_heldout
+from tc.errors import UserError
+from tc.quantization.quantize import QuantizationStep
+from tc.quantization.result import QuantizedModel, pareto_points
+from tests.quantization.small_nets import OrtModule, feeds_of, mlp
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_measurements() -> Iterator[None]:
+    """What the front takes is not what these tests are about."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tc.quantization.quantize.MEASURE_SECONDS", 0.1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return mlp(np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def feeds(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
+    return feeds_of(model, np.random.default_rng(1), calls=6)
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[QuantizationStep]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def quantized(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], steps: list[QuantizationStep]) -> QuantizedModel:
+    return tc.quantize(model, feeds, hardware="vnni", trials=20, callback=steps.append)
+
+
+def test_the_points_are_what_runs(quantized: QuantizedModel, feeds: list[dict[str, np.ndarray]]) -> None:
+    models = {point.label: point.model for point in quantized.points}
+    expected = np.concatenate([OrtModule(models["2 in f32"]).run(feed)["y"] for feed in feeds])
+
+    assert "2 in u8 x s8" in models
+    for point in quantized.points:
+        onnx.checker.check_model(point.model, full_check=True)
+        found = np.concatenate([OrtModule(point.model).run(feed)["y"] for feed in feeds])
+        error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+        assert point.quality.error == pytest.approx(error, rel=1e-2, abs=1e-6)
+
+
+def test_the_front_is_in_order(quantized: QuantizedModel) -> None:
+    front = quantized.front
+
+    assert front == pareto_points(quantized.points)
+    assert [p.cost for p in front] == sorted(p.cost for p in front)
+    assert [p.quality.loss for p in front] == sorted((p.quality.loss for p in front), reverse=True)
+    assert front[-1].quality.error < 1e-6
+
+
+def test_points_are_chosen_by_what_they_keep(quantized: QuantizedModel) -> None:
+    exact = quantized.choose(max_error=1e-6)
+    last = quantized.choose(-1)
+
+    assert exact.point is not None and exact.point.quality.error <= 1e-6
+    assert last.point == quantized.front[-1] and last.model is last.point.model
+    assert quantized.choose().point == quantized.point
+    with pytest.raises(UserError, match=r"no point is such; there are: .*in f32"):
+        quantized.choose(min_speedup=1e9)
+    with pytest.raises(UserError, match="the front has"):
+        quantized.choose(99)
+
+
+def test_progress_is_told(quantized: QuantizedModel, steps: list[QuantizationStep]) -> None:
+    stages = [step.stage for step in steps]
+
+    assert stages[0] == "calibrating" and stages[-1] == "measuring the front"
+    searching = [step for step in steps if step.stage.startswith("searching")]
+    assert [step.done for step in searching] == list(range(1, len(quantized.trials) + 1))
+
+
+def test_layers_say_what_they_cost(quantized: QuantizedModel) -> None:
+    assert [layer.site for layer in quantized.noise] == ["first", "second"]
+    for layer in quantized.noise:
+        assert 20 < layer.operand_db < 60 and 30 < layer.weight_db < 60
+        assert 0 < layer.error < 0.05
+
+
+def test_the_model_is_saved_whole(quantized: QuantizedModel, tmp_path: Path) -> None:
+    quantized.save(tmp_path / "a.onnx")
+
+    assert onnx.load(tmp_path / "a.onnx") == quantized.model
+    assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
+    with pytest.raises(UserError, match="that is a folder"):
+        quantized.save(tmp_path)
+    with pytest.raises(UserError, match="there is no folder"):
+        quantized.save(tmp_path / "b" / "a.onnx")
+
+
+def test_the_report_shows_all_points_and_layers(quantized: QuantizedModel, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    quantized.report(tmp_path / "report.html")
+
+    page = (tmp_path / "report.html").read_text()
+    assert all(text in page for text in ("first", "second", "The front", "Sensitivity", *(p.label for p in quantized.points)))
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+
+
+def test_a_stopped_search_is_the_same_when_it_went_on(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    def stop(step: QuantizationStep) -> None:
+        if step.stage.startswith("searching") and step.done == 5:
+            raise KeyboardInterrupt
+
+    state = tmp_path / "state.jsonl"
+    options: dict[str, Any] = {"hardware": "vnni", "trials": 9, "seed": 2}
+    stopped = tc.quantize(model, feeds, state=state, callback=stop, **options)
+    went_on = tc.quantize(model, feeds, state=state, **options)
+    again = tc.quantize(model, feeds, state=state, **options)
+
+    assert stopped.ended == "interrupted" and len(stopped.trials) == 5
+    assert [t.strategy for t in went_on.trials] == [t.strategy for t in again.trials]
+    assert [t.strategy for t in went_on.trials[:5]] == [t.strategy for t in stopped.trials]
+    assert [t.predicted for t in went_on.trials] == [t.predicted for t in again.trials]
+    with pytest.raises(UserError, match="belongs to another search: its seed is 2, here it is 3"):
+        tc.quantize(model, feeds, state=state, hardware="vnni", trials=9, seed=3)
+
+
+def test_the_metric_is_what_is_kept(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
+    labels = [OrtModule(model).run(feed)["y"].argmax(axis=1) for feed in feeds]
+
+    def accuracy(predict: Any) -> float:
+        return float(np.mean([predict(feed)["y"].argmax(axis=1) == label for feed, label in zip(feeds, labels, strict=True)]))
+
+    found = tc.quantize(model, feeds, metric=accuracy, hardware="vnni", trials=8)
+
+    assert all(0 <= p.quality.metric <= 1 for p in found.points)
+    assert max(p.quality.metric for p in found.points) == 1.0
+    kept = found.choose(min_metric=1.0)
+    assert kept.point is not None and kept.point.quality.metric == 1.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda predict: 1 / 0, "metric: raised ZeroDivisionError: division by zero"),
+        (lambda predict: math.nan, "metric: gave nan"),
+        (lambda predict: None, "metric: gave a NoneType"),
+        (7, "metric is a int, must be a function"),
+    ],
+)
+def test_a_metric_that_gives_no_number_is_named(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], metric: Any, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        tc.quantize(model, feeds, metric=metric, hardware="vnni", trials=4)
+
+
+def test_constant_values_are_quantized_and_noted(model: onnx.ModelProto) -> None:
+    """A relu that lets nothing through had the scale 0."""
+    dead = onnx.ModelProto()
+    dead.CopyFrom(model)
+    weight = numpy_helper.to_array(dead.graph.initializer[0])
+    dead.graph.initializer[0].CopyFrom(numpy_helper.from_array(-np.abs(weight), "w0"))
+    feeds = [{"x": np.abs(feed["x"])} for feed in feeds_of(dead, np.random.default_rng(3))]
+
+    found = tc.quantize(dead, feeds, hardware="vnni", trials=3)
+
+    assert any("'r' was 0 on every calibration input" in note for note in found.notes)
+    assert all(np.isfinite(point.quality.error) for point in found.points)
+
+
+def test_weights_that_are_not_finite_are_named(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
+    broken = onnx.ModelProto()
+    broken.CopyFrom(model)
+    weight = numpy_helper.to_array(broken.graph.initializer[1]).copy()
+    weight[0, 0] = np.inf
+    broken.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight, "w1"))
+
+    with pytest.raises(UserError, match="NaN or infinity"):
+        tc.quantize(broken, feeds, hardware="vnni", trials=3)
+
+
+def test_hardware_that_is_not_the_target_is_predicted(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
+    found = tc.quantize(model, feeds, hardware="power_of_two", trials=12)
+
+    assert all(math.isnan(p.seconds) for p in found.points)
+    assert any("times are predicted" in note for note in found.notes)
+    assert found.point is not None and "s8" in found.point.label
+    scales = [numpy_helper.to_array(t) for t in found.model.graph.initializer if t.name.endswith(".scale")]
+    assert scales and all(np.all(np.log2(scale) % 1 == 0) for scale in scales)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"trials": 0}, "trials is 0"), ({"seed": -1}, "seed is -1"), ({"budget": "soon"}, "budget: 'soon'"),
+        ({"search": "luck"}, "search is 'luck'"),
+        ({"callback": 3}, "callback is a int"), ({"dims": {"m": 3}}, "no symbolic dim 'm'"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_said(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], options: Mapping[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        tc.quantize(model, feeds, **options)
+
+
+@pytest.mark.slow
+def test_digits_stay_readable() -> None:
+    images, labels = load_heldout()
+    inputs = as_model_input(images)
+
+    found = tc.quantize(MODEL_PATH, [inputs[i : i + 16] for i in range(0, 64, 16)], hardware="vnni", trials=40)
+
+    name = found.model.graph.input[0].name
+    for point in found.points:
+        (scores,) = OrtModule(point.model).run({name: inputs}).values()
+        assert np.mean(scores.argmax(axis=1) == labels) >= 0.983
