@@ -285,6 +285,17 @@ def dot_pattern(name: str, lanes: int, depth: int, lhs: DType, rhs: DType, total
     return make_pattern(name, (lanes, depth), (a, b, c), body, num_reduced=1)
 
 
+def half_bytes_dot_pattern(name: str, lanes: int, depth: int, lhs: DType, rhs: DType, total: DType) -> PrimFunc:
+    """c[j] += total(a[4 p + k]) * total(b[j, k, p]) for `lanes` lanes j and `depth` terms 4 p + k: those of one p at one place of bytes."""
+    a, b = Buffer("a", (const(depth),), lhs), Buffer("b", sizes(lanes, 4, depth // 4), rhs)
+    c = Buffer("c", (const(lanes),), total)
+
+    def body(j: Var, p: Var, k: Var) -> Stmt:
+        return Store(c, (j,), Load(c, (j,)) + cast(Load(a, (4 * p + k,)), total) * cast(Load(b, (j, k, p)), total))
+
+    return make_pattern(name, (lanes, depth // 4, 4), (a, b, c), body, num_reduced=2)
+
+
 def interleave_pattern(name: str, lanes: int, depth: int, dtype: DType) -> PrimFunc:
     """t[j, k] = x[k, j] for `lanes` lanes j of `depth` rows k."""
     x, t = Buffer("x", (const(depth), const(lanes)), dtype), Buffer("t", (const(lanes), const(depth)), dtype)

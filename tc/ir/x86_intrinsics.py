@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u8
+from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u4, u8
 from tc.ir.expr import const
 from tc.ir.intrinsic import (
     Intrinsic,
     copy_pattern,
     dot_pattern,
     fill_pattern,
+    half_bytes_dot_pattern,
     interleave_pattern,
     register_intrinsic,
     tile_dot_pattern,
@@ -23,7 +24,12 @@ _BF16 = {512: (("avx512bf16",),), 256: (("avx512bf16", "avx512vl"),)}
 
 def dot_name(bits: int, lhs: DType, rhs: DType) -> str:
     """The name of the instruction that adds short sums of products to each 32-bit lane of a vector of so many bits."""
-    return f"dot{32 // lhs.bits}.{lhs.name}.{rhs.name}.{bits}"
+    return f"dot{terms_of_dot(lhs, rhs)}.{lhs.name}.{rhs.name}.{bits}"
+
+
+def terms_of_dot(lhs: DType, rhs: DType) -> int:
+    """How many products are added to each lane: of elements that fill 32 bits of the narrower operand."""
+    return 32 // min(lhs.bits, rhs.bits)
 
 
 def interleave_name(bits: int, dtype: DType) -> str:
@@ -40,7 +46,8 @@ NUM_TILES = 8
 Operands = dict[DType, tuple[tuple[DType, DType], ...]]
 
 DOT_OPERANDS: Operands = {
-    i32: ((u8, i8), (i8, u8), (i16, i16)),  # vpdpbusd; the same, its operands exchanged; vpdpwssd, or vpmaddwd and vpaddd
+    # vpdpbusd; the same, its operands exchanged; twice the same, halves of bytes apart; vpdpwssd, or vpmaddwd and vpaddd
+    i32: ((u8, i8), (i8, u8), (i8, u4), (i16, i16)),
     f32: ((bf16, bf16),),  # vdpbf16ps
 }
 """The type of a sum -> the types of the operands of products that instructions on vectors add up, the fastest first."""
@@ -85,7 +92,8 @@ def _register() -> None:
         for total, operands in DOT_OPERANDS.items():
             for lhs, rhs in operands:
                 name, wanted = dot_name(bits, lhs, rhs), _BF16[bits] if lhs is bf16 else features[lhs.bits]
-                register_intrinsic(Intrinsic(name, dot_pattern(name, lanes, 32 // lhs.bits, lhs, rhs, total), wanted))
+                make = half_bytes_dot_pattern if rhs.per_byte > 1 else dot_pattern
+                register_intrinsic(Intrinsic(name, make(name, lanes, terms_of_dot(lhs, rhs), lhs, rhs, total), wanted))
         for dtype in (i8, u8, i16, bf16):
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)

@@ -9,7 +9,7 @@ from tc.codegen.llvm.builder import Value, llvm_type
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.codegen.llvm.tiles import EMIT_TILE
 from tc.errors import CodegenError
-from tc.ir.dtype import bf16, i8, i16, u8
+from tc.ir.dtype import bf16, i8, i16, u4, u8
 from tc.ir.expr import Expr, Load, const
 from tc.ir.intrinsic import INTRINSICS, Intrinsic
 from tc.ir.loop import IntrinsicCall
@@ -44,6 +44,26 @@ def _dot(emit_sum: EmitSum, emitter: MemoryEmitter, intrinsic: Intrinsic, operan
     lhs = builder.emit(f"bitcast {terms} to <{lanes * depth} x {element}>", element, lanes * depth)
     rhs = emitter.load_vector(b, lanes * depth)
     emitter.store_vector(c, emit_sum(emitter, total, lhs, rhs))
+
+
+def _half_bytes_dot(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+    """Products of bytes of a and the lower halves of b's bytes, and then the upper ones."""
+    a, b, c = _places(operands)
+    lanes, each, halves = (int(dim.value) for dim in intrinsic.pattern.buffers[1].shape)  # type: ignore[attr-defined]
+    builder = emitter.b
+    words = emitter.load_words(b, lanes)
+    total = emitter.load_vector(c, lanes)
+    bits = 8 // halves
+    ones = sum((2**bits - 1) << (8 * k) for k in range(4))
+    for half in range(halves):
+        *lead, last = a.indices
+        terms = builder.splat(emitter.load_bits(Load(a.buffer, (*lead, last + const(each * half))), "i32"), lanes)
+        lhs = builder.emit(f"bitcast {terms} to <{4 * lanes} x i8>", "i8", 4 * lanes)
+        moved = builder.binary("lshr", words, builder.int(bits * half, words)) if half else words
+        kept = builder.binary("and", moved, builder.int(ones, moved))
+        rhs = builder.emit(f"bitcast {kept} to <{4 * lanes} x i8>", "i8", 4 * lanes)
+        total = _sum_of_bytes_exchanged(emitter, total, lhs, rhs)
+    emitter.store_vector(c, total)
 
 
 def _places(operands: tuple[Expr, ...]) -> tuple[Load, ...]:
@@ -99,6 +119,7 @@ _EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))
     _EMITTERS[dot_name(_bits, i8, u8)] = partial(_dot, _sum_of_bytes_exchanged)
+    _EMITTERS[dot_name(_bits, i8, u4)] = _half_bytes_dot
     _EMITTERS[dot_name(_bits, i16, i16)] = partial(_dot, _sum_of_words)
     _EMITTERS[dot_name(_bits, bf16, bf16)] = partial(_dot, _sum_of_bf16)
     for _dtype in (i8, u8, i16, bf16):

@@ -72,12 +72,26 @@ class MemoryEmitter(PlaceEmitter):
         before = bytes_before(self.b, uniform, dtype)
         if buffer in self.prefetched:
             self._prefetch_ahead(buffer, terms, before, 4 * word)
-        pointer = self.pointer_to(buffer, before, 4 * word)
-        text = f"load <{self.lane.lanes} x i32>, {pointer}, align 1{self.aliasing.get(buffer, '')}"
+        words = self._whole_words(buffer, self.pointer_to(buffer, before, 4 * word), self.lane.lanes)
+        return WordPlace(words, place * dtype.bits, dtype)
+
+    def load_words(self, operand: Load, lanes: int) -> Value:
+        """So many words of 32 bits from an element on, the first in its word, outside vectorized loops."""
+        buffer, dtype = operand.buffer, operand.buffer.dtype
+        uniform, known, _, _, terms = self._offset(buffer, operand.indices)
+        if not self._is_whole(buffer, operand.indices, 32 // dtype.bits) or known % (32 // dtype.bits):
+            raise CodegenError(f"{operand} may begin inside a word")
+        before, rest = bytes_before(self.b, uniform, dtype), known // dtype.per_byte
+        if buffer in self.prefetched:
+            self._prefetch_ahead(buffer, terms, before, rest)
+        return self._whole_words(buffer, self.pointer_to(buffer, before, rest), lanes)
+
+    def _whole_words(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
+        text = f"load <{lanes} x i32>, {pointer}, align 1{self.aliasing.get(buffer, '')}"
         found = self.state.loaded.get(text)
         if found is None:
-            found = self.state.loaded[text] = self.b.emit(text, "i32", self.lane.lanes)
-        return WordPlace(found, place * dtype.bits, dtype)
+            found = self.state.loaded[text] = self.b.emit(text, "i32", lanes)
+        return found
 
     def _is_free(self, node: Load) -> bool:
         """Whether masked lanes may be loaded too, and better are: the machine has no masks for elements so narrow, and all are there."""

@@ -9,12 +9,13 @@ from tc.frontend.onnx import (
     ops_resize,
     ops_sequence,
     ops_shape,
+    ops_weights,
     reference_run,
     rnn,
 )
 from tc.frontend.onnx.load import inspect_model, load_model
 
 # Importing these fills the tables of operators and of Python functions.
-OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, reference_run, rnn)
+OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, ops_weights, reference_run, rnn)
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from tc.ir.dtype import DType, f32, from_numpy, i4, i8, u4, u8
-from tc.ir.graph import Atom
+from tc.ir.dtype import DType, f32, from_numpy, i4, i8, i32, u4, u8
+from tc.ir.graph import Atom, TensorConst
 from tc.ir.types import tensor_type
-from tc.ops.block_products import pack_parameters, pack_weights, terms_of_word
+from tc.ops.block_products import SHIFT, SUMS, X_SCALE, ZERO, pack_parameters, pack_weights, terms_of_word
 from tc.ops.build import GraphBuilder
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op
 
@@ -72,12 +72,12 @@ def block_rules(lanes: int) -> tuple[GraphRule, ...]:
 
     def columns_of(weights: BlockWeights) -> int:
         count = weights.values.shape[0]
-        return lanes * min(PANEL_VECTORS, max(1, 1 << (-(-count // lanes) - 1).bit_length()))
+        return lanes * min(PANEL_VECTORS, int(2 ** (-(-count // lanes) - 1).bit_length()))
 
     def pack(find: Callable[[Match], BlockWeights | None]) -> Callable[[GraphBuilder, Match], Atom | None]:
         def result(b: GraphBuilder, m: Match) -> Atom | None:
             weights = find(m)
-            return None if weights is None else packed_product(b, m.x, weights, columns_of(weights))
+            return None if weights is None else packed_product(b, in_blocks(b, m.x, weights), weights, columns_of(weights))
 
         return result
 
@@ -93,7 +93,41 @@ def block_rules(lanes: int) -> tuple[GraphRule, ...]:
             inexact=True,
         )
 
-    return tuple(rule(turned, zeros) for zeros in (False, True) for turned in (False, True))
+    return (*(rule(turned, zeros) for zeros in (False, True) for turned in (False, True)), rule_of_blocks(columns_of))
+
+
+def rule_of_blocks(columns_of: Callable[[BlockWeights], int]) -> GraphRule:
+    """The rule for what is a sum over blocks already, of weights that are not packed."""
+
+    def result(b: GraphBuilder, m: Match) -> Atom | None:
+        found = _of_blocks(m)
+        if found is None:
+            return None
+        args = m.call("product").args
+        sums, x_scale = (args[place] if len(args) > place else None for place in (SUMS, X_SCALE))
+        return packed_product(b, m.x, found, columns_of(found), x_scale, sums)
+
+    return GraphRule(
+        "a product with a literal in blocks, packed",
+        op("matmul_blocks", any_("x"), const_("w"), const_("s"), name="product", rest=True),
+        result,
+        example=_example_of_blocks,
+        inexact=True,
+    )
+
+
+def _of_blocks(m: Match) -> BlockWeights | None:
+    """The weights of a `matmul_blocks` of literals that is not packed; None for another, or a narrow one."""
+    args = m.call("product").args
+    zero, shift = (args[place] if len(args) > place else None for place in (ZERO, SHIFT))
+    if m.value("w").ndim != 2 or len(m.value("w")) < LEAST_COLUMNS or m.attrs("product").columns != len(m.value("w")):
+        return None
+    if not all(each is None or isinstance(each, TensorConst) for each in (zero, shift)):
+        return None
+    block = m.type_of("x").shape[-1]
+    literals = [each.value if isinstance(each, TensorConst) else None for each in (zero, shift)]
+    weights = BlockWeights(m.value("w"), m.value("s"), literals[0], literals[1], int(block))
+    return weights if weights.is_packable else None
 
 
 def _dequantized(m: Match, turned: bool) -> BlockWeights | None:
@@ -129,21 +163,24 @@ def _dequantized(m: Match, turned: bool) -> BlockWeights | None:
     return weights if weights.is_packable else None
 
 
-def packed_product(b: GraphBuilder, x: Atom, weights: BlockWeights, columns: int, x_scale: Atom | None = None) -> Atom:
-    """`matmul_blocks` of x, [..., k] of floats, or [..., g, block] of bytes with their scales, and packed weights."""
-    dtype = from_numpy(weights.values.dtype)
-    wanted = (_SIGNED if x_scale is None else _UNSIGNED).get(dtype)
+def packed_product(
+    b: GraphBuilder, x: Atom, weights: BlockWeights, columns: int, x_scale: Atom | None = None, sums: Atom | None = None
+) -> Atom:
+    """`matmul_blocks` of x, [..., g, block], and packed weights. `x_scale`: what bytes are to be scaled by; `sums`: those of the blocks."""
+    dtype, x_dtype = from_numpy(weights.values.dtype), x.type.dtype  # type: ignore[union-attr]
+    wanted = (_SIGNED if x_dtype.is_float else _UNSIGNED).get(dtype)
     weights = (weights if wanted is None else weights.less(*wanted)).simplest()
     dtype = from_numpy(weights.values.dtype)
     count, depth = weights.values.shape
     groups, together = weights.scale.shape[1], terms_of_word(dtype)
-    block = weights.block if groups > 1 else -(-depth // together) * together
+    block = -(-weights.block // together) * together
     values = np.zeros((count, groups * block), dtype.numpy)
     values[:, :depth] = weights.values
-    blocks = x if x_scale is not None else _in_blocks(b, x, depth, groups, block)
-    sums = None
-    if weights.zero is not None or weights.shift is not None:
-        sums = b.call("sum", blocks, axes=(-1,), keepdims=False)
+    x = _filled_up(b, x, block)
+    if weights.zero is None and weights.shift is None:
+        sums = None
+    elif sums is None:
+        sums = b.call("sum", x if x_dtype.is_float else b.call("cast", x, dtype=i32), axes=(-1,), keepdims=False)
     zero = weights.zero
     operands = (
         b.const(pack_weights(values, block, columns)),
@@ -153,16 +190,31 @@ def packed_product(b: GraphBuilder, x: Atom, weights: BlockWeights, columns: int
         sums,
         x_scale,
     )
-    return b.call("matmul_blocks", blocks, *operands, columns=count)
+    return b.call("matmul_blocks", x, *operands, columns=count)
 
 
-def _in_blocks(b: GraphBuilder, x: Atom, depth: int, groups: int, block: int) -> Atom:
+def in_blocks(b: GraphBuilder, x: Atom, weights: BlockWeights) -> Atom:
     """[..., k] -> [..., g, block], filled up with zeros."""
-    *rows, _ = x.type.shape  # type: ignore[union-attr]
-    missing = groups * block - depth
-    if missing:
-        x = b.call("pad", x, pads=(*(0 for _ in rows), 0, *(0 for _ in rows), missing))
-    return b.call("reshape", x, shape=(*rows, groups, block))
+    groups = weights.scale.shape[1]
+    x = _filled_up(b, x, groups * weights.block)
+    return b.call("reshape", x, shape=(*x.type.shape[:-1], groups, weights.block))  # type: ignore[union-attr]
+
+
+def _filled_up(b: GraphBuilder, x: Atom, size: int) -> Atom:
+    """x with zeros after the elements of the last axis, up to so many."""
+    *rest, last = x.type.shape  # type: ignore[union-attr]
+    missing = size - int(last)
+    none = (0,) * len(rest)
+    return b.call("pad", x, pads=(*none, 0, *none, missing)) if missing else x
+
+
+def _example_of_blocks(b: GraphBuilder) -> Atom:
+    rng = np.random.default_rng(0)
+    x = b.call("cast", b.call("mul", b.param("x", tensor_type((3, 2, 8), f32)), b.const(np.float32(100))), dtype=i8)
+    scales = [b.const(rng.uniform(0.1, 1, shape).astype(np.float32)) for shape in ((10, 2), (3, 2))]
+    q = b.const(rng.integers(0, 16, (10, 16)).astype(u4.numpy))
+    sums = b.call("sum", b.call("cast", x, dtype=i32), axes=(-1,), keepdims=False)
+    return b.call("matmul_blocks", x, q, scales[0], b.const(np.uint8(8)), None, sums, scales[1], columns=10)
 
 
 def _example(b: GraphBuilder, turned: bool, has_zero: bool) -> Atom:

@@ -16,7 +16,7 @@ from tc.ir.expr import Const, Expr, Mul, is_const
 from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import TILE_ROWS
-from tc.schedule.analysis import Contraction, as_contraction, block_infos, in_parts, is_stencil
+from tc.schedule.analysis import Contraction, as_contraction, block_infos, in_parts, is_stencil, sum_of_parts
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, works_in_place
 from tc.schedule.rules.epilogue import (
     block_info,
@@ -46,6 +46,8 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     """
     infos = block_infos(schedule.func)
     found = [(k, c) for k, info in enumerate(infos) if (c := as_contraction(info)) is not None]
+    totals = {total.name for _, c in found if (total := sum_of_parts(c.info, infos)) is not None}  # products of parts and their scales
+    found = [(k, c) for k, c in found if c.info.name not in totals]
     if len(found) != 1:
         return None
     position, contraction = found[0]

@@ -24,6 +24,7 @@ from tc.ir.x86_intrinsics import (
     Operands,
     dot_name,
     interleave_name,
+    terms_of_dot,
     tile_dot_name,
 )
 from tc.schedule.analysis import Contraction, block_infos
@@ -34,6 +35,9 @@ from tc.schedule.rules.matrix_tiles import Grid, TileProduct, terms_of_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
+
+TOGETHER = 4
+"""Bytes of a word."""
 
 LONGEST_CHAIN = 8192
 """How many terms may be summed one after the other. Longer sums are made of parts: the error is that of two chains of their square root."""
@@ -72,7 +76,7 @@ class Dot:
 
     @property
     def depth(self) -> int:
-        return 32 // self.lhs.bits
+        return terms_of_dot(self.lhs, self.rhs)
 
     @property
     def terms(self) -> int:
@@ -141,6 +145,8 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False, t
     for name, lhs, rhs in _fitting(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
         dot = Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
         pays = lhs is not bf16 or (not strict and _pays_for_bf16(contraction, target))
+        if rhs.per_byte > 1 and not is_packed:  # nothing brings halves of bytes side by side
+            continue
         if pays and (not is_packed or dot.takes_rhs_in_place(contraction)):
             return dot
     return None
@@ -169,6 +175,8 @@ def _grouping(contraction: Contraction) -> tuple[Var | None, int]:
             block = depth_block(rhs, (k,)) or group
             inside = {k // group} if block == group else {k // block, k // group % (block // group)}
             return (k, group) if block % group == 0 and inside <= set(before) else (None, 0)
+        case FloorMod(lhs=FloorDiv(lhs=Var() as k)) if k in contraction.depth and rhs.indices[-2] is k % TOGETHER:  # several to a byte
+            return k, terms_in_words(contraction)
         case Var() as k if k in contraction.depth and len(contraction.depth) > 1:  # no more terms than a group
             return k, _count(contraction, (k,))
     return None, 0

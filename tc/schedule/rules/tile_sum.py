@@ -69,6 +69,8 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
     if dot is not None:
         made = cut(s, depth[0], dot.depth)
         depth, terms = [made.around, *depth[1:]], [made.inside]
+        if dot.rhs.per_byte > 1:
+            terms = list(s.split(made.inside, (dot.rhs.per_byte, None)))
     steps, few = _split_depth(s, each, depth)
     depth = [*_arranged(s, each, steps), *few]
     if depth and (loops.single or loops.tiled):
@@ -82,7 +84,7 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
     if dot is None:
         return {}
     s.vectorize(s.loops_of(start)[-1])
-    return {s.loops_of(each.name)[-2]: dot.name}
+    return {s.loops_of(each.name)[-1 - len(terms)]: dot.name}
 
 
 def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str, str]:

@@ -1,0 +1,168 @@
+"""Products with, and choices of rows from, weights of a few bits: MatMulNBits and GatherBlockQuantized of the domain "com.microsoft".
+
+Source: the contrib operators page of onnxruntime's documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tc.errors import ModelError, UnsupportedError
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.values import ModelValue
+from tc.ir.dtype import DType, bool_, f32, i8, i32, u2, u4, u8, unpack
+from tc.ir.expr import is_const
+
+_DOMAIN = "com.microsoft"
+_UNSIGNED = {2: u2, 4: u4, 8: u8}
+
+BYTES_LEVEL = 4
+"""The `accuracy_level` that asks for products of bytes."""
+
+LARGEST_BYTE = 127.0
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Integers [n, k'], scales and zero points [n, k' / block]; `order`: which terms of the activations they belong to (k: none)."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+    order: np.ndarray | None = None
+
+
+@onnx_op("MatMulNBits", domain=_DOMAIN)
+def import_matmul_nbits(n: NodeContext) -> NodeResult:
+    """A dequantize(B)' + bias. Where bytes are asked for, A is rounded to them, each block of a row of its own scale."""
+    x, depth, count = n.value(0), int(n.attr("K", 0)), int(n.attr("N", 0))
+    bits, block = int(n.attr("bits", 4)), int(n.attr("block_size", 0))
+    if bits not in _UNSIGNED:
+        raise UnsupportedError(f"MatMulNBits with {bits} bits")
+    if depth < 1 or count < 1 or block < 1 or block * bits % 8:
+        raise ModelError(f"MatMulNBits: K = {depth}, N = {count}, blocks of {block} terms of {bits} bits")
+    if n.attr("weight_prepacked", 0):
+        raise UnsupportedError("MatMulNBits with weights that are packed for one processor")
+    if not x.rank or not is_const(x.shape[-1], depth):
+        raise ModelError(f"MatMulNBits: A is {x.type}, but K is {depth}")
+    weights = _read_weights(n, count, depth, block, _UNSIGNED[bits])
+    wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
+    if weights.order is not None:
+        is_there = weights.order < depth
+        chosen = n.call("gather", wide, n.const(np.where(is_there, weights.order, 0), i32), axis=-1)
+        wide = n.call("where", n.const(is_there, bool_), chosen, n.const(0, f32))
+    scale = n.const(weights.scale.astype(np.float32), f32)
+    zero = n.const(weights.zero, _zero_dtype(weights.zero))
+    values = n.const(weights.values, _UNSIGNED[bits])
+    if int(n.attr("accuracy_level", 0)) == BYTES_LEVEL:
+        result = n.call("matmul_blocks", *_in_bytes(n, wide, block, values, scale, zero), columns=count)
+    else:
+        made = n.call("dequantize_linear", values, scale, zero, axis=1, block_size=block)
+        result = n.call("matmul", wide, n.call("transpose", made, perm=(1, 0)))
+    bias = n.optional(5)
+    if bias is not None:
+        result = n.call("add", result, bias if bias.dtype is f32 else n.call("cast", bias, dtype=f32))
+    return result if x.dtype is f32 else n.call("cast", result, dtype=x.dtype)
+
+
+def _zero_dtype(zero: np.ndarray) -> DType:
+    return f32 if zero.dtype.kind == "f" else u8
+
+
+def _in_bytes(
+    n: NodeContext, x: ModelValue, block: int, values: ModelValue, scale: ModelValue, zero: ModelValue
+) -> tuple[ModelValue | None, ...]:
+    """The operands of `matmul_blocks`: each block of a row of x divided by its scale, its largest magnitude over 127, and rounded, half to
+    even; a block of zeros has the scale 1. One that has a NaN or an infinity gives nothing finite."""
+    *rows, depth = x.shape
+    missing = -int(depth) % block  # type: ignore[call-overload]
+    if missing:
+        x = n.call("pad", x, None, pads=(*(0 for _ in rows), 0, *(0 for _ in rows), missing))
+    groups = x.shape[-1] // block
+    blocks = n.call("reshape", x, shape=(*rows, groups, block))
+    largest = n.call("max", n.call("abs", blocks), axes=(-1,), keepdims=True)
+    is_zero = n.call("equal", largest, n.const(0, f32))
+    x_scale = n.call("where", is_zero, n.const(1, f32), n.call("div", largest, n.const(LARGEST_BYTE, f32)))
+    whole = n.call("quantize_linear", blocks, x_scale, None, dtype=i8, axis=-1, block_size=block)
+    sums = n.call("sum", n.call("cast", whole, dtype=i32), axes=(-1,), keepdims=False)
+    return whole, values, scale, zero, None, sums, n.call("reshape", x_scale, shape=(*rows, groups))
+
+
+def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DType) -> _Weights:
+    """What inputs 1 to 4 say. ModelError where they have not the bytes that the attributes ask for."""
+    groups = -(-depth // block)
+    packed, scale, zero = n.array(1, "B"), n.array(2, "scales"), n.array(3, "zero_points")
+    if packed is None or scale is None:
+        raise ModelError("MatMulNBits: B or its scales are missing")
+    wanted = count * groups * block // dtype.per_byte
+    if packed.dtype != np.uint8 or packed.size != wanted:
+        raise ModelError(f"MatMulNBits: B has {packed.size} elements of {packed.dtype}, but must have {wanted} bytes")
+    if scale.size != count * groups:
+        raise ModelError(f"MatMulNBits: {scale.size} scales, but {count} columns have {groups} blocks each")
+    values = unpack(packed.reshape(-1), dtype, (count, groups * block))[:, :depth]
+    scale = scale.reshape(count, groups)
+    zero = _read_zeros(zero, count, groups, dtype)
+    index = n.array(4, "g_idx")
+    if index is None or np.array_equal(index.reshape(-1), np.arange(depth) // block):
+        return _Weights(values, scale, zero)
+    return _regrouped(_Weights(values, scale, zero), index.reshape(-1), block)
+
+
+def _read_zeros(zero: np.ndarray | None, count: int, groups: int, dtype: DType) -> np.ndarray:
+    """Zero points [n, g]: of whole bytes, several to a byte, or floats; the middle of the range where there are none."""
+    if zero is None:
+        return np.full((count, groups), 2 ** (dtype.bits - 1), np.uint8)
+    if zero.dtype != np.uint8:
+        if zero.size != count * groups:
+            raise ModelError(f"MatMulNBits: {zero.size} zero points, but {count} columns have {groups} blocks each")
+        return zero.reshape(count, groups).astype(np.float32)
+    row = dtype.bytes_of(groups)
+    if zero.size != count * row:
+        raise ModelError(f"MatMulNBits: zero points of {zero.size} bytes, but {count} columns of {groups} blocks take {count * row}")
+    return np.stack([unpack(each, dtype, (groups,)) for each in zero.reshape(count, row)]).astype(np.uint8)
+
+
+def _regrouped(weights: _Weights, index: np.ndarray, block: int) -> _Weights:
+    """Weights whose term k belongs to block `index[k]`, ordered by blocks that are filled up to whole ones."""
+    count, depth = weights.values.shape
+    groups = weights.scale.shape[1]
+    if index.shape != (depth,) or index.min(initial=0) < 0 or index.max(initial=0) >= groups:
+        raise ModelError(f"MatMulNBits: g_idx must have {depth} numbers of {groups} blocks")
+    order: list[np.ndarray] = []
+    chosen: list[int] = []
+    for group in range(groups):
+        terms = np.flatnonzero(index == group)
+        for first in range(0, len(terms), block):
+            part = terms[first : first + block]
+            order.append(np.pad(part, (0, block - len(part)), constant_values=depth))
+            chosen.append(group)
+    places = np.concatenate(order)
+    filled = np.concatenate([weights.values, np.zeros((count, 1), weights.values.dtype)], 1)
+    return _Weights(filled[:, places], weights.scale[:, chosen], weights.zero[:, chosen], places)
+
+
+@onnx_op("GatherBlockQuantized", domain=_DOMAIN)
+def import_gather_block_quantized(n: NodeContext) -> NodeResult:
+    """Rows of quantized weights, dequantized when they are chosen."""
+    data, indices, scale, zero = n.value(0), n.value(1), n.value(2), n.optional(3)
+    block, bits = int(n.attr("block_size", 128)), int(n.attr("bits", 4))
+    axis = int(n.attr("gather_axis", 0)) % data.rank
+    along = int(n.attr("quantize_axis", 1)) % data.rank
+    if data.dtype is u8:
+        packed, zeros = n.array(0, "data"), n.array(3, "zero_points")
+        assert packed is not None
+        if bits not in _UNSIGNED or along != data.rank - 1:
+            raise UnsupportedError(f"GatherBlockQuantized of {bits} bits along axis {along} of {data.type}")
+        dtype, per_byte = _UNSIGNED[bits], 8 // bits
+        shape = (*packed.shape[:-1], packed.shape[-1] * per_byte)
+        data = n.const(unpack(packed.reshape(-1), dtype, shape), dtype)
+        groups = -(-shape[-1] // block)
+        flat = _read_zeros(zeros, int(np.prod(shape[:-1])), groups, dtype)
+        zero = n.const(flat.reshape(*shape[:-1], groups).astype(dtype.numpy), dtype)
+    if axis == along:
+        raise UnsupportedError("GatherBlockQuantized along the axis of the blocks")
+    chosen = [None if each is None else n.call("gather", each, indices, axis=axis) for each in (data, scale, zero)]
+    place = along if along < axis else along + indices.rank - 1
+    return n.call("dequantize_linear", *chosen, axis=place, block_size=block)
