@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
+from tc.codegen.llvm.clipped_round import as_clipped_round, emit_clipped_round
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.codegen.llvm.places import State
 from tc.codegen.llvm.scalars import (
@@ -70,16 +71,18 @@ class ExpressionEmitter(MemoryEmitter):
             case Const():
                 return literal(expr)
             case Var():
-                found = self.state.values.get(expr)
-                if found is None:
+                known = self.state.values.get(expr)
+                if known is None:
                     raise CodegenError(f"variable {expr.name} has no value here")
-                return found
+                return known
             case Load():
                 return self.load(expr)
             case Add() | Mul() | Sub() if not expr.dtype.is_storage:
                 return self._binary(expr)
             case Cast(operand=Load() as load, dtype=dtype) if dtype is f32 and (place := self.in_words(load)) is not None:
                 return float_in(self.b, place)
+            case Cast(operand=Min() | Max()) if (found := as_clipped_round(expr)) is not None:
+                return emit_clipped_round(self.b, found, self.value)
             case Cast(operand=operand, dtype=dtype):
                 return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
             case Select():

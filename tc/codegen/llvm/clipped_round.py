@@ -1,0 +1,102 @@
+"""Floats rounded to integers of a byte or two and clipped, as quantization does: one conversion that rounds, of what was clipped before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tc.codegen.llvm.builder import FunctionBuilder, Value, llvm_type, mangled
+from tc.ir.dtype import DType, f32, int_range
+from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min
+
+LEAST_DIVISOR, MOST_DIVISOR = 2.0**-60, 2.0**60
+"""Between these a quotient that lies in the range of 16 bits is found by products."""
+
+MOST_SHIFT = 1 << 20
+
+
+@dataclass(frozen=True)
+class ClippedRound:
+    """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds."""
+
+    value: Expr
+    divisor: float | None
+    shift: int
+    low: int
+    high: int
+    dtype: DType
+
+
+def as_clipped_round(expr: Cast) -> ClippedRound | None:
+    """What a cast of f32 computes, if it is of that kind."""
+    dtype = expr.dtype
+    if not dtype.is_int or dtype.is_bool or not 8 <= dtype.bits <= 16 or expr.operand.dtype is not f32:
+        return None
+    match expr.operand:
+        case Max(lhs=Min(lhs=inside, rhs=Const(value=high)), rhs=Const(value=low)):
+            pass
+        case Min(lhs=Max(lhs=inside, rhs=Const(value=low)), rhs=Const(value=high)):
+            pass
+        case _:
+            return None
+    rounded, shift = (inside.lhs, _number(inside.rhs)) if isinstance(inside, Add) else (inside, 0.0)
+    if not isinstance(rounded, MathCall) or rounded.name != "round":
+        return None
+    least, most = int_range(dtype)
+    if shift is None or not all(_is_whole(number) for number in (low, high, shift)) or abs(shift) > MOST_SHIFT:
+        return None
+    if not least <= low <= 0 <= high <= most:
+        return None
+    (value,) = rounded.args
+    match value:
+        case Div(lhs=lhs, rhs=Const(value=by)) if LEAST_DIVISOR < by < MOST_DIVISOR:
+            return ClippedRound(lhs, float(by), int(shift), int(low), int(high), dtype)
+    return ClippedRound(value, None, int(shift), int(low), int(high), dtype)
+
+
+def _number(expr: Expr) -> float | None:
+    """A literal, or one of an integer type as f32."""
+    match expr:
+        case Const(value=value) | Cast(operand=Const(value=value)):
+            return float(value)
+    return None
+
+
+def _is_whole(number: float) -> bool:
+    return number == number and abs(number) < float("inf") and number == int(number)
+
+
+def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
+    """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
+    b, value = builder, value_of(found.value)
+    by = 1.0 if found.divisor is None else found.divisor
+    if found.low:
+        value = b.select(b.compare("fcmp ord", value, value), value, b.float(-found.shift * by, value))
+    for end, beyond in ((found.low, "ogt"), (found.high, "olt")):  # NaN is not beyond the first
+        limit = b.float((end - found.shift) * by, value)
+        value = b.select(b.compare(f"fcmp {beyond}", value, limit), value, limit)
+    if found.divisor is not None:
+        value = _quotient(b, value, found.divisor)
+    whole = _rounded(b, value)
+    if found.shift:
+        whole = b.add(whole, b.int(found.shift, whole))
+    return b.convert("trunc", whole, llvm_type(found.dtype))
+
+
+def _quotient(b: FunctionBuilder, value: Value, divisor: float) -> Value:
+    """The quotient as a division rounds it, by products: what the first estimate leaves over is known without an error.
+
+    Source: Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor" (1990).
+    """
+    inverse = b.float(1.0 / divisor, value)
+    estimate = b.binary("fmul", value, inverse)
+    rest = b.fma(b.fneg(estimate), b.float(divisor, value), value)
+    return b.fma(rest, inverse, estimate)
+
+
+def _rounded(b: FunctionBuilder, value: Value) -> Value:
+    """The nearest i32, the even one of two."""
+    kind = Value("", "i32", value.lanes)
+    name = f"llvm.lrint.{mangled(kind)}.{mangled(value)}"
+    b.module.declare(name, kind.type, [value.type])
+    return b.emit(f"call {kind.type} @{name}({value})", "i32", value.lanes)

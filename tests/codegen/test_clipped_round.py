@@ -1,0 +1,68 @@
+"""Floats that are rounded and clipped to small integers: the same as by a division and two roundings, in fewer instructions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tc
+from tc import te
+from tc.codegen.llvm.clipped_round import as_clipped_round
+from tc.ir.dtype import DType, f32, i8, i16, int_range, u8, u16
+from tc.ir.expr import Cast, Expr, Var, call, cast, const, maximum, minimum
+from tc.ir.loop import PrimFunc
+from tests.ops.kernels import finish, run
+
+COUNT = 4099
+
+
+def quantized(x: Expr, scale: float, zero: int, dtype: DType) -> Expr:
+    low, high = int_range(dtype)
+    value = call("round", x / const(scale, f32)) + const(zero, f32)
+    return cast(maximum(minimum(value, const(high, f32)), const(low, f32)), dtype)
+
+
+def function(scale: float, zero: int, dtype: DType) -> PrimFunc:
+    x = te.placeholder((COUNT,), f32, "x")
+    return te.create_prim_func("f", (x,), (te.compute((COUNT,), lambda i: quantized(x[i], scale, zero, dtype), "y"),))
+
+
+def values(rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Around the range, many between two steps, and what is no number or too large."""
+    found = (rng.standard_normal(COUNT) * 150 * scale).astype(np.float32)
+    halves = (rng.integers(-300, 300, COUNT // 2) + 0.5) * np.float64(np.float32(scale))
+    found[: len(halves)] = halves
+    found[-11:] = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -1e-45, 0.0, -0.0, 1e38, 2.0**31]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [u8, i8, u16, i16], ids=str)
+@pytest.mark.parametrize("scale", [0.5, 0.1, 1 / 3, 7.3, 1e-8, 2.0**-70, 1e30])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_nearest_integer_is_that_of_a_division(scale: float, dtype: DType, rng: np.random.Generator) -> None:
+    low, high = int_range(dtype)
+    x = values(rng, scale)
+    for zero in (0, 3, low, high):
+        (found,) = run(finish(function(scale, zero, dtype)), [x])
+
+        wanted = np.round(x / np.float32(scale)) + np.float32(zero)
+        np.testing.assert_array_equal(found, np.nan_to_num(np.clip(wanted, low, high)).astype(dtype.numpy))
+
+
+def test_one_conversion_rounds_and_nothing_divides() -> None:
+    x = tc.ir.types.tensor_type((64,), f32)
+    b = tc.ops.build.GraphBuilder()
+    y = b.call("quantize_linear", b.param("x", x), b.const(np.float32(0.1)), b.const(np.uint8(3)), dtype=u8)
+    module = tc.ir.module.IRModule((b.function("main", (y,)),))
+
+    assembly = tc.lower(module, "asm", "x86-64-v4").as_text()
+
+    assert "vcvtps2dq" in assembly and "vdivps" not in assembly and "vrndscale" not in assembly
+
+
+@pytest.mark.parametrize(("low", "high", "shift"), [(-1, 256, 0), (1, 255, 0), (0, 255, 0.5), (0.5, 255, 0)])
+def test_other_bounds_and_shifts_are_left(low: float, high: float, shift: float) -> None:
+    value = call("round", Var("x", f32)) + const(shift, f32)
+    expr = cast(maximum(minimum(value, const(high, f32)), const(low, f32)), u8)
+
+    assert isinstance(expr, Cast) and as_clipped_round(expr) is None
