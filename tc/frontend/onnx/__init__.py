@@ -6,6 +6,7 @@ from tc.frontend.onnx import (
     ops_math,
     ops_microsoft,
     ops_nn,
+    ops_quantized,
     ops_resize,
     ops_sequence,
     ops_shape,
@@ -16,6 +17,9 @@ from tc.frontend.onnx import (
 from tc.frontend.onnx.load import inspect_model, load_model
 
 # Importing these fills the tables of operators and of Python functions.
-OPERATOR_TABLES = (control_flow, ops_math, ops_microsoft, ops_nn, ops_resize, ops_sequence, ops_shape, ops_weights, reference_run, rnn)
+OPERATOR_TABLES = (
+    *(control_flow, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_weights),
+    *(reference_run, rnn),
+)
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

@@ -7,13 +7,9 @@ from functools import partial
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.arith import prove
 from tc.ir.dtype import FLOAT8, DType, bool_, f32, f64, largest_number, u8
-from tc.ir.expr import equal
 from tc.ir.graph import AttrValue
-from tc.ir.types import product
 from tc.ops.common import require_broadcasts_to
 
 # -- elementwise
@@ -265,22 +261,6 @@ def import_gemm(n: NodeContext) -> NodeResult:
     return n.call("add", result, c)
 
 
-@onnx_op("MatMulInteger")
-def import_matmul_integer(n: NodeContext) -> NodeResult:
-    a_zero, b_zero = (_zero_points(n, k) for k in (2, 3))
-    return n.call("matmul_integer", n.value(0), n.value(1), a_zero, b_zero)
-
-
-def _zero_points(n: NodeContext, index: int) -> ModelValue | None:
-    """One for all, or a vector of those of the rows or columns."""
-    zero = n.optional(index)
-    if zero is None or zero.rank == 0 or (zero.rank == 1 and prove(equal(zero.shape[0], 1)) is not True):
-        return zero
-    if prove(equal(product(zero.shape), 1)) is not True:
-        raise UnsupportedError(f"{n.op_type}: zero points of rank {zero.rank}")
-    return n.call("reshape", zero, shape=())
-
-
 @onnx_op("Einsum")
 def import_einsum(n: NodeContext) -> NodeResult:
     return n.call("einsum", *n.values(), equation=n.attr("equation"))
@@ -400,65 +380,3 @@ def import_topk_by_input(n: NodeContext) -> NodeResult:
 
 def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[ModelValue]:
     return n.call_many("topk", n.value(0), k=k, axis=n.attr("axis", -1), largest=largest, sorted=sort)  # type: ignore[arg-type]
-
-
-# -- quantization
-
-
-@onnx_op("QuantizeLinear")
-def import_quantize(n: NodeContext) -> NodeResult:
-    zero = n.optional(2)
-    code = n.attr("output_dtype", 0)
-    dtype = zero.dtype if zero is not None else dtype_of(code, "output_dtype") if code else u8
-    attrs = {"axis": _channel_axis(n), "block_size": n.attr("block_size", 0), "saturate": bool(n.attr("saturate", 1))}
-    return n.call("quantize_linear", n.value(0), n.value(1), zero, dtype=dtype, **attrs)
-
-
-@onnx_op("DynamicQuantizeLinear")
-def import_dynamic_quantize(n: NodeContext) -> NodeResult:
-    """To u8 with the range of the data, widened to hold 0, as scale and zero point; the scale of zeros alone is 1."""
-    x = n.value(0)
-    axes, zero = tuple(range(x.rank)), n.const(0, f32)
-    low = n.call("minimum", n.call("min", x, axes=axes, keepdims=False), zero)
-    high = n.call("maximum", n.call("max", x, axes=axes, keepdims=False), zero)
-    scale = n.call("div", n.call("sub", high, low), n.const(255, f32))
-    scale = n.call("where", n.call("equal", high, low), n.const(1, f32), scale)
-    place = n.call("sub", zero, n.call("div", low, scale))
-    shift = n.call("cast", n.call("round", n.call("clip", place, zero, n.const(255, f32))), dtype=u8)
-    return [n.call("quantize_linear", x, scale, shift, dtype=u8), scale, shift]
-
-
-@onnx_op("DequantizeLinear")
-def import_dequantize(n: NodeContext) -> NodeResult:
-    attrs = {"axis": _channel_axis(n), "block_size": n.attr("block_size", 0)}
-    code, scale = n.attr("output_dtype", 0), n.value(1)
-    if not code:
-        return n.call("dequantize_linear", n.value(0), scale, n.optional(2), **attrs)
-    made = n.call("dequantize_linear", n.value(0), _cast(n, scale, f32), n.optional(2), **attrs)
-    return _cast(n, made, dtype_of(code, "output_dtype"))
-
-
-def _channel_axis(n: NodeContext) -> int:
-    """The axis that scales belong to; it means nothing for a scalar scale, and may then be out of range."""
-    rank, axis = n.value(0).rank, n.attr("axis", 1)
-    return int(axis) if -rank <= axis < rank else 0
-
-
-@onnx_op("QLinearMatMul")
-def import_qlinear_matmul(n: NodeContext) -> NodeResult:
-    """The integer product, scaled to the result's scale and rounded once."""
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = n.values()
-    for value in (a_scale, a_zero, b_scale, b_zero):
-        if prove(equal(product(value.shape), 1)) is not True:
-            raise UnsupportedError("QLinearMatMul with scales per row or column")
-    zeros = [v if v.rank == 0 else n.call("reshape", v, shape=()) for v in (a_zero, b_zero)]
-    product_ = n.call("cast", n.call("matmul_integer", a, b, *zeros), dtype=f32)
-    scale = n.call("mul", *(_cast(n, _as_scalar(n, v), f32) for v in (a_scale, b_scale)))
-    real = n.call("mul", product_, scale)
-    y_scale, y_zero = _cast(n, _as_scalar(n, y_scale), f32), _as_scalar(n, y_zero)
-    return n.call("quantize_linear", real, y_scale, y_zero, dtype=y_zero.dtype)
-
-
-def _as_scalar(n: NodeContext, value: ModelValue) -> ModelValue:
-    return value if value.rank == 0 else n.call("reshape", value, shape=())
-

@@ -9,7 +9,7 @@ from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import DType, f32, i32, int_range
+from tc.ir.dtype import DType, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum
 from tc.ir.types import product
 from tc.ops.registry import require
@@ -168,43 +168,10 @@ def _transposed_pads(
     return [*begin, *end], added
 
 
-@onnx_op("ConvInteger")
-def import_conv_integer(n: NodeContext) -> NodeResult:
-    x, w = (_without_zero_point(n, n.value(k), n.optional(2 + k)) for k in (0, 1))
-    return convolve(n, x, w, None)
-
-
-def _without_zero_point(n: NodeContext, x: ModelValue, zero: ModelValue | None) -> ModelValue:
-    """A quantized tensor as i32 differences to its zero point; that of weights may be per output channel."""
-    wide = n.call("cast", x, dtype=i32)
-    if zero is None:
-        return wide
-    zero = n.call("cast", zero, dtype=i32)
-    if zero.rank == 1 and not is_const(zero.shape[0], 1):
-        zero = n.call("reshape", zero, shape=(zero.shape[0], *[const(1)] * (x.rank - 1)))
-    elif zero.rank:
-        zero = n.call("reshape", zero, shape=())
-    return n.call("sub", wide, zero)
-
-
-@onnx_op("QLinearConv")
-def import_qlinear_conv(n: NodeContext) -> NodeResult:
-    """The convolution in integers, scaled to the result's scale and rounded once."""
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (n.value(k) for k in range(8))
-    sums = convolve(n, _without_zero_point(n, x, x_zero), _without_zero_point(n, w, w_zero), n.optional(8))
-    scale = n.call("mul", _scalar(n, x_scale), _per_channel(n, w_scale, x.rank))
-    real = n.call("mul", n.call("cast", sums, dtype=f32), scale)
-    return n.call("quantize_linear", real, _scalar(n, y_scale), _scalar(n, y_zero), dtype=y_zero.dtype)
-
-
-def _scalar(n: NodeContext, value: ModelValue) -> ModelValue:
-    return value if value.rank == 0 else n.call("reshape", value, shape=())
-
-
 def _per_channel(n: NodeContext, value: ModelValue, rank: int) -> ModelValue:
     """A value per channel, to broadcast along axis 1."""
     if is_const(product(value.shape), 1):
-        return _scalar(n, value)
+        return value if value.rank == 0 else n.call("reshape", value, shape=())
     return n.call("reshape", value, shape=(const(1), value.shape[0], *[const(1)] * (rank - 2)))
 
 
@@ -227,8 +194,8 @@ def _lowest(dtype: DType) -> int | float:
     return -math.inf if dtype.is_float else int_range(dtype)[0]
 
 
-def _pool(op: str, n: NodeContext, **attrs: bool | int) -> ModelValue:
-    x = n.value(0)
+def pool(op: str, n: NodeContext, x: ModelValue, **attrs: bool | int) -> ModelValue:
+    """A pool with the node's window."""
     rank = _space(n, x)
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
@@ -256,7 +223,7 @@ def _pool(op: str, n: NodeContext, **attrs: bool | int) -> ModelValue:
 @onnx_op("MaxPool")
 def import_max_pool(n: NodeContext) -> NodeResult:
     if not n.has_output(1):
-        return _pool("max_pool", n)
+        return pool("max_pool", n, n.value(0))
     x = n.value(0)
     rank = _space(n, x)
     kernel = _kernel(n, rank)
@@ -306,12 +273,12 @@ def _unpooled_shape(n: NodeContext) -> tuple[Expr, ...]:
 
 @onnx_op("AveragePool")
 def import_average_pool(n: NodeContext) -> NodeResult:
-    return _pool("avg_pool", n, count_include_pad=bool(n.attr("count_include_pad", 0)))
+    return pool("avg_pool", n, n.value(0), count_include_pad=bool(n.attr("count_include_pad", 0)))
 
 
 @onnx_op("LpPool")
 def import_lp_pool(n: NodeContext) -> NodeResult:
-    return _pool("lp_pool", n, p=n.attr("p", 2))
+    return pool("lp_pool", n, n.value(0), p=n.attr("p", 2))
 
 
 def _global_pool(op: str) -> Callable[[NodeContext], ModelValue]:
