@@ -326,20 +326,22 @@ class _Checker:
             if scope.is_tainted(index) and not _is_within(index, extent, scope.facts):
                 check = AccessCheck(0, f"index {{index}} is out of range for axis {axis} of size {{size}} of {buffer.name}")
                 index = cast(index, i64)
-                test = self._test(index, extent, index, check, scope)
+                test = self._test(index, extent, index, check, scope, of_operator=False)
                 tests.append(test)
                 index = test.index
             result.append(index)
         return tuple(result)
 
-    def _test(self, index: Expr, extent: Expr, given: Expr, check: AccessCheck, scope: _Scope) -> _Test:
+    def _test(
+        self, index: Expr, extent: Expr, given: Expr, check: AccessCheck, scope: _Scope, of_operator: bool = True
+    ) -> _Test:
         """The test of an index; the same object when asked again, so that statements side by side share it.
 
         An operator looks at all of its indices: whether a choice by data takes its result does not matter, unless what the test reads is
-        there in that branch alone.
+        there in that branch alone. An access that is no operator's own happens where it is chosen: in padding, say, nothing is read.
         """
         read = (index, extent, given)
-        is_plain = not any(one.in_branch for one in self._earlier(*read)) and _reads_within(read, scope.facts)
+        is_plain = of_operator and not any(one.in_branch for one in self._earlier(*read)) and _reads_within(read, scope.facts)
         path = scope.plain_path if is_plain else scope.path
         key = (index, extent, given, check, path)
         if key not in self.made:
