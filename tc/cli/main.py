@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
-from tc.cli import bench, db, demo, doctor, fuzz, inspect, measure, profile, run, tune
+from tc.cli import bench, db, demo, doctor, fuzz, inspect, measure, profile, quantize, run, tune
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
 from tc.cli.operators import import_operators
@@ -27,6 +27,7 @@ COMMANDS = {
     "profile": (profile, "time every kernel of a model"),
     "bench": (bench, "measure a model beside other runtimes"),
     "tune": (tune, "search for faster schedules under a time budget"),
+    "quantize": (quantize, "find which edges run in 8 bits, and write the model so"),
     "measure": (measure, "time candidates that another machine has put into a folder"),
     "fuzz": (fuzz, "compile random models and compare them with other runtimes"),
     "reduce": (reduce_command, "make a model that fails small"),
@@ -47,6 +48,7 @@ examples:
   tc profile model.onnx --dims batch=4
   tc bench model.onnx --vs onnxruntime,openvino
   tc tune model.onnx --budget 10m --db tuned.db
+  tc quantize model.onnx --data calib/ -o model.int8.onnx
   tc db list tuned.db
   tc COMMAND --help                     more of them
 
