@@ -79,6 +79,8 @@ def _given(items: Sequence[Any], index: int) -> Any:
 def _infer(types: Types, attrs: Attrs) -> TensorType:
     op = "matmul_blocks"
     x, w, scale = (operand(types, k, op) for k in (X, W, SCALE))
+    if not scale.dtype.is_float:
+        raise ShapeError(f"{op}: the scales are {scale}, but must be floats")
     if x.rank < 2 or w.rank not in (2, 5, 6) or not w.dtype.is_int:
         raise ShapeError(f"{op}: {x} times {w}; needed are [..., blocks, terms] and integers [columns, terms], or panels of them")
     if not (x.dtype.is_float or x.dtype.is_int) or x.dtype.is_storage:
@@ -104,7 +106,7 @@ def _infer(types: Types, attrs: Attrs) -> TensorType:
             require_equal(found, needed, f"{op}: operand {place}, {type_}")
     if _given(types, SUMS) is None and (_given(types, ZERO) is not None or _given(types, SHIFT) is not None):
         raise ShapeError(f"{op}: zero points and shifts need the sums of the blocks")
-    return TensorType((*x.shape[:-2], const(attrs.columns)), scale.dtype if x.dtype.is_int else x.dtype)
+    return TensorType((*x.shape[:-2], const(attrs.columns)), f32 if x.dtype.is_int else x.dtype)
 
 
 def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -195,7 +197,7 @@ def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
         value = value + parameter(shift) * sums.astype(np.float64)[..., None, :]
     if x_scale is not None:
         value = value * x_scale.astype(np.float64)[..., None, :]
-    return value.sum(-1)[..., : attrs.columns].astype(scale.dtype if x.dtype.kind in "iu" else x.dtype)
+    return value.sum(-1)[..., : attrs.columns].astype(np.float32 if x.dtype.kind in "iu" else x.dtype)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:

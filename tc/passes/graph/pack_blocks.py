@@ -169,6 +169,8 @@ def packed_product(
     """`matmul_blocks` of x, [..., g, block], and packed weights. `x_scale`: what bytes are to be scaled by; `sums`: those of the blocks."""
     dtype, x_dtype = from_numpy(weights.values.dtype), x.type.dtype  # type: ignore[union-attr]
     wanted = (_SIGNED if x_dtype.is_float else _UNSIGNED).get(dtype)
+    if x_dtype.is_float and weights.zero is None:  # unsigned ones do as well
+        wanted = None
     weights = (weights if wanted is None else weights.less(*wanted)).simplest()
     dtype = from_numpy(weights.values.dtype)
     count, depth = weights.values.shape

@@ -24,6 +24,10 @@ DEPTH_UNROLL = 2
 PREFETCH_BYTES = 2048
 """How far ahead the rhs is prefetched at least: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
 
+FAR_BYTES = 8192
+"""The same where each step of the sum takes a word of several terms. Nothing is fetched for instructions that add up all of its products:
+loads follow each other so closely that the processor is ahead by itself."""
+
 PREFETCH_STEPS = 8
 """How many steps of the sum ahead it is prefetched at least: where a step is a row of a matrix, the bytes after it are no help."""
 
@@ -165,7 +169,10 @@ def _prefetch_rhs(schedule: Schedule, total: TileSum, loop: str) -> None:
     if rhs.buffer not in s.func.inputs:
         return
     ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * _step_bytes(total.contraction))
-    default = ahead if buffer_bytes(rhs.buffer) > total.product.target.l2_bytes // 8 else 0
+    if terms_in_words(total.contraction) > 1:
+        ahead = FAR_BYTES
+    is_far = buffer_bytes(rhs.buffer) > total.product.target.l2_bytes // 8 and (total.product.dot is None or ahead < FAR_BYTES)
+    default = ahead if is_far else 0
     ahead = s.choose(total.product.name, "prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
     if ahead:
         s.annotate_loop(loop, "prefetch", (s.func.buffers.index(rhs.buffer), ahead))
