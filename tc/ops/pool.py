@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.dtype import i64
+from tc.ir.dtype import from_numpy, i64
 from tc.ir.expr import Expr, Select, cast, const, is_const, logical_and, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
@@ -107,7 +107,7 @@ def _padded_windows(x: np.ndarray, attrs: Attrs, fill: Any, op: str) -> tuple[np
 def _run_max_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
-    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    low = -np.inf if from_numpy(x.dtype).is_float else np.iinfo(x.dtype).min
     windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
     return windows.max(axis=tuple(range(x.ndim, windows.ndim)))
 
@@ -204,7 +204,7 @@ def _compute_max_pool_indices(tensors: Tensors, attrs: Attrs, types: Sequence[Te
 def _run_max_pool_indices(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
     x = arrays[0]
     assert x is not None
-    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    low = -np.inf if from_numpy(x.dtype).is_float else np.iinfo(x.dtype).min
     windows, _, _ = _padded_windows(x, attrs, low, "max_pool")
     flat = np.arange(x.size, dtype=np.int64).reshape(x.shape)
     positions, _, _ = _padded_windows(flat, attrs, _NOWHERE, "max_pool")

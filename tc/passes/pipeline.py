@@ -134,6 +134,7 @@ STRICT_ALGEBRA = """
     remove_dead_code,               # what finds idioms and attention computes the same in another way
 """
 STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
+STRICT_LAY_OUT = "convert_layout(exact=True)"
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
 STRICT_FUSE = "integer_windows, pack_matmul(exact=True), remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
@@ -206,7 +207,7 @@ class Pipeline:
 
 
 DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW, LAY_OUT, FUSE, LOWER)))
-STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
+STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, STRICT_LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
 DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, NARROW, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
 DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, NARROW, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
 FINISH_CALLS = parse_pipeline(FINISH)

@@ -20,7 +20,7 @@ import numpy as np
 from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
-from tc.ir.dtype import DType, i8, u8
+from tc.ir.dtype import DType, bf16, i8, u8
 from tc.ir.expr import Const, ceildiv, const, is_const
 from tc.ir.graph import (
     Atom,
@@ -48,6 +48,7 @@ from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
+from tc.schedule.rules.operands import LONGEST_CHAIN
 from tc.target import MOST_SHUFFLED_STRIDE, DeviceFacts, Target
 from tc.target.machine import machine_of
 
@@ -59,7 +60,8 @@ class Rates:
     In FLOP/s, padded channels and pixels included: convolutions on blocks, and plain ones. In bytes/s: `moves`, by operators that only
     move data, and `copies` between forms, which are transpositions. A copy takes `copy_seconds` beside. `only_halves`: blocks are of
     elements of 16 bits alone, and of convolutions of one group or as many as there are channels. `bytes_blocked`: convolutions of bytes on
-    blocks; 0 where no instruction adds their products. `plain_bytes`: those that are products of windows.
+    blocks; 0 where no instruction adds their products. `plain_bytes`: those that are products of windows. `halves_blocked`: those of bf16
+    on blocks, in pairs; 0 where no instruction adds these faster than f32.
     """
 
     blocked: float
@@ -73,6 +75,7 @@ class Rates:
     only_halves: bool = False
     bytes_blocked: float = 0.0
     plain_bytes: float = 0.0
+    halves_blocked: float = 0.0
 
     @staticmethod
     def on(target: Target) -> Rates:
@@ -85,6 +88,8 @@ class Rates:
         full, moves = reached.flops_per_second, part * reached.l2_bytes_per_second
         dots = machine_of(target).i8_dots_per_fma if _has_dot(target, u8, i8) else 0.0
         rates = Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
+        halves = machine_of(target).bf16_dots_per_fma if _has_dot(target, bf16, bf16) else 0.0
+        rates = dataclasses.replace(rates, halves_blocked=halves * full if halves > 1.0 else 0.0)
         return dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=PLAIN_BYTES * max(dots, 1.0) * full)
 
     @staticmethod
@@ -136,8 +141,10 @@ they are so far apart that they are gathered, and where the image's size is symb
 
 
 @graph_pass
-def convert_layout(module: IRModule, *, block: int = 16, target: Target = USUAL_TARGET, decide: Decide = take_default) -> IRModule:
-    """Run convolutions, and what lies between them, on channels cut into blocks of `block`.
+def convert_layout(
+    module: IRModule, *, block: int = 16, target: Target = USUAL_TARGET, decide: Decide = take_default, exact: bool = False
+) -> IRModule:
+    """Run convolutions, and what lies between them, on channels cut into blocks of `block`; `exact`: products are added one by one.
 
     `decide` says for each graph function how far the estimates hold, and whether blocks are twice as wide. On devices blocks have
     DEVICE_BLOCK channels, or WIDE_BLOCK: a tensor of one block has its channels last.
@@ -146,7 +153,10 @@ def convert_layout(module: IRModule, *, block: int = 16, target: Target = USUAL_
     def width(func: Function) -> int:
         return block if target.device is None else _width_on(target.device, func)
 
-    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, width(func), Rates.on(target), decide)))
+    rates = Rates.on(target)
+    if exact:
+        rates = dataclasses.replace(rates, halves_blocked=0.0)
+    return map_graph_functions(module, lambda func: _convert(func, *_decide(func, width(func), rates, decide)))
 
 
 def _width_on(device: DeviceFacts, func: Function) -> int:
@@ -226,7 +236,18 @@ def _blocked_form(binding: Binding, block: int, rates: Rates) -> BlockedForm | N
     form = rule(types, full_attrs(call), block)
     if form is None or not is_const(result.shape[1]) or (Form.GROUPED in form.operands and not _takes_groups(call, rates)):
         return None
+    if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
+        paired = tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands)
+        return dataclasses.replace(form, operands=paired)
     return form
+
+
+def _takes_pairs(call: Call, block: int) -> bool:
+    """Whether a convolution is one of bf16 whose weights are literals, and its sums are no longer than instructions may make them."""
+    weights = call.args[1]
+    if not isinstance(weights, TensorConst) or weights.type.dtype is not bf16 or block % 2:
+        return False
+    return math.prod(weights.value.shape[1:]) <= LONGEST_CHAIN
 
 
 def _takes_groups(call: Call, rates: Rates) -> bool:
@@ -325,8 +346,8 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     flops = 2.0 * _elements(result, facts) * _elements(weights.type, facts) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
     if form is not None:
-        is_of_bytes = call.op == "conv_integer" and not is_depthwise
-        return flops / (rates.blocked_depthwise if is_depthwise else rates.bytes_blocked if is_of_bytes else rates.blocked)
+        grouped = rates.bytes_blocked if call.op == "conv_integer" else rates.halves_blocked
+        return flops / (rates.blocked_depthwise if is_depthwise else grouped if Form.GROUPED in form.operands else rates.blocked)
     is_static = all(isinstance(dim, Const) for dim in result.shape[2:])
     if is_depthwise:
         return flops / (rates.plain_depthwise * _depthwise_efficiency(call, result, block, is_static, facts))

@@ -25,6 +25,9 @@ from tc.target.machine import machine_of
 LEAST_GAIN = 1.15
 """How much faster the estimate must be."""
 
+PAIRED_RANK = 7
+"""Of weights whose terms lie in pairs, for instructions that add two products of bf16."""
+
 MOST_GROWTH = 4
 """How many times as large weights become at most: thirty-six numbers for nine."""
 
@@ -93,7 +96,9 @@ class _Rewriter:
 
 
 def _transformed(weights: np.ndarray, tile: int) -> np.ndarray:
-    """[a, a, ob, ib, b, b] from [ob, ib, 3, 3, b, b]."""
+    """[a, a, ob, ib, b, b] from [ob, ib, 3, 3, b, b], or from pairs of terms [ob, ib, 3, 3, b / 2, b, 2]."""
+    if weights.ndim == PAIRED_RANK:
+        weights = weights.swapaxes(-1, -2).reshape(*weights.shape[:4], -1, weights.shape[-2])
     return transform_weights(np.moveaxis(weights, (2, 3), (-2, -1)), tile)
 
 
@@ -105,7 +110,7 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     assert w is not None and isinstance(w.type, TensorType)
     plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
-    if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) != 6 or not w.type.dtype.is_float:
+    if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) not in (6, PAIRED_RANK) or not w.type.dtype.is_float:
         return ()
     samples, _, height, width, _ = sizes
     if min(samples, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
@@ -122,6 +127,8 @@ def choose_tile(
     shape = w.type.static_shape
     assert shape is not None, "legal tiles have static weights"
     seconds = {tile: _seconds(tile, shape[1], sizes, target, weights_stay) for tile in (0, *tiles)}
+    if len(shape) == PAIRED_RANK:  # of half the bytes, too
+        seconds[0] /= max(machine_of(target).bf16_dots_per_fma, 1.0)
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
         for tile in tiles:
