@@ -85,6 +85,8 @@ def _fold_function(func: Function, folding: _Folding, known: dict[Node, Node]) -
 
 def _is_kept(binding: Binding, folding: _Folding, uses: Uses) -> bool:
     call = binding.value
+    if not any(target in uses for target in binding.targets):  # what nothing reads is on its way out
+        return True
     return (isinstance(call, Call) and call.op in folding.kept) or widens_operand(binding, uses)
 
 

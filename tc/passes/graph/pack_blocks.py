@@ -50,7 +50,7 @@ class BlockWeights:
 
     def less(self, dtype: DType, number: int) -> BlockWeights:
         """The same with integers of another type, from all of which a number was taken."""
-        moved = (self.values.astype(np.int16) - number).astype(dtype.numpy)
+        moved = (self.values.view(np.uint8) - np.uint8(number % 256)).view(dtype.numpy)  # bytes, in which differences wrap
         zero = np.array(0, np.int8) if self.zero is None else self.zero
         if zero.dtype.kind == "f":
             zero = (zero.astype(np.float64) - number).astype(np.float32)
@@ -176,8 +176,10 @@ def packed_product(
     count, depth = weights.values.shape
     groups, together = weights.scale.shape[1], terms_of_word(dtype)
     block = -(-weights.block // together) * together
-    values = np.zeros((count, groups * block), dtype.numpy)
-    values[:, :depth] = weights.values
+    values = weights.values
+    if depth < groups * block:
+        values = np.zeros((count, groups * block), dtype.numpy)
+        values[:, :depth] = weights.values
     x = _filled_up(b, x, block)
     if weights.zero is None and weights.shift is None:
         sums = None
