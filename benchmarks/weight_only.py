@@ -10,9 +10,8 @@ compared with float64 before anything is timed.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +26,9 @@ from tc.measure.runtimes import RuntimeMissingError
 
 COPIED_BYTES = 2 << 30
 """What all copies of the weights take in f32."""
+
+TOGETHER = 4
+"""Products of narrow weights in a program."""
 
 SHAPES = ((4096, 4096), (4096, 11008))
 ROWS = (1, 2, 4, 8, 16, 128)
@@ -61,7 +63,10 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A measured cell: seconds of a call, the median, and quartiles of f32's over them. `per_row`: as many single rows' over them."""
+    """A measured cell: seconds of a product, the median; quartiles of f32's over them; and the least seconds of all calls.
+
+    `least_over_f32`: f32's least over that, which says more on a machine that others use; `per_row`: as many single rows' least over it.
+    """
 
     shape: str
     form: str
@@ -69,43 +74,68 @@ class Row:
     runtime: str
     seconds: float
     over_f32: tuple[float, float, float]
+    least_seconds: float
+    least_over_f32: float
     per_row: float
     threads: int
 
 
-def make_model(form: Form, depth: int, columns: int, seed: int) -> tuple[onnx.ModelProto, np.ndarray]:
-    """A product of any number of rows with seeded weights, and these in f32, [k, n]."""
+def make_model(form: Form, depth: int, columns: int, seeds: Sequence[int]) -> tuple[onnx.ModelProto, np.ndarray]:
+    """Products of any number of rows with seeded weights, and the first weights in f32, [k, n]."""
     rng = np.random.default_rng(0)
-    domain = ""
+    arrays: dict[str, np.ndarray] = {}
+    nodes = []
     if form.bits == 32:
-        weights = np.roll(rng.standard_normal((depth, columns), dtype=np.float32), seed, 0)
-        arrays = {"w": weights}
-        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        base = rng.standard_normal((depth, columns), dtype=np.float32)
+        first = np.roll(base, seeds[0], 0)
     elif not form.block:
-        q = np.roll(rng.integers(-128, 128, (depth, columns), dtype=np.int8), seed, 0)
-        scale = rng.uniform(0.001, 0.02, columns).astype(np.float32)
-        arrays, weights = {"q": q, "s": scale}, q * scale
-        nodes = [helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=1), helper.make_node("MatMul", ["x", "w"], ["y"])]
+        base = rng.integers(-128, 128, (depth, columns), dtype=np.int8)
+        arrays["s"] = rng.uniform(0.001, 0.02, columns).astype(np.float32)
+        first = np.roll(base, seeds[0], 0) * arrays["s"]
     else:
         groups = depth // form.block
-        packed = np.roll(rng.integers(0, 256, (columns, groups, form.block // 2), dtype=np.uint8), seed, 0)
-        scale = rng.uniform(0.001, 0.02, (columns, groups)).astype(np.float32)
+        base = rng.integers(0, 256, (columns, groups, form.block // 2), dtype=np.uint8)
+        arrays["s"] = rng.uniform(0.001, 0.02, (columns, groups)).astype(np.float32)
+        packed = np.roll(base, seeds[0], 0)
         halves = np.stack([packed & 15, packed >> 4], -1).reshape(columns, groups, form.block).astype(np.float32) - 8
-        arrays, weights = {"q": packed, "s": scale}, (halves * scale[..., None]).reshape(columns, depth).T
-        domain = "com.microsoft"
-        attrs = {"K": depth, "N": columns, "bits": 4, "block_size": form.block, "accuracy_level": form.level}
-        nodes = [helper.make_node("MatMulNBits", ["x", "q", "s"], ["y"], domain=domain, **attrs)]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", size]) for n, size in (("x", depth), ("y", columns)))
-    graph = helper.make_graph(nodes, "product", [x], [y], [numpy_helper.from_array(array, name) for name, array in arrays.items()])
+        first = (halves * arrays["s"][..., None]).reshape(columns, depth).T
+    for seed in seeds:
+        name = f"w{seed}"
+        arrays[name] = np.roll(base, seed, 0)
+        if form.block:
+            attrs = {"K": depth, "N": columns, "bits": 4, "block_size": form.block, "accuracy_level": form.level}
+            nodes.append(helper.make_node("MatMulNBits", ["x", name, "s"], [f"y{seed}"], domain="com.microsoft", **attrs))
+            continue
+        if form.bits == 8:
+            nodes.append(helper.make_node("DequantizeLinear", [name, "s"], [f"{name}_wide"], axis=1))
+            name = f"{name}_wide"
+        nodes.append(helper.make_node("MatMul", ["x", name], [f"y{seed}"]))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", depth])
+    results = [helper.make_tensor_value_info(f"y{seed}", TensorProto.FLOAT, ["rows", columns]) for seed in seeds]
+    graph = helper.make_graph(nodes, "products", [x], results, [numpy_helper.from_array(array, name) for name, array in arrays.items()])
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10), weights
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), first
 
 
-Run = Callable[[np.ndarray], np.ndarray]
+Run = Callable[[np.ndarray], Sequence[np.ndarray]]
+
+
+@dataclass
+class Programs:
+    """Programs that are called one after the other; each computes `each` products."""
+
+    runs: list[Run]
+    each: int
+    turn: int = 0
+
+    def __call__(self, x: np.ndarray) -> Sequence[np.ndarray]:
+        self.turn = (self.turn + 1) % len(self.runs)
+        return self.runs[self.turn](x)
 
 
 def load_tc(model: onnx.ModelProto, threads: int) -> Run:
-    return tc.compile(model, threads=threads)  # type: ignore[return-value]
+    compiled = tc.compile(model, threads=threads)
+    return lambda x: list(compiled.run({"x": x}).values())
 
 
 def load_onnxruntime(model: onnx.ModelProto, threads: int) -> Run:
@@ -116,62 +146,74 @@ def load_onnxruntime(model: onnx.ModelProto, threads: int) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda x: session.run(None, {"x": x})[0]  # type: ignore[no-any-return]
+    return lambda x: session.run(None, {"x": x})  # type: ignore[no-any-return]
 
 
 LOADERS = {"tc": load_tc, "onnxruntime": load_onnxruntime}
 
 
-def load_copies(name: str, form: Form, depth: int, columns: int, threads: int) -> list[Run]:
-    """As many programs as there are copies; ValueError where the first does not compute the product."""
+def load(name: str, form: Form, depth: int, columns: int, threads: int) -> Programs:
+    """As many products as there are copies, a few in a program of narrow weights: their calls then take about as long as those of floats.
+
+    ValueError where the first is not what it is in float64.
+    """
     count = -(-COPIED_BYTES // (4 * depth * columns))
-    found = []
-    for seed in range(count):
-        model, weights = make_model(form, depth, columns, seed)
-        found.append(LOADERS[name](model, threads))
-        if not seed:
+    together = 1 if form.bits == 32 else TOGETHER
+    seeds = [list(range(first, first + together)) for first in range(0, count, together)]
+    runs = []
+    for each in seeds:
+        model, weights = make_model(form, depth, columns, each)
+        runs.append(LOADERS[name](model, threads))
+        if len(runs) == 1:
             x = np.random.default_rng(1).standard_normal((3, depth)).astype(np.float32)
             exact = x.astype(np.float64) @ weights.astype(np.float64)
-            error = float(np.linalg.norm(found[0](x) - exact) / np.linalg.norm(exact))
+            error = float(np.linalg.norm(runs[0](x)[0] - exact) / np.linalg.norm(exact))
             if not error <= MOST_ERROR[form.activations]:
                 raise ValueError(f"{name}, {form.name}: the error is {error:.2g}")
-    return found
+    return Programs(runs, len(seeds[0]))
 
 
 def measure(depth: int, columns: int, rows: Sequence[int], peers: Sequence[str], threads: int, plan: Plan) -> list[Row]:
     """All forms of one shape."""
-    programs: dict[tuple[str, str], Iterator[Run]] = {}
+    programs: dict[tuple[str, str], Programs] = {}
     for form in FORMS:
         for name in ("tc", *peers):
             if name == "tc" or form.bits == 4:
-                programs[form.name, name] = itertools.cycle(load_copies(name, form, depth, columns, threads))
-    found, single = [], {}
+                programs[form.name, name] = load(name, form, depth, columns, threads)
+                print(f"  {form.name}, {name} loaded", flush=True)
+    found: list[Row] = []
+    single: dict[tuple[str, str], float] = {}
     for count in rows:
         x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
-        steps = {"|".join(key): (lambda copies=copies, x=x: next(copies)(x)) for key, copies in programs.items()}
+        steps = {"|".join(key): (lambda each=each, x=x: each(x)) for key, each in programs.items()}
         timings = time_interleaved(steps, plan)
-        for (form_name, name) in programs:
-            row = _row(timings, f"{depth}x{columns}", form_name, name, count, threads, single)
+        for key, each in programs.items():
+            row = _row(timings, f"{depth}x{columns}", key, each.each, count, threads, single)
             print(as_line(row), flush=True)
             found.append(row)
     return found
 
 
 def _row(
-    timings: Timings, shape: str, form: str, runtime: str, rows: int, threads: int, single: dict[tuple[str, str], float]
-) -> Row:
-    key = f"{form}|{runtime}"
-    seconds = timings.median(key)
-    one = single.setdefault((form, runtime), seconds / rows)
-    ratio = timings.ratio(f"{FLOATS.name}|tc", key)
-    return Row(shape, form, rows, runtime, seconds, (ratio.low, ratio.median, ratio.high), rows * one / seconds, threads)
+    timings: Timings, shape: str, key: tuple[str, str], products: int, rows: int, threads: int,
+    single: dict[tuple[str, str], float],
+) -> Row:  # fmt: skip
+    seconds = timings.median("|".join(key)) / products
+    least = timings.shortest("|".join(key)) / products
+    one = single.setdefault(key, least / rows)
+    ratio = timings.ratio(f"{FLOATS.name}|tc", "|".join(key))
+    over = [each * products for each in (ratio.low, ratio.median, ratio.high)]
+    floats = timings.shortest(f"{FLOATS.name}|tc")
+    return Row(
+        shape, key[0], rows, key[1], seconds, (over[0], over[1], over[2]), least, floats / least, rows * one / least, threads
+    )  # fmt: skip
 
 
 def as_line(row: Row) -> str:
     low, median, high = row.over_f32
     return (
-        f"  {row.shape:11} {row.form:28} {row.rows:4} {row.runtime:12} {1e3 * row.seconds:8.3f}   "
-        f"{median:5.2f} [{low:.2f}, {high:.2f}]   {row.per_row:5.2f}"
+        f"  {row.shape:11} {row.form:26} {row.rows:4} {row.runtime:12} {1e3 * row.least_seconds:8.3f} {row.least_over_f32:6.2f} "
+        f"{row.per_row:6.2f}   {1e3 * row.seconds:8.3f}   {median:5.2f} [{low:.2f}, {high:.2f}]"
     )
 
 
@@ -179,13 +221,14 @@ HEAD = """# Products with weights of 8 and 4 bits
 
 Made by `python -m benchmarks.weight_only`. Machine: {machine}.
 
-Milliseconds of a call, the median; f32's over it in the same turns, median and quartiles (above 1: faster than f32); and the seconds of as
-many single rows over it (above 1: faster than row by row). Each call reads its weights from memory: calls go round copies of 2 GiB in f32.
+Milliseconds of a product, the least of all calls; f32's over it (above 1: faster than f32); those of as many single rows over it (above 1:
+faster than row by row). Then medians, and f32's over them in the same turns with quartiles, which others who use the machine blur. Each
+call reads its weights from memory: calls go round copies of 2 GiB in f32.
 "bytes": activations are rounded to 8 bits, a scale for each block of a row (`accuracy_level=4`); else all but the weights is f32, which
 bounds 128 rows by what f32 takes.
 
 ```
-  shape       weights                      rows runtime            ms   over f32             single rows
+  shape       weights                    rows runtime         least   f32  single     median   f32 over it
 """
 
 

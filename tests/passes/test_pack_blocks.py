@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import onnx
 import pytest
@@ -139,3 +141,18 @@ def test_infinite_and_missing_scales_give_what_arithmetic_says() -> None:
 
     assert np.isnan(y[0, 3]) and np.isinf(y[0, 5])
     assert np.isfinite(np.delete(y, [3, 5], 1)).all()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_weights_are_never_made_as_floats(turned: bool) -> None:
+    floats = 4 * 1024 * 4096
+    case = Case(4, 1024, 4096, u4, 32, turned=turned)
+    model = case.model(1)
+    tc.compile(Case(4, 64, 64, u4, 32, turned=turned).model(1), threads=1)
+    tracemalloc.start()
+
+    tc.compile(model, threads=1)
+
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * floats  # of the model, panels, the compiler; floats and what they are made of would be three times that
