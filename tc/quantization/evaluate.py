@@ -23,6 +23,9 @@ from tc.runtime.module import CompiledModule
 Predict = Callable[[Mapping[str, np.ndarray]], Outputs]
 Metric = Callable[[Predict], float]
 
+QUICK_INPUTS = 2
+"""On which the error of one layer alone is measured."""
+
 AGREEMENT_SHARE = 1e-3
 """Of the relative error in the loss where there is a metric: metrics such as top-1 come in steps."""
 
@@ -96,10 +99,18 @@ class Evaluator:
 
     def quality(self, strategy: Strategy) -> Quality:
         """Of a guess, by the simulated graph."""
+        return self.quality_of(self._simulated(strategy))
+
+    def quick_error(self, strategy: Strategy) -> float:
+        """The error of a guess on the first few inputs: enough to rank layers by."""
+        predict = self._simulated(strategy)
+        return compare_outputs(self.references[:QUICK_INPUTS], [predict(feed) for feed in self.feeds[:QUICK_INPUTS]])[0]
+
+    def _simulated(self, strategy: Strategy) -> Predict:
         controls = self.simulation.controls(
             strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights)
         )
-        return self.quality_of(lambda feed: self.module.run({**feed, **controls}))
+        return lambda feed: self.module.run({**feed, **controls})
 
     def quality_of(self, predict: Predict) -> Quality:
         """Of whatever gives outputs by name."""

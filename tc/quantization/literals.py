@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tc.errors import UserError
+from tc.errors import UnsupportedError, UserError
 from tc.quantization.description import HardwareDescription
 from tc.quantization.prepare import NARROW_OPSET, attribute, drop_unused, opset_of, raise_opset
 from tc.quantization.thresholds import quantize_weight, weight_scales
@@ -70,7 +70,7 @@ class _LiteralWriter:
             if weight is not None and site.op_type in ops:
                 self.sites.append((by_name[site.name], weight))
         if not self.sites:
-            raise UserError(f"nothing to quantize in this mode: no {' or '.join(ops)} with literal weights")
+            raise UnsupportedError(f"nothing to quantize in this mode: no {' or '.join(ops)} with literal weights")
         self.new: dict[str, list[onnx.NodeProto]] = {}
         self.made: dict[tuple[object, ...], str] = {}
         self.before: list[onnx.NodeProto] = []

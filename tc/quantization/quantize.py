@@ -35,7 +35,7 @@ from tc.target import Target, check_threads
 from tc.version import __version__
 
 MODES = ("static", "dynamic", "weights")
-SEARCH_INPUTS = 16
+SEARCH_INPUTS = 8
 """Calibration inputs that guesses are tried on, evenly spaced, if there are more; statistics are of all."""
 
 MEASURED = 4
@@ -201,8 +201,10 @@ class _Static:
         journal = Journal(self.state, self._facts())
         latency = self._latency(topology, scales, journal)
         search = Search(
-            topology, evaluator.quality, latency.predict, journal, seed=request.seed, max_trials=request.trials,
-            budget_seconds=request.seconds, on_trial=lambda trial, n: tell(_trial_progress(trial, n, request.trials)),
+            topology, evaluator.quality, latency.predict, journal, error_of=evaluator.quick_error, seed=request.seed,
+            max_trials=request.trials, budget_seconds=request.seconds,
+            on_trial=lambda trial, n: tell(_trial_progress(trial, n, request.trials)),
+            on_layer=lambda n, of: tell(QuantizationStep("measuring layers", n, of)),
         )  # fmt: skip
         ended = search.run(self.search)
         notes += constant_zeros(topology.classes, seen.statistics)

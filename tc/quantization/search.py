@@ -101,7 +101,11 @@ class _OverError(Exception):
 
 
 class Search:
-    """Trials until the budget is used up. `trials` grows; an interruption leaves it as far as it came."""
+    """Trials until the budget is used up. `trials` grows; an interruption leaves it as far as it came.
+
+    evaluate, predict: quality and seconds of a guess. error_of: its error, roughly: what products are ranked by. `errors`: of each product
+    alone in its smallest type, where the search asked.
+    """
 
     def __init__(
         self,
@@ -110,16 +114,19 @@ class Search:
         predict: Callable[[Strategy], float],
         journal: Journal,
         *,
+        error_of: Callable[[Strategy], float] | None = None,
         seed: int = 0,
         max_trials: int | None = None,
         budget_seconds: float | None = None,
         on_trial: Callable[[Trial, int], None] | None = None,
+        on_layer: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.topology, self.journal = topology, journal
         self.trials: list[Trial] = []
         self.errors: dict[str, float] = {}
-        self._evaluate, self._predict, self._on_trial = evaluate, predict, on_trial
+        self._evaluate, self._predict, self._on_trial, self._on_layer = evaluate, predict, on_trial, on_layer
+        self._error_of = error_of or (lambda strategy: evaluate(strategy).error)
         self._rng = np.random.default_rng(seed)
         self._max_trials, self._clock = max_trials, clock
         self._end = math.inf if budget_seconds is None else clock() + budget_seconds
@@ -175,12 +182,17 @@ class Search:
         return min(tried, key=lambda trial: trial.quality.loss).strategy
 
     def _measure_sites(self, base: Strategy) -> None:
-        """The error of each product alone in its smallest type."""
+        """The error of each product alone in its smallest type: no trials, but lines in the journal as they are."""
         floats = dict(all_float(self.topology).choices)
-        for site in self.topology.sites:
-            if site.is_contraction and len(site.choices) > 1:
-                alone = base.with_choice({**floats, site.name: 0})
-                self.errors[site.name] = self._try(alone, "sensitivity").quality.error
+        sites = [site for site in self.topology.sites if site.is_contraction and len(site.choices) > 1]
+        for number, site in enumerate(sites, start=1):
+            alone = base.with_choice({**floats, site.name: 0})
+            key = f"alone {alone.key}"
+            if self._clock() >= self._end and key not in self.journal.known:
+                raise _OverError
+            self.errors[site.name] = self.journal.remember(key, lambda s=alone: {"error": self._error_of(s)})["error"]  # type: ignore[misc]
+            if self._on_layer is not None:
+                self._on_layer(number, len(sites))
 
     def _order(self, base: Strategy) -> list[tuple[str, int]]:
         """Sites with the wider choice that each should get, those first that gain most accuracy for the time they lose."""
@@ -276,8 +288,9 @@ def worth_measuring(trials: list[Trial], count: int) -> Iterator[Trial]:
     front, seen = pareto(trials), set()
     same = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
     best_small = min(same, key=lambda t: t.quality.loss)
-    places = np.unique(np.linspace(0, len(front) - 1, min(count, len(front))).round().astype(int)).tolist()
-    for trial in (trials[0], trials[1], best_small, *(front[i] for i in places)):
+    times = np.linspace(front[0].predicted, front[-1].predicted, count + 1)[:-1]  # the last is f32
+    spread = [min(front, key=lambda t: abs(t.predicted - seconds)) for seconds in times]
+    for trial in (trials[0], trials[1], best_small, *spread):
         if trial.strategy.key not in seen:
             seen.add(trial.strategy.key)
             yield trial

@@ -6,6 +6,7 @@ import json
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,9 +120,10 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, algorithm: str) -
         return quality(strategy)
 
     path = tmp_path / "state.jsonl"
-    first = Search(make_topology(), counted, seconds, Journal(path, FACTS), max_trials=60)
+    options: dict[str, Any] = {"max_trials": 60, "error_of": lambda strategy: quality(strategy).error}
+    first = Search(make_topology(), counted, seconds, Journal(path, FACTS), **options)
     ended = first.run(algorithm)
-    second = Search(make_topology(), counted, seconds, Journal(path, FACTS), max_trials=60)
+    second = Search(make_topology(), counted, seconds, Journal(path, FACTS), **options)
     second.run(algorithm)
 
     assert ended == "interrupted" and len(first.trials) == 24
