@@ -159,6 +159,7 @@ def _float_functions(dtype: DType) -> dict[str, Callable[..., Scalar]]:
         "isnan": lambda x: bool(x != x),
         "isinf": lambda x: math.isinf(float(x)),
         "round_tf32": lambda x: _round_tf32(x, dtype),
+        "bounded_quotient": lambda x, y, _, low, high: np.fmin(np.fmax(x, low), high) / y,
         "fma": lambda a, b, c: _fma(float(a), float(b), float(c), dtype),
     }
 

@@ -304,12 +304,15 @@ MATH_CALLS: dict[str, int] = {
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
     "fma": 3,
+    "bounded_quotient": 5,
     "thread_index": 0,
 }
 """Name -> number of arguments. `round` is half to even; `shift_right` is arithmetic for signed types. `thread_index` numbers the
 threads that run the iterations of a parallel loop, from 0: the same in one iteration, different in iterations that run at once.
 `normal_cdf(x)` is (1 + erf(x / sqrt(2))) / 2, the weight of the normal distribution below x. `round_tf32(x)` is the f32 nearest to x that
 has 11 significant bits, of two the one with the greater magnitude: what a matrix instruction on tf32 takes; NaN and infinities stay.
+`bounded_quotient(x, y, inverse, low, high)` is min(max(x, low), high) / y, NaN being low, of f32; y lies between 2^-60 and 2^60, inverse
+is 1 / y, and low / y and high / y are below 2^20: so the quotient is found by products.
 `exp_brief(x)` is exp(x) for what is rounded to 16 bits: off by no more than 2^-22 (1 + |x|) of it, and 0 where it is no normal number."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError
-from tc.ir.dtype import FLOAT8, SUB_BYTE, f32, i8, i16, i32, int_range, largest_number, u8, u16
+from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, f32, i8, i16, i32, int_range, largest_number, u8, u16
 from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, floordiv, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -222,3 +222,80 @@ register(
         samples=_dequantize_samples,
     )
 )
+
+
+# -- with parameters that are data of a kernel, so that kernels that differ in nothing else are one
+
+LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60
+"""Between these, and of integers of 16 bits at most, quotients are found by products."""
+
+
+def packed_parameters(scale: float, zero: int, dtype: DType) -> np.ndarray:
+    """f32[5]: scale, its inverse, what the least and the greatest number mean, and the zero point, for `quantize_by`."""
+    low, high = int_range(dtype)
+    step = np.float32(scale)
+    return np.array([step, np.float32(1) / step, np.float32(low - zero) * step, np.float32(high - zero) * step, zero], np.float32)
+
+
+def _infer_quantize_by(types: Types, attrs: Attrs) -> TensorType:
+    """x f32, parameters f32[5] (`packed_parameters`) -> u8 or u16: what `quantize_linear` makes of x with this scale and zero point."""
+    _require_packed(types, 5, "quantize_by")
+    return TensorType(operand(types, 0, "quantize_by").shape, attrs.dtype)
+
+
+def _require_packed(types: Types, count: int, op: str) -> None:
+    parameters = operand(types, 1, op)
+    if parameters.static_shape != (count,) or parameters.dtype is not f32:
+        raise ShapeError(f"{op}: the parameters are {parameters}, but must be f32[{count}]")
+
+
+def _run_quantize_by(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, parameters = arrays[0], arrays[1]
+    assert x is not None and parameters is not None
+    zero = np.asarray(parameters[4]).astype(attrs.dtype.numpy)
+    return _run_quantize([x, parameters[0], zero], Attrs((*attrs.items(), ("block_size", 0), ("axis", 0))))
+
+
+def _compute_quantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, parameters = tensors[0], tensors[1]
+    assert x is not None and parameters is not None
+
+    def body(*axes: Expr) -> Expr:
+        scale, inverse, low, high, zero = (parameters[place] for place in range(5))
+        value = call("round", call("bounded_quotient", x[axes], scale, inverse, low, high)) + zero
+        return cast(_clipped(value, int_range(attrs.dtype)[1], 0), attrs.dtype)
+
+    return te.compute(x.shape, body, "quantize")
+
+
+def _infer_dequantize_by(types: Types, attrs: Attrs) -> TensorType:
+    """x of integers, parameters f32[2]: scale and zero point -> f32: (x - zero) * scale."""
+    _require_packed(types, 2, "dequantize_by")
+    return TensorType(operand(types, 0, "dequantize_by").shape, f32)
+
+
+def _run_dequantize_by(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, parameters = arrays[0], arrays[1]
+    assert x is not None and parameters is not None
+    return np.asarray((x.astype(np.float32) - parameters[1]) * parameters[0])
+
+
+def _compute_dequantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, parameters = tensors[0], tensors[1]
+    assert x is not None and parameters is not None
+    return te.compute(x.shape, lambda *axes: (cast(x[axes], f32) - parameters[1]) * parameters[0], "dequantize")
+
+
+def _samples_by(rng: np.random.Generator) -> Any:
+    x = np.append(rng.standard_normal(30) * 50, [np.nan, np.inf, -np.inf, 1e38, -1e38, 0.75]).astype(np.float32)
+    for dtype, scale, zero in ((u8, 0.5, 128), (u8, 0.3, 0), (u16, 0.01, 255), (u8, 1e-9, 255)):
+        yield [x, packed_parameters(scale, zero, dtype)], {"dtype": dtype}
+
+
+def _dequantize_samples_by(rng: np.random.Generator) -> Any:
+    for dtype in (np.uint8, np.int8, np.uint16, np.int32):
+        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3, 7], np.float32)], {}
+
+
+register(OpDef("quantize_by", _infer_quantize_by, _run_quantize_by, _compute_quantize_by, {"dtype": REQUIRED}, samples=_samples_by))
+register(OpDef("dequantize_by", _infer_dequantize_by, _run_dequantize_by, _compute_dequantize_by, samples=_dequantize_samples_by))

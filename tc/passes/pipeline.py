@@ -34,6 +34,7 @@ from tc.passes.graph import (
     pack_matmul,
     place_on_host,
     prove_indices,
+    share_scales,
     simplify_graph,
     simplify_splits,
     split_phases,
@@ -72,7 +73,7 @@ from tc.target import Target
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
     *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
-    *(integer_products, narrow_floats),
+    *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     exchange_lanes,
@@ -119,6 +120,7 @@ FUSE = """
     use_winograd,                   # of convolutions that have a layout
     integer_windows,                # of those that have none
     pack_matmul,
+    share_scales,                   # last of what reads scales and zero points
     remove_dead_code,               # weights that were packed or transformed
     fuse_ops,
 """
@@ -136,7 +138,7 @@ STRICT_ALGEBRA = """
 STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
 STRICT_LAY_OUT = "convert_layout(exact=True)"
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
-STRICT_FUSE = "integer_windows, pack_matmul(exact=True), remove_dead_code, fuse_ops"
+STRICT_FUSE = "integer_windows, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "integer_windows, round_attention, use_parallel_forms, fuse_ops"

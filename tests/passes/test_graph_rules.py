@@ -21,12 +21,13 @@ from tc.passes.graph.integer_movement import MOVEMENT_RULES, SIGN_RULES
 from tc.passes.graph.integer_products import INTEGER_RULES, WINDOWS_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
 from tc.passes.graph.rewrite import GraphRule, any_, op, rewrite_module
+from tc.passes.graph.share_scales import SCALE_RULES
 from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
 
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES),
-    *(*MOVEMENT_RULES, *SIGN_RULES, *PRODUCT_RULES),
+    *(*MOVEMENT_RULES, *SIGN_RULES, *PRODUCT_RULES, *SCALE_RULES),
     *matmul_rules(8, features=("avxvnni",)),
     *phase_rules(4),
 )

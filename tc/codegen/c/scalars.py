@@ -273,6 +273,10 @@ def _emit_binary(builder: ScalarBuilder, operation: type[Expr], args: list[Value
 
 
 def _emit_function(builder: ScalarBuilder, name: str, args: list[Value], dtype: DType) -> Value:
+    if name == "bounded_quotient":  # a compiler of C divides as well
+        x, by, _, low, high = args
+        above = builder.select(builder.compare("fcmp ogt", x, low), x, low)
+        return builder.binary("fdiv", builder.select(builder.compare("fcmp olt", above, high), above, high), by)
     if dtype.is_float:
         return emit_math(builder, name, *args)
     if name in BIT_OPS:

@@ -17,11 +17,14 @@ MOST_SHIFT = 1 << 20
 
 @dataclass(frozen=True)
 class ClippedRound:
-    """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds."""
+    """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds.
+
+    A shift that is no literal is f32, a whole number within MOST_SHIFT; `low` is then 0, and the value a `bounded_quotient`.
+    """
 
     value: Expr
     divisor: float | None
-    shift: int
+    shift: int | Expr
     low: int
     high: int
     dtype: DType
@@ -43,6 +46,9 @@ def as_clipped_round(expr: Cast) -> ClippedRound | None:
     if not isinstance(rounded, MathCall) or rounded.name != "round":
         return None
     least, most = int_range(dtype)
+    if isinstance(inside, Add) and isinstance(quotient := rounded.args[0], MathCall) and quotient.name == "bounded_quotient":
+        is_plain = low == 0 and _is_whole(high) and high <= most
+        return ClippedRound(quotient, None, inside.rhs, 0, int(high), dtype) if is_plain else None
     if shift is None or not all(_is_whole(number) for number in (low, high, shift)) or abs(shift) > MOST_SHIFT:
         return None
     if not least <= low <= 0 <= high <= most:
@@ -69,6 +75,8 @@ def _is_whole(number: float) -> bool:
 def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
     """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
     b, value = builder, value_of(found.value)
+    if isinstance(found.shift, Expr):
+        return _shifted(b, found, *b.unify(value, value_of(found.shift)))
     by = 1.0 if found.divisor is None else found.divisor
     if found.low:
         value = b.select(b.compare("fcmp ord", value, value), value, b.float(-found.shift * by, value))
@@ -83,14 +91,25 @@ def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: 
     return b.convert("trunc", whole, llvm_type(found.dtype))
 
 
+def _shifted(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value) -> Value:
+    """Of a value that is bounded: clipped as an integer. A `bounded_quotient` is never NaN."""
+    whole = b.add(_rounded(b, value), b.convert("fptosi", shift, "i32"))
+    for name, end in (("smax", found.low), ("smin", found.high)):
+        whole = b.intrinsic(name, whole, b.int(end, whole))
+    return b.convert("trunc", whole, llvm_type(found.dtype))
+
+
 def _quotient(b: FunctionBuilder, value: Value, divisor: float) -> Value:
+    return emit_quotient(b, value, b.float(divisor, value), b.float(1.0 / divisor, value))
+
+
+def emit_quotient(b: FunctionBuilder, value: Value, divisor: Value, inverse: Value) -> Value:
     """The quotient as a division rounds it, by products: what the first estimate leaves over is known without an error.
 
     Source: Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor" (1990).
     """
-    inverse = b.float(1.0 / divisor, value)
     estimate = b.binary("fmul", value, inverse)
-    rest = b.fma(b.fneg(estimate), b.float(divisor, value), value)
+    rest = b.fma(b.fneg(estimate), divisor, value)
     return b.fma(rest, inverse, estimate)
 
 

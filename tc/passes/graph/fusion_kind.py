@@ -179,7 +179,7 @@ def _read_access(read: Read, stage: Stage) -> Access:
     ):
         return Access.IDENTITY
     position = {axis: k for k, axis in enumerate(axes)}
-    kept = [index for index in read.indices if not is_const(index, 0)]
+    kept = [index for index in read.indices if not isinstance(index, Const)]
     places = [position.get(index, -1) for index in kept if isinstance(index, Var)]
     if len(places) == len(kept) and -1 not in places and places == sorted(set(places)):
         return Access.BROADCAST

@@ -148,6 +148,8 @@ def _has(name: str, dtype: DType) -> bool:
         return name in _OF_INTEGERS
     if name == "round_tf32":
         return dtype is f32
+    if name == "bounded_quotient":  # of operands that fit together
+        return False
     return name not in _BITS and not name.startswith("shift")
 
 
