@@ -174,6 +174,21 @@ def test_mixed_with_a_wide_tolerance_narrows_all_and_with_none_to_spare_nothing(
     assert tight.run(x)["y"].tobytes() == tc.compile(model, threads=1).run(x)["y"].tobytes()
 
 
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+def test_kernels_of_16_bits_agree_with_the_interpreter(numerics: str) -> None:
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], name="first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("Conv", ["b", "w2"], ["y"], name="second"),
+    ]
+    literals = {"w1": weights(rng, 32, 32, 3, 3) / 17, "w2": weights(rng, 32, 32, 1, 1)}
+    images = model_of(nodes, {"x": (1, 32, 6, 6)}, {"y": (1, 32, 6, 6)}, literals)
+
+    for model in (perceptron(), images):
+        tc.compile(model, threads=1, precision="bf16", numerics=numerics, verify="always")
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])
 def test_symbolic_dims(rows: int) -> None:
     model = perceptron(32, "n")

@@ -21,7 +21,7 @@ from tc.ir.dtype import bf16, f16, f32, i8, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import ravel, require_equal, unravel
+from tc.ops.common import ravel, require_equal, unravel, wide
 from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
@@ -210,11 +210,11 @@ def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) ->
         w = np.moveaxis(w, -2, 2).reshape(w.shape[0], -1, *w.shape[2 : 2 + rank], block)[:, : x.shape[1] // groups]
     plain = np.moveaxis(w, -1, 1).reshape(-1, *w.shape[1 : 2 + rank])  # [o, i, *kernel]
     pads = [(attrs.pads[d], attrs.pads[rank + d]) for d in range(rank)]
-    wide = np.int32 if is_integer else np.promote_types(x.dtype, np.float32)
-    x = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=attrs.fill).astype(wide)
+    sums = np.int32 if is_integer else np.promote_types(x.dtype, np.float32)
+    x = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=attrs.fill).astype(sums)
     if attrs.depthwise:
         plain = plain[: x.shape[1]]
-    out = _direct_conv(x, plain.astype(wide), attrs.strides, attrs.dilations, x.shape[1] if attrs.depthwise else groups)
+    out = _direct_conv(x, plain.astype(sums), attrs.strides, attrs.dilations, x.shape[1] if attrs.depthwise else groups)
     if len(arrays) > 2 and arrays[2] is not None:
         out = out + arrays[2].reshape(-1)[: out.shape[1]].reshape(1, -1, *(1,) * rank)
     out = reference_block([out], Attrs((("axis", 1), ("block", block))))
@@ -414,8 +414,8 @@ def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -
         rhs = np.moveaxis(rhs, 3, 2).reshape(len(rhs), -1, rhs.shape[2])[:, : lhs.shape[-1]]
     plain = np.moveaxis(rhs, 2, 1).reshape(-1, rhs.shape[1])[: attrs.columns]
     if lhs.dtype.itemsize == 1:
-        lhs, plain = lhs.astype(np.int32), plain.astype(np.int32)
-    return np.matmul(lhs, plain.T)
+        return np.matmul(lhs.astype(np.int32), plain.T.astype(np.int32))
+    return np.matmul(wide(lhs), wide(plain.T)).astype(lhs.dtype)
 
 
 def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
