@@ -7,14 +7,14 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llvmlite import binding as llvm
 from llvmlite.binding import ffi
 
 from tc.codegen.llvm import conversions
-from tc.codegen.llvm.object_symbols import symbols_of
+from tc.codegen.llvm.object_symbols import Symbols, symbols_of
 from tc.codegen.llvm.products import MARK
 from tc.errors import CodegenError
 from tc.target import Target, native_target
@@ -126,18 +126,18 @@ def compile_group(ir_texts: Sequence[str], optimized: bool, target: Target) -> l
     context = llvm.create_context()
     modules = [_for_machine(_parse(text, context), machine) for text in ir_texts]
     if not optimized:
-        return [_emit_unlocked(machine, module) for module in modules]
+        return [_emit(machine, context, module) for module in modules]
     if len(ir_texts) == 1 and len(ir_texts[0]) >= GROUPED_BYTES:
         _optimize_alone(ir_texts[0], modules[0], machine)
-        return [_emit_unlocked(machine, modules[0])]
+        return [_emit(machine, context, modules[0])]
     objects = {}
     for number, (text, module) in enumerate(zip(ir_texts, modules, strict=True)):
         if text.startswith(MARK):
             _optimize_products(module, machine)
-            objects[number] = _emit_unlocked(machine, module)
+            objects[number] = _emit(machine, context, module)
     others = [number for number in range(len(modules)) if number not in objects]
     optimized_others = _optimized_together([modules[number] for number in others], machine, context) if others else ()
-    objects |= {number: _emit_unlocked(machine, module) for number, module in zip(others, optimized_others, strict=True)}
+    objects |= {number: _emit(machine, context, module) for number, module in zip(others, optimized_others, strict=True)}
     return [objects[number] for number in range(len(modules))]
 
 
@@ -198,7 +198,16 @@ def disassemble(ir_text: str, target: Target) -> Disassembly:
     return Disassembly(str(module), machine.emit_assembly(module))
 
 
-def _emit_unlocked(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
+_ROOM = """@tc.room = private global i64 0
+@llvm.compiler.used = appending global [1 x ptr] [ptr @tc.room], section "llvm.metadata"
+"""
+"""With it an object has a page of memory that may be written, in which there is room for the addresses of what it calls: the loader asks
+for that when the rest of the object has its memory."""
+
+
+def _emit(machine: llvm.TargetMachine, context: llvm.ContextRef, module: llvm.ModuleRef) -> bytes:
+    """The object file; LLVM's code generator runs while other threads do."""
+    module.link_in(_for_machine(_parse(_ROOM, context), machine))
     library = ffi.lib._lib
     with ffi.OutputString() as message:
         buffer = library.LLVMPY_TargetMachineEmitToMemory(machine, module, 1, message)
@@ -215,36 +224,39 @@ class Library:
 
     device = None
 
-    def __init__(self, engine: llvm.ExecutionEngine) -> None:
-        self._engine = engine
+    def __init__(self, engines: Sequence[llvm.ExecutionEngine]) -> None:
+        self._engines = tuple(engines)
 
     def address(self, name: str) -> int:
         """The address of a function or global; CodegenError when there is none."""
-        found = self._engine.get_function_address(name) or self._engine.get_global_value_address(name)
+        found = next(filter(None, (_address_in(engine, name) for engine in reversed(self._engines))), 0)  # what calls the others is last
         if not found:
             raise CodegenError(f"symbol {name!r} is not in the library")
-        return int(found)
+        return found
+
+
+def _address_in(engine: llvm.ExecutionEngine, name: str) -> int:
+    return int(engine.get_function_address(name) or engine.get_global_value_address(name))
 
 
 @functools.cache
 def _link_context() -> llvm.ContextRef:
-    """The context of the empty modules that engines want. It is never freed: the garbage collector may free an engine's parts
+    """The context of the modules that engines want. It is never freed: the garbage collector may free an engine's parts
     in any order, and a context that goes before its engine takes the process down."""
     return llvm.create_context()
 
 
 def link(objects: Iterable[bytes]) -> Library:
-    """Load object files into the process. External symbols come from the process and from llvmlite's `add_symbol`.
+    """Load object files into the process. External symbols come from each other, the process and llvmlite's `add_symbol`.
 
-    CodegenError for a symbol that nobody has: LLVM would take its address to be 0.
+    CodegenError for a symbol that nobody has, of which LLVM would take the address to be 0, and where objects use each other in a circle.
     """
     _initialize()
-    objects = list(objects)
-    symbols = [symbols_of(data) for data in objects]
-    wanted = frozenset().union(*(each.undefined for each in symbols)).difference(*(each.defined for each in symbols))
+    parts = [(data, symbols_of(data)) for data in objects]
+    wanted = frozenset().union(*(each.undefined for _, each in parts)).difference(*(each.defined for _, each in parts))
     if not wanted.isdisjoint(conversions.NAMES):
         _provide_conversions()
-    return _link(objects, wanted)
+    return _link(parts, wanted)
 
 
 _conversions_lock = threading.Lock()
@@ -256,22 +268,61 @@ def _provide_conversions() -> None:
     global _conversions
     with _conversions_lock:
         if _conversions is None:
-            library = _link([compile_object(conversions.IR)], ())
+            data = compile_object(conversions.IR)
+            library = _link([(data, symbols_of(data))], ())
             for name in conversions.NAMES:
                 llvm.add_symbol(name, library.address(name))
             _conversions = library
 
 
-def _link(objects: Sequence[bytes], wanted: Iterable[str]) -> Library:
-    machine = _target_machine(native_target())
-    engine = llvm.create_mcjit_compiler(_parse("", _link_context()), machine)
-    missing = sorted(name for name in wanted if not llvm.address_of_symbol(name))  # the first engine makes the process's symbols known
+def _link(parts: Sequence[tuple[bytes, Symbols]], wanted: Iterable[str]) -> Library:
+    """An engine for each object, whose memory is then one piece: code reaches its constants by 32 bits, and pieces that LLVM asks for
+    one by one lie farther apart in a process that has its memory full."""
+    addresses: dict[str, int] = {}
+    engines = [_engine({}, True)]  # the first engine makes the process's symbols known
+    missing = sorted(name for name in wanted if not llvm.address_of_symbol(name))
     if missing:
         raise CodegenError(f"the code calls what is not in this process: {', '.join(missing)}")
-    for data in objects:
+    for data, symbols, asked in _after_what_they_use(parts):
+        uses = {name: addresses[name] for name in sorted(symbols.undefined & addresses.keys())}
+        engine = _engine(uses, _fits_in_one_piece(symbols))
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-    engine.finalize_object()
-    return Library(engine)
+        engine.finalize_object()
+        addresses.update((name, _address_in(engine, name)) for name in asked)
+        engines.append(engine)
+    return Library(engines)
+
+
+_PAGE_BYTES, _ADDRESS_BYTES, _SPARE_BYTES = 4096, 8, 64
+
+
+def _fits_in_one_piece(symbols: Symbols) -> bool:
+    """Whether the addresses of what an object calls go into the rest of the last page of its memory that may be written."""
+    room = -symbols.writable_bytes % _PAGE_BYTES
+    return not symbols.undefined or _ADDRESS_BYTES * len(symbols.undefined) + _SPARE_BYTES <= room
+
+
+def _engine(addresses: Mapping[str, int], in_one_piece: bool) -> llvm.ExecutionEngine:
+    """An engine for one object that uses symbols which are at these addresses."""
+    module = _parse("\n".join(f'@"{name}" = external global i8' for name in addresses), _link_context())
+    engine = llvm.create_mcjit_compiler(module, _target_machine(native_target()), use_lmm=in_one_piece)
+    for name, address in addresses.items():
+        engine.add_global_mapping(module.get_global_variable(name), address)
+    engine.remove_module(module)  # else it is compiled, too, and asks for memory a second time
+    return engine
+
+
+def _after_what_they_use(parts: Sequence[tuple[bytes, Symbols]]) -> Iterator[tuple[bytes, Symbols, frozenset[str]]]:
+    """The objects in an order in which each comes after those that it uses, and what others use of it."""
+    used = frozenset().union(*(symbols.undefined for _, symbols in parts))
+    left = list(parts)
+    while left:
+        still = frozenset().union(*(symbols.defined for _, symbols in left))
+        ready = [part for part in left if not (part[1].undefined - part[1].defined) & still]
+        if not ready:
+            raise CodegenError("objects use each other in a circle")
+        yield from ((data, symbols, symbols.defined & used) for data, symbols in ready)
+        left = [part for part in left if part not in ready]
 
 
 def _before_fork() -> None:
