@@ -20,6 +20,7 @@ from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.passes import lower
 from tc.passes.graph import (
+    byte_tables,
     canonicalize,
     convert_layout,
     cse,
@@ -72,7 +73,7 @@ from tc.target import Target
 
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
-    *(canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
+    *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
     *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
@@ -86,7 +87,9 @@ INTEGERS = """
     fold_constants(keep_quantized=True),
     canonicalize,                   # branches on conditions that folding made known
     integer_graphs,                 # while weights are still quantized
-    fold_constants,
+    fold_constants,                 # quantized literals that no product took
+    share_common_subexpressions,    # bytes that were moved for each use of theirs
+    byte_tables,                    # of what stayed float
 """
 """What a quantized model has in integers stays so, whatever the numerics: sums of integers are exact."""
 

@@ -13,6 +13,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
+from tc.passes.graph.byte_tables import TABLE_RULES
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES, ROUNDING_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
@@ -27,7 +28,7 @@ from tc.passes.graph.split_phases import phase_rules
 
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES),
-    *(*MOVEMENT_RULES, *SIGN_RULES, *PRODUCT_RULES, *SCALE_RULES),
+    *(*MOVEMENT_RULES, *SIGN_RULES, *PRODUCT_RULES, *SCALE_RULES, *TABLE_RULES),
     *matmul_rules(8, features=("avxvnni",)),
     *phase_rules(4),
 )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 
 from tc.codegen.llvm.builder import Module, Value, int_value, mangled
+from tc.codegen.llvm.byte_tables import REGISTER_BYTES, looked_up
 from tc.codegen.llvm.packed import PackedPlace, is_packed, load_packed, store_packed
 from tc.codegen.llvm.places import PlaceEmitter, memory_type
 from tc.codegen.llvm.words import WordPlace, bytes_before, integer_in
 from tc.errors import CodegenError
 from tc.ir.arith import prove
+from tc.ir.byte_table import ENTRIES, PERMUTES_BYTES, place_in_table
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Const, Expr, Load, logical_and
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
@@ -28,6 +30,8 @@ class MemoryEmitter(PlaceEmitter):
         buffer = node.buffer
         if (place := self.in_words(node)) is not None:
             return integer_in(self.b, place)
+        if (entry := self._in_table(node)) is not None:
+            return entry
         uniform, known, lane, varying, terms = self._offset(buffer, node.indices)
         if is_packed(buffer):
             return load_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
@@ -92,6 +96,16 @@ class MemoryEmitter(PlaceEmitter):
         if found is None:
             found = self.state.loaded[text] = self.b.emit(text, "i32", lanes)
         return found
+
+    def _in_table(self, node: Load) -> Value | None:
+        """What a table of bytes has for each lane, looked up in registers, which costs the same whatever lanes are active; None where it
+        is no such table, or the machine has no permutations of bytes."""
+        place = place_in_table(node)
+        if place is None or not self.module.has(PERMUTES_BYTES) or not self.depends_on_lane(place) or self.num_lanes > REGISTER_BYTES:
+            return None
+        pointers = (self.pointer_to(node.buffer, int_value(0), k) for k in range(0, ENTRIES, REGISTER_BYTES))
+        table = [self.whole_load(node.buffer, pointer, REGISTER_BYTES) for pointer in pointers]
+        return looked_up(self.module, self.b, table, self.value(place))
 
     def _is_free(self, node: Load) -> bool:
         """Whether masked lanes may be loaded too, and better are: the machine has no masks for elements so narrow, and all are there."""

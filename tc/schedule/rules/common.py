@@ -6,6 +6,7 @@ from itertools import islice
 
 from tc.cost.typical import USUAL_PRODUCT
 from tc.errors import ScheduleError
+from tc.ir.byte_table import PERMUTES_BYTES, place_in_table
 from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, const, is_const
 from tc.ir.loop import Store
 from tc.ir.node import children, walk
@@ -129,11 +130,14 @@ def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> 
     """Lanes of a vector of the narrowest type that an elementwise block loads or stores, for a loop of `extent` iterations.
 
     What is wider is computed in several vectors, no more than registers hold. Where an operand is not contiguous along the last axis, or
-    is found through memory, its lanes are loaded one by one or shuffled, and there are as many as in `lanes_for`.
+    is found through memory, its lanes are loaded one by one or shuffled, and there are as many as in `lanes_for`; not where it is a table
+    that registers hold.
     """
     least = lanes_for(info, target)
     accesses: list[Load | Store] = [*loads_of(info), *info.writes]
     last = info.block.axes[-1].var if info.block.axes else None
+    if PERMUTES_BYTES in target.features:
+        accesses = [access for access in accesses if isinstance(access, Store) or place_in_table(access) is None]
     if last is None or len(info.writes) != 1 or not all(_is_streamed(access, last) for access in accesses):
         return least
     value = info.writes[0].value
