@@ -122,6 +122,7 @@ LAY_OUT = "convert_layout"
 FUSE = """
     use_winograd,                   # of convolutions that have a layout
     integer_windows,                # of those that have none
+    merge_scales,                   # when what is quantized and dequantized again by the same steps has met
     pack_matmul,
     share_scales,                   # last of what reads scales and zero points
     remove_dead_code,               # weights that were packed or transformed

@@ -49,6 +49,22 @@ def test_the_nearest_integer_is_that_of_a_division(scale: float, dtype: DType, r
         np.testing.assert_array_equal(found, np.nan_to_num(np.clip(wanted, low, high)).astype(dtype.numpy))
 
 
+@pytest.mark.parametrize("dtype", [u8, i8], ids=str)
+@pytest.mark.parametrize("less", [0, 3, 100])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_is_dequantized_at_once_is_the_same_number(less: int, dtype: DType, rng: np.random.Generator) -> None:
+    x, scale, (low, high) = values(rng, 0.1), 0.1, int_range(dtype)
+    for zero in (0, 3, high):
+        wide = te.placeholder((COUNT,), f32, "x")
+        steps = te.compute((COUNT,), lambda i, z=zero, w=wide: cast(quantized(w[i], scale, z, dtype), f32) - const(less, f32), "y")
+
+        (found,) = run(finish(te.create_prim_func("f", (wide,), (steps,))), [x])
+
+        numbers = np.nan_to_num(np.clip(np.round(x / np.float32(scale)) + np.float32(zero), low, high)).astype(dtype.numpy)
+        wanted = numbers.astype(np.float32) - np.float32(less)
+        np.testing.assert_array_equal(found.view(np.uint32), (wanted + np.float32(0)).view(np.uint32))
+
+
 def test_one_conversion_rounds_and_nothing_divides() -> None:
     x = tc.ir.types.tensor_type((64,), f32)
     b = tc.ops.build.GraphBuilder()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, llvm_type, mangled
 from tc.ir.dtype import DType, f32, int_range
-from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min
+from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min, Sub
 
 LEAST_DIVISOR, MOST_DIVISOR = 2.0**-60, 2.0**60
 """Between these a quotient that lies in the range of 16 bits is found by products."""
@@ -56,8 +56,18 @@ def as_clipped_round(expr: Cast) -> ClippedRound | None:
     (value,) = rounded.args
     match value:
         case Div(lhs=lhs, rhs=Const(value=by)) if LEAST_DIVISOR < by < MOST_DIVISOR:
-            return ClippedRound(lhs, float(by), int(shift), int(low), int(high), dtype)
+            return ClippedRound(lhs, None if by == 1.0 else float(by), int(shift), int(low), int(high), dtype)
     return ClippedRound(value, None, int(shift), int(low), int(high), dtype)
+
+
+def as_dequantized(expr: Expr) -> tuple[ClippedRound, int] | None:
+    """What a cast back to f32, less a literal integer or as it is, computes of such a number."""
+    cast, less = (expr.lhs, _number(expr.rhs)) if isinstance(expr, Sub) else (expr, 0.0)
+    match cast:
+        case Cast(operand=Cast(operand=Min() | Max()) as inner, dtype=dtype) if dtype is f32 and less is not None and _is_whole(less):
+            found = as_clipped_round(inner)
+            return (found, int(less)) if found is not None and abs(less) <= MOST_SHIFT else None
+    return None
 
 
 def _number(expr: Expr) -> float | None:
@@ -74,21 +84,32 @@ def _is_whole(number: float) -> bool:
 
 def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
     """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
-    b, value = builder, value_of(found.value)
+    b = builder
     if isinstance(found.shift, Expr):
-        return _shifted(b, found, *b.unify(value, value_of(found.shift)))
+        return _shifted(b, found, *b.unify(value_of(found.value), value_of(found.shift)))
+    whole = _rounded(b, _clipped_steps(b, found, value_of))
+    if found.shift:
+        whole = b.add(whole, b.int(found.shift, whole))
+    return b.convert("trunc", whole, llvm_type(found.dtype))
+
+
+def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value], less: int = 0) -> Value:
+    """The same as f32, less an integer: what is dequantized at once never becomes an integer."""
+    b = builder
+    whole = b.intrinsic("roundeven", _clipped_steps(b, found, value_of))
+    return b.binary("fadd", whole, b.float(float(found.shift - less), whole))  # no zero stays negative
+
+
+def _clipped_steps(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
+    """What is rounded, so that nothing beyond the bounds comes of it, and what gives 0 of NaN."""
+    value = value_of(found.value)
     by = 1.0 if found.divisor is None else found.divisor
     if found.low:
         value = b.select(b.compare("fcmp ord", value, value), value, b.float(-found.shift * by, value))
     for end, beyond in ((found.low, "ogt"), (found.high, "olt")):  # NaN is not beyond the first
         limit = b.float((end - found.shift) * by, value)
         value = b.select(b.compare(f"fcmp {beyond}", value, limit), value, limit)
-    if found.divisor is not None:
-        value = _quotient(b, value, found.divisor)
-    whole = _rounded(b, value)
-    if found.shift:
-        whole = b.add(whole, b.int(found.shift, whole))
-    return b.convert("trunc", whole, llvm_type(found.dtype))
+    return value if found.divisor is None else _quotient(b, value, found.divisor)
 
 
 def _shifted(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value) -> Value:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
-from tc.codegen.llvm.clipped_round import as_clipped_round, emit_clipped_round
+from tc.codegen.llvm.clipped_round import as_clipped_round, as_dequantized, emit_clipped_float, emit_clipped_round
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.codegen.llvm.places import State
 from tc.codegen.llvm.scalars import (
@@ -77,6 +77,8 @@ class ExpressionEmitter(MemoryEmitter):
                 return known
             case Load():
                 return self.load(expr)
+            case Sub(lhs=Cast(operand=Cast())) | Cast(operand=Cast()) if (made := as_dequantized(expr)) is not None:
+                return emit_clipped_float(self.b, made[0], self.value, less=made[1])
             case Add() | Mul() | Sub() if not expr.dtype.is_storage:
                 return self._binary(expr)
             case Cast(operand=Load() as load, dtype=dtype) if dtype is f32 and (place := self.in_words(load)) is not None:

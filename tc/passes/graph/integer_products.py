@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.ir.dtype import DType, i8, i32, u8
+from tc.ir.dtype import DType, f32, i8, i32, u8
 from tc.ir.expr import const, is_const
 from tc.ir.graph import Atom, Attrs, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
@@ -34,6 +34,12 @@ def integer_products(module: IRModule) -> IRModule:
 def integer_windows(module: IRModule) -> IRModule:
     """Make convolutions of bytes that no layout took products of bytes; see WINDOWS_RULES."""
     return rewrite_module(module, WINDOWS_RULES)
+
+
+@graph_pass
+def merge_scales(module: IRModule) -> IRModule:
+    """Let one factor take sums of integers to steps of a quantized tensor, where there were a factor and a divisor; see MERGED_SCALE_RULES."""
+    return rewrite_module(module, MERGED_SCALE_RULES)
 
 
 @dataclass(frozen=True)
@@ -284,5 +290,46 @@ WINDOWS_RULES = (
         _window_product,
         when=_is_one_product,
         example=_windows_example,
+    ),
+)
+
+
+def _scaled_once(b: GraphBuilder, m: Match) -> Atom:
+    quantize = m.call("quantize")
+    factor = m.value("factor") / m.value("step")
+    product = b.call("mul", b.call("cast", m.sums, dtype=f32), b.const(factor.astype(np.float32)))
+    attrs: dict[str, Any] = dict(m.attrs("quantize"))
+    return b.call("quantize_linear", product, b.const(np.ones((), np.float32)), *quantize.args[2:], **attrs, span=quantize.span)
+
+
+def _is_scaled_twice(m: Match) -> bool:
+    factor, step = m.value("factor"), m.value("step")
+    is_of_floats = m.type_of("factor").dtype is f32 and not m.attrs("quantize").dtype.is_float
+    if m.type_of("sums").dtype is not i32 or not is_of_floats or step.ndim or step == 1:
+        return False
+    with np.errstate(all="ignore"):
+        merged = np.abs(factor / step)[factor != 0]
+    return bool(np.all((merged >= np.finfo(np.float32).tiny) & (merged <= np.finfo(np.float32).max)))
+
+
+def _scales_example(b: GraphBuilder) -> Atom:
+    factor = np.random.default_rng(0).random((4, 1, 1)).astype(np.float32)
+    scaled = b.call("mul", b.call("cast", b.param("x", tensor_type((2, 4, 3, 5), i32)), dtype=f32), b.const(factor))
+    return b.call("quantize_linear", scaled, b.const(np.array(0.25, np.float32)), b.const(np.array(3, np.uint8)), dtype=u8)
+
+
+MERGED_SCALE_RULES = (
+    GraphRule(
+        "a factor of integers and the step of a quantization are one factor",
+        op(
+            "quantize_linear",
+            op("mul", op("cast", any_("sums"), single_use=True), const_("factor"), single_use=True),
+            const_("step"),
+            name="quantize",
+            rest=True,
+        ),
+        _scaled_once,
+        when=_is_scaled_twice,
+        example=_scales_example,
     ),
 )
