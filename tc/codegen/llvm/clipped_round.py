@@ -66,7 +66,8 @@ def as_dequantized(expr: Expr) -> tuple[ClippedRound, int] | None:
     match cast:
         case Cast(operand=Cast(operand=Min() | Max()) as inner, dtype=dtype) if dtype is f32 and less is not None and _is_whole(less):
             found = as_clipped_round(inner)
-            return (found, int(less)) if found is not None and abs(less) <= MOST_SHIFT else None
+            is_known = found is not None and isinstance(found.shift, int) and abs(less) <= MOST_SHIFT
+            return (found, int(less)) if is_known else None  # type: ignore[return-value]
     return None
 
 
@@ -96,12 +97,14 @@ def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: 
 def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value], less: int = 0) -> Value:
     """The same as f32, less an integer: what is dequantized at once never becomes an integer."""
     b = builder
+    assert isinstance(found.shift, int), "asked for by as_dequantized"
     whole = b.intrinsic("roundeven", _clipped_steps(b, found, value_of))
     return b.binary("fadd", whole, b.float(float(found.shift - less), whole))  # no zero stays negative
 
 
 def _clipped_steps(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
     """What is rounded, so that nothing beyond the bounds comes of it, and what gives 0 of NaN."""
+    assert isinstance(found.shift, int), "one that is not is clipped as an integer"
     value = value_of(found.value)
     by = 1.0 if found.divisor is None else found.divisor
     if found.low:

@@ -38,7 +38,7 @@ def integer_windows(module: IRModule) -> IRModule:
 
 @graph_pass
 def merge_scales(module: IRModule) -> IRModule:
-    """Let one factor take sums of integers to steps of a quantized tensor, where there were a factor and a divisor; see MERGED_SCALE_RULES."""
+    """Let one factor take sums of integers to steps of a quantized tensor, where a factor and a divisor did; see MERGED_SCALE_RULES."""
     return rewrite_module(module, MERGED_SCALE_RULES)
 
 
