@@ -12,7 +12,7 @@ import onnx
 from tc.errors import UserError
 from tc.quantization.calibration import Feed
 from tc.quantization.description import INTEGERS, HardwareDescription
-from tc.quantization.observe import CalibrationRun, Compile, Outputs
+from tc.quantization.observe import Compile, Outputs
 from tc.quantization.simulate import SimulatedGraph, simulate
 from tc.quantization.statistics import Statistics
 from tc.quantization.strategy import Strategy, used_quantizers
@@ -83,12 +83,12 @@ class Evaluator:
         proto: onnx.ModelProto,
         scales: Scales,
         feeds: Sequence[Feed],
-        observation: CalibrationRun,
+        references: Sequence[Outputs],
         metric: Metric | None,
         compile_model: Compile,
     ) -> None:
         self.scales, self.feeds, self.metric = scales, feeds, metric
-        self.references = observation.outputs
+        self.references = references
         self.simulation: SimulatedGraph = simulate(proto, scales.topology)
         self.module: CompiledModule = compile_model(self.simulation.model)
         self.reference_metric = math.nan
@@ -113,8 +113,12 @@ class Evaluator:
         return lambda feed: self.module.run({**feed, **controls})
 
     def quality_of(self, predict: Predict) -> Quality:
-        """Of whatever gives outputs by name."""
-        error, cosine = compare_outputs(self.references, [predict(feed) for feed in self.feeds])
+        """Of whatever gives outputs by name, on the inputs of the search."""
+        return self.quality_on(self.feeds, self.references, predict)
+
+    def quality_on(self, feeds: Sequence[Feed], references: Sequence[Outputs], predict: Predict) -> Quality:
+        """The same on other inputs, with what the model in f32 gives for them."""
+        error, cosine = compare_outputs(references, [predict(feed) for feed in feeds])
         if self.metric is None:
             return Quality(error, cosine, math.nan, error)
         value = call_metric(self.metric, predict)

@@ -20,10 +20,10 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model
 from tc.quantization.calibration import digest_of, read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
-from tc.quantization.evaluate import Evaluator, Metric, Scales, compare_outputs, layer_noise
+from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, Scales, compare_outputs, layer_noise
 from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
 from tc.quantization.literals import quantize_dynamic, quantize_weights
-from tc.quantization.observe import CalibrationRun, Compile, constant_zeros, observe, without_infinite
+from tc.quantization.observe import Compile, constant_zeros, observe, without_infinite
 from tc.quantization.prepare import check_prepared, opset_of, prepare, read
 from tc.quantization.realize import realize
 from tc.quantization.result import FrontPoint, QuantizedModel, label_of, usual_choice
@@ -35,8 +35,8 @@ from tc.target import Target, check_threads
 from tc.version import __version__
 
 MODES = ("static", "dynamic", "weights")
-SEARCH_INPUTS = 8
-"""Calibration inputs that guesses are tried on, evenly spaced, if there are more; statistics are of all."""
+SEARCH_INPUTS = 16
+"""Calibration inputs that guesses are tried on at most, and as many others that the front is checked on; statistics are of all."""
 
 MEASURED = 4
 """Points of the search's front that are compiled and measured, beside f32 and everything in 8 bits."""
@@ -192,12 +192,12 @@ class _Static:
         weights = weight_arrays(self.proto, topology)
         _check_weights(weights)
         scales = Scales(topology, request.hardware, seen.statistics, weights)
-        places = np.unique(np.linspace(0, len(self.feeds) - 1, min(SEARCH_INPUTS, len(self.feeds))).round().astype(int))
-        feeds = [self.feeds[i] for i in places]
-        part = CalibrationRun(seen.statistics, tuple(seen.outputs[i] for i in places))
+        searched, checked = split_places(len(self.feeds))
+        feeds, references = [self.feeds[i] for i in searched], [seen.outputs[i] for i in searched]
         tell(QuantizationStep("compiling the simulated graph"))
-        evaluator = Evaluator(self.proto, scales, feeds, part, request.metric, request.compile)
-        evaluator.set_reference(request.compile(self.proto).run)
+        evaluator = Evaluator(self.proto, scales, feeds, references, request.metric, request.compile)
+        if request.metric is not None:
+            evaluator.set_reference(request.compile(self.proto).run)
         journal = Journal(self.state, self._facts())
         latency = self._latency(topology, scales, journal)
         search = Search(
@@ -210,7 +210,8 @@ class _Static:
         notes += constant_zeros(topology.classes, seen.statistics)
         if not request.is_measured:
             notes += (f"times are predicted from the description {request.hardware.name!r}: it is not what the target is",)
-        points = self._measure(search.trials, topology, scales, evaluator)
+        others = [self.feeds[i] for i in checked], [seen.outputs[i] for i in checked]
+        points = self._measure(search.trials, topology, scales, partial(evaluator.quality_on, *others))
         chosen = usual_choice(points)
         noise = layer_noise(scales, all_small(topology), search.errors)
         types = tuple((s.name, s.op_type, chosen.strategy.combination(s).label) for s in topology.sites)
@@ -258,7 +259,7 @@ class _Static:
         return self.modules[strategy.key]
 
     def _measure(
-        self, trials: list[Trial], topology: Topology, scales: Scales, evaluator: Evaluator
+        self, trials: list[Trial], topology: Topology, scales: Scales, quality_of: Callable[[Predict], Quality]
     ) -> tuple[FrontPoint, ...]:
         """What is worth it, written, compiled, compared with f32 and timed in turns; fastest first."""
         chosen = list(worth_measuring(trials, MEASURED))
@@ -271,10 +272,23 @@ class _Static:
         times = measure_in_turns([m for _, m in compiled], self.feeds[0], MEASURE_SECONDS) if is_measured else [None] * len(chosen)
         points = []
         for trial, (proto, module), time in zip(chosen, compiled, times, strict=True):
-            quality, label = evaluator.quality_of(module.run), label_of(topology, trial.strategy)
+            quality, label = quality_of(module.run), label_of(topology, trial.strategy)
             point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted)
             points.append(point if time is None else dataclasses.replace(point, seconds=time.seconds, ratio=time.ratio.median))
         return tuple(sorted(points, key=lambda p: (p.cost, p.quality.loss)))
+
+
+def split_places(count: int) -> tuple[list[int], list[int]]:
+    """Which calibration inputs guesses are tried on, and which the points of the front: others, so that a guess which only fits the
+    first is not chosen for it; the same where there are fewer than four."""
+    searched, checked = (range(count), range(count)) if count < 4 else (range(0, count, 2), range(1, count, 2))
+    return _spread(searched), _spread(checked)
+
+
+def _spread(places: Sequence[int]) -> list[int]:
+    """At most SEARCH_INPUTS of the places, evenly spaced."""
+    chosen = np.unique(np.linspace(0, len(places) - 1, min(SEARCH_INPUTS, len(places))).round().astype(int))
+    return [places[int(i)] for i in chosen]
 
 
 def _check_weights(weights: Mapping[str, np.ndarray]) -> None:

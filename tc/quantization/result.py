@@ -27,7 +27,7 @@ class FrontPoint:
     """A strategy that was written, compiled and measured.
 
     `seconds`: of a call, the median; `ratio`: over those of f32, in turns; NaN where nothing could be measured. `predicted`: what the
-    search took it for. `quality`: of the written model, on the inputs of the search.
+    search took it for. `quality`: of the written model, on calibration inputs that the search did not use.
     """
 
     label: str

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ class Search:
         base = self._best_thresholds()
         self._measure_sites(base)
         order = self._order(base)
-        for count in widening_steps(len(order)):
+        for count in coarse_first(widening_steps(len(order))):
             self._try(base.with_choice(dict(order[:count])), "widening")
         self._improve()
 
@@ -182,9 +182,9 @@ class Search:
         return min(tried, key=lambda trial: trial.quality.loss).strategy
 
     def _measure_sites(self, base: Strategy) -> None:
-        """The error of each product alone in its smallest type: no trials, but lines in the journal as they are."""
+        """The error of each site alone in its smallest type: no trials, but lines in the journal as they are."""
         floats = dict(all_float(self.topology).choices)
-        sites = [site for site in self.topology.sites if site.is_contraction and len(site.choices) > 1]
+        sites = [site for site in self.topology.sites if len(site.choices) > 1]
         for number, site in enumerate(sites, start=1):
             alone = base.with_choice({**floats, site.name: 0})
             key = f"alone {alone.key}"
@@ -273,6 +273,18 @@ def widening_steps(count: int) -> list[int]:
     return sorted({max(1, round(count * (i / WIDENED_STEPS) ** 1.5)) for i in range(1, WIDENED_STEPS + 1)})
 
 
+def coarse_first(steps: Sequence[int]) -> list[int]:
+    """The same, the middle first, then the middles of both halves and so on: a search that ends early has seen all of the range."""
+    found, parts = [], [list(steps)]
+    while parts:
+        part = parts.pop(0)
+        if part:
+            middle = len(part) // 2
+            found.append(part[middle])
+            parts += [part[:middle], part[middle + 1 :]]
+    return found
+
+
 def pareto(trials: Iterable[Trial]) -> list[Trial]:
     """Those that no other beats in loss and predicted time, fastest first; of equals the first."""
     best, found = math.inf, []
@@ -284,13 +296,15 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def worth_measuring(trials: list[Trial], count: int) -> Iterator[Trial]:
-    """f32, everything in 8 bits by default, and `count` of the front, evenly spaced in predicted time; no strategy twice."""
+    """f32, everything in 8 bits by default and with the best thresholds, and `count` of the front, spread over time; none twice."""
     front, seen = pareto(trials), set()
     same = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
     best_small = min(same, key=lambda t: t.quality.loss)
+    plain = [t for t in same if len(set(t.strategy.methods)) <= 1]  # one method for all fits the inputs of the search less closely
+    best_plain = min(plain, key=lambda t: t.quality.loss)
     times = np.linspace(front[0].predicted, front[-1].predicted, count + 1)[:-1]  # the last is f32
     spread = [min(front, key=lambda t: abs(t.predicted - seconds)) for seconds in times]
-    for trial in (trials[0], trials[1], best_small, *spread):
+    for trial in (trials[0], trials[1], best_plain, best_small, *spread):
         if trial.strategy.key not in seen:
             seen.add(trial.strategy.key)
             yield trial

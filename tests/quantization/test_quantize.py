@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import tc
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import UserError
-from tc.quantization.quantize import QuantizationStep
+from tc.quantization.quantize import SEARCH_INPUTS, QuantizationStep, split_places
 from tc.quantization.result import QuantizedModel, pareto_points
 from tests.quantization.small_nets import OrtModule, feeds_of, mlp
 
@@ -50,12 +50,13 @@ def quantized(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], steps:
 
 def test_the_points_are_what_runs(quantized: QuantizedModel, feeds: list[dict[str, np.ndarray]]) -> None:
     models = {point.label: point.model for point in quantized.points}
-    expected = np.concatenate([OrtModule(models["2 in f32"]).run(feed)["y"] for feed in feeds])
+    others = feeds[1::2]
+    expected = np.concatenate([OrtModule(models["2 in f32"]).run(feed)["y"] for feed in others])
 
     assert "2 in u8 x s8" in models
     for point in quantized.points:
         onnx.checker.check_model(point.model, full_check=True)
-        found = np.concatenate([OrtModule(point.model).run(feed)["y"] for feed in feeds])
+        found = np.concatenate([OrtModule(point.model).run(feed)["y"] for feed in others])
         error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
         assert point.quality.error == pytest.approx(error, rel=1e-2, abs=1e-6)
 
@@ -202,6 +203,15 @@ def test_hardware_that_is_not_the_target_is_predicted(model: onnx.ModelProto, fe
     assert found.point is not None and "s8" in found.point.label
     scales = [numpy_helper.to_array(t) for t in found.model.graph.initializer if t.name.endswith(".scale")]
     assert scales and all(np.all(np.log2(scale) % 1 == 0) for scale in scales)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 33, 200])
+def test_the_front_is_checked_on_other_inputs(count: int) -> None:
+    searched, checked = split_places(count)
+
+    assert searched and checked and max(*searched, *checked) <= count - 1
+    assert len(searched) <= SEARCH_INPUTS and len(checked) <= SEARCH_INPUTS
+    assert (set(searched) & set(checked) == set()) == (count >= 4)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Setup:
         self.feeds = feeds_of(self.proto, rng)
         seen = observe(self.proto, self.topology, self.feeds, OrtModule)
         self.scales = Scales(self.topology, self.hardware, seen.statistics, weight_arrays(self.proto, self.topology))
-        self.evaluator = Evaluator(self.proto, self.scales, self.feeds, seen, None, OrtModule)
+        self.evaluator = Evaluator(self.proto, self.scales, self.feeds, seen.outputs, None, OrtModule)
 
     def write(self, strategy: Strategy) -> onnx.ModelProto:
         model = realize(
