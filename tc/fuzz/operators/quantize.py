@@ -134,6 +134,70 @@ def qlinear_conv(b: Builder) -> None:
     )
 
 
+# -- operators between the pairs of a QDQ model
+
+
+def wide(b: Builder, x: Held, axis: int | None = None) -> Held:
+    """What bytes mean, with a scale and a zero point for all or, with `axis`, for each of its places."""
+    size = () if axis is None or not b.since(13) or b.chance(0.5) else (x.shape[axis],)
+    zero = zero_point(b, x.dtype, size) if b.chance(0.8) else None
+    attrs: dict[str, Any] = {"axis": axis} if size else {}
+    return b.emit("DequantizeLinear", [x, scale(b, size), zero], **attrs)[0]
+
+
+def narrow(b: Builder, x: Held, dtype: np.dtype) -> None:
+    b.emit("QuantizeLinear", [x, b.constant(np.array(b.choose((2.0, 16.0, 64.0)), np.float32)), zero_point(b, dtype)])
+
+
+def literal(b: Builder, dtype: np.dtype, shape: tuple[int, ...]) -> Held:
+    info = np.iinfo(dtype)
+    return b.constant(b.rng.integers(info.min, info.max + 1, shape).astype(dtype))
+
+
+def qdq_conv(b: Builder) -> None:
+    x, w, attrs, m = conv_shapes(b)
+    own = literal(b, b.choose((U8, I8)), w.shape) if b.chance(0.8) else w
+    bias = wide(b, b.constant(b.rng.integers(-50, 50, m).astype(np.int32)), 0) if b.chance(0.4) else None
+    y = b.emit("Conv", [wide(b, x), wide(b, own, 0), bias], **attrs)[0]
+    if b.chance(0.8):
+        narrow(b, y, b.choose((U8, I8)))
+
+
+def qdq_matmul(b: Builder) -> None:
+    m, k, n = (b.dim() for _ in range(3))
+    batch = b.shape(b.integer(0, 1), most=3)
+    x = bytes_like(b, b.choose((U8, I8)), (*batch, m, k))
+    dtype = b.choose((U8, I8))
+    w = literal(b, dtype, (k, n)) if b.chance(0.6) else bytes_like(b, dtype, (k, n))
+    y = b.emit("MatMul", [wide(b, x), wide(b, w, 1)])[0]
+    if b.chance(0.8):
+        narrow(b, y, b.choose((U8, I8)))
+
+
+def qdq_movement(b: Builder) -> None:
+    """A few operators that move elements, or clip them, between a pair with equal parameters or others."""
+    x = b.pick((U8, I8), ranks=(1, 4))
+    s, z = scale(b), zero_point(b, x.dtype)
+    y = b.emit("DequantizeLinear", [x, s, z])[0]
+    for _ in range(b.integer(1, 3)):
+        rank = len(y.shape)
+        match b.integer(0, 4):
+            case 0:
+                y = b.emit("Transpose", [y], perm=[int(axis) for axis in b.rng.permutation(rank)])[0]
+            case 1:
+                y = b.emit("Relu", [y])[0]
+            case 2:
+                y = b.emit("Concat", [y, y], axis=b.integer(0, rank - 1))[0]
+            case 3:
+                y = b.emit("Reshape", [y, b.constant(np.array([-1] if y.array.size else [0], np.int64))])[0]
+            case _:
+                y = b.emit("Flatten", [y], axis=b.integer(0, rank))[0]
+    if b.chance(0.6):
+        b.emit("QuantizeLinear", [y, s, z])
+    else:
+        narrow(b, y, b.choose((U8, I8)))
+
+
 ROWS = (
     Row("QuantizeLinear", quantize, since=10, weight=1.5),
     Row("DequantizeLinear", dequantize, since=10, weight=1.5),
@@ -143,4 +207,7 @@ ROWS = (
     Row("QLinearMatMul", qlinear_matmul, since=10),
     Row("ConvInteger", conv_integer, since=10),
     Row("QLinearConv", qlinear_conv, since=10),
+    Row("Conv", qdq_conv, since=10, weight=1.5),
+    Row("MatMul", qdq_matmul, since=10, weight=1.5),
+    Row("Concat", qdq_movement, since=10, weight=1.5),
 )
