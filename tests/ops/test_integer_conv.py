@@ -131,9 +131,12 @@ def test_operands_that_are_no_bytes_and_fills_out_of_range_are_refused() -> None
         b.call("conv_integer", x, b.const(np.ones((4, 4, 3, 3), np.float32)))
 
 
-def _with_vnni() -> Target:
-    plain = Target.parse("x86-64-v4")
-    return dataclasses.replace(plain, features=(*plain.features, "avx512vnni"))
+def _with(name: str, feature: str) -> Target:
+    plain = Target.parse(name)
+    return dataclasses.replace(plain, features=(*plain.features, feature))
+
+
+WITH_VNNI = _with("x86-64-v4", "avx512vnni")
 
 
 @pytest.mark.parametrize(("channels", "kernel"), [(64, 3), (24, 1), (3, 7)])
@@ -148,9 +151,24 @@ def test_tiles_of_sums_stay_in_registers(channels: int, kernel: int) -> None:
     y = b.call("quantize_linear", b.call("relu", scaled), b.const(np.float32(0.5)), b.const(np.uint8(3)), dtype=u8)
     module = IRModule((b.function("main", (y,)),))
 
-    final = tc.lower(module, "scheduled", _with_vnni()).as_text()
-    assembly = tc.lower(module, "asm", _with_vnni()).as_text()
+    final = tc.lower(module, "scheduled", WITH_VNNI).as_text()
+    assembly = tc.lower(module, "asm", WITH_VNNI).as_text()
 
     assert "i32[1, 4, 28, 28, 16], scope='register'" in final or "i32[1, 4, 784, 16], scope='register'" in final
     assert assembly.count("vpdpbusd") >= 26
     assert not [line for line in assembly.splitlines() if "(%rsp)" in line and "%zmm" in line]
+
+
+@pytest.mark.parametrize(("target", "register"), [(WITH_VNNI, "%zmm"), (_with("x86-64-v3", "avxvnni"), "%ymm")], ids=["512", "256"])
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_sums_of_any_sizes_and_vectors_stay_in_registers(is_symbolic: bool, target: Target, register: str) -> None:
+    b = GraphBuilder()
+    space = (Var("h"), Var("w")) if is_symbolic else (28, 28)
+    x = b.param("x", tensor_type((1, 64, *space), u8))
+    sums = b.call("conv_integer", x, b.const(_bytes(np.random.default_rng(0), np.int8, (64, 64, 3, 3))), pads=(1,) * 4)
+    module = IRModule((b.function("main", (sums,)),))
+
+    assembly = tc.lower(module, "asm", target).as_text()
+
+    assert assembly.count("vpdpbusd") >= 8
+    assert not [line for line in assembly.splitlines() if "(%rsp)" in line and register in line]
