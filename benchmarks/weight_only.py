@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,8 +81,8 @@ class Row:
     threads: int
 
 
-def make_model(form: Form, depth: int, columns: int, seeds: Sequence[int]) -> tuple[onnx.ModelProto, np.ndarray]:
-    """Products of any number of rows with seeded weights, and the first weights in f32, [k, n]."""
+def make_model(form: Form, rows: int, depth: int, columns: int, seeds: Sequence[int]) -> tuple[onnx.ModelProto, np.ndarray]:
+    """Products with seeded weights, and the first weights in f32, [k, n]."""
     rng = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
     nodes = []
@@ -110,8 +111,8 @@ def make_model(form: Form, depth: int, columns: int, seeds: Sequence[int]) -> tu
             nodes.append(helper.make_node("DequantizeLinear", [name, "s"], [f"{name}_wide"], axis=1))
             name = f"{name}_wide"
         nodes.append(helper.make_node("MatMul", ["x", name], [f"y{seed}"]))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", depth])
-    results = [helper.make_tensor_value_info(f"y{seed}", TensorProto.FLOAT, ["rows", columns]) for seed in seeds]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, depth])
+    results = [helper.make_tensor_value_info(f"y{seed}", TensorProto.FLOAT, [rows, columns]) for seed in seeds]
     graph = helper.make_graph(nodes, "products", [x], results, [numpy_helper.from_array(array, name) for name, array in arrays.items()])
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10), first
@@ -152,7 +153,7 @@ def load_onnxruntime(model: onnx.ModelProto, threads: int) -> Run:
 LOADERS = {"tc": load_tc, "onnxruntime": load_onnxruntime}
 
 
-def load(name: str, form: Form, depth: int, columns: int, threads: int) -> Programs:
+def load(name: str, form: Form, rows: int, depth: int, columns: int, threads: int) -> Programs:
     """As many products as there are copies, a few in a program of narrow weights: their calls then take about as long as those of floats.
 
     ValueError where the first is not what it is in float64.
@@ -162,10 +163,10 @@ def load(name: str, form: Form, depth: int, columns: int, threads: int) -> Progr
     seeds = [list(range(first, first + together)) for first in range(0, count, together)]
     runs = []
     for each in seeds:
-        model, weights = make_model(form, depth, columns, each)
+        model, weights = make_model(form, rows, depth, columns, each)
         runs.append(LOADERS[name](model, threads))
         if len(runs) == 1:
-            x = np.random.default_rng(1).standard_normal((3, depth)).astype(np.float32)
+            x = np.random.default_rng(1).standard_normal((rows, depth)).astype(np.float32)
             exact = x.astype(np.float64) @ weights.astype(np.float64)
             error = float(np.linalg.norm(runs[0](x)[0] - exact) / np.linalg.norm(exact))
             if not error <= MOST_ERROR[form.activations]:
@@ -175,18 +176,18 @@ def load(name: str, form: Form, depth: int, columns: int, threads: int) -> Progr
 
 def measure(depth: int, columns: int, rows: Sequence[int], peers: Sequence[str], threads: int, plan: Plan) -> list[Row]:
     """All forms of one shape."""
-    programs: dict[tuple[str, str], Programs] = {}
-    for form in FORMS:
-        for name in ("tc", *peers):
-            if name == "tc" or form.bits == 4:
-                programs[form.name, name] = load(name, form, depth, columns, threads)
-                print(f"  {form.name}, {name} loaded", flush=True)
     found: list[Row] = []
     single: dict[tuple[str, str], float] = {}
     for count in rows:
+        programs = {
+            (form.name, name): load(name, form, count, depth, columns, threads)
+            for form in FORMS
+            for name in ("tc", *peers)
+            if name == "tc" or form.bits == 4
+        }
         x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
         steps = {"|".join(key): (lambda each=each, x=x: each(x)) for key, each in programs.items()}
-        timings = time_interleaved(steps, plan)
+        timings = time_interleaved(steps, plan, clock=time.thread_time if threads == 1 else time.perf_counter)
         for key, each in programs.items():
             row = _row(timings, f"{depth}x{columns}", key, each.each, count, threads, single)
             print(as_line(row), flush=True)
@@ -221,9 +222,9 @@ HEAD = """# Products with weights of 8 and 4 bits
 
 Made by `python -m benchmarks.weight_only`. Machine: {machine}.
 
-Milliseconds of a product, the least of all calls; f32's over it (above 1: faster than f32); those of as many single rows over it (above 1:
-faster than row by row). Then medians, and f32's over them in the same turns with quartiles, which others who use the machine blur. Each
-call reads its weights from memory: calls go round copies of 2 GiB in f32.
+Milliseconds of a product, of processor time where there is one thread: the least of all calls; f32's over it (above 1: faster than f32);
+those of as many single rows over it (above 1: faster than row by row). Then medians, and f32's over them in the same turns with quartiles,
+which others who use the machine blur. Each call reads its weights from memory: calls go round copies of 2 GiB in f32.
 "bytes": activations are rounded to 8 bits, a scale for each block of a row (`accuracy_level=4`); else all but the weights is f32, which
 bounds 128 rows by what f32 takes.
 

@@ -187,6 +187,8 @@ def _versions(
         second = schedule.choose(name, "second_rows", options, space.second_height(tile))
     lanes, count = tile.lanes, _num_blocks(schedule, roles, tile.lanes)
     panel = TileSpace(1, 1, count, lanes, space.registers, roles.vectors_divide, tile.vectors).best()
+    if space.in_words:  # a panel is one stream
+        panel = replace(space, rows=1, outer_rows=1).best()
     least = second or tile.rows
     lower = [*(replace(tile, rows=rows) for rows in (*(heights or ()), FEW_ROWS) if rows < least), panel]
 
