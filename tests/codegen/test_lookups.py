@@ -73,3 +73,24 @@ def test_a_table_is_looked_up_between_other_operators_of_a_kernel(rng: np.random
 
     assert len(module.report().kernels) == 1
     assert np.array_equal(module(x, w, table), np.minimum(table[np.maximum(x, w)], x))
+
+
+GATHER = """
+@graph
+def main(table: {entry}[256], x: u8[3, 67]):
+    y: {entry}[3, 67] = gather(table, x, axis=0)
+    return y
+"""
+
+
+@pytest.mark.parametrize("entry", ["bool", "f8e4m3fn", "u8"])
+def test_what_is_gathered_by_bytes_is_of_any_narrow_type(entry: str, rng: np.random.Generator) -> None:
+    module = parse_module(GATHER.format(entry=entry))
+    (param, _) = module.main.params
+    table = rng.integers(0, 2, 256).astype(param.type.dtype.numpy)
+    x = rng.integers(0, 256, (3, 67)).astype(np.uint8)
+
+    found = np.asarray(tc.compile(module, threads=1)(table, x))
+
+    assert found.dtype == table.dtype
+    assert np.array_equal(found.view(np.uint8), table[x].view(np.uint8))

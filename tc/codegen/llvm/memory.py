@@ -105,7 +105,7 @@ class MemoryEmitter(PlaceEmitter):
             return None
         pointers = (self.pointer_to(node.buffer, int_value(0), k) for k in range(0, ENTRIES, REGISTER_BYTES))
         table = [self.whole_load(node.buffer, pointer, REGISTER_BYTES) for pointer in pointers]
-        return looked_up(self.module, self.b, table, self.value(place))
+        return self._from_memory(looked_up(self.module, self.b, table, self.value(place)), node.buffer.dtype)
 
     def _is_free(self, node: Load) -> bool:
         """Whether masked lanes may be loaded too, and better are: the machine has no masks for elements so narrow, and all are there."""
