@@ -38,7 +38,7 @@ MODES = ("static", "dynamic", "weights")
 SEARCH_INPUTS = 16
 """Calibration inputs that guesses are tried on at most, and as many others that the front is checked on; statistics are of all."""
 
-MEASURED = 4
+MEASURED = 6
 """Points of the search's front that are compiled and measured, beside f32 and everything in 8 bits."""
 
 MEASURE_SECONDS = 10.0

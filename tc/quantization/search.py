@@ -35,6 +35,9 @@ ALGORITHMS = ("greedy", "annealing", "random")
 WIDENED_STEPS = 24
 """How many prefixes of the order of widening are tried at most."""
 
+_LEAST_LOSS = 1e-3
+"""Below it, points of a front are as good as f32."""
+
 _COOLING = 60
 """Trials in which annealing's temperature falls to a tenth."""
 
@@ -295,16 +298,23 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
     return found
 
 
+def _spread(front: Sequence[Trial], count: int) -> list[Trial]:
+    """Points of a front at even distances along it, time and the logarithm of loss both counted from 0 to 1."""
+    seconds = np.array([trial.predicted for trial in front])
+    losses = np.log(np.array([trial.quality.loss for trial in front]) + _LEAST_LOSS)
+    steps = sum(np.abs(np.diff(each)) / max(float(np.ptp(each)), 1e-12) for each in (seconds, losses))
+    along = np.concatenate([[0.0], np.cumsum(steps)])
+    return [front[int(np.abs(along - place).argmin())] for place in np.linspace(0.0, along[-1], count + 1)[:-1]]  # the last is f32
+
+
 def worth_measuring(trials: list[Trial], count: int) -> Iterator[Trial]:
-    """f32, everything in 8 bits by default and with the best thresholds, and `count` of the front, spread over time; none twice."""
+    """f32, everything in 8 bits by default and with the best thresholds, and `count` of the front, spread over it; none twice."""
     front, seen = pareto(trials), set()
     same = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
     best_small = min(same, key=lambda t: t.quality.loss)
     plain = [t for t in same if len(set(t.strategy.methods)) <= 1]  # one method for all fits the inputs of the search less closely
     best_plain = min(plain, key=lambda t: t.quality.loss)
-    times = np.linspace(front[0].predicted, front[-1].predicted, count + 1)[:-1]  # the last is f32
-    spread = [min(front, key=lambda t: abs(t.predicted - seconds)) for seconds in times]
-    for trial in (trials[0], trials[1], best_plain, best_small, *spread):
+    for trial in (trials[0], trials[1], best_plain, best_small, *_spread(front, count)):
         if trial.strategy.key not in seen:
             seen.add(trial.strategy.key)
             yield trial
