@@ -98,8 +98,9 @@ floats in. Errors are against the same graph in double precision, relative (L2);
 and is not compared. Compiling is in new processes with empty caches, the least of the tries. int8 networks are QDQ twins made by
 onnxruntime's quantizer (`benchmarks/quantized.py`)."""
 
-MOST_ERROR = 0.5
-"""Results without any likeness to the right ones have an error of 1 and more."""
+MOST_ERROR = 0.9
+"""Results without any likeness to the right ones have an error of 1 and more; what rounds otherwise in a deep network of random weights
+has up to two thirds."""
 
 
 def as_markdown(rows: Sequence[PrecisionRow]) -> str:
