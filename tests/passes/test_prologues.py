@@ -43,7 +43,7 @@ def test_weights_of_bytes_stay_bytes(rows: int) -> None:
 
     result = np.asarray(module(x)).reshape(rows, 512)
 
-    assert kernels(module) == ["contraction"]
+    assert kernels(module) == ["row reduction", "contraction"]  # zero points come off as often as a row sums up to
     assert module.report().constant_bytes < 2 * 256 * 512
     np.testing.assert_allclose(result, x @ meaning, rtol=1e-4, atol=1e-2)
 
