@@ -19,7 +19,8 @@ from tc.passes.manager import graph_pass
 def share_scales(module: IRModule) -> IRModule:
     """Make scales and zero points of whole tensors operands; see SCALE_RULES. Every bit of a result stays what it was.
 
-    A scale of 1 stays, which sums have that one factor takes to steps (`merge_scales`): literals take fewer instructions to round by.
+    A scale of 1 stays, which sums have that one factor takes to steps (`merge_scales`), where they are those of a convolution: literals
+    take fewer instructions to round by, which shows in shallow sums.
     """
     return rewrite_module(module, SCALE_RULES)
 
@@ -27,10 +28,24 @@ def share_scales(module: IRModule) -> IRModule:
 def _quantize(b: GraphBuilder, m: Match) -> Atom | None:
     call = m.call("quantize")
     to = quantized_to(call, m.roots["quantize"])
-    if to is None or to.axis is not None or to.scale == 1 or to.dtype not in (u8, u16) or not LEAST_SCALE < to.scale < MOST_SCALE:
+    if to is None or to.axis is not None or to.dtype not in (u8, u16) or not LEAST_SCALE < to.scale < MOST_SCALE:
+        return None
+    if to.scale == 1 and not _is_of_product(m):
         return None
     parameters = b.const(packed_parameters(float(to.scale), int(to.zero), to.dtype))
     return b.call("quantize_by", m.x, parameters, dtype=to.dtype, span=call.span)
+
+
+_AFTER_SUMS = frozenset(("add", "sub", "cast", "mul", "dequantize_by"))
+_PRODUCTS = frozenset(("matmul_integer", "matmul_packed"))
+
+
+def _is_of_product(m: Match) -> bool:
+    """Whether what is quantized is the sums of a matrix product, scaled."""
+    call = m.call_of(m.x)
+    while call is not None and call.op in _AFTER_SUMS:
+        call = m.call_of(call.args[0])
+    return call is not None and call.op in _PRODUCTS
 
 
 def _dequantize(b: GraphBuilder, m: Match) -> Atom | None:
