@@ -95,6 +95,12 @@ def _infer(types: Types, attrs: Attrs) -> TensorType:
         require(attrs.columns <= w.shape[0], f"{op}: {w} holds {w.shape[0]} of {attrs.columns} columns")
     else:
         parameters = (w.shape[0], groups, w.shape[3])
+        together = terms_of_word(w.dtype)
+        word = (TOGETHER, *([together // TOGETHER] if together > TOGETHER else []))
+        if w.rank != 4 + len(word):
+            raise ShapeError(f"{op}: {w} must have rank {4 + len(word)}")
+        for found, size in zip(w.shape[4:], word, strict=True):
+            require_equal(found, const(size), f"{op}: the words of {w}")
         require_equal(w.shape[1], groups, f"{op}: the blocks of {w}")
         require_equal(simplify(w.shape[2] * terms_of_word(w.dtype)), block, f"{op}: the terms of a block of {w}")
         require(attrs.columns <= w.shape[0] * w.shape[3], f"{op}: {w} holds fewer than {attrs.columns} columns")
