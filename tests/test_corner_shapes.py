@@ -222,3 +222,20 @@ def test_a_vector_of_zero_points_of_rows_that_turns_out_to_have_one_is_that_of_a
     found = tc.compile(made)(x, w, guarded_copy(a))
 
     np.testing.assert_array_equal(found, (x.astype(np.int32) - a) @ w.astype(np.int32))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("lhs,rhs", [((0, 2), (2,)), ((0, 2), (2, 3)), ((2, 0), (0, 3)), ((2, 0), (0,)), ((2, 3), (3, 0)), ((0,), (0, 3))])
+def test_products_may_be_empty(lhs: tuple[int, ...], rhs: tuple[int, ...], precision: str) -> None:
+    """Vectors of no columns were divided by."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, lhs)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.ones(rhs, np.float32), "w")],
+    )
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    x = np.ones(lhs, np.float32)
+
+    np.testing.assert_array_equal(tc.compile(made, precision=precision)(x), x @ np.ones(rhs, np.float32))

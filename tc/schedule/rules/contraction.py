@@ -116,7 +116,7 @@ def _schedule_versions(
     columns, rhs = extent_value(schedule, roles.lane), contraction.rhs
     is_padded = rhs.indices[-1] in contraction.columns and not is_const(rhs.buffer.shape[-1], columns)
     if dot is None and roles.blocks is None and columns is not None and not is_padded:
-        lanes = min(lanes, columns)  # of part of a vector, where the rhs has no more: tiles of registers of one width
+        lanes = min(lanes, max(columns, 1))  # of part of a vector, where the rhs has no more: tiles of registers of one width
     space = _tile_space(schedule, contraction, final, roles, lanes, target)
     is_in_place = contraction.rhs.buffer in schedule.func.inputs
     if dot is not None and not is_in_place:
