@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import replace_file
+from benchmarks.report import load_rows, replace_file, store_rows
 from tc.measure.harness import Ratio
 
 FORMAT = 1
@@ -120,17 +119,15 @@ def update(folder: Path, rows: Sequence[KernelRow]) -> None:
     merged = tuple({(row.table, row.name, row.threads): row for row in (*old, *rows)}.values())
     folder.mkdir(parents=True, exist_ok=True)
     if rows:
-        replace_file(file, json.dumps({"format": FORMAT, "rows": [asdict(row) for row in merged]}, indent=1) + "\n")
+        store_rows(file, FORMAT, merged)
     else:
         replace_file(folder / "KERNELS.md", as_markdown(merged))
         draw(merged, folder / "kernels.svg")
 
 
 def read_rows(file: Path) -> tuple[KernelRow, ...]:
-    data = json.loads(file.read_text())
-    if data.get("format") != FORMAT:
-        raise ValueError(f"{file}: format {data.get('format')}, expected {FORMAT}; move it away to start new tables")
-    return tuple(_row_from(row) for row in data["rows"])
+    """ValueError for a file of another format."""
+    return tuple(map(_row_from, load_rows(file, FORMAT)))
 
 
 def judged_ratio(row: KernelRow) -> Ratio | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report import replace_file
+from benchmarks.report import load_rows, replace_file, store_rows
 from tc.measure.harness import Ratio
 
 FORMAT = 1
@@ -69,19 +68,13 @@ def update(folder: Path, rows: Sequence[PrecisionRow]) -> None:
     """Put `rows` in the place of those of the same network, precision, threads and machine; write the page anew."""
     file = folder / "PRECISION.json"
     merged = {row.key: row for row in (*(read_rows(file) if file.exists() else ()), *rows)}
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(
-        file, json.dumps({"format": FORMAT, "rows": [asdict(row) for row in merged.values()]}, indent=1) + "\n"
-    )
+    store_rows(file, FORMAT, tuple(merged.values()))
     replace_file(folder / "PRECISION.md", as_markdown(tuple(merged.values())))
 
 
 def read_rows(file: Path) -> tuple[PrecisionRow, ...]:
     """ValueError for a file of another format."""
-    data = json.loads(file.read_text())
-    if data.get("format") != FORMAT:
-        raise ValueError(f"{file}: format {data.get('format')}, expected {FORMAT}; move it away to start a new table")
-    return tuple(_row_from(row) for row in data["rows"])
+    return tuple(map(_row_from, load_rows(file, FORMAT)))
 
 
 def _row_from(data: Mapping[str, object]) -> PrecisionRow:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from tc.measure.compare import SUBJECT, Result
 from tc.measure.harness import Ratio
@@ -55,17 +56,13 @@ def update(folder: Path, rows: Sequence[Row]) -> None:
     file = folder / "RESULTS.json"
     old = read_rows(file) if file.exists() else ()
     merged = {(row.model, row.threads, row.calls): row for row in (*old, *rows)}
-    data = {"format": FORMAT, "rows": [asdict(row) for row in merged.values()]}
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(file, json.dumps(data, indent=1) + "\n")
+    store_rows(file, FORMAT, tuple(merged.values()))
     replace_file(folder / "RESULTS.md", as_markdown(tuple(merged.values())))
 
 
 def read_rows(file: Path) -> tuple[Row, ...]:
-    data = json.loads(file.read_text())
-    if data.get("format") != FORMAT:
-        raise ValueError(f"{file}: format {data.get('format')}, expected {FORMAT}; move it away to start a new table")
-    return tuple(_row_from(row) for row in data["rows"])
+    """ValueError for a file of another format."""
+    return tuple(map(_row_from, load_rows(file, FORMAT)))
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
@@ -186,6 +183,21 @@ def _row_from(data: Mapping[str, object]) -> Row:
     for key in ("ratios", "fractions"):
         fields[key] = {name: Ratio(**ratio) for name, ratio in fields.get(key, {}).items()}
     return Row(**fields)
+
+
+def load_rows(file: Path, expected: int) -> list[dict[str, Any]]:
+    """The rows of a table as plain data; ValueError for a file of another format than `expected`."""
+    data = json.loads(file.read_text())
+    if data.get("format") != expected:
+        raise ValueError(f"{file}: format {data.get('format')}, expected {expected}; move it away to start a new table")
+    rows: list[dict[str, Any]] = data["rows"]
+    return rows
+
+
+def store_rows(file: Path, number: int, rows: Sequence[Any]) -> None:
+    """Write dataclasses as the rows of a table in the format of this number, into a folder that need not be there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, json.dumps({"format": number, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def replace_file(file: Path, text: str) -> None:
