@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from itertools import pairwise
+
 import pytest
 
 from tc.codegen.llvm.jit import compile_object, link
@@ -42,3 +45,15 @@ def test_a_function_that_nobody_has_is_an_error_when_code_is_linked() -> None:
     assert link([first, second]).address("first")
     with pytest.raises(CodegenError, match="nobody_has_this"):
         link([first, unknown])
+
+
+def test_objects_may_use_each_other_in_any_order_but_not_in_a_circle() -> None:
+    names = ("first", "second", "third", "sqrt")
+    objects = [compile_object(CALLER.format(name=name, callee=callee)) for name, callee in pairwise(names)]
+
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        library = link([objects[k] for k in order])
+        call = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(library.address("first"))
+        assert call(9.0) == 24.0  # each doubles what the next makes of it; the last takes a root
+    with pytest.raises(CodegenError, match="circle"):
+        link([objects[0], objects[1], compile_object(CALLER.format(name="third", callee="first"))])

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from llvmlite import binding as llvm
 from llvmlite.binding import ffi
@@ -278,19 +279,27 @@ def _provide_conversions() -> None:
 def _link(parts: Sequence[tuple[bytes, Symbols]], wanted: Iterable[str]) -> Library:
     """An engine for each object, whose memory is then one piece: code reaches its constants by 32 bits, and pieces that LLVM asks for
     one by one lie farther apart in a process that has its memory full."""
-    addresses: dict[str, int] = {}
-    engines = [_engine({}, True)]  # the first engine makes the process's symbols known
+    _know_process()
     missing = sorted(name for name in wanted if not llvm.address_of_symbol(name))
     if missing:
         raise CodegenError(f"the code calls what is not in this process: {', '.join(missing)}")
-    for data, symbols, asked in _after_what_they_use(parts):
+    addresses: dict[str, int] = {}
+    engines = []
+    used = frozenset().union(*(symbols.undefined for _, symbols in parts))
+    for data, symbols in _after_what_they_use(parts):
         uses = {name: addresses[name] for name in sorted(symbols.undefined & addresses.keys())}
         engine = _engine(uses, _fits_in_one_piece(symbols))
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
         engine.finalize_object()
-        addresses.update((name, _address_in(engine, name)) for name in asked)
+        addresses.update((name, _address_in(engine, name)) for name in symbols.defined & used)
         engines.append(engine)
     return Library(engines)
+
+
+@functools.cache
+def _know_process() -> None:
+    """Make the symbols of the process known to LLVM: its first engine does."""
+    _engine({}, True)
 
 
 _PAGE_BYTES, _ADDRESS_BYTES, _SPARE_BYTES = 4096, 8, 64
@@ -312,17 +321,17 @@ def _engine(addresses: Mapping[str, int], in_one_piece: bool) -> llvm.ExecutionE
     return engine
 
 
-def _after_what_they_use(parts: Sequence[tuple[bytes, Symbols]]) -> Iterator[tuple[bytes, Symbols, frozenset[str]]]:
-    """The objects in an order in which each comes after those that it uses, and what others use of it."""
-    used = frozenset().union(*(symbols.undefined for _, symbols in parts))
-    left = list(parts)
-    while left:
-        still = frozenset().union(*(symbols.defined for _, symbols in left))
-        ready = [part for part in left if not (part[1].undefined - part[1].defined) & still]
-        if not ready:
-            raise CodegenError("objects use each other in a circle")
-        yield from ((data, symbols, symbols.defined & used) for data, symbols in ready)
-        left = [part for part in left if part not in ready]
+def _after_what_they_use(parts: Sequence[tuple[bytes, Symbols]]) -> list[tuple[bytes, Symbols]]:
+    """The objects in an order in which each comes after those that it uses."""
+    makers = {name: place for place, (_, symbols) in enumerate(parts) for name in symbols.defined}
+    uses = {
+        place: {makers[name] for name in symbols.undefined - symbols.defined if name in makers}
+        for place, (_, symbols) in enumerate(parts)
+    }
+    try:
+        return [parts[place] for place in TopologicalSorter(uses).static_order()]
+    except CycleError:
+        raise CodegenError("objects use each other in a circle") from None
 
 
 def _before_fork() -> None:
