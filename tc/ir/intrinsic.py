@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify
@@ -30,6 +31,7 @@ from tc.ir.expr import (
     cast,
     const,
     equal,
+    floordiv,
     floormod,
 )
 from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Seq, Stmt, Store
@@ -43,7 +45,8 @@ class Intrinsic:
     `pattern` is a PrimFunc without blocks other than one whose loops have constant extents and drive one axis each; its
     parameters, buffers of constant shape, are the operands in order. A machine has the instruction if it has all features of one of
     the tuples in `features`; with none, every machine of the backends that emit it has. Rows of the operands whose numbers are in
-    `apart` may lie at any distance in memory; those of the others follow each other. Operands that the pattern has in scope `tile` are
+    `apart` may lie at any distance in memory; those of the others follow each other. Rows of those in `runs_on` go on from one index of the
+    dims before to the next, as pixels do across the ends of the rows of an image. Operands that the pattern has in scope `tile` are
     tile registers; those in scope `shared` are in a block's memory.
 
     Operands in scope `fragment` are matrices that the lanes of a warp hold together; of each, `layouts` has the layout that maps the
@@ -56,6 +59,7 @@ class Intrinsic:
     features: tuple[tuple[str, ...], ...] = ()
     apart: frozenset[int] = frozenset()
     layouts: tuple[BitLayout | None, ...] = ()
+    runs_on: frozenset[int] = frozenset()
 
     def is_there(self, features: Iterable[str]) -> bool:
         """Whether a machine with these features has the instruction."""
@@ -76,7 +80,10 @@ class Intrinsic:
                 assert isinstance(first, Load)
                 lead = len(first.indices) - len(node.indices)
                 moved = [add(a, b) for a, b in zip(first.indices[lead:], node.indices, strict=True)]
-                return replace(node, buffer=first.buffer, indices=(*first.indices[:lead], *moved))
+                indices = [*first.indices[:lead], *moved]
+                if self.pattern.buffers.index(node.buffer) in self.runs_on:
+                    indices[: lead + 1] = _carried(indices[: lead + 1], first.buffer.shape)
+                return replace(node, buffer=first.buffer, indices=tuple(indices))
             return None
 
         loops, block = self.nest
@@ -113,7 +120,35 @@ class Intrinsic:
         return tuple(found[buffer] for buffer in self.pattern.buffers)
 
 
-INTRINSICS: dict[str, Intrinsic] = {}
+Family = Callable[[str], Intrinsic | None]
+"""Makes the member of a family of intrinsics that has this name; None where there is none."""
+
+
+class IntrinsicTable(dict[str, Intrinsic]):
+    """Name -> intrinsic. Members of families, which are many, come into being when they are first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.families: list[Family] = []
+
+    def __missing__(self, name: str) -> Intrinsic:
+        for family in self.families:
+            made = family(name)
+            if made is not None:
+                return register_intrinsic(made)
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.get(name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+INTRINSICS = IntrinsicTable()
 """Name -> intrinsic."""
 
 GROUP_THREADS = 128
@@ -139,7 +174,7 @@ def has_all_of_one(features: Iterable[str], groups: tuple[tuple[str, ...], ...])
 def register_intrinsic(intrinsic: Intrinsic) -> Intrinsic:
     """Add an intrinsic to the table; its name must be new, its pattern one nest of constant extents, and each element of a fragment is
     held once."""
-    if intrinsic.name in INTRINSICS:
+    if intrinsic.name in INTRINSICS.keys():  # of families those that have come into being
         raise ScheduleError(f"intrinsic {intrinsic.name} is registered twice")
     if not all(isinstance(loop.extent, Const) for loop in intrinsic.nest[0]):
         raise ScheduleError(f"intrinsic {intrinsic.name}: the loops of its pattern must have constant extents")
@@ -173,6 +208,16 @@ def _plain(block: Block) -> Stmt:
     return substitute(block.body, {axis.var: axis.value for axis in block.axes})
 
 
+def _carried(indices: Sequence[Expr], shape: Sequence[Expr]) -> list[Expr]:
+    """Indices of which the last may be past the end of its dim: what is too much goes to the one before, and so on."""
+    *outer, row = indices
+    found: list[Expr] = []
+    for index, dim in zip(reversed(outer), reversed(shape[1 : len(indices)]), strict=True):
+        found.insert(0, simplify(floormod(row, dim)))
+        row = add(index, floordiv(row, dim))
+    return [simplify(row), *found]
+
+
 def _sizes(extents: Sequence[Expr]) -> str:
     return " x ".join(map(str, extents)) or "none"
 
@@ -200,7 +245,12 @@ class _Accesses:
         if lead < 0 or p.buffer.dtype != b.buffer.dtype or not self._follows(p.buffer, b.buffer):
             return None
         first: list[Expr] = []
-        for d, index in enumerate(b.indices):
+        if self.intrinsic.pattern.buffers.index(p.buffer) in self.intrinsic.runs_on:
+            start = self._start_of_rows(p.indices[0], b, lead)
+            if start is None:
+                return None
+            first = start
+        for d, index in enumerate(b.indices[len(first) :], len(first)):
             form = linear_coefficients(simplify(index, self.facts), self.variables)
             moving = linear_coefficients(p.indices[d - lead], self.variables) if d >= lead else ({}, None)
             if form is None or moving is None or form[0] != moving[0]:
@@ -210,6 +260,18 @@ class _Accesses:
             first.append(form[1])
         operand = Load(b.buffer, tuple(first))
         return {**found, p.buffer: operand} if found.get(p.buffer, operand) is operand else None
+
+    def _start_of_rows(self, row: Expr, b: Load | Store, lead: int) -> list[Expr] | None:
+        """The first indices up to that of rows, if these, counted through all dims before, move with the loops as `row` does."""
+        number: Expr = const(0)
+        for index, dim in zip(b.indices[: lead + 1], b.buffer.shape[: lead + 1], strict=True):
+            number = number * dim + index
+        form = linear_coefficients(simplify(number, self.facts), self.variables)
+        moving = linear_coefficients(row, self.variables)
+        if form is None or moving is None or form[0] != moving[0]:
+            return None
+        start: dict[Node, Node] = {var: const(0) for var in self.variables}
+        return [simplify(substitute(index, start), self.facts) for index in b.indices[: lead + 1]]
 
     def _starts_whole(self, first: Expr, p: Load | Store, d: int) -> bool:
         """Whether a part of a fragment starts, along dim d of the operand or one before, where registers do."""
@@ -302,16 +364,17 @@ def interleave_pattern(name: str, lanes: int, depth: int, dtype: DType) -> PrimF
     return make_pattern(name, (lanes, depth), (x, t), lambda j, k: Store(t, (j, k), Load(x, (k, j))))
 
 
-def tile_dot_pattern(name: str, lhs: DType, rhs: DType, total: DType) -> PrimFunc:
-    """c[i, j] += total(a[i, d * p + q]) * total(b[p, j, q]) for 16 rows i, 16 columns j and 64 bytes of a row of a, d terms q at a time."""
+def tile_dot_pattern(name: str, lhs: DType, rhs: DType, total: DType, rows: int = 16, groups: int = 16, step: int = 1) -> PrimFunc:
+    """c[i, j] += total(a[step * i, d * p + q]) * total(b[p, j, q]) for `rows` i, 16 columns j, and `groups` p of d terms q of 4 bytes."""
     depth = 32 // lhs.bits
-    a, b = Buffer("a", sizes(16, 16 * depth), lhs), Buffer("b", sizes(16, 16, depth), rhs)
-    c = Buffer("c", sizes(16, 16), total)
+    a, b = Buffer("a", sizes(step * (rows - 1) + 1, groups * depth), lhs), Buffer("b", sizes(groups, 16, depth), rhs)
+    c = Buffer("c", sizes(rows, 16), total)
 
     def body(i: Var, j: Var, p: Var, q: Var) -> Stmt:
-        return Store(c, (i, j), Load(c, (i, j)) + cast(Load(a, (i, p * depth + q)), total) * cast(Load(b, (p, j, q)), total))
+        product = cast(Load(a, (i * step, p * depth + q)), total) * cast(Load(b, (p, j, q)), total)
+        return Store(c, (i, j), Load(c, (i, j)) + product)
 
-    return make_pattern(name, (16, 16, 16, depth), (a, b, c), body, num_reduced=2)
+    return make_pattern(name, (rows, 16, groups, depth), (a, b, c), body, num_reduced=2)
 
 
 def fill_pattern(name: str, shape: Sequence[int], value: Const, scope: str = "global") -> PrimFunc:
@@ -320,10 +383,11 @@ def fill_pattern(name: str, shape: Sequence[int], value: Const, scope: str = "gl
     return make_pattern(name, shape, (t,), lambda *indices: Store(t, indices, value))
 
 
-def copy_pattern(name: str, shape: Sequence[int], dtype: DType, scopes: tuple[str, str]) -> PrimFunc:
-    """t[i, ...] = x[i, ...], where x and t are in these scopes."""
-    x, t = (Buffer(each, sizes(*shape), dtype, scope) for each, scope in zip("xt", scopes, strict=True))
-    return make_pattern(name, shape, (x, t), lambda *indices: Store(t, indices, Load(x, indices)))
+def copy_pattern(name: str, shape: Sequence[int], dtype: DType, scopes: tuple[str, str], step: int = 1) -> PrimFunc:
+    """t[i, ...] = x[step * i, ...], where x and t are in these scopes."""
+    rows, *rest = shape
+    x, t = Buffer("x", sizes(step * (rows - 1) + 1, *rest), dtype, scopes[0]), Buffer("t", sizes(*shape), dtype, scopes[1])
+    return make_pattern(name, shape, (x, t), lambda i, *others: Store(t, (i, *others), Load(x, (i * step, *others))))
 
 
 def sizes(*extents: int) -> tuple[Const, ...]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u4, u8
 from tc.ir.expr import const
 from tc.ir.intrinsic import (
+    INTRINSICS,
     Intrinsic,
     copy_pattern,
     dot_pattern,
@@ -61,28 +65,81 @@ TILE_OPERANDS: Operands = {
 _TILE_FEATURES = {i32: "amx-int8", f32: "amx-bf16"}
 
 
-def tile_dot_name(lhs: DType, rhs: DType) -> str:
+@dataclass(frozen=True)
+class TileShape:
+    """What an instruction on tiles takes: so many rows of sums, made of so many bytes of each row of the lhs. In memory the rows of the lhs
+    are `step` rows apart, and with `runs_on` go on from one index of the dims before to the next. A product takes as many cycles as it has
+    rows, down to some ten, whatever the bytes are."""
+
+    rows: int = TILE_ROWS
+    row_bytes: int = 64
+    step: int = 1
+    runs_on: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Rows of the tile of the rhs."""
+        return self.row_bytes // 4
+
+    def named(self, base: str) -> str:
+        """The name of an instruction for this shape; that for full tiles of neighbours is `base`."""
+        size = "" if (self.rows, self.row_bytes) == (TILE_ROWS, 64) else f".{self.rows}x{self.row_bytes}"
+        return f"{base}{size}{f'.step{self.step}' if self.step > 1 else ''}{'.runs_on' if self.runs_on else ''}"
+
+
+FULL = TileShape()
+
+
+def tile_dot_name(lhs: DType, rhs: DType, shape: TileShape = FULL) -> str:
     """The name of the instruction that adds the product of two tiles of operands to a tile of sums."""
-    return f"tile_dot.{lhs.name}.{rhs.name}"
+    return shape.named(f"tile_dot.{lhs.name}.{rhs.name}")
 
 
-def tile_zero_name(dtype: DType) -> str:
+def tile_zero_name(dtype: DType, shape: TileShape = FULL) -> str:
     """The name of the instruction that sets a tile of sums to zero."""
-    return f"tile_zero.{dtype.name}"
+    return TileShape(shape.rows).named(f"tile_zero.{dtype.name}")
 
 
-def tile_copy_name(what: str, dtype: DType) -> str:
+def tile_copy_name(what: str, dtype: DType, shape: TileShape = FULL) -> str:
     """The name of the instruction that copies a tile: `load` of an operand, `lhs` or `rhs`, or of `sums`, or `store` of sums."""
-    return f"tile_{what}.{dtype.name}"
+    own = {"load.lhs": shape, "load.rhs": TileShape(shape.groups)}
+    return own.get(what, TileShape(shape.rows)).named(f"tile_{what}.{dtype.name}")
+
+
+_SHAPED = re.compile(r"(tile_[a-z_.0-9]+?)(?:\.(\d+)x(\d+))?(?:\.step(\d+))?(\.runs_on)?")
+
+
+def base_and_shape(name: str) -> tuple[str, TileShape]:
+    """The name that an instruction on tiles has where its shape is FULL, and its shape; other names as they are."""
+    match = _SHAPED.fullmatch(name)
+    if match is None:
+        return name, FULL
+    base, rows, row_bytes, step, runs_on = match.groups()
+    return base, TileShape(int(rows or TILE_ROWS), int(row_bytes or 64), int(step or 1), bool(runs_on))
 
 
 DOTS = frozenset(dot_name(bits, *operands) for bits in _WIDTHS for each in DOT_OPERANDS.values() for operands in each)
 """The names of the instructions on vectors that add products."""
 
-TILE_DOTS = frozenset(tile_dot_name(*operands) for each in TILE_OPERANDS.values() for operands in each)
-TILE_ZEROS = frozenset(map(tile_zero_name, TILE_OPERANDS))
-SUM_LOADS = frozenset(tile_copy_name("load.sums", total) for total in TILE_OPERANDS)
-"""The names of the instructions on tiles of sums, by what they do."""
+_TILE_DOTS = {tile_dot_name(*operands): (*operands, total) for total, each in TILE_OPERANDS.items() for operands in each}
+_TILE_ZEROS = {tile_zero_name(total): total for total in TILE_OPERANDS}
+_SUM_LOADS = {tile_copy_name("load.sums", total): total for total in TILE_OPERANDS}
+_SUM_STORES = {tile_copy_name("store", total): total for total in TILE_OPERANDS}
+
+
+def is_tile_dot(name: str) -> bool:
+    """Whether an instruction adds the product of two tiles to a third."""
+    return base_and_shape(name)[0] in _TILE_DOTS
+
+
+def is_tile_zero(name: str) -> bool:
+    """Whether an instruction sets a tile of sums to zero."""
+    return base_and_shape(name)[0] in _TILE_ZEROS
+
+
+def is_sum_load(name: str) -> bool:
+    """Whether an instruction loads a tile of sums."""
+    return base_and_shape(name)[0] in _SUM_LOADS
 
 
 def _register() -> None:
@@ -98,24 +155,50 @@ def _register() -> None:
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))
-    for total, operands in TILE_OPERANDS.items():
-        _register_tiles(total, operands, ("amx-tile", _TILE_FEATURES[total]))
+    for name in (*_TILE_DOTS, *_TILE_ZEROS, *_SUM_LOADS, *_SUM_STORES, *_OPERAND_LOADS):
+        found = _tile_intrinsic(name)
+        assert found is not None, "a name without a shape is that of full tiles"
+        register_intrinsic(found)
+    INTRINSICS.families.append(_tile_intrinsic)
 
 
-def _register_tiles(total: DType, operands: tuple[tuple[DType, DType], ...], needed: tuple[str, ...]) -> None:
-    name = tile_zero_name(total)
-    zero = fill_pattern(name, (TILE_ROWS, 16), const(0, total))
-    register_intrinsic(Intrinsic(name, zero, (needed,), apart=frozenset((0,))))
-    shapes: dict[tuple[str, DType], tuple[int, ...]] = {(what, total): (TILE_ROWS, 16) for what in ("store", "load.sums")}
-    for lhs, rhs in operands:
-        name = tile_dot_name(lhs, rhs)
-        register_intrinsic(Intrinsic(name, tile_dot_pattern(name, lhs, rhs, total), (needed,), apart=frozenset((0, 1, 2))))
-        shapes["load.lhs", lhs] = (TILE_ROWS, 512 // lhs.bits)
-        shapes["load.rhs", rhs] = (TILE_ROWS, 16, 32 // rhs.bits)
-    for (what, dtype), shape in shapes.items():
-        name = tile_copy_name(what, dtype)
-        scopes = ("tile", "global") if what == "store" else ("global", "tile")
-        register_intrinsic(Intrinsic(name, copy_pattern(name, shape, dtype, scopes), (needed,), apart=frozenset((0, 1))))
+_OPERAND_LOADS = {
+    tile_copy_name(f"load.{side}", operands[place]): (operands[place], total)
+    for total, each in TILE_OPERANDS.items()
+    for operands in each
+    for place, side in enumerate(("lhs", "rhs"))
+}
+
+
+def _tile_intrinsic(name: str) -> Intrinsic | None:
+    """The instruction on tiles of this name, for any shape that tiles may have."""
+    base, shape = base_and_shape(name)
+    is_lhs = base in _TILE_DOTS or base.startswith("tile_load.lhs")
+    fits = 1 <= shape.rows <= TILE_ROWS and 4 <= shape.row_bytes <= 64 and shape.row_bytes % 4 == 0 and shape.step >= 1
+    if not fits or shape.named(base) != name or not (is_lhs or shape == TileShape(shape.rows)):
+        return None
+    ends_open = frozenset((0,)) if shape.runs_on else frozenset()
+    if base in _TILE_DOTS:
+        lhs, rhs, total = _TILE_DOTS[base]
+        pattern = tile_dot_pattern(name, lhs, rhs, total, shape.rows, shape.groups, shape.step)
+        return Intrinsic(name, pattern, _features_of_tiles(total), apart=frozenset((0, 1, 2)), runs_on=ends_open)
+    if base in _TILE_ZEROS:
+        pattern = fill_pattern(name, (shape.rows, 16), const(0, _TILE_ZEROS[base]))
+        return Intrinsic(name, pattern, _features_of_tiles(_TILE_ZEROS[base]), apart=frozenset((0,)))
+    if base in _OPERAND_LOADS:
+        dtype, total = _OPERAND_LOADS[base]
+        size = (shape.rows, shape.row_bytes // dtype.size_bytes) if is_lhs else (shape.rows, 16, 32 // dtype.bits)
+        pattern = copy_pattern(name, size, dtype, ("global", "tile"), shape.step)
+        return Intrinsic(name, pattern, _features_of_tiles(total), apart=frozenset((0, 1)), runs_on=ends_open)
+    for copies, scopes in ((_SUM_LOADS, ("global", "tile")), (_SUM_STORES, ("tile", "global"))):
+        if base in copies:
+            pattern = copy_pattern(name, (shape.rows, 16), copies[base], scopes)
+            return Intrinsic(name, pattern, _features_of_tiles(copies[base]), apart=frozenset((0, 1)))
+    return None
+
+
+def _features_of_tiles(total: DType) -> tuple[tuple[str, ...], ...]:
+    return (("amx-tile", _TILE_FEATURES[total]),)
 
 
 _register()

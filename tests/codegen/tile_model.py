@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,20 +32,37 @@ class _Tiles:
 _threads: dict[int, _Tiles] = {}
 """The operating system's number of a thread -> its registers while they are configured. Python's own thread-local values go with each call
 of a thread that is not Python's."""
-used: set[str] = set()
-"""Names of instructions that have run."""
+used: Counter[str] = Counter()
+"""How often each instruction has run."""
 errors: list[str] = []
 """What would have been a fault."""
 
 
-def _registers(*numbers: int) -> np.ndarray:
+_NONE = _Tiles(np.zeros((8, 16, 64), np.uint8), [(16, 64)] * 8)
+
+
+def _tiles() -> _Tiles:
     tiles = _threads.get(threading.get_native_id())
     if tiles is None:
         errors.append("an instruction on tiles without a configuration")
-        return np.zeros((8, 16, 64), np.uint8)
-    if any(tiles.shapes[number] != (16, 64) for number in numbers):
-        errors.append("a tile of another shape than the code is for")
-    return tiles.data
+    return tiles or _NONE
+
+
+def _part(number: int) -> np.ndarray:
+    """uint8[rows, bytes]: what a register has."""
+    tiles = _tiles()
+    rows, width = tiles.shapes[number]
+    if not rows or not width:
+        errors.append("a tile that has no elements")
+    return tiles.data[number, :rows, :width]
+
+
+def _parts(total: int, a: int, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The operands of a product; sizes that do not fit are noted."""
+    (rows, width), (own, depth), (groups, columns) = (_tiles().shapes[number] for number in (total, a, b))
+    if rows != own or width != columns or depth != 4 * groups or len({total, a, b}) < 3:
+        errors.append("tiles of sizes that do not fit, or one twice")
+    return _part(total), _part(a), _part(b)
 
 
 def ldtilecfg(place: int) -> None:
@@ -66,40 +84,39 @@ def held() -> int:
 
 
 def tilezero(number: int) -> None:
-    _registers(number)[number] = 0
+    _tiles().data[number] = 0
 
 
 def tileloadd64(number: int, place: int, pitch: int) -> None:
-    tile = _registers(number)[number]
-    for row in range(16):
-        tile[row] = np.frombuffer(ctypes.string_at(place + row * pitch, 64), np.uint8)
+    tile = _part(number)
+    _tiles().data[number] = 0
+    for row, bytes_of_row in enumerate(tile):
+        bytes_of_row[:] = np.frombuffer(ctypes.string_at(place + row * pitch, len(bytes_of_row)), np.uint8)
 
 
 def tilestored64(number: int, place: int, pitch: int) -> None:
-    tile = _registers(number)[number]
-    for row in range(16):
-        ctypes.memmove(place + row * pitch, tile[row].tobytes(), 64)
+    for row, bytes_of_row in enumerate(_part(number)):
+        ctypes.memmove(place + row * pitch, bytes_of_row.tobytes(), len(bytes_of_row))
 
 
 def _integer_product(lhs: type, rhs: type) -> Callable[[int, int, int], None]:
     def run(total: int, a: int, b: int) -> None:
-        tiles = _registers(total, a, b)
-        x = tiles[a].view(lhs).astype(np.int64)
-        y = tiles[b].view(rhs).astype(np.int64).reshape(16, 16, 4)
-        sums = tiles[total].view(np.int32)
-        sums[:] = (sums.astype(np.int64) + np.einsum("ik,kj->ij", x, y.transpose(0, 2, 1).reshape(64, 16))).astype(np.int32)
+        sums, x, y = _parts(total, a, b)
+        terms = np.ascontiguousarray(y).view(rhs).astype(np.int64).reshape(len(y), -1, 4)
+        found = np.einsum("ipq,pjq->ij", np.ascontiguousarray(x).view(lhs).astype(np.int64).reshape(len(x), -1, 4), terms)
+        sums[:] = (np.ascontiguousarray(sums).view(np.int32) + found).astype(np.int32).view(np.uint8)
 
     return run
 
 
 def tdpbf16ps(total: int, a: int, b: int) -> None:
-    tiles = _registers(total, a, b)
-    x = tiles[a].view(ml_dtypes.bfloat16).astype(np.float32)
-    y = tiles[b].view(ml_dtypes.bfloat16).astype(np.float32).reshape(16, 16, 2)
-    sums = tiles[total].view(np.float32)
-    for p in range(16):
+    part, lhs, rhs = _parts(total, a, b)
+    x, y = (np.ascontiguousarray(each).view(ml_dtypes.bfloat16).astype(np.float32) for each in (lhs, rhs))
+    sums, pairs = np.ascontiguousarray(part).view(np.float32), y.reshape(len(y), -1, 2)
+    for p in range(len(pairs)):
         for q in range(2):
-            sums += np.outer(x[:, 2 * p + q], y[p, :, q])
+            sums = sums + np.outer(x[:, 2 * p + q], pairs[p, :, q])
+    part[:] = sums.view(np.uint8)
 
 
 _PRODUCTS = {
@@ -117,7 +134,7 @@ _INSTRUCTIONS: dict[str, tuple[Callable[..., None], list[type]]] = {
 
 def _noted(name: str, run: Callable[..., None]) -> Callable[..., None]:
     def call(*args: int) -> None:
-        used.add(name)
+        used[name] += 1
         run(*args)
 
     return call

@@ -90,7 +90,7 @@ class KernelEmitter(ExpressionEmitter):
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None
         self.vectorizable: dict[For, bool] = {}
-        self.has_tiles = tiles.uses_tiles(func.body)
+        self.state.tile_sizes = tiles.tile_registers(func.body)
         self.is_all_products = is_all_products(func)
 
     # -- functions
@@ -107,11 +107,11 @@ class KernelEmitter(ExpressionEmitter):
                 params.append(f"i64 noundef {text}")
         params.append("i64 noundef %max_threads")
         self.statement(self.func.body)
-        self._finish(f"define void @{self.symbol}({', '.join(params)})", self.has_tiles)
+        self._finish(f"define void @{self.symbol}({', '.join(params)})")
 
-    def _finish(self, header: str, has_tiles: bool) -> None:
+    def _finish(self, header: str) -> None:
         b = self.b
-        if has_tiles:
+        if self.state.tile_sizes:
             b.entry.append(f"  {tiles.configuration(self)}")
             b.emit_void(tiles.release(self))
         b.emit_void("ret void")
@@ -391,7 +391,7 @@ class KernelEmitter(ExpressionEmitter):
         self._outlined(nest, sizes, name, captured, known)
         self.state = outer
         self.forget_memory()
-        if self.has_tiles:  # workers released theirs, and this thread was one
+        if self.state.tile_sizes:  # workers released theirs, and this thread was one
             b.emit_void(tiles.configuration(self))
 
     def _max_threads(self) -> str:
@@ -414,12 +414,12 @@ class KernelEmitter(ExpressionEmitter):
                 self.state.pointers[item] = loaded
             else:
                 self.state.values[item] = loaded
+        self.state.tile_sizes = tiles.tile_registers(nest[-1].body, in_parallel=True)
         self.in_parallel = True
         extents = [self.state.values[size] if isinstance(size, Var) else size for size in sizes]
         self._numbered(nest, extents, Value("%begin", "i64"), Value("%end", "i64"))
         self.in_parallel = False
-        has_tiles = tiles.uses_tiles(nest[-1].body, in_parallel=True)
-        self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread)", has_tiles)
+        self._finish(f"define internal void @{name}(ptr noalias noundef %ctx, i64 %begin, i64 %end, i64 %thread)")
 
     def _store(self, stmt: Store) -> None:
         if stmt.buffer is self.report and self.mask is not None:

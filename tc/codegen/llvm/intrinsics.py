@@ -7,7 +7,7 @@ from functools import partial
 
 from tc.codegen.llvm.builder import Value, llvm_type
 from tc.codegen.llvm.memory import MemoryEmitter
-from tc.codegen.llvm.tiles import EMIT_TILE
+from tc.codegen.llvm.tiles import emission_of
 from tc.errors import CodegenError
 from tc.ir.dtype import bf16, i8, i16, u4, u8
 from tc.ir.expr import Expr, Load, const
@@ -18,7 +18,7 @@ from tc.ir.x86_intrinsics import dot_name, interleave_name
 
 def emit_intrinsic(emitter: MemoryEmitter, call: IntrinsicCall) -> None:
     """The instructions of a call. CodegenError where the name has none here."""
-    emit = _EMITTERS.get(call.name)
+    emit = emission_of(call.name) or _EMITTERS.get(call.name)
     if emit is None:
         raise CodegenError(f"no intrinsic {call.name!r}")
     emit(emitter, INTRINSICS[call.name], call.operands)
@@ -114,7 +114,7 @@ def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
     return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
 
 
-_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {**EMIT_TILE, "prefetch": _prefetch}
+_EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {"prefetch": _prefetch}
 
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))

@@ -39,6 +39,7 @@ class State:
     tiles: dict[Buffer, dict[int, Value]] = field(default_factory=dict)  # the same of register tiles, by place
     stores: int = 0  # how many so far
     tile_numbers: dict[Buffer, int] = field(default_factory=dict)  # registers of buffers of scope `tile`
+    tile_sizes: list[tuple[int, int]] = field(default_factory=list)  # of these registers, where there are any
     all_ones: str = ""  # the name of a number that has all bits set, which LLVM does not know
 
 

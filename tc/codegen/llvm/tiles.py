@@ -1,51 +1,79 @@
 """Tile registers of x86 (AMX): which number a tile has, and the instructions on them.
 
-Instructions name registers by numbers that stand in the code: LLVM allocates none, and spills none. The shape of all eight is set where a
-function begins that uses them, 16 rows of 64 bytes, and they are released where it ends, so that no call, thread or process inherits any.
+Instructions name registers by numbers that stand in the code: LLVM allocates none, and spills none. The shapes of all eight are set where
+a function begins that uses them, and they are released where it ends, so that no call, thread or process inherits any.
 Source: Intel, "Architecture Instruction Set Extensions Programming Reference", 319433, chapter 3.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.errors import CodegenError
 from tc.ir.dtype import DType, bf16, i8, u8
-from tc.ir.expr import Buffer, Expr, Load, as_expr, mul
+from tc.ir.expr import Buffer, Const, Expr, Load, as_expr, mul
 from tc.ir.intrinsic import Intrinsic
-from tc.ir.loop import For, IntrinsicCall, LoopKind, Stmt
+from tc.ir.loop import Alloc, For, LoopKind, Stmt
 from tc.ir.node import children
 from tc.ir.types import product
 from tc.ir.x86_intrinsics import (
     NUM_TILES,
-    SUM_LOADS,
     TILE_OPERANDS,
     TILE_ROWS,
-    TILE_ZEROS,
+    base_and_shape,
     tile_copy_name,
     tile_dot_name,
+    tile_zero_name,
 )
 
-_ROW_BYTES = 64
+TileSize = tuple[int, int]
+"""Rows of a tile register, and bytes of a row."""
+
+_FULL = (TILE_ROWS, 64)
 
 EmitTile = Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]
 
 
-def uses_tiles(stmt: Stmt, *, in_parallel: bool = False) -> bool:
-    """Whether a function with this body holds tiles: parallel loops are functions of their own unless it is that of one."""
-    if isinstance(stmt, IntrinsicCall):
-        return stmt.name in EMIT_TILE
-    is_apart = isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and not in_parallel
-    return not is_apart and any(uses_tiles(child, in_parallel=in_parallel) for child in children(stmt) if isinstance(child, Stmt))
+def tile_registers(stmt: Stmt, *, in_parallel: bool = False) -> list[TileSize]:
+    """The sizes of the registers, by their numbers, of a function with this body; none where it holds no tiles.
+
+    CodegenError where there are too few. Parallel loops are functions of their own unless it is that of one.
+    """
+    sizes = _sizes(stmt, in_parallel)
+    numbered = [size for size in sorted(sizes, reverse=True) for _ in range(sizes[size])]
+    if len(numbered) > NUM_TILES:
+        raise CodegenError(f"tiles of sizes {dict(sizes)} do not fit {NUM_TILES} registers")
+    return [*numbered, *[_FULL] * (NUM_TILES - len(numbered))] if numbered else []
+
+
+def _sizes(stmt: Stmt, in_parallel: bool) -> Counter[TileSize]:
+    """How many tiles of each size are held at once."""
+    if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and not in_parallel:
+        return Counter()
+    found: Counter[TileSize] = Counter()
+    for child in children(stmt):
+        if isinstance(child, Stmt):
+            found |= _sizes(child, in_parallel)
+    if isinstance(stmt, Alloc) and stmt.buffer.scope == "tile":
+        found[_size(stmt.buffer)] += 1
+    return found
+
+
+def _size(tile: Buffer) -> TileSize:
+    rows, size = tile.shape[0], product(tile.shape[1:])
+    assert isinstance(rows, Const) and isinstance(size, Const), "registers have a size"
+    return int(rows.value), int(size.value) * tile.dtype.size_bytes
 
 
 def configuration(emitter: MemoryEmitter) -> str:
-    """The instruction that shapes the registers, and sets all of them to zero."""
-    rows = bytes([1, *bytes(15), *(_ROW_BYTES, 0) * NUM_TILES, *bytes(16), *[TILE_ROWS] * NUM_TILES, *bytes(8)])
+    """The instruction that shapes the registers of the function, and sets all of them to zero."""
+    rows, widths = zip(*emitter.state.tile_sizes, strict=True)
+    config = bytes([1, *bytes(15), *(byte for width in widths for byte in (width, 0)), *bytes(16), *rows, *bytes(8)])
     emitter.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
-    return f"call void @llvm.x86.ldtilecfg(ptr {emitter.module.constant('tile_config', rows)})"
+    return f"call void @llvm.x86.ldtilecfg(ptr {emitter.module.constant('tile_config', config)})"
 
 
 def release(emitter: MemoryEmitter) -> str:
@@ -55,11 +83,13 @@ def release(emitter: MemoryEmitter) -> str:
 
 
 def allocate(emitter: MemoryEmitter, tile: Buffer) -> None:
-    """Give a buffer of scope `tile` the next register. CodegenError where all are taken."""
-    numbers = emitter.state.tile_numbers
-    if len(numbers) == NUM_TILES:
-        raise CodegenError(f"{tile} would be in tile {NUM_TILES + 1} of {NUM_TILES}")
-    numbers[tile] = len(numbers)
+    """Give a buffer of scope `tile` the next register of its size. CodegenError where all are taken."""
+    numbers, size = emitter.state.tile_numbers, _size(tile)
+    free = (number for number, each in enumerate(emitter.state.tile_sizes) if each == size and number not in numbers.values())
+    number = next(free, None)
+    if number is None:
+        raise CodegenError(f"{tile} has no register: there are those of sizes {emitter.state.tile_sizes}")
+    numbers[tile] = number
 
 
 def _number(emitter: MemoryEmitter, operand: Expr) -> str:
@@ -77,7 +107,8 @@ def _memory(emitter: MemoryEmitter, intrinsic: Intrinsic, operand: Expr) -> tupl
     """The first byte of a tile in memory, and the bytes from row to row."""
     assert isinstance(operand, Load), "operands are places in buffers"
     inner = len(intrinsic.pattern.buffers[0].shape) - 1
-    pitch = mul(product(operand.buffer.shape[-inner:]), as_expr(operand.buffer.dtype.size_bytes))
+    _, shape = base_and_shape(intrinsic.name)
+    pitch = mul(product(operand.buffer.shape[-inner:]), as_expr(operand.buffer.dtype.size_bytes * shape.step))
     return str(emitter.place(operand.buffer, operand.indices)), str(emitter.value(pitch))
 
 
@@ -109,11 +140,15 @@ def _instruction(lhs: DType, rhs: DType) -> str:
 
 _DOTS = {tile_dot_name(*operands): _instruction(*operands) for each in TILE_OPERANDS.values() for operands in each}
 
-EMIT_TILE: dict[str, EmitTile] = {
+_EMIT: dict[str, EmitTile] = {
     **{name: partial(_dot, instruction) for name, instruction in _DOTS.items()},
-    **dict.fromkeys(TILE_ZEROS, _zero),
-    **dict.fromkeys(SUM_LOADS, _load),
-    **{name.replace("load.sums", "store"): _store for name in SUM_LOADS},
+    **{tile_zero_name(total): _zero for total in TILE_OPERANDS},
+    **{tile_copy_name("load.sums", total): _load for total in TILE_OPERANDS},
+    **{tile_copy_name("store", total): _store for total in TILE_OPERANDS},
     **{tile_copy_name(f"load.{side}", dtype): _load for side in ("lhs", "rhs") for dtype in (u8, i8, bf16)},
 }
-"""Name of an intrinsic on tile registers -> how it is emitted."""
+
+
+def emission_of(name: str) -> EmitTile | None:
+    """How an intrinsic on tile registers is emitted; None for others."""
+    return _EMIT.get(base_and_shape(name)[0])

@@ -6,7 +6,7 @@ take some of them, the tiles of operands share the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tc.ir.arith import Facts, simplify
 from tc.ir.expr import Buffer, Const, Load, const
@@ -14,7 +14,17 @@ from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import Alloc, For, IntrinsicCall, LoopKind, PrimFunc, Seq, Stmt, is_statement, seq
 from tc.ir.node import Node, map_children, replace, substitute, transform
 from tc.ir.uses import has_intrinsic, variables
-from tc.ir.x86_intrinsics import NUM_TILES, SUM_LOADS, TILE_DOTS, TILE_ROWS, TILE_ZEROS, tile_copy_name, tile_zero_name
+from tc.ir.x86_intrinsics import (
+    NUM_TILES,
+    TILE_ROWS,
+    TileShape,
+    base_and_shape,
+    is_sum_load,
+    is_tile_dot,
+    is_tile_zero,
+    tile_copy_name,
+    tile_zero_name,
+)
 
 MOST_CALLS = 64
 """Calls in one iteration of a loop up to which they are looked at together."""
@@ -37,7 +47,7 @@ def keep_in_tiles(func: PrimFunc) -> PrimFunc:
 
 def _zero_by_register(node: Node) -> Node | None:
     """Zeros that no product follows, by way of a register."""
-    if not isinstance(node, IntrinsicCall) or node.name not in TILE_ZEROS:
+    if not isinstance(node, IntrinsicCall) or not is_tile_zero(node.name):
         return None
     (place,) = node.operands
     assert isinstance(place, Load), "operands are places in buffers"
@@ -45,15 +55,15 @@ def _zero_by_register(node: Node) -> Node | None:
         return None
     (operand,) = INTRINSICS[node.name].pattern.buffers
     tile = _tile(operand, "zeros")
-    store = IntrinsicCall(tile_copy_name("store", tile.dtype), (_first(tile), place))
+    store = IntrinsicCall(tile_copy_name("store", tile.dtype, base_and_shape(node.name)[1]), (_first(tile), place))
     return Alloc(tile, seq(replace(node, operands=(_first(tile),)), store))
 
 
 def _visit(stmt: Stmt, facts: Facts) -> Stmt:
     """The statement with all its products of tiles in registers."""
-    loop = stmt if isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL else None
-    calls = _calls(stmt if loop is None else loop.body, TILE_DOTS)
-    kept = _kept(calls, loop, facts) if calls else None
+    loops, body = _serial_nest(stmt)
+    calls = _calls(body, is_tile_dot)
+    kept = _kept(calls, loops, facts) if calls else None
     if kept is not None:
         return kept
     assert not calls or not isinstance(stmt, IntrinsicCall), "one product of tiles fits the registers"
@@ -65,15 +75,24 @@ def _visit(stmt: Stmt, facts: Facts) -> Stmt:
     return _with_zeros(found, facts) if isinstance(found, Seq) else found
 
 
-def _calls(stmt: Stmt, names: frozenset[str]) -> list[IntrinsicCall] | None:
-    """The calls that a statement is, its unrolled loops written out; None where it is anything else than calls of intrinsics in `names`."""
+def _serial_nest(stmt: Stmt) -> tuple[list[For], Stmt]:
+    """The serial loops that are nested directly in each other, and what is inside."""
+    loops: list[For] = []
+    while isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL:
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def _calls(stmt: Stmt, is_one: Callable[[str], bool]) -> list[IntrinsicCall] | None:
+    """The calls that a statement is, its unrolled loops written out; None where it is anything else than calls of what `is_one` says."""
     match stmt:
         case IntrinsicCall(name=name):
-            return [stmt] if name in names else None
+            return [stmt] if is_one(name) else None
         case Seq(stmts=stmts):
-            parts = (_calls(inner, names) for inner in stmts)
+            parts = (_calls(inner, is_one) for inner in stmts)
         case For(kind=LoopKind.UNROLLED, var=var, extent=Const(value=count), body=body) if count <= MOST_CALLS:
-            parts = (_calls(substitute(body, {var: const(k)}), names) for k in range(int(count)))
+            parts = (_calls(substitute(body, {var: const(k)}), is_one) for k in range(int(count)))
         case _:
             return None
     found: list[IntrinsicCall] = []
@@ -91,31 +110,37 @@ def _places(calls: Sequence[IntrinsicCall], operand: int, facts: Facts) -> list[
     return [Load(load.buffer, tuple(simplify(index, facts) for index in load.indices)) for load in loads]  # type: ignore[attr-defined]
 
 
-def _kept(calls: Sequence[IntrinsicCall], loop: For | None, facts: Facts) -> Stmt | None:
-    """The calls, the body of `loop` if there is one, with their tiles in registers; None where they are too many, or may overlap."""
+def _kept(calls: Sequence[IntrinsicCall], loops: Sequence[For], facts: Facts) -> Stmt | None:
+    """The calls, the body of a nest of loops if there are any, with their tiles in registers; None where they are too many, or may
+    overlap."""
     a, b, c = (_places(calls, operand, facts) for operand in range(3))
     sums = list(dict.fromkeys(c))
     read = {load.buffer for load in (*a, *b)}
-    moves = loop is not None and any(loop.var in variables(load) for load in sums)
+    moves = any(loop.var in variables(load) for load in sums for loop in loops)
     fits = len({call.name for call in calls}) == 1 and len(sums) <= NUM_TILES - 2
-    if moves or not fits or any(load.buffer in read for load in sums) or not _are_apart(sums, facts):
+    if moves or not fits or any(load.buffer in read for load in sums) or not _are_apart(sums, calls[0].name, facts):
         return None
-    lhs, rhs, total = INTRINSICS[calls[0].name].pattern.buffers
+    base, shape = base_and_shape(calls[0].name)
+    name = TileShape(shape.rows, shape.row_bytes).named(base)  # in registers rows are neighbours
+    lhs, rhs, total = INTRINSICS[name].pattern.buffers
     room = NUM_TILES - len(sums)
     fewer, more = sorted((len(set(a)), len(set(b))))
     fewer = min(fewer, room - 1)
     more = min(more, room - fewer)
     num_lhs, num_rhs = (fewer, more) if len(set(a)) <= len(set(b)) else (more, fewer)
     held = {load: _tile(total, f"sums{n}") for n, load in enumerate(sums)}
-    pools = _Pool("lhs", lhs, num_lhs), _Pool("rhs", rhs, num_rhs)
+    pools = _Pool("lhs", lhs, num_lhs, shape), _Pool("rhs", rhs, num_rhs, shape)
     body: list[Stmt] = []
     for call, *operands, place in zip(calls, a, b, c, strict=True):
         tiles = [pool.hold(operand, body) for pool, operand in zip(pools, operands, strict=True)]
-        body.append(replace(call, operands=tuple(map(_first, (*tiles, held[place])))))
-    load, store = (tile_copy_name(what, total.dtype) for what in ("load.sums", "store"))
+        body.append(replace(call, name=name, operands=tuple(map(_first, (*tiles, held[place])))))
+    load, store = (tile_copy_name(what, total.dtype, shape) for what in ("load.sums", "store"))
+    products = seq(*body)
+    for loop in reversed(loops):
+        products = replace(loop, body=products)
     found = seq(
         *(IntrinsicCall(load, (place, _first(tile))) for place, tile in held.items()),
-        seq(*body) if loop is None else replace(loop, body=seq(*body)),
+        products,
         *(IntrinsicCall(store, (_first(tile), place)) for place, tile in held.items()),
     )
     for tile in (*held.values(), *pools[0].tiles, *pools[1].tiles):
@@ -135,9 +160,9 @@ def _first(tile: Buffer) -> Load:
 class _Pool:
     """The registers for one side of the products, and what they hold: that which was used last stays longest."""
 
-    def __init__(self, side: str, operand: Buffer, count: int) -> None:
+    def __init__(self, side: str, operand: Buffer, count: int, shape: TileShape) -> None:
         self.tiles = [_tile(operand, f"{side}{n}") for n in range(count)]
-        self._load = tile_copy_name(f"load.{side}", operand.dtype)
+        self._load = tile_copy_name(f"load.{side}", operand.dtype, shape)
         self._held: dict[Buffer, Load | None] = dict.fromkeys(self.tiles)  # the one used last comes last
 
     def hold(self, operand: Load, body: list[Stmt]) -> Buffer:
@@ -151,14 +176,16 @@ class _Pool:
         return tile
 
 
-def _are_apart(sums: Sequence[Load], facts: Facts) -> bool:
+def _are_apart(sums: Sequence[Load], name: str, facts: Facts) -> bool:
     """Whether no two of these tiles of sums share an element: they are whole tiles from each other along a dim."""
+    sizes = (base_and_shape(name)[1].rows, TILE_ROWS)
     for n, one in enumerate(sums):
         for other in sums[:n]:
             if one.buffer is not other.buffer:
                 continue
-            distances = [simplify(i - j, facts) for i, j in zip(one.indices[-2:], other.indices[-2:], strict=True)]
-            if not any(isinstance(distance, Const) and abs(distance.value) >= TILE_ROWS for distance in distances):
+            distances = [simplify(i - j, facts) for i, j in zip(one.indices, other.indices, strict=True)]
+            least = [*[1] * (len(distances) - 2), *sizes]
+            if not any(isinstance(far, Const) and abs(far.value) >= size for far, size in zip(distances, least, strict=True)):
                 return False
     return True
 
@@ -167,11 +194,14 @@ def _with_zeros(stmts: Seq, facts: Facts) -> Stmt:
     """A sequence in which sums that were set to zero just before they are loaded are set to zero in their registers."""
     kept: list[Stmt] = []
     for stmt in stmts.stmts:
-        calls = _calls(kept[-1], TILE_ZEROS) if kept else None
+        calls = _calls(kept[-1], is_tile_zero) if kept else None
         zeros = set(_places(calls, 0, facts)) if calls else set()
-        loads = [load for load in _leading(stmt) if load.name in SUM_LOADS]
+        loads = [load for load in _leading(stmt) if is_sum_load(load.name)]
         if zeros and {load.operands[0] for load in loads} == zeros:
-            zero = {load: IntrinsicCall(tile_zero_name(load.operands[0].dtype), (load.operands[1],)) for load in loads}
+            zero = {
+                load: IntrinsicCall(tile_zero_name(load.operands[0].dtype, base_and_shape(load.name)[1]), (load.operands[1],))
+                for load in loads
+            }
             kept[-1] = substitute(stmt, zero)
         else:
             kept.append(stmt)
