@@ -208,6 +208,14 @@ def _plain(block: Block) -> Stmt:
     return substitute(block.body, {axis.var: axis.value for axis in block.axes})
 
 
+def number_of_row(indices: Sequence[Expr], shape: Sequence[Expr], facts: Facts) -> tuple[Expr, Facts]:
+    """Leading indices of an element as one number, and the facts with what there being that element says: that no dim is 0."""
+    number: Expr = const(0)
+    for index, dim in zip(indices, shape, strict=False):
+        number, facts = number * dim + index, facts.assume(dim >= 1)
+    return number, facts
+
+
 def _carried(indices: Sequence[Expr], shape: Sequence[Expr]) -> list[Expr]:
     """Indices of which the last may be past the end of its dim: what is too much goes to the one before, and so on."""
     *outer, row = indices
@@ -263,10 +271,8 @@ class _Accesses:
 
     def _start_of_rows(self, row: Expr, b: Load | Store, lead: int) -> list[Expr] | None:
         """The first indices up to that of rows, if these, counted through all dims before, move with the loops as `row` does."""
-        number: Expr = const(0)
-        for index, dim in zip(b.indices[: lead + 1], b.buffer.shape[: lead + 1], strict=True):
-            number = number * dim + index
-        form = linear_coefficients(simplify(number, self.facts), self.variables)
+        number, facts = number_of_row(b.indices[: lead + 1], b.buffer.shape, self.facts)
+        form = linear_coefficients(simplify(number, facts), self.variables)
         moving = linear_coefficients(row, self.variables)
         if form is None or moving is None or form[0] != moving[0]:
             return None

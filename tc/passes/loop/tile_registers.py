@@ -123,11 +123,7 @@ def _kept(calls: Sequence[IntrinsicCall], loops: Sequence[For], facts: Facts) ->
     base, shape = base_and_shape(calls[0].name)
     name = TileShape(shape.rows, shape.row_bytes).named(base)  # in registers rows are neighbours
     lhs, rhs, total = INTRINSICS[name].pattern.buffers
-    room = NUM_TILES - len(sums)
-    fewer, more = sorted((len(set(a)), len(set(b))))
-    fewer = min(fewer, room - 1)
-    more = min(more, room - fewer)
-    num_lhs, num_rhs = (fewer, more) if len(set(a)) <= len(set(b)) else (more, fewer)
+    num_lhs, num_rhs = _shares(a, b, NUM_TILES - len(sums))
     held = {load: _tile(total, f"sums{n}") for n, load in enumerate(sums)}
     pools = _Pool("lhs", lhs, num_lhs, shape), _Pool("rhs", rhs, num_rhs, shape)
     body: list[Stmt] = []
@@ -146,6 +142,27 @@ def _kept(calls: Sequence[IntrinsicCall], loops: Sequence[For], facts: Facts) ->
     for tile in (*held.values(), *pools[0].tiles, *pools[1].tiles):
         found = Alloc(tile, found)
     return found
+
+
+def _shares(lhs: Sequence[Load], rhs: Sequence[Load], room: int) -> tuple[int, int]:
+    """How many registers each side gets of `room`, so that operands are loaded least often; of equal shares the one of fewest registers."""
+    splits = [(n, min(room - n, len(set(rhs)))) for n in range(1, min(room - 1, len(set(lhs))) + 1)]
+    return min(splits, key=lambda split: (_num_loads(lhs, split[0]) + _num_loads(rhs, split[1]), sum(split)))
+
+
+def _num_loads(operands: Sequence[Load], count: int) -> int:
+    """How often these are loaded one after the other into so many registers, of which the one that was used last stays longest."""
+    held: dict[Load, None] = {}
+    loads = 0
+    for operand in operands:
+        if operand in held:
+            del held[operand]
+        else:
+            loads += 1
+            if len(held) == count:
+                del held[next(iter(held))]
+        held[operand] = None
+    return loads
 
 
 def _tile(operand: Buffer, name: str) -> Buffer:

@@ -13,6 +13,7 @@ from functools import partial
 from math import prod
 
 from tc.ir.expr import Const, Expr, Mul, is_const
+from tc.ir.loop import annotation
 from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import TILE_ROWS
@@ -34,6 +35,7 @@ from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile import lower_versions, split_off
 from tc.schedule.rules.tiling import FEW_ROWS, MOST_SHALLOW_TERMS, NEAR_VECTORS, ROW_CYCLES, Tile, TileSpace
+from tc.schedule.rules.window_tiles import WindowTiles, choose_window_tiles, schedule_window_tiles
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -44,6 +46,15 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
 
     Tuning may find that what follows is better done afterwards, in loops of its own.
     """
+    return _schedule_contraction(schedule, target, on_tiles=False)
+
+
+def schedule_convolution(schedule: Schedule, target: Target) -> str | None:
+    """The same for a convolution on tile registers; None where these do not pay."""
+    return _schedule_contraction(schedule, target, on_tiles=True)
+
+
+def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) -> str | None:
     infos = block_infos(schedule.func)
     found = [(k, c) for k, info in enumerate(infos) if (c := as_contraction(info)) is not None]
     totals = {total.name for _, c in found if (total := sum_of_parts(c.info, infos)) is not None}  # products of parts and their scales
@@ -62,15 +73,19 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     last = after[-1] if after else contraction.info
     if all(is_single(last, axis) for axis in driven_spatial(last)):
         return None
-    rule = None if contraction.parts else schedule_row_sums(schedule, contraction, target)
+    name = contraction.info.name
+    strict = annotation(schedule.func, "numerics") == "strict"
+    tiles = choose_window_tiles(contraction, target, strict) if on_tiles and not contraction.parts else None
+    if on_tiles and tiles is None:
+        return None
+    rule = None if contraction.parts or on_tiles else schedule_row_sums(schedule, contraction, target)
     if rule is not None:
         return rule
-    name = contraction.info.name
     is_static = all(isinstance(axis.extent, Const) for axis in last.block.axes)
     apart = bool(after) and is_static and schedule.choose(name, "epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"
     if apart and inline_chain(schedule, [info.name for info in after]) is None:
         return None
-    dot = stage_operands(schedule, name, target)
+    dot = stage_operands(schedule, name, target) if tiles is None else None
     contraction = contraction_of(schedule, name)
     infos = block_infos(schedule.func)
     outer = total_of(schedule, name)
@@ -78,13 +93,36 @@ def schedule_contraction(schedule: Schedule, target: Target) -> str | None:
     final = final_block(schedule, outer, after[:-1] if apart else after)
     if final is None:
         return None
-    _schedule_versions(schedule, contraction, name, final, target, dot)
+    if tiles is None:
+        _schedule_versions(schedule, contraction, name, final, target, dot)
+    else:
+        _schedule_windows(schedule, name, final, tiles, target)
     if apart:
         schedule_block(schedule, last.name, target)
     return "contraction"
 
 
 # -- the schedule
+
+
+def _schedule_windows(schedule: Schedule, name: str, final: str, tiles: WindowTiles, target: Target) -> None:
+    """Tiles, and where the number of pixels of a row is symbolic, vectors for fewer than a tile has."""
+    blocks, contraction = [info.name for info in block_infos(schedule.func)], contraction_of(schedule, name)
+    copies: list[dict[str, str]] = []
+    if tiles.is_symbolic:
+
+        def row_of(names: dict[str, str]) -> str:
+            return roles_of(schedule, contraction_of(schedule, names[name]), names[final], 0).rows[-1]
+
+        copies = lower_versions(schedule, blocks, row_of, [tiles.shape.rows])
+        contraction = contraction_of(schedule, name)
+    schedule_window_tiles(schedule, contraction, final, making_blocks(schedule, name, "lhs"), tiles, target)
+    for names in copies:
+        copy, lanes = contraction_of(schedule, names[name]), lanes_for(block_info(schedule, names[final]), target)
+        roles = roles_of(schedule, copy, names[final], lanes)
+        tile = replace(_tile_space(schedule, copy, names[final], roles, lanes, target).best(), rows=FEW_ROWS)
+        product = TiledProduct(copy, roles, tile, target, dot=choose_dot(copy, target, tiles=False))
+        schedule_product_tiles(schedule, product, operands_of(schedule, copy))
 
 
 def schedule_product(

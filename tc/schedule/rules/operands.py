@@ -86,7 +86,7 @@ class Dot:
     def takes_rhs_in_place(self, contraction: Contraction) -> bool:
         """Whether the terms of the rhs lie as the instruction takes them."""
         is_whole = _count(contraction, contraction.depth, 1) % self.terms == 0
-        return is_whole and _grouped_by(contraction) == self.depth and contraction.rhs.dtype == self.rhs
+        return is_whole and groups_of_terms(contraction) == self.depth and contraction.rhs.dtype == self.rhs
 
     def columns(self, contraction: Contraction, target: Target) -> int:
         """What the number of columns is rounded up to a multiple of: the columns of a tile."""
@@ -100,7 +100,7 @@ class Dot:
 
 def choose_tiles(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
     """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
-    for name, lhs, rhs in _fitting(contraction, target, TILE_OPERANDS, tile_dot_name):
+    for name, lhs, rhs in fitting_instructions(contraction, target, TILE_OPERANDS, tile_dot_name):
         size = _tile_product(contraction, lhs)
         if lhs is bf16 and (strict or size.depth > LONGEST_CHAIN):
             continue
@@ -110,7 +110,7 @@ def choose_tiles(contraction: Contraction, target: Target, strict: bool = False)
     return None
 
 
-def _fitting(
+def fitting_instructions(
     contraction: Contraction, target: Target, table: Operands, name_of: Callable[[DType, DType], str]
 ) -> Iterator[tuple[str, DType, DType]]:
     """Of a table's instructions for the type of the sum, those that the target has and whose types hold both operands: name and types."""
@@ -135,14 +135,14 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False, t
     packed. `strict`: floats are to be rounded one by one. `tiles`: it may be one on tile registers.
     """
     columns = contraction.columns
-    is_packed, is_matrix = _grouped_by(contraction) > 0, len(contraction.depth) == 1 and len(columns) == 1
+    is_packed, is_matrix = groups_of_terms(contraction) > 0, len(contraction.depth) == 1 and len(columns) == 1
     shape_fits = (is_packed or is_matrix) and contraction.info.spatial_axes[-1:] == columns[-1:]
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
     on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix else None
     if on_tiles is not None and (not is_packed or on_tiles.takes_rhs_in_place(contraction)):
         return on_tiles
-    for name, lhs, rhs in _fitting(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
+    for name, lhs, rhs in fitting_instructions(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
         dot = Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
         pays = lhs is not bf16 or (not strict and _pays_for_bf16(contraction, target))
         if rhs.per_byte > 1 and not is_packed:  # nothing brings halves of bytes side by side
@@ -152,7 +152,7 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False, t
     return None
 
 
-def _grouped_by(contraction: Contraction) -> int:
+def groups_of_terms(contraction: Contraction) -> int:
     """How many terms of each column of the rhs lie side by side; 0 where they do not."""
     return _grouping(contraction)[1]
 
@@ -205,7 +205,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     """
     contraction = contraction_of(schedule, name)
     strict = annotation(schedule.func, "numerics") == "strict"
-    is_packed = _grouped_by(contraction) > 0
+    is_packed = groups_of_terms(contraction) > 0
     dot = choose_dot(contraction, target, strict) if is_packed or _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
         if dot.grid is not None:
@@ -276,14 +276,14 @@ def _count(contraction: Contraction, axes: tuple[Var, ...], unknown: int = LEAST
 def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, target: Target) -> None:
     """Each operand in the instruction's type, its terms side by side, both padded where tiles are not full, unless they are already."""
     name, k, column = contraction.info.name, grouped_axis(contraction), contraction.columns[-1]
-    if _grouped_by(contraction):
-        if not _is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
+    if groups_of_terms(contraction):
+        if not is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
             schedule.cache_operand(name, "lhs", dot.lhs.name)
         return
     copies = []
-    if not _is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
+    if not is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
-    if not _is_in_place(contraction.rhs_value, dot.rhs, column, 1):
+    if not is_in_place(contraction.rhs_value, dot.rhs, column, 1):
         copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
     block = dot.columns(contraction, target)
     schedule.pad_einsum(name, [dot.terms if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])
@@ -305,7 +305,7 @@ def columns_block(contraction: Contraction, target: Target) -> int:
     return lanes if isinstance(extent, Const) and extent.value <= lanes else DOT_VECTORS * lanes
 
 
-def _is_in_place(value: Expr, dtype: DType, axis: Var, group: int) -> bool:
+def is_in_place(value: Expr, dtype: DType, axis: Var, group: int) -> bool:
     """Whether an operand is a load of the type, cast once, whose elements along an axis, `group` at a time, follow each other."""
     match value:
         case Cast(operand=Load() as load) if load.dtype == dtype:

@@ -1,0 +1,102 @@
+"""What a convolution on tile registers costs, in cycles: for the rule that cuts it into tiles, and for passes that choose layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tc.ir.dtype import DType, bf16
+from tc.ir.x86_intrinsics import TILE_ROWS
+from tc.schedule.rules.common import divisors
+from tc.schedule.rules.matrix_tiles import MOST_SUMS, NEAR_PART, PRODUCT_LATENCY, TILE_BYTES
+from tc.target import Target
+from tc.target.machine import machine_of
+
+LEAST_PRODUCT_CYCLES = 0.6
+"""The part of the cycles of 16 rows that a product of few takes. Measured on an Emerald Rapids: 16 rows 5.2 ns, 8 rows 3.2, 4 rows 3.0."""
+
+EPILOGUE_VECTOR_CYCLES = 3.0
+"""Of what follows the sums, for a vector of them: it is loaded, scaled, rounded, narrowed and stored."""
+
+BAND_OF_L2 = 0.4
+"""The part of the second-level cache that a padded band of rows may take."""
+
+WindowGrid = tuple[int, int, int]
+"""Tiles of sums of one tile of the result: so many along a row of pixels, for so many rows of pixels, by so many of channels."""
+
+
+@dataclass(frozen=True)
+class WindowProduct:
+    """A convolution as sums of products of tiles: of `images` images of `height` rows of `width` pixels, for `columns` channels, `lanes` of
+    them side by side.
+
+    `steps`: products of tiles that a tile of sums adds up, each of `row_bytes` of a pixel.
+    """
+
+    images: int
+    height: int
+    width: int
+    columns: int
+    lanes: int
+    steps: int
+    row_bytes: int
+    dtype: DType
+
+    @property
+    def rows(self) -> int:
+        """Pixels of a tile: as many as a tile has rows, or fewer where a row of pixels is then cut evenly."""
+        return -(-self.width // -(-self.width // TILE_ROWS))
+
+    def grids(self) -> list[WindowGrid]:
+        """All that the registers allow and that the result fills."""
+        across, below = (range(1, min(MOST_SUMS, count) + 1) for count in (self.width // max(self.rows, 1), self.height))
+        wide = [count for count in divisors(max(self.lanes // TILE_ROWS, 1)) if count <= MOST_SUMS]
+        return [grid for grid in product(across, below, wide) if prod(grid) <= MOST_SUMS] or [(1, 1, 1)]
+
+    def best_grid(self, target: Target) -> WindowGrid:
+        """The grid of the least cycles; of equal ones, the one that loads least."""
+        return min(self.grids(), key=lambda grid: (self.cycles(grid, target), grid[0] * grid[1] + grid[2]))
+
+    def product_cycles(self, target: Target) -> float:
+        """Of one product of tiles."""
+        machine = machine_of(target)
+        per_cycle = machine.amx_bf16_per_cycle if self.dtype is bf16 else machine.amx_i8_per_cycle
+        full = 2 * TILE_ROWS * TILE_ROWS * (TILE_BYTES // self.dtype.size_bytes) / per_cycle
+        return max(self.rows / TILE_ROWS, LEAST_PRODUCT_CYCLES) * full
+
+    def cycles(self, grid: WindowGrid, target: Target) -> float:
+        """On tiles. Pixels come from the second-level cache, and weights where those of a tile do not stay in the first."""
+        machine, (across, below, wide) = machine_of(target), grid
+        high = across * below
+        panel = wide * TILE_ROWS * self.steps * self.row_bytes
+        column_load = machine.tile_load_cycles if panel <= NEAR_PART * target.l1_bytes else machine.tile_l2_load_cycles
+        part = self.rows / TILE_ROWS
+        loads = high * part * machine.tile_l2_load_cycles + wide * self.row_bytes / TILE_BYTES * column_load
+        step = max(high * wide * self.product_cycles(target), PRODUCT_LATENCY, loads)
+        vectors = TILE_ROWS * 32 / target.vector_bits * EPILOGUE_VECTOR_CYCLES
+        end = high * wide * self.rows * (machine.tile_store_cycles / TILE_ROWS + vectors) + PRODUCT_LATENCY
+        return self.tiles(grid) * (self.steps * step + end)
+
+    def tiles(self, grid: WindowGrid) -> int:
+        """Of the result, for a grid."""
+        across, below, wide = grid
+        sides = ((self.width, across * self.rows), (self.height, below), (self.columns, wide * TILE_ROWS))
+        count = self.images
+        for extent, size in sides:
+            count *= -(-extent // size)
+        return count
+
+    def cycles_on_vectors(self, target: Target) -> float:
+        """By instructions that sum several products in each lane, or by multiply-adds."""
+        machine = machine_of(target)
+        dots = machine.bf16_dots_per_fma if self.dtype is bf16 else machine.i8_dots_per_fma
+        depth = self.steps * self.row_bytes // self.dtype.size_bytes
+        vectors = -(-self.columns // (target.vector_bits // 32))
+        pixels = self.images * self.height * self.width
+        return pixels * vectors * (depth / (machine.fma_per_cycle * max(dots, 1.0)) + EPILOGUE_VECTOR_CYCLES)
+
+    def pays(self, target: Target) -> bool:
+        """Whether tiles, whose rates must be known, take fewer cycles than vectors."""
+        has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
+        return has_rates and self.cycles(self.best_grid(target), target) < self.cycles_on_vectors(target)

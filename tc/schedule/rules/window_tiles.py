@@ -1,0 +1,280 @@
+"""Convolutions on tile registers: sums of products over taps, of pixels as they lie in memory, without copies of windows.
+
+A tile holds neighbouring pixels of a row of the result, and up to 64 bytes of the channels of each: what they read of one tap lies in
+memory at equal distances, `stride` pixels apart, and is loaded in place. Where windows are single pixels, tiles run on across the ends of
+rows. Rows are the dimension for tails: a row of pixels is cut into tiles of equal height, of up to sixteen. Weights, packed as
+[.., taps, k / 4, n, 4], are tiles as they lie.
+Source: the batch-reduced products of "High-Performance Deep Learning via a Single Building Block" (Georganas et al., 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tc.ir.arith import Facts, linear_coefficients, simplify
+from tc.ir.dtype import DType, bf16
+from tc.ir.expr import Const, Expr, Var, const
+from tc.ir.intrinsic import number_of_row
+from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
+from tc.schedule.analysis import Contraction
+from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel, stream_lanes
+from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.matrix_tiles import TILE_BYTES
+from tc.schedule.rules.operands import LONGEST_CHAIN, fitting_instructions, grouped_axis, groups_of_terms, is_in_place
+from tc.schedule.rules.roles import roles_of
+from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, is_moved, loops_of_sum, unroll
+from tc.schedule.rules.window_cost import BAND_OF_L2, WindowGrid, WindowProduct
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+LEAST_DIMS = 4
+"""Of an image in blocks of channels."""
+
+MOST_CALLS = 48
+"""Products of tiles in the body of a loop: taps are unrolled up to there."""
+
+
+@dataclass(frozen=True)
+class WindowTiles:
+    """Which instruction sums a convolution: the types of its operands, and the shape of its tiles; and what it is a product of.
+
+    `is_symbolic`: how many pixels there are in a row is not known.
+    """
+
+    lhs: DType
+    rhs: DType
+    shape: TileShape
+    product: WindowProduct
+    is_symbolic: bool
+
+    @property
+    def name(self) -> str:
+        return tile_dot_name(self.lhs, self.rhs, self.shape)
+
+    @property
+    def terms(self) -> int:
+        return self.shape.row_bytes // self.lhs.size_bytes
+
+
+def choose_window_tiles(contraction: Contraction, target: Target, strict: bool = False) -> WindowTiles | None:
+    """The tiles for a convolution of packed weights whose pixels hold whole blocks of channels; None where vectors take fewer cycles, or
+    pixels do not lie so that they can be loaded in place. `strict`: floats are to be rounded one by one."""
+    found, (*_, pixel, _) = _operands(contraction, target), contraction.info.writes[0].indices
+    if found is None or not contraction.rows or pixel is not contraction.rows[-1] or (found[0] is bf16 and strict):
+        return None
+    lhs, rhs, block = found
+    channel = grouped_axis(contraction)
+    terms = next((size for size in (TILE_BYTES // lhs.size_bytes, block) if block % size == 0), 0)
+    row_bytes = terms * lhs.size_bytes
+    depth = _extent(contraction, channel)
+    lane = _extent(contraction, contraction.columns[-1])
+    if depth is None or depth % block or not 4 <= row_bytes <= TILE_BYTES or lane is None or lane % TILE_ROWS:
+        return None
+    taps = [_extent(contraction, axis) for axis in contraction.depth if axis is not channel]
+    step = _step_of_rows(contraction)
+    if step is None or not all(taps):
+        return None
+    total = depth // terms * prod(tap or 1 for tap in taps)
+    if lhs is bf16 and total * terms > LONGEST_CHAIN:
+        return None
+    *outer, width = (_extent(contraction, axis) for axis in contraction.rows)
+    images, height = (prod(size or 1 for size in outer[:-1]), outer[-1] or 1) if outer else (1, 1)
+    columns = prod(_extent(contraction, axis) or 1 for axis in (*contraction.columns, *contraction.batch))
+    product = WindowProduct(images, height, TILE_ROWS if width is None else width, columns, lane, total, row_bytes, lhs)
+    shape = TileShape(product.rows, row_bytes, *step)
+    return WindowTiles(lhs, rhs, shape, product, width is None) if product.pays(target) else None
+
+
+def _operands(contraction: Contraction, target: Target) -> tuple[DType, DType, int] | None:
+    """The types of the operands of the instruction, and how many channels a block of pixels has; None where there is no instruction."""
+    if not contraction.columns or contraction.info.spatial_axes[-1:] != contraction.columns[-1:]:
+        return None
+    for _, lhs, rhs in fitting_instructions(contraction, target, TILE_OPERANDS, tile_dot_name):
+        group = 4 // lhs.size_bytes
+        if groups_of_terms(contraction) != group or contraction.rhs.dtype != rhs or len(contraction.lhs.indices) < LEAST_DIMS:
+            continue
+        groups, _, terms = contraction.rhs.buffer.shape[-3:]
+        is_packed = isinstance(groups, Const) and terms is const(group)
+        if is_packed and is_in_place(contraction.lhs_value, lhs, grouped_axis(contraction), group):
+            block = int(groups.value) * group  # type: ignore[attr-defined]
+            return (lhs, rhs, block) if contraction.lhs.buffer.shape[-1] is const(block) else None
+    return None
+
+
+def _extent(contraction: Contraction, axis: Var) -> int | None:
+    extent = next(each.extent for each in contraction.info.block.axes if each.var is axis)
+    return int(extent.value) if isinstance(extent, Const) else None
+
+
+def _step_of_rows(contraction: Contraction) -> tuple[int, bool] | None:
+    """How far apart pixels that follow each other are in memory, in pixels, and whether they run on across the ends of rows; None where
+    that differs from pixel to pixel."""
+    axis, (*indices, _), shape = contraction.rows[-1], contraction.lhs.indices, contraction.lhs.buffer.shape
+    facts = Facts()
+    for each in contraction.info.block.axes:
+        facts = facts.with_range(each.var, each.extent)
+    number, facts = number_of_row(indices, shape, facts)
+    step = _coefficient(simplify(number, facts), axis)
+    if step is None:
+        return None
+    is_plain = _coefficient(indices[-1], axis) == step and all(_coefficient(index, axis) == 0 for index in indices[:-1])
+    return step, not is_plain
+
+
+def _coefficient(index: Expr, axis: Var) -> int | None:
+    form = linear_coefficients(index, [axis])
+    factor = const(0) if form is None else form[0].get(axis, const(0))
+    return int(factor.value) if form is not None and isinstance(factor, Const) else None
+
+
+# -- the schedule
+
+
+def schedule_window_tiles(
+    schedule: Schedule, contraction: Contraction, final: str, before: list[str], tiles: WindowTiles, target: Target
+) -> None:
+    """Schedule the convolution, the block `final` that stores it, and those that pad the image, `before`."""
+    s, name = schedule, contraction.info.name
+    default = tiles.product.best_grid(target)
+    grid = s.choose(name, "tile_grid", tiles.product.grids(), default, ordered=False)
+    nest = _cut_result(s, contraction, final, before, tiles, grid, target)
+    s.compute_at(name, nest.anchor)
+    *rows, column = nest.inner
+    vectors, lane = cut_vectors(s, column, target.vector_bits // 32)
+    s.vectorize(lane)
+    unroll(s, vectors)
+    _unroll_rows(s, name, rows)
+    instructions = _schedule_sum(s, contraction, nest.anchor, tiles, grid)
+    _schedule_padding(s, before, nest.place, target)
+    for loop, instruction in instructions.items():
+        s.tensorize(loop, instruction)
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """The loops of the result: `anchor`, the innermost around a tile; those of a tile, rows of images first, channels last; and the one
+    inside which a band of the image is padded, None where that is done before."""
+
+    anchor: str
+    inner: list[str]
+    place: str | None
+
+
+def _cut_result(
+    schedule: Schedule, contraction: Contraction, final: str, before: list[str], tiles: WindowTiles, grid: WindowGrid, target: Target
+) -> _Nest:
+    s, name, (across, below, wide) = schedule, contraction.info.name, grid
+    roles = roles_of(s, contraction, final, lanes=0)
+    *images, pixels = roles.rows
+    inner: list[str] = []
+    made = cut_overlapped(s, pixels, across * tiles.shape.rows)
+    pixel_tiles, inner = [made.around], [made.inside]
+    row_tiles: list[str] = []
+    if images:
+        made = cut_overlapped(s, images[-1], below) if below > 1 else cut(s, images[-1], 1)
+        images, row_tiles, inner = images[:-1], [made.around], [made.inside, *inner]
+    lanes = cut(s, roles.lane, wide * TILE_ROWS)
+    bands, row_tiles, pixel_tiles = _cut_bands(s, contraction, row_tiles, pixel_tiles, bool(before), tiles, target)
+    columns = [*roles.others, lanes.around]
+    order = "columns" if not before and _reads_less_by_columns(contraction, target) else "rows"
+    order = s.choose(name, "outermost", ("rows", "columns"), order, ordered=False)
+    leading = [*images, *bands, *columns] if order == "rows" else [*columns, *images, *bands]
+    outer = [*leading, *row_tiles, *pixel_tiles]
+    s.reorder(*outer, *inner, lanes.inside)
+    work = prod((tiles.product.steps, *grid)) * TILE_ROWS * TILE_ROWS * known_product(s, [*row_tiles, *pixel_tiles], 8)
+    free = [*images, *bands] if before and order == "rows" else leading
+    set_parallel(s, name, free, work * known_product(s, [loop for loop in leading if loop not in free], 8))
+    around = [*images, *bands] if order == "rows" else []
+    return _Nest(outer[-1], [*inner, lanes.inside], around[-1] if around else None)
+
+
+def _cut_bands(
+    schedule: Schedule,
+    contraction: Contraction,
+    rows: list[str],
+    pixels: list[str],
+    is_padded: bool,
+    tiles: WindowTiles,
+    target: Target,
+) -> tuple[list[str], list[str], list[str]]:
+    """The loops over bands, over rows of tiles in a band, and over tiles in these; a band of the image stays in a cache while it is read
+    again for each tile of channels: the second where it is padded, of which each band does some twice, else the first."""
+    s = schedule
+    (loop,) = rows or pixels
+    count = extent_value(s, loop)
+    if count is None:
+        return [], rows, pixels
+    image = prod(int(dim.value) for dim in contraction.lhs.buffer.shape[1:] if isinstance(dim, Const)) * tiles.lhs.size_bytes
+    most = max(1, int((BAND_OF_L2 * target.l2_bytes if is_padded else target.l1_bytes / 2) * count / max(image, 1)))
+    sizes = divisors(count)
+    tasks = known_product(s, [each for each in s.loops_of(contraction.info.name) if each not in (*rows, *pixels)], 1)
+    usual = max(size for size in sizes if size <= most)
+    if tasks * (count // usual) < target.cores:
+        usual = max((size for size in sizes if count // size >= target.cores), default=usual)
+    size = s.choose(contraction.info.name, "band_tiles", sizes, usual)
+    made = cut(s, loop, size)
+    return ([made.around], [made.inside], pixels) if rows else ([made.around], [], [made.inside])
+
+
+def _reads_less_by_columns(contraction: Contraction, target: Target) -> bool:
+    """Whether the weights are larger than the image, and than a cache."""
+    lhs, rhs = (
+        prod(int(dim.value) for dim in load.buffer.shape if isinstance(dim, Const)) * load.dtype.size_bytes
+        for load in (contraction.lhs, contraction.rhs)
+    )
+    return rhs > max(lhs, target.l2_bytes // 8)
+
+
+def _unroll_rows(schedule: Schedule, name: str, rows: list[str]) -> None:
+    """Unroll a few rows of what follows the sums."""
+    counts = [size for size in divisors(extent_value(schedule, rows[-1]) or 1) if size <= 8]
+    count = schedule.choose(name, "rows_unroll", counts, max(size for size in counts if size <= 2))
+    if count > 1:
+        unroll(schedule, [cut(schedule, rows[-1], count).inside])
+
+
+def _schedule_sum(schedule: Schedule, contraction: Contraction, anchor: str, tiles: WindowTiles, grid: WindowGrid) -> dict[str, str]:
+    """A nest of products of tiles, over blocks of channels and taps; returns the loops that are instructions -> their names."""
+    name = contraction.info.name
+    s, sums = schedule, block_info(schedule, name).writes[0].buffer
+    s.set_scope(sums.name, "global")
+    info, loops = block_info(s, name), loops_of_sum(s, name, anchor)
+    channel, *taps = loops.depth
+    inside = list(s.loops_of(name))
+    own = [loop for loop in inside[inside.index(anchor) + 1 :] if loop not in loops.depth]
+    column = own[-1]
+    across, below, wide = grid
+    rows = contraction.rows[-2 if below > 1 else -1 :]
+    axes = zip(contraction.info.block.axes, info.block.axes, strict=True)
+    row_loops = driving_loops(info, own, tuple(new.var for old, new in axes if old.var in rows))
+    single = [loop for loop in own[:-1] if loop not in row_loops]
+    group = 4 // tiles.lhs.size_bytes
+    steps, groups, terms = s.split(channel, (None, tiles.terms // group, group))
+    pixel_tiles, pixel = s.split(row_loops[-1], tiles.shape.rows)
+    column_tiles, column = s.split(column, TILE_ROWS)
+    unrolled = [*row_loops[:-1], pixel_tiles, column_tiles]
+    s.reorder(*single, steps, *taps, *unrolled, pixel, column, groups, terms)
+    unroll(s, unrolled)
+    calls = across * below * wide
+    for tap in reversed(taps):
+        calls *= extent_value(s, tap) or MOST_CALLS
+        if calls > MOST_CALLS:
+            break
+        s.unroll(tap)
+    start = s.decompose_reduction(name, steps)
+    return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype, tiles.shape), pixel: tiles.name}
+
+
+def _schedule_padding(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
+    """Pad the image, inside the loop `place` if there is one: whole pixels at a time."""
+    s = schedule
+    for name in reversed(names):
+        if place is None or not is_moved(s, name, place):
+            schedule_block(s, name, target)
+            continue
+        last = s.loops_of(name)[-1]
+        vectors, lane = cut_vectors(s, last, stream_lanes(block_info(s, name), target, extent_value(s, last)))
+        s.vectorize(lane)
+        unroll(s, vectors)
