@@ -17,7 +17,7 @@ import numpy as np
 
 from tc import te
 from tc.ir.arith import simplify
-from tc.ir.dtype import bf16, f16, f32, i8, i32, u8
+from tc.ir.dtype import bf16, f16, f32, i8, i16, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
@@ -133,7 +133,7 @@ register(
 
 
 def _accumulator(dtype: Any) -> Any:
-    return f32 if dtype in (f16, bf16) else i32 if dtype in (i8, u8) else dtype
+    return f32 if dtype in (f16, bf16) else i32 if dtype in (i8, u8, i16) else dtype
 
 
 def _check_blocked_weights(x: TensorType, w: TensorType, attrs: Attrs) -> None:
@@ -180,7 +180,7 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
 
     w is [ob, ceil(i / b), *kernel, b, b] (input lanes before output lanes), [ob, ceil(i / b), *kernel, b / g, b, g] with g terms side by
     side, or [ob, i, *kernel, b] for a plain x; [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of
-    input channels of one group, which the blocks must not straddle. Bytes are summed in i32. Around x there is `fill`.
+    input channels of one group, which the blocks must not straddle. Bytes, and i16, are summed in i32. Around x there is `fill`.
     """
     x, w = types[0], types[1]
     assert x is not None and w is not None
@@ -193,14 +193,14 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
     for d in range(rank):
         reach = (w.shape[2 + d] - 1) * attrs.dilations[d] + 1
         out.append((space[d] + (attrs.pads[d] + attrs.pads[rank + d]) - reach) // attrs.strides[d] + 1)
-    return TensorType((x.shape[0], w.shape[0], *out, lanes), _accumulator(x.dtype) if x.dtype in (i8, u8) else x.dtype)
+    return TensorType((x.shape[0], w.shape[0], *out, lanes), _accumulator(x.dtype) if x.dtype in (i8, u8, i16) else x.dtype)
 
 
 def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     x, w = arrays[0], arrays[1]
     assert x is not None and w is not None
     rank, groups, block = len(attrs.strides), attrs.groups, _lanes(w.shape, attrs)
-    is_integer = x.dtype.itemsize == 1
+    is_integer = x.dtype.kind in "iu" and x.dtype.itemsize <= 2
     if _is_grouped(w.shape, attrs):  # [..., i / g, o, g] -> [..., i, o]
         w = np.moveaxis(w, -1, -2)
         w = w.reshape(*w.shape[: 2 + rank], -1, block)
@@ -390,6 +390,8 @@ def _conv_samples(rng: np.random.Generator) -> Any:
     yield [image(1, 1, 5, 6, 4), weights(3, 1, 3, 2, 1, 16, 4)], attrs(4, 4, fill=3, strides=(2, 1), dilations=(1, 2))
     yield [image(2, 2, 5, 6, 16), weights(1, 2, 1, 1, 4, 16, 4)], attrs(32, 16, pads=(0, 0, 0, 0))
     yield [image(1, 2, 6, 6, 16), weights(2, 1, 3, 3, 16)], attrs(32, 16, depthwise=True, fill=128)
+    words = weights(3, 1, 3, 2, 4, 16, 2).astype(np.int16)
+    yield [image(1, 1, 5, 6, 8).astype(np.int16), words], attrs(7, 8, fill=-300, strides=(2, 1), dilations=(1, 2))
 
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:

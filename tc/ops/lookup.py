@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from tc.ir.dtype import i8, i64, u8
 from tc.ir.expr import Expr, cast, is_const
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, operand
-from tc.ops.registry import OpDef, register
+from tc.ops.common import Arrays, Tensors, Types, blocked_elementwise, operand
+from tc.ops.registry import BlockedForm, Form, OpDef, register
 from tc.te import Tensor
 
 
@@ -44,6 +45,11 @@ def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return np.asarray(table[x.astype(np.uint8)])
 
 
+def _blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    form = blocked_elementwise("lookup")(types[:1], attrs, block)
+    return None if form is None else replace(form, operands=(*form.operands, Form.PLAIN))
+
+
 def _samples(rng: np.random.Generator) -> Any:
     for dtype in (np.uint8, np.int8):
         limits = np.iinfo(dtype)
@@ -53,5 +59,5 @@ def _samples(rng: np.random.Generator) -> Any:
     yield [np.array(200, np.uint8), rng.integers(0, 100, ENTRIES).astype(np.uint8)], {}
 
 
-register(OpDef("lookup", _infer, _run, _compute, samples=_samples))
+register(OpDef("lookup", _infer, _run, _compute, blocked=_blocked, samples=_samples))
 """`table[x]`: x u8|i8 [...], table [256] -> [...] of the table's type. Negative numbers stand in the upper half, as their bits do."""

@@ -52,11 +52,15 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class BlockedForm:
-    """The call that computes the same result with axis 1 cut into blocks: operator, attributes, how it takes each operand."""
+    """The call that computes the same result with axis 1 cut into blocks: operator, attributes, how it takes each operand.
+
+    `as_words`: the first two operands are widened to i16, for instructions that add two such products at once.
+    """
 
     op: str
     attrs: tuple[tuple[str, AttrValue], ...]
     operands: tuple[Form, ...]
+    as_words: bool = False
 
 
 @dataclass(frozen=True)

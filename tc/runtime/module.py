@@ -20,10 +20,12 @@ from tc.ir.types import TensorType
 from tc.runtime.arrays import fit
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
+from tc.runtime.frames import Frame
 from tc.runtime.interface import dim_vars, interface_to_json
 from tc.runtime.program import AssumptionFails, DefaultsReplaced, NativeProgram
 from tc.runtime.report import KernelTime, Report
 from tc.runtime.saved import Seal, plain_seal, write_files, write_module
+from tc.target import Target
 
 
 def _is_known(expr: Expr, env: Mapping[Var, int]) -> bool:
@@ -73,6 +75,16 @@ class CompiledModule(NativeProgram):
         self._profiled: tuple[EntrySource, Loaded] | None = None
         self._report = report or Report(())
         self._explanations = dict(explanations or {})
+
+    def _new_frame(self) -> Frame:
+        """As every program's; UserError where this CPU lacks instructions that the target has, which the operating system would answer by
+        ending the process."""
+        host = Target.parse(self.target).host
+        missing = host.missing_here()
+        if missing:
+            needed = ", ".join(missing)
+            raise UserError(f"the module was compiled for a CPU with {needed}, which this machine lacks; it can be saved and run there")
+        return super()._new_frame()
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""

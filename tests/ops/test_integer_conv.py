@@ -18,6 +18,7 @@ from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder
 from tc.target import Target
+from tests.cpus import skip_where_it_cannot_run
 from tests.draws import some_of
 
 TARGETS = ("native", "x86-64-v4", "x86-64-v3")
@@ -98,6 +99,7 @@ QUICK_DRAWS = [(seed, target) for seed, target in DRAWS if seed < 45 and seed % 
 
 @pytest.mark.parametrize(("seed", "target"), some_of(DRAWS, quick=QUICK_DRAWS))
 def test_sums_are_those_of_numpy(seed: int, target: str) -> None:
+    skip_where_it_cannot_run(target)
     rng = np.random.default_rng(seed)
     problem = draw_problem(rng)
     is_known, is_symbolic = bool(rng.integers(4)), rng.integers(3) == 0
@@ -139,9 +141,15 @@ def _with(name: str, feature: str) -> Target:
 WITH_VNNI = _with("x86-64-v4", "avx512vnni")
 
 
+AVX2 = Target.parse("x86-64-v3")
+
+
+@pytest.mark.parametrize(
+    ("target", "instruction", "register"), [(WITH_VNNI, "vpdpbusd", "%zmm"), (AVX2, "vpmaddwd", "%ymm")], ids=("vnni", "avx2")
+)
 @pytest.mark.parametrize(("channels", "kernel"), [(64, 3), (24, 1), (3, 7)])
-def test_tiles_of_sums_stay_in_registers(channels: int, kernel: int) -> None:
-    """On blocks, by instructions that add four products, what follows being done before sums are stored."""
+def test_tiles_of_sums_stay_in_registers(channels: int, kernel: int, target: Target, instruction: str, register: str) -> None:
+    """On blocks, by instructions that add four products, or two of 16 bits, what follows being done before sums are stored."""
     rng = np.random.default_rng(0)
     b = GraphBuilder()
     x = b.param("x", tensor_type((1, channels, 28, 28), u8))
@@ -151,12 +159,14 @@ def test_tiles_of_sums_stay_in_registers(channels: int, kernel: int) -> None:
     y = b.call("quantize_linear", b.call("relu", scaled), b.const(np.float32(0.5)), b.const(np.uint8(3)), dtype=u8)
     module = IRModule((b.function("main", (y,)),))
 
-    final = tc.lower(module, "scheduled", WITH_VNNI).as_text()
-    assembly = tc.lower(module, "asm", WITH_VNNI).as_text()
+    final = tc.lower(module, "scheduled", target).as_text()
+    assembly = tc.lower(module, "asm", target).as_text()
 
-    assert "i32[1, 4, 28, 28, 16], scope='register'" in final or "i32[1, 4, 784, 16], scope='register'" in final
-    assert assembly.count("vpdpbusd") >= 26
-    assert not [line for line in assembly.splitlines() if "(%rsp)" in line and "%zmm" in line]
+    block = target.vector_bits // 32
+    blocks = f"i32[1, {64 // block}, "
+    assert f"{blocks}28, 28, {block}], scope='register'" in final or f"{blocks}784, {block}], scope='register'" in final
+    assert assembly.count(instruction) >= 2 * (target.num_vector_registers - 4) // 3
+    assert not [line for line in assembly.splitlines() if "(%rsp)" in line and register in line]
 
 
 @pytest.mark.parametrize(("target", "register"), [(WITH_VNNI, "%zmm"), (_with("x86-64-v3", "avxvnni"), "%ymm")], ids=["512", "256"])

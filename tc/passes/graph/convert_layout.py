@@ -20,7 +20,7 @@ import numpy as np
 from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
-from tc.ir.dtype import DType, bf16, i8, u8
+from tc.ir.dtype import DType, bf16, i8, i16, u8
 from tc.ir.expr import Const, ceildiv, const, is_const
 from tc.ir.graph import (
     Atom,
@@ -60,8 +60,8 @@ class Rates:
     In FLOP/s, padded channels and pixels included: convolutions on blocks, and plain ones. In bytes/s: `moves`, by operators that only
     move data, and `copies` between forms, which are transpositions. A copy takes `copy_seconds` beside. `only_halves`: blocks are of
     elements of 16 bits alone, and of convolutions of one group or as many as there are channels. `bytes_blocked`: convolutions of bytes on
-    blocks; 0 where no instruction adds their products. `plain_bytes`: those that are products of windows. `halves_blocked`: those of bf16
-    on blocks, in pairs; 0 where no instruction adds these faster than f32.
+    blocks; 0 where no instruction adds their products. `as_words`: those are of bytes widened to i16. `plain_bytes`: convolutions of bytes
+    that are products of windows. `halves_blocked`: those of bf16 on blocks, in pairs; 0 where no instruction adds these faster than f32.
     """
 
     blocked: float
@@ -76,6 +76,7 @@ class Rates:
     bytes_blocked: float = 0.0
     plain_bytes: float = 0.0
     halves_blocked: float = 0.0
+    as_words: bool = False
 
     @staticmethod
     def on(target: Target) -> Rates:
@@ -86,11 +87,13 @@ class Rates:
         reached = kernel_rates(target)
         part = min(1.0, target.vector_bits / 8 / target.cache_line_bytes)
         full, moves = reached.flops_per_second, part * reached.l2_bytes_per_second
-        dots = machine_of(target).i8_dots_per_fma if _has_dot(target, u8, i8) else 0.0
+        has_bytes, has_words = _has_dot(target, u8, i8), _has_dot(target, i16, i16)
+        dots = machine_of(target).i8_dots_per_fma if has_bytes or has_words else 0.0
         rates = Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
         halves = machine_of(target).bf16_dots_per_fma if _has_dot(target, bf16, bf16) else 0.0
         rates = dataclasses.replace(rates, halves_blocked=halves * full if halves > 1.0 else 0.0)
-        return dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=PLAIN_BYTES * max(dots, 1.0) * full)
+        plain_bytes = PLAIN_BYTES * max(dots, 1.0) * full
+        return dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=plain_bytes, as_words=not has_bytes)
 
     @staticmethod
     def on_device(device: DeviceFacts) -> Rates:
@@ -234,8 +237,10 @@ def _blocked_form(binding: Binding, block: int, rates: Rates) -> BlockedForm | N
     if any(isinstance(type_, TensorType) and type_.dtype.bits > 32 for type_ in types):
         return None
     form = rule(types, full_attrs(call), block)
-    if form is None or not is_const(result.shape[1]) or (Form.GROUPED in form.operands and not _takes_groups(call, rates)):
+    if form is None or not is_const(result.shape[1]):
         return None
+    if Form.GROUPED in form.operands:
+        return dataclasses.replace(form, as_words=rates.as_words) if _takes_groups(call, rates) else None
     if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
         paired = tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands)
         return dataclasses.replace(form, operands=paired)
@@ -409,6 +414,7 @@ class _Rewriter:
     builder: GraphBuilder = field(init=False)
     plain: dict[TensorVar, Atom] = field(default_factory=dict)
     blocked: dict[TensorVar, TensorVar] = field(default_factory=dict)
+    words: dict[TensorVar, TensorVar] = field(default_factory=dict)
     literals: dict[tuple[TensorConst, Form, int, object], TensorConst] = field(default_factory=dict)
 
     def run(self) -> Function:
@@ -447,15 +453,16 @@ class _Rewriter:
 
     def _operand(self, atom: Atom, form: Form, rank: int, taker: BlockedForm) -> Atom:
         if isinstance(atom, TensorConst):
-            return self._literal(atom, form, rank, dict(taker.attrs).get("in_block"))
+            return self._literal(atom, form, rank, taker)
         assert isinstance(atom, TensorVar), "operators take tensors"
         match form:
             case Form.CHANNELS:
-                return self._blocked(atom)
+                return self._as_words(self._blocked(atom)) if taker.as_words else self._blocked(atom)
             case Form.BROADCAST:
                 return self._broadcast(self._plain(atom), rank)
             case Form.FEW:
-                return self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS)
+                few = self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS)
+                return self._as_words(few) if taker.as_words else few
             case Form.OUTPUTS:
                 return self.builder.call("block", self._plain(atom), axis=0, block=self.block)
             case Form.WEIGHTS:
@@ -482,14 +489,22 @@ class _Rewriter:
             self.plain[atom] = atom
         return self.blocked[atom]
 
-    def _literal(self, atom: TensorConst, form: Form, rank: int, in_block: object) -> Atom:
+    def _as_words(self, atom: TensorVar) -> TensorVar:
+        """A blocked value in i16."""
+        if atom not in self.words:
+            self.words[atom] = self.builder.call("cast", atom, dtype=i16)
+        return self.words[atom]
+
+    def _literal(self, atom: TensorConst, form: Form, rank: int, taker: BlockedForm) -> Atom:
         if form is Form.PLAIN:
             return atom
+        in_block = dict(taker.attrs).get("in_block")
         key = (atom, form, rank, in_block)
         if key not in self.literals:
             if form is Form.GROUPED:
                 assert isinstance(in_block, int), "a convolution on blocks"
-                array = grouped_weights(atom.value, in_block, self.block)
+                values = atom.value.astype(np.int16) if taker.as_words else atom.value
+                array = grouped_weights(values, in_block, self.block)
             else:
                 array = _blocked_array(atom.value, form, rank, self.block)
             self.literals[key] = TensorConst(array, atom.name, span=atom.span)
