@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from tc.errors import UserError
+
 # The same examples on every run, and no failure because the machine was busy.
 settings.register_profile("tc", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("tc")
+
+OTHER_CPU = "the module was compiled for a CPU with .*, which this machine lacks; .*"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +41,17 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 def seeds(request: pytest.FixtureRequest) -> range:
     """Those of the random schedules to draw, which may be drawn in parts."""
     return range(*map(int, str(request.config.getoption("--seeds")).split(":")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skip a test, with the reason, that would run a module for another CPU than this one."""
+    try:
+        return (yield)
+    except UserError as error:
+        if re.fullmatch(OTHER_CPU, str(error)):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture

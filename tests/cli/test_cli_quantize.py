@@ -36,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 USUAL = ("quantize", "model.onnx", "--data", "calib", "-o", "small.onnx", "--trials", "6", "--hardware", "vnni")
+"""On any machine: times that cannot be measured here are predicted from the description."""
 
 
 def test_a_model_is_written_with_a_report_and_a_front(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +59,7 @@ def test_people_read_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
     shown = capsys.readouterr()
     assert code == 0
-    assert "written: small.onnx" in shown.out and "2 in u8 x s8" in shown.out and "x as fast" in shown.out
+    assert "written: small.onnx" in shown.out and "2 in u8 x s8" in shown.out and ("x as fast" in shown.out or "predicted" in shown.out)
     assert "calibrating" in shown.err
     kinds = {node.op_type for node in onnx.load("small.onnx").graph.node}
     assert "QuantizeLinear" not in kinds

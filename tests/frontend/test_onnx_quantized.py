@@ -15,6 +15,7 @@ from tc.frontend.onnx.node_context import ADAPTERS
 from tc.interp import run_function
 from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import SIMPLIFY
+from tests.draws import exact_range
 from tests.frontend.models import make_model, node
 
 F32, U8, S8 = np.float32, np.uint8, np.int8
@@ -37,8 +38,8 @@ class Operands:
         return name
 
     def numbers(self, *shape: int, dtype: type | None = None, literal: bool = False) -> str:
-        info = np.iinfo(dtype or self.dtype)
-        return self._add(self.rng.integers(info.min, info.max + 1, shape).astype(dtype or self.dtype), literal)
+        least, most = exact_range(dtype or self.dtype)
+        return self._add(self.rng.integers(least, most + 1, shape).astype(dtype or self.dtype), literal)
 
     def floats(self, *shape: int, factor: float = 1.0) -> str:
         return self._add((self.rng.standard_normal(shape) * factor).astype(F32), False)

@@ -8,6 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tests.draws import HAS_BYTE_DOTS
 
 
 class OrtModule:
@@ -24,6 +27,21 @@ class OrtModule:
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(zip(self.names, self.session.run(None, dict(feed)), strict=True))
+
+
+class ReferenceModule:
+    """A model in the evaluator of the onnx package: slow, and exact on every CPU."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.evaluator = ReferenceEvaluator(model)
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(self.evaluator.output_names, self.evaluator.run(None, dict(feed)), strict=True))
+
+
+def exact_module(model: onnx.ModelProto) -> OrtModule | ReferenceModule:
+    """The peer that sums products of bytes exactly on this CPU."""
+    return OrtModule(model) if HAS_BYTE_DOTS else ReferenceModule(model)
 
 
 def make_model(
