@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from tc.errors import UserError
+from tc.errors import DeviceError, UserError
 
 # The same examples on every run, and no failure because the machine was busy.
 settings.register_profile("tc", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("tc")
 
 OTHER_CPU = "the module was compiled for a CPU with .*, which this machine lacks; .*"
+OLD_DRIVER = ".* cannot compile for this CPU, which is newer than the driver: .*"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,11 +46,11 @@ def seeds(request: pytest.FixtureRequest) -> range:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """Skip a test, with the reason, that would run a module for another CPU than this one."""
+    """Skip a test, with the reason, that would run a module for another CPU than this one, or on an OpenCL driver that is older than it."""
     try:
         return (yield)
-    except UserError as error:
-        if re.fullmatch(OTHER_CPU, str(error)):
+    except (UserError, DeviceError) as error:
+        if re.fullmatch(f"{OTHER_CPU}|{OLD_DRIVER}", str(error)):
             pytest.skip(str(error))
         raise
 

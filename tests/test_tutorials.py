@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.opencl_driver import need_opencl
 from tutorials.build import MOST_BYTES, QUICK, find_difference, find_noise, notebook_of, sources
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +30,8 @@ LONG = {"02_tuning_a_matmul"}
     "source", [pytest.param(each, id=each.stem, marks=[pytest.mark.slow] if each.stem in LONG else []) for each in sources()]
 )
 def test_runs_from_top_to_bottom(source: Path, tmp_path: Path) -> None:
+    if "opencl" in source.read_text():
+        need_opencl()
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, QUICK: "1", "MPLBACKEND": "Agg"}
 

@@ -20,8 +20,9 @@ from tc.ir.parser import parse_module
 from tc.records.database import Database
 from tc.schedule.step import Trace
 from tc.target import Target
+from tests.opencl_driver import need_opencl
 
-pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+need_opencl()
 
 TARGET = Target.parse("opencl")
 PRODUCT = """

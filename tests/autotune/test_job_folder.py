@@ -36,6 +36,7 @@ from tc.errors import MeasureError, UserError
 from tc.ir.parser import parse_module
 from tc.records.database import Database
 from tc.schedule.step import Step, Trace
+from tests.opencl_driver import need_opencl
 
 PLAIN = Trace().to_json()
 SPLIT = Trace((Step("vectorize", ("i",)),)).to_json()
@@ -197,7 +198,7 @@ def test_jobs_for_another_machine_keep_none_of_the_others_waiting(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_model_is_tuned_here_by_what_is_measured_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pyopencl")
+    need_opencl()
     module = parse_module("""
 @graph
 def main(x: f32[16, 24], w: f32[24, 32]):

@@ -15,6 +15,7 @@ from tc.errors import CodegenError, UserError
 from tc.ir.expr import Const
 from tc.ir.parser import parse_prim_func
 from tc.target import native_target
+from tests.opencl_driver import need_opencl
 
 REVERSED = """
 @loops
@@ -66,7 +67,7 @@ def test_sizes_that_only_the_device_knows_are_refused():
 
 @pytest.fixture(scope="module")
 def device():
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
     from tc.codegen.opencl.device import open_device
 
     return open_device(0)

@@ -14,6 +14,7 @@ import pytest
 
 from tc.cli import main
 from tc.fuzz.campaign import Settings, run_campaign
+from tests.opencl_driver import need_opencl
 
 pytest.importorskip("onnxruntime")
 ROOT = Path(__file__).parents[2]
@@ -23,8 +24,8 @@ FEW_AND_MANY = [5, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeou
 def skip_without(target: str) -> None:
     if target == "c" and shutil.which("gcc") is None:
         pytest.skip("needs gcc")
-    if target == "opencl" and importlib.util.find_spec("pyopencl") is None:
-        pytest.skip("needs the extra 'opencl'")
+    if target == "opencl":
+        need_opencl()
     if target == "cuda" and (importlib.util.find_spec("cuda") is None or shutil.which("gcc") is None):
         pytest.skip("needs the extra 'cuda' and gcc")
 

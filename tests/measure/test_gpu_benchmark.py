@@ -15,6 +15,7 @@ from benchmarks.gpu_rows import ROWS, Settings, relative_error
 from benchmarks.onnx_builder import F32, OnnxBuilder
 from tc.codegen.cuda import compile as cuda_compile
 from tc.errors import DeviceError
+from tests.opencl_driver import need_opencl
 
 
 def angles() -> onnx.ModelProto:
@@ -78,7 +79,7 @@ def test_a_state_leaves_out_what_a_killed_command_did_not_finish(tmp_path: Path)
 
 
 def test_rows_are_measured_on_a_device_and_a_second_command_finds_them_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pyopencl")
+    need_opencl()
     command = ["--state", str(tmp_path), "--target", "opencl", "--minutes", "3", "--rows", "check/small_chain", "peak/copy"]
 
     assert gpu.main(command) == 0

@@ -22,6 +22,7 @@ from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import DEVICE_FINISH_CALLS, finish_loops
 from tc.schedule.rules import apply_rules
 from tc.target import Target
+from tests.opencl_driver import need_opencl
 from tests.ops.kernels import make_prim_func
 from tests.ptx.kernels import run_launches
 
@@ -187,7 +188,7 @@ def _types(arrays: dict[str, np.ndarray], num_outputs: int) -> list[int]:
 
 
 def on_device(made: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
     module = tc.compile(made, target="opencl")
     found = module.run(arrays)
     return [np.asarray(value) for value in found.values()]

@@ -108,7 +108,11 @@ def broadcast(b: GraphBuilder) -> Atom:
     return narrow(b, b.call("add", wide(b, bytes_of(b, shape=(4, 1))), b.const(np.zeros((1, 3), np.float32))))
 
 
-NOT_TABLES = (of_two, per_channel, softmax, transposed, added_to_its_transpose, running_sums, broadcast)
+def zero_point(b: GraphBuilder) -> Atom:
+    return b.call("quantize_linear", b.const(np.float32(0.5)), b.const(np.float32(0.25)), bytes_of(b, shape=()), dtype=u8)
+
+
+NOT_TABLES = (zero_point, of_two, per_channel, softmax, transposed, added_to_its_transpose, running_sums, broadcast)
 
 
 @pytest.mark.parametrize("build", NOT_TABLES)

@@ -14,6 +14,7 @@ from tc.ir.verify import verify
 from tc.passes.graph.place_on_host import SMALL_BYTES, is_on_host, place_on_host
 from tc.runtime.host_work import host_work
 from tc.target import Target
+from tests.opencl_driver import need_opencl
 
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 DEVICE = Target.parse("opencl:generic@x86-64-v3")
@@ -116,7 +117,7 @@ def arrays_of(name: str, values: tuple) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_results_and_errors_are_those_of_a_cpu(name: str) -> None:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
     module, host = tc.compile(MODELS[name], target="opencl"), tc.compile(MODELS[name])
 
     for values in CALLS[name] * 2:

@@ -20,6 +20,7 @@ from tc.records import apply
 from tc.records.database import Database
 from tc.records.record import Record
 from tc.target import Target
+from tests.opencl_driver import need_opencl
 
 TARGET = Target.parse("opencl:generic@x86-64-v3")
 MODEL = """
@@ -104,7 +105,7 @@ def test_a_schedule_that_a_smaller_device_cannot_hold_is_left_out_with_a_note(sh
 
 
 def test_modules_are_compiled_with_them_on_a_device_and_anew_when_they_change(shipped: Path) -> None:
-    pytest.importorskip("pyopencl")
+    need_opencl()
     target = Target.parse("opencl")
     (task,) = extract_tasks(parse_module(MODEL), target).tasks
     x, w = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((16, 24), (24, 32)))

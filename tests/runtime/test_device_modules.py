@@ -20,6 +20,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import tc
 from tc.errors import InputError
 from tc.ir.parser import parse_module
+from tests.opencl_driver import need_opencl
 
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 RNG = np.random.default_rng(0)
@@ -27,7 +28,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module", autouse=True)
 def _device() -> None:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
 
 
 def onnx_model(nodes: list, inputs: list, outputs: list, initializers: tuple = ()) -> ModelProto:

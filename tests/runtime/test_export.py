@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 import tc
 from tc.errors import UnsupportedError, UserError
 from tc.ir.parser import parse_module
+from tests.opencl_driver import need_opencl
 
 SUMS = parse_module("""
 @graph
@@ -49,7 +50,7 @@ def test_a_program_in_c_is_built_from_them(tmp_path: Path) -> None:
 
 
 def test_kernels_for_opencl_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
 
     names = tc.compile(SUMS, target="opencl").export(tmp_path)
 

@@ -120,6 +120,9 @@ class OpenClDevice:
         try:
             program = cl.Program(self.context, image.text).build(options=[*image.options.split(), *self._options], devices=[self.device])
         except cl.RuntimeError as error:
+            if "unknown target CPU" in str(error):  # as LLVM says of one that is newer than itself
+                why = "cannot compile for this CPU, which is newer than the driver: install a later version of it"
+                raise DeviceError(f"{self.name} {why}") from None
             raise CodegenError(f"{self.name} refuses a kernel: {error}") from None
         return _LoadedImage([cl.Kernel(program, name) for name in image.functions])
 

@@ -76,6 +76,8 @@ class _Function:
         if call.op == "lookup" and isinstance(call.args[1], TensorConst) and call.args[0] is not None:
             places = self.of(call.args[0])
             return None if places is None else np.asarray(call.args[1].value[places.view(np.uint8)])
+        if call.op in SCALED and any(arg in variables for arg in call.args[1:]):
+            return None
         arrays = [None if arg is None else self.of(arg) for arg in call.args]
         if sum(array is not None for array in arrays) < len(given) or not _is_elementwise(call, result):
             return None
@@ -83,6 +85,9 @@ class _Function:
             (found,) = get_op(call.op).run_reference(arrays, full_attrs(call))
         return found
 
+
+SCALED = frozenset(("quantize_linear", "dequantize_linear"))
+"""Whose operands after the first are numbers, or one for each channel: their references have no room for one for each element."""
 
 SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
 """Of the axes of a tensor that stands for all: of different lengths none of which broadcasts."""

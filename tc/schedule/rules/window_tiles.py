@@ -61,8 +61,10 @@ class WindowTiles:
 def choose_window_tiles(contraction: Contraction, target: Target, strict: bool = False) -> WindowTiles | None:
     """The tiles for a convolution of packed weights whose pixels hold whole blocks of channels; None where vectors take fewer cycles, or
     pixels do not lie so that they can be loaded in place. `strict`: floats are to be rounded one by one."""
-    found, (*_, pixel, _) = _operands(contraction, target), contraction.info.writes[0].indices
-    if found is None or not contraction.rows or pixel is not contraction.rows[-1] or (found[0] is bf16 and strict):
+    found = _operands(contraction, target)
+    if found is None or not contraction.rows or (found[0] is bf16 and strict):
+        return None
+    if list(contraction.info.writes[0].indices[-2:-1]) != [contraction.rows[-1]]:
         return None
     lhs, rhs, block = found
     channel = grouped_axis(contraction)

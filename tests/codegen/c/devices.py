@@ -20,6 +20,7 @@ from tc.ir.arith import evaluate
 from tc.ir.dtype import pack, tensor_memory, unpack
 from tc.ir.expr import Var
 from tc.ir.loop import For, If, Let, LoopKind, PrimFunc, Seq, Stmt
+from tests.opencl_driver import need_opencl
 
 NVCC = shutil.which("nvcc")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc is here")
@@ -27,7 +28,9 @@ needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc is here")
 
 def opencl_context():
     """A context and a queue on PoCL; skips where it is not there."""
-    cl = pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
+    import pyopencl as cl
+
     devices = [device for platform in cl.get_platforms() if "Portable" in platform.name for device in platform.get_devices()]
     if not devices:
         pytest.skip("no OpenCL device for the CPU is here")

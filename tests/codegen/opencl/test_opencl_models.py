@@ -9,6 +9,7 @@ import pytest
 import tc
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import InputError
+from tests.opencl_driver import need_opencl
 
 COUNTED = """<ir_version: 10, opset_import: ["" : 18]> g (float[1] x, bool c) => (float[1] y) {
     y = Loop ("", c, x) <body: graph = body (int64 i, bool go, float[1] v) => (bool next, float[1] w) {
@@ -17,7 +18,7 @@ COUNTED = """<ir_version: 10, opset_import: ["" : 18]> g (float[1] x, bool c) =>
         w = Add (v, v)
     }>
 }"""
-pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+need_opencl()
 
 
 @pytest.fixture(scope="module")

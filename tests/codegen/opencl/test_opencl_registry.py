@@ -8,10 +8,11 @@ from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.target import Target
 from tests.codegen.opencl.kernels import finished, run_on
+from tests.opencl_driver import need_opencl
 from tests.ops.kernels import make_prim_func
 from tests.ops.test_registry import WITH_LOOPS, assert_same, samples_of
 
-pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+need_opencl()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import Trace
 from tc.target import Target
 from tests.codegen.opencl import kernels as opencl
+from tests.opencl_driver import need_opencl
 from tests.ptx.kernels import run_launches
 from tests.schedule.gpu.attentions import AttentionProblem, attention_problem, drawn_attention
 from tests.schedule.gpu.launches import DEVICE, check_launches, drawn, finished, launches
@@ -101,7 +102,7 @@ def test_no_rows_no_batch() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_attention_on_an_opencl_device(seed: int) -> None:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
     target = Target.parse("opencl")
     problem = drawn_attention(np.random.default_rng([2, seed]), large=True)
     got = opencl.run_on(target, opencl.finished(problem.func, target), problem.arrays, problem.dims)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import zlib
 
 import numpy as np
@@ -20,6 +19,7 @@ from tc.schedule.independence import CONCURRENT
 from tc.schedule.step import Schedule, Trace
 from tc.schedule.tree import statements
 from tc.target import Target
+from tests.opencl_driver import need_opencl
 from tests.schedule.gpu.device_traces import random_device_schedule
 from tests.schedule.gpu.launches import finished
 from tests.schedule.gpu.operator_problems import OPERATOR_CLASSES
@@ -70,8 +70,7 @@ def check_on_device(name: str, seed: int, target: Target) -> None:
 
 @pytest.fixture(scope="module")
 def opencl() -> Target:
-    if importlib.util.find_spec("pyopencl") is None:
-        pytest.skip("needs the extra 'opencl'")
+    need_opencl()
     return Target.of("opencl")
 
 

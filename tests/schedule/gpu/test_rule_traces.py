@@ -16,6 +16,7 @@ from tc.schedule.knobs import Decide, Knob, Value
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.target import Target
 from tests.codegen.opencl.kernels import run_on
+from tests.opencl_driver import need_opencl
 from tests.ptx.kernels import run_launches
 from tests.schedule.gpu.launches import drawn
 from tests.schedule.gpu.rule_problems import OF_WARPS, RULE_CLASSES, RuleProblem
@@ -75,7 +76,7 @@ def check_as_ptx(name: str, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def opencl() -> Target:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
     return Target.of("opencl")
 
 

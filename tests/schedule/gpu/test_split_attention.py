@@ -18,6 +18,7 @@ from tc.schedule.step import Trace
 from tc.target import Target
 from tests.codegen.c.devices import cuda_text
 from tests.codegen.opencl import kernels as opencl
+from tests.opencl_driver import need_opencl
 from tests.ptx.kernels import run_launches
 from tests.ptx.nvcc import ptx_of
 from tests.schedule.gpu.attentions import AttentionProblem, drawn_attention
@@ -70,6 +71,6 @@ def test_few_rows_as_cuda() -> None:
 
 @pytest.mark.parametrize("seed", [11, 13, 14])
 def test_few_rows_on_an_opencl_device(seed: int) -> None:
-    pytest.importorskip("pyopencl", reason="needs the extra 'opencl'")
+    need_opencl()
     target, problem = Target.parse("opencl"), drawn(seed)
     check(problem, opencl.run_on(target, opencl.finished(problem.func, target), problem.arrays, problem.dims)[0])
