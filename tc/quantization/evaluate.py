@@ -11,13 +11,14 @@ import onnx
 
 from tc.errors import UserError
 from tc.quantization.calibration import Feed
+from tc.quantization.correction import LayerInput, mean_results
 from tc.quantization.description import INTEGERS, HardwareDescription
 from tc.quantization.observe import Compile, Outputs
 from tc.quantization.simulate import SimulatedGraph, simulate
 from tc.quantization.statistics import Statistics
 from tc.quantization.strategy import Strategy, used_quantizers
-from tc.quantization.thresholds import Quantizer, choose_quantizer, weight_scales
-from tc.quantization.topology import Topology
+from tc.quantization.thresholds import Quantizer, choose_quantizer, fake_weight, weight_scales
+from tc.quantization.topology import Edge, QuantizationSite, Topology
 from tc.runtime.module import CompiledModule
 
 Predict = Callable[[Mapping[str, np.ndarray]], Outputs]
@@ -44,14 +45,17 @@ class Quality:
 
 @dataclass
 class Scales:
-    """Quantizers and weight scales by what they depend on, each made once."""
+    """Quantizers, weight scales and corrections of biases by what they depend on, each made once."""
 
     topology: Topology
     hardware: HardwareDescription
     statistics: Sequence[Statistics]
     weights: Mapping[str, np.ndarray]
+    layers: Mapping[str, LayerInput] = field(default_factory=dict)
     _quantizers: dict[tuple[int, str, str], Quantizer] = field(default_factory=dict)
     _weight_scales: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    _means: dict[tuple[str, Quantizer], np.ndarray] = field(default_factory=dict)
+    _corrections: dict[tuple[str, Quantizer, str], np.ndarray] = field(default_factory=dict)
 
     def quantizers(self, strategy: Strategy) -> dict[tuple[int, str], Quantizer]:
         """Of every (class, integer type) that the strategy has."""
@@ -73,6 +77,28 @@ class Scales:
                 for name, edge in edges.items()
             }
         return self._weight_scales[method]
+
+    def corrections(self, strategy: Strategy) -> dict[str, np.ndarray]:
+        """float64[results] by site: what is added to the biases of products in integers; nothing where the strategy corrects none."""
+        found = {}
+        for site in self.topology.sites if strategy.is_corrected else ():
+            operand, weight = site.edges[0], next((edge for edge in site.edges if edge.is_weight), None)
+            dtype = strategy.combination(site).operand(operand.operand)
+            if weight is not None and site.name in self.layers and dtype in INTEGERS:
+                quantizer = self.quantizer(operand.class_index, dtype, strategy.methods[operand.class_index])
+                found[site.name] = self._correction(site, weight, quantizer, strategy.weights)
+        return found
+
+    def _correction(self, site: QuantizationSite, weight: Edge, quantizer: Quantizer, method: str) -> np.ndarray:
+        key = (site.name, quantizer, method)
+        if key not in self._corrections:
+            layer, array, axis = self.layers[site.name], self.weights[weight.value], weight.axis or 0
+            if (layer.value, quantizer) not in self._means:
+                self._means[layer.value, quantizer] = quantizer.fake(layer.rows).mean(axis=0, dtype=np.float64)
+            fake = fake_weight(array, self.of_weights(method)[weight.value], axis)
+            shifted = mean_results(fake, axis, self._means[layer.value, quantizer], layer)
+            self._corrections[key] = mean_results(array, axis, layer.rows.mean(axis=0, dtype=np.float64), layer) - shifted
+        return self._corrections[key]
 
 
 class Evaluator:
@@ -108,7 +134,7 @@ class Evaluator:
 
     def _simulated(self, strategy: Strategy) -> Predict:
         controls = self.simulation.controls(
-            strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights)
+            strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights), self.scales.corrections(strategy)
         )
         return lambda feed: self.module.run({**feed, **controls})
 
@@ -213,11 +239,8 @@ def _operand_db(statistics: Statistics, quantizer: Quantizer) -> float:
 
 
 def _weight_db(scales: Scales, name: str, axis: int, method: str) -> float:
-    weight, steps = scales.weights[name].astype(np.float64), scales.of_weights(method)[name]
-    shape = [1] * weight.ndim
-    shape[axis] = -1
-    step = steps.reshape(shape).astype(np.float64)
-    fake = np.clip(np.rint(weight / step), -127, 127) * step
+    weight = scales.weights[name].astype(np.float64)
+    fake = fake_weight(weight, scales.of_weights(method)[name], axis)
     return decibels(float((weight**2).sum()), float(((weight - fake) ** 2).sum()))
 
 

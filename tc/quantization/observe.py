@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tc.errors import UserError
 from tc.quantization.calibration import Feed
+from tc.quantization.correction import LayerInput, layer_inputs, sampled_operands
 from tc.quantization.statistics import Statistics
 from tc.quantization.topology import QuantizationSite, ScaleClass, Topology
 from tc.runtime.module import CompiledModule
@@ -21,10 +22,12 @@ Outputs = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """`statistics` of each class of the topology. `outputs`: of the model in f32, a dict for each call."""
+    """`statistics` of each class of the topology. `outputs`: of the model in f32, a dict for each call. `layers`: what products with
+    literal weights read, by site."""
 
     statistics: tuple[Statistics, ...]
     outputs: tuple[Outputs, ...]
+    layers: Mapping[str, LayerInput]
 
 
 def observe(
@@ -43,8 +46,9 @@ def observe(
     literals = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
     inputs = {value.name for value in proto.graph.input}
     outputs = [value.name for value in proto.graph.output]
-    origins = dict.fromkeys(name for c in topology.classes for name in c.origins)
-    watched = [name for name in origins if name not in inputs and name not in literals and name not in outputs]
+    samples = sampled_operands(topology, len(feeds))
+    seen = dict.fromkeys([*(name for c in topology.classes for name in c.origins), *(name for name, _ in samples)])
+    watched = [name for name in seen if name not in inputs and name not in literals and name not in outputs]
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in watched)
     module = compile_model(model)
     found = tuple(Statistics() for _ in topology.classes)
@@ -56,9 +60,11 @@ def observe(
         known: Mapping[str, np.ndarray] = {**literals, **feed, **values}
         for scale_class, statistics in zip(topology.classes, found, strict=True):
             statistics.update([known[name] for name in scale_class.origins])
+        for (name, _), sample in samples.items():
+            sample.update(np.asarray(known[name]))
         if progress is not None:
             progress(index + 1, len(feeds))
-    return CalibrationRun(found, tuple(results))
+    return CalibrationRun(found, tuple(results), layer_inputs(proto, topology, samples))
 
 
 def _check_results(outputs: Outputs, index: int) -> None:

@@ -191,7 +191,7 @@ class _Static:
             raise UserError(f"nothing to quantize: {'; '.join(notes)}")
         weights = weight_arrays(self.proto, topology)
         _check_weights(weights)
-        scales = Scales(topology, request.hardware, seen.statistics, weights)
+        scales = Scales(topology, request.hardware, seen.statistics, weights, seen.layers)
         searched, checked = split_places(len(self.feeds))
         feeds, references = [self.feeds[i] for i in searched], [seen.outputs[i] for i in searched]
         tell(QuantizationStep("compiling the simulated graph"))
@@ -254,7 +254,8 @@ class _Static:
 
     def _compiled(self, strategy: Strategy, topology: Topology, scales: Scales) -> tuple[onnx.ModelProto, CompiledModule]:
         if strategy.key not in self.modules:
-            proto = realize(self.proto, topology, strategy, scales.quantizers(strategy), scales.of_weights(strategy.weights))
+            proto = realize(self.proto, topology, strategy, scales.quantizers(strategy), scales.of_weights(strategy.weights),
+                            scales.corrections(strategy))  # fmt: skip
             self.modules[strategy.key] = (proto, self.request.compile(proto))
         return self.modules[strategy.key]
 

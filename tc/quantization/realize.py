@@ -2,7 +2,8 @@
 
     y = conv(x, w, b)   =>   y = conv(dq(q(x)), dq(w8), dq(b32))
 
-Weights are stored in 8 bits with a scale for each channel, biases in 32 bits with the product of the scales of operand and weight.
+Weights are stored in 8 bits with a scale for each channel, biases in 32 bits with the product of the scales of operand and weight; what
+is added to a MatMul's results goes into the sum after it, where that adds a literal.
 Where all that read the result of a movement read it in one integer type, what it moves is quantized before it, and its result again
 with the same scale: so it moves bytes. An edge in bf16 is a pair of casts.
 """
@@ -42,9 +43,13 @@ def realize(
     strategy: Strategy,
     quantizers: Mapping[tuple[int, str], Quantizer],
     weight_scales: Mapping[str, np.ndarray],
+    corrections: Mapping[str, np.ndarray] | None = None,
 ) -> onnx.ModelProto:
-    """The prepared model with what `strategy` says in it; its inputs and outputs are those of the model."""
-    model = _Writer(proto, topology, strategy, quantizers, weight_scales).write()
+    """The prepared model with what `strategy` says in it; its inputs and outputs are those of the model.
+
+    corrections: float64[results] by site, to be added to biases.
+    """
+    model = _Writer(proto, topology, strategy, quantizers, weight_scales, corrections or {}).write()
     is_narrow = any(dtype == "s16" for dtype in _dtypes_used(topology, strategy))
     return raise_opset(model, NARROW_OPSET) if is_narrow and opset_of(model) < NARROW_OPSET else model
 
@@ -69,12 +74,13 @@ class _Writer:
         strategy: Strategy,
         quantizers: Mapping[tuple[int, str], Quantizer],
         weight_scales: Mapping[str, np.ndarray],
+        corrections: Mapping[str, np.ndarray],
     ) -> None:
         self.model = onnx.ModelProto()
         self.model.CopyFrom(proto)
         self.graph = self.model.graph
         self.topology, self.strategy = topology, strategy
-        self.quantizers, self.weight_scales = quantizers, weight_scales
+        self.quantizers, self.weight_scales, self.corrections = quantizers, weight_scales, corrections
         self.nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.graph.node]
         self.by_name = {node.name: node for node in self.nodes}
         self.producers = {name: node for node in self.nodes for name in node.output if name}
@@ -90,6 +96,7 @@ class _Writer:
         self.moves: dict[str, tuple[int, str] | None] = {}
         self.out: list[onnx.NodeProto] = []
         self.made: dict[tuple[str, object], str] = {}
+        self.added: dict[str, onnx.NodeProto] = {}
 
     def write(self) -> onnx.ModelProto:
         sites = {site.name: site for site in self.topology.sites}
@@ -105,10 +112,13 @@ class _Writer:
                     if name in moved_operands(node):
                         reads[slot] = self._dequantized(name, moved[node.name])
             elif node.name in sites:
+                self._corrected(node, reads)
                 self._operands(sites[node.name], node, reads)
             del node.input[:]
             node.input.extend(reads)
             self.out.append(node)
+            if node.name in self.added:
+                self.out.append(self.added[node.name])
         del self.graph.node[:]
         self.graph.node.extend(self.out)
         del self.graph.value_info[:]
@@ -174,6 +184,40 @@ class _Writer:
         operand = self.plan.integers.get((site.name, 0))
         if weight is not None and operand is not None and node.op_type in ("Conv", "Gemm") and len(reads) > 2 and reads[2]:
             reads[2] = self._bias(reads[2], weight, self.quantizers[operand])
+
+    def _corrected(self, node: onnx.NodeProto, reads: list[str]) -> None:
+        """Have the node's bias, the sum after it, or a sum that is added, add its correction too."""
+        shift = self.corrections.get(node.name)
+        if shift is None:
+            return
+        bias = reads[2] if len(reads) > 2 else ""
+        if node.op_type != "MatMul" and (not bias or bias in self.tensors):
+            reads[2:] = [self._shifted(bias, shift, node.output[0])]
+            return
+        (reader, slot), *others = self.readers.get(node.output[0], [(node, -1)])
+        follows = not others and reader.op_type == "Add" and node.output[0] not in self.fixed
+        if follows and reader.input[1 - slot] in self.tensors and self._is_row(reader.input[1 - slot], len(shift)):
+            reader.input[1 - slot] = self._shifted(reader.input[1 - slot], shift, node.output[0])
+            return
+        shape = (len(shift), *[1] * (self._rank_of_results(node) - 2)) if node.op_type == "Conv" else shift.shape
+        added = self._literal(f"{node.output[0]}.correction", shift.reshape(shape).astype(np.float32))
+        name, node.output[0] = node.output[0], self._fresh(f"{node.output[0]}.uncorrected")
+        self.added[node.name] = helper.make_node("Add", [node.output[0], added], [name], name=self._fresh(f"{name}.corrected"))
+
+    def _rank_of_results(self, node: onnx.NodeProto) -> int:
+        return len(self.tensors[node.input[1]].dims)
+
+    def _is_row(self, name: str, count: int) -> bool:
+        """Whether a literal is one number for each channel of a product's results, or one for all."""
+        dims = self.tensors[name].dims
+        return all(size == 1 for size in dims[:-1]) and (not dims or dims[-1] in (1, count))
+
+    def _shifted(self, bias: str, shift: np.ndarray, base: str) -> str:
+        """A literal: the bias, if there is one, and the shift."""
+        given = numpy_helper.to_array(self.tensors[bias]).astype(np.float64) if bias else np.zeros(())
+        name = self._literal(f"{bias or base}.corrected", (given + shift).astype(np.float32))
+        self.tensors[name] = self.graph.initializer[-1]
+        return name
 
     def _dequantized(self, name: str, key: tuple[int, str]) -> str:
         """The value, quantized and back."""

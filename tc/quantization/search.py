@@ -7,7 +7,7 @@ stopped goes on by reading its trials from the state file.
     greedy     thresholds first, then each product alone, then products widened one after the other, those first that lose the
                least time for the most error; then small changes to what is on the front
     annealing  small changes, taken when they are better, or by chance that gets smaller
-    random     drawn strategies
+    random     drawn strategies, every other one with corrected biases
 
 Source: the three searches of HAGO; the order of widening follows HAWQ, with measured instead of second-order sensitivities.
 """
@@ -19,7 +19,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +180,11 @@ class Search:
     def _best_thresholds(self) -> Strategy:
         tried = [self._try(all_small(self.topology, method), "thresholds") for method in METHODS]
         best = min(tried, key=lambda trial: trial.quality.loss).strategy
-        others = [Strategy(best.choices, best.methods, method) for method in WEIGHT_METHODS if method != best.weights]
+        others = [replace(best, weights=method) for method in WEIGHT_METHODS if method != best.weights]
         tried = [self._try(strategy, "thresholds") for strategy in (best, *others)]
-        return min(tried, key=lambda trial: trial.quality.loss).strategy
+        ranked = sorted(tried, key=lambda trial: trial.quality.loss)
+        corrected = self._try(replace(ranked[0].strategy, is_corrected=True), "thresholds")
+        return min((ranked[0], corrected), key=lambda trial: trial.quality.loss).strategy
 
     def _measure_sites(self, base: Strategy) -> None:
         """The error of each site alone in its smallest type: no trials, but lines in the journal as they are."""
@@ -225,9 +227,12 @@ class Search:
             stale = 0 if is_new and child in pareto([*front, child]) else stale + 1
 
     def _change(self, strategy: Strategy) -> Strategy:
-        """Another method for a class, or another choice for a site, drawn; three changes at most."""
+        """Another method for a class, another choice for a site, or biases corrected or not, drawn; three changes at most."""
         for _ in range(int(self._rng.integers(1, 4))):
-            if self._rng.random() < 0.5 and strategy.methods:
+            kind = self._rng.random()
+            if kind < 0.05:
+                strategy = replace(strategy, is_corrected=not strategy.is_corrected)
+            elif kind < 0.5 and strategy.methods:
                 index = int(self._rng.integers(len(strategy.methods)))
                 strategy = strategy.with_method(index, str(self._rng.choice(list(METHODS))))
             else:
@@ -254,7 +259,7 @@ class Search:
         return self._try(self._change(strategy), stage)
 
     def _random(self) -> None:
-        for _ in range(10_000):
+        for number in range(10_000):
             share = float(self._rng.random())
             names = {}
             for site in self.topology.sites:
@@ -262,7 +267,8 @@ class Search:
                 names[site.name] = int(self._rng.integers(1, len(site.choices))) if is_wide and len(site.choices) > 1 else 0
             methods = tuple(str(m) for m in self._rng.choice(list(METHODS), len(self.topology.classes)))
             drawn = all_small(self.topology).with_choice(names)
-            self._try(Strategy(drawn.choices, methods, str(self._rng.choice(WEIGHT_METHODS))), "random")
+            weights = str(self._rng.choice(WEIGHT_METHODS))
+            self._try(Strategy(drawn.choices, methods, weights, is_corrected=number % 2 == 1), "random")
 
 
 def _score(trial: Trial) -> float:

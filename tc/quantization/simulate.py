@@ -3,7 +3,7 @@
 Scales, zero points, limits and a switch for each edge are inputs of the run, so the graph is compiled once and serves every guess.
 
     y = conv(x, w)   =>   x8 = (clip(round(x / scale) + zero, low, high) - zero) * scale
-                          y = conv(where(switch == 1, x8, x), where(switch' == 1, w8, w))
+                          y = conv(where(switch == 1, x8, x), where(switch' == 1, w8, w)) + bias
 
 Source: simulated quantization of HAGO and of Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference".
@@ -34,7 +34,8 @@ LEVELS = ("scales", "zeros", "lows", "highs")
 @dataclass(frozen=True)
 class SimulatedGraph:
     """`model` has the inputs of the given one and those of `controls`. `quantizers`: (class, dtype) by place in the levels; `switches`:
-    (site, slot) by place; `channels`: for each weight edge its part of the input of weight scales."""
+    (site, slot) by place; `channels`: for each weight edge its part of the input of weight scales; `biases`: for each site with a literal
+    weight its part of what is added to the results."""
 
     model: onnx.ModelProto
     topology: Topology
@@ -42,11 +43,16 @@ class SimulatedGraph:
     switches: tuple[tuple[str, int], ...]
     channels: Mapping[tuple[str, int], slice]
     weight_edges: Mapping[tuple[str, int], str]
+    biases: Mapping[str, slice]
 
     def controls(
-        self, strategy: Strategy, quantizers: Mapping[tuple[int, str], Quantizer], weight_scales: Mapping[str, np.ndarray]
+        self,
+        strategy: Strategy,
+        quantizers: Mapping[tuple[int, str], Quantizer],
+        weight_scales: Mapping[str, np.ndarray],
+        corrections: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """The added inputs that make the model compute what `strategy` says. weight_scales: by name of the weight."""
+        """The added inputs that make the model compute what `strategy` says. weight_scales: by name of the weight; corrections: by site."""
         used = [quantizers.get(key) for key in self.quantizers]
         table = [(q.scale, q.zero, *q.limits) if q else (1.0, 0, 0, 0) for q in used]
         levels = np.array(table, np.float32).reshape(-1, 4)
@@ -65,6 +71,10 @@ class SimulatedGraph:
             scales[part] = weight_scales[self.weight_edges[key]]
         if total:
             arrays[PREFIX + "weight_scales"] = scales
+            biases = np.zeros(max(part.stop for part in self.biases.values()), np.float32)
+            for name, correction in corrections.items():
+                biases[self.biases[name]] = correction
+            arrays[PREFIX + "biases"] = biases
         return arrays
 
 
@@ -95,6 +105,8 @@ class _Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: set[str] = set()
         self.total = 0
+        self.biases: dict[str, slice] = {}
+        self.biased = 0
 
     def build(self) -> SimulatedGraph:
         sites = {site.name: site for site in self.topology.sites}
@@ -105,6 +117,8 @@ class _Builder:
             for edge in sites[node.name].edges if node.name in sites else ():
                 copy.input[edge.slot] = self._edge(sites[node.name], edge)
             self.nodes.append(copy)
+            if node.name in sites:
+                self._biased(sites[node.name], copy)
         del self.graph.node[:]
         self.graph.node.extend(self.nodes)
         for name in LEVELS:
@@ -112,9 +126,25 @@ class _Builder:
         self._input("switches", len(self.switches))
         if self.total:
             self._input("weight_scales", self.total)
+            self._input("biases", self.biased)
         return SimulatedGraph(
-            self.model, self.topology, tuple(self.quantizers), tuple(self.switches), self.channels, self.weight_edges
+            self.model, self.topology, tuple(self.quantizers), tuple(self.switches), self.channels, self.weight_edges, self.biases
         )
+
+    def _biased(self, site: QuantizationSite, node: onnx.NodeProto) -> None:
+        """Add an input to the results of a product with a literal weight, channel by channel."""
+        weight = next((edge for edge in site.edges if edge.is_weight), None)
+        if weight is None:
+            return
+        shape = self.weights[weight.value]
+        count = shape[weight.axis or 0]
+        self.biases[site.name] = slice(self.biased, self.biased + count)
+        added = self._part("biases", self.biased, self.biased + count)
+        self.biased += count
+        if site.op_type == "Conv":
+            added = self._op("Reshape", added, self._constant(np.array([count, *[1] * (len(shape) - 2)], np.int64)))
+        name, node.output[0] = node.output[0], f"{PREFIX}{node.output[0]}"
+        self.nodes.append(helper.make_node("Add", [node.output[0], added], [name], name=f"{PREFIX}add.{name}"))
 
     def _edge(self, site: QuantizationSite, edge: Edge) -> str:
         """The value that the site reads there."""

@@ -14,11 +14,13 @@ from tc.quantization.topology import QuantizationSite, ScaleClass, Topology
 
 @dataclass(frozen=True)
 class Strategy:
-    """`choices`: of each site's combinations, by place. `methods`: thresholds of each scale class. `weights`: those of all weights."""
+    """`choices`: of each site's combinations, by place. `methods`: thresholds of each scale class. `weights`: those of all weights.
+    `is_corrected`: whether biases take off what quantization shifts the results of products by."""
 
     choices: tuple[tuple[str, int], ...]
     methods: tuple[str, ...]
     weights: str = "minmax"
+    is_corrected: bool = False
 
     def combination(self, site: QuantizationSite) -> Combination:
         """What the site runs in."""
@@ -45,13 +47,14 @@ class Strategy:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"choices": [list(pair) for pair in self.choices], "methods": list(self.methods), "weights": self.weights}
+        choices = [list(pair) for pair in self.choices]
+        return {"choices": choices, "methods": list(self.methods), "weights": self.weights, "is_corrected": self.is_corrected}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Strategy:
         """What `to_json` made."""
         choices = tuple((str(name), int(choice)) for name, choice in data["choices"])
-        return Strategy(choices, tuple(map(str, data["methods"])), str(data["weights"]))
+        return Strategy(choices, tuple(map(str, data["methods"])), str(data["weights"]), bool(data["is_corrected"]))
 
 
 def all_small(topology: Topology, method: str = "minmax") -> Strategy:

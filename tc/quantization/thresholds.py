@@ -217,6 +217,15 @@ def _weight_scale(highest: np.ndarray, largest: int, is_power_of_two: bool) -> n
 
 def quantize_weight(weight: np.ndarray, scales: np.ndarray, axis: int, largest: int = 127) -> np.ndarray:
     """int8[...]: the literal operand as it is stored."""
-    shape = [1] * weight.ndim
+    return np.asarray(np.clip(np.rint(weight / _along(scales, axis, weight.ndim)), -largest, largest), np.int8)
+
+
+def fake_weight(weight: np.ndarray, scales: np.ndarray, axis: int) -> np.ndarray:
+    """float64[...]: the literal operand, quantized and back."""
+    return np.asarray(quantize_weight(weight, scales, axis) * _along(scales, axis, weight.ndim).astype(np.float64), np.float64)
+
+
+def _along(scales: np.ndarray, axis: int, rank: int) -> np.ndarray:
+    shape = [1] * rank
     shape[axis] = -1
-    return np.asarray(np.clip(np.rint(weight / scales.reshape(shape)), -largest, largest), np.int8)
+    return np.reshape(scales, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -25,25 +26,36 @@ class Setup:
 
     def __init__(self, name: str, hardware: str = "vnni", seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self.proto = prepare(NETS[name](rng))
+        self._make(NETS[name](rng), rng, hardware)
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, rng: np.random.Generator, hardware: str = "vnni") -> Setup:
+        """The same for a model of a test's own."""
+        setup = cls.__new__(cls)
+        setup._make(model, rng, hardware)
+        return setup
+
+    def _make(self, model: onnx.ModelProto, rng: np.random.Generator, hardware: str) -> None:
+        self.proto = prepare(model)
         self.hardware = describe_hardware(hardware, Target())
         self.topology: Topology = analyse(self.proto, self.hardware)
         self.feeds = feeds_of(self.proto, rng)
         seen = observe(self.proto, self.topology, self.feeds, OrtModule)
-        self.scales = Scales(self.topology, self.hardware, seen.statistics, weight_arrays(self.proto, self.topology))
+        self.scales = Scales(self.topology, self.hardware, seen.statistics, weight_arrays(self.proto, self.topology), seen.layers)
         self.evaluator = Evaluator(self.proto, self.scales, self.feeds, seen.outputs, None, OrtModule)
 
     def write(self, strategy: Strategy) -> onnx.ModelProto:
         model = realize(
-            self.proto, self.topology, strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights)
-        )
+            self.proto, self.topology, strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights),
+            self.scales.corrections(strategy),
+        )  # fmt: skip
         onnx.checker.check_model(model, full_check=True)
         return model
 
     def simulated(self, strategy: Strategy, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         evaluator = self.evaluator
-        weights = self.scales.of_weights(strategy.weights)
-        controls = evaluator.simulation.controls(strategy, self.scales.quantizers(strategy), weights)
+        quantizers, weights = self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights)
+        controls = evaluator.simulation.controls(strategy, quantizers, weights, self.scales.corrections(strategy))
         return evaluator.module.run({**feed, **controls})
 
 
@@ -52,7 +64,7 @@ def random_strategy(topology: Topology, rng: np.random.Generator) -> Strategy:
     strategy = all_small(topology).with_choice(choices)
     for index in range(len(topology.classes)):
         strategy = strategy.with_method(index, str(rng.choice(["minmax", "average", "mse"])))
-    return strategy
+    return replace(strategy, is_corrected=bool(rng.random() < 0.5))
 
 
 @pytest.mark.parametrize("hardware", ["vnni", "vnni_bf16", "power_of_two"])
