@@ -26,6 +26,9 @@ TASK_ELEMENTS = 16384
 MOST_PARTS = 1024
 """Parts of an expression that is computed at several places, at most."""
 
+MOST_PARTS_OF_TERM = 256
+"""The same of a term of a reduction, of which trees of terms and the ends of rows have many copies."""
+
 SYMBOLIC_BANDS = (1, 2, 4, 6, 8, 12)
 """How many rows of an image a band may have where their number is symbolic."""
 
@@ -58,7 +61,9 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
     readers = list(consumers(infos, buffer))
     if any(reader.is_opaque for reader in readers):
         return False
-    heavy = is_heavy(info.writes[0].value) or _is_large(info.writes[0].value)
+    heavy = is_heavy(info.writes[0].value) or is_large(info.writes[0].value, MOST_PARTS)
+    if any(reader.reduction_axes for reader in readers) and is_large(info.writes[0].value, MOST_PARTS_OF_TERM):
+        return False
     if any(as_contraction(reader) is not None for reader in readers):
         return not heavy and not _has_select(info.writes[0].value)
     if (_has_select(info.writes[0].value) or _is_transposition(info)) and any(
@@ -111,9 +116,9 @@ def is_heavy(value: Expr) -> bool:
     return any(isinstance(node, (MathCall, Div)) for node in walk(value))
 
 
-def _is_large(value: Expr) -> bool:
+def is_large(value: Expr, most: int = MOST_PARTS_OF_TERM) -> bool:
     """Whether an expression has so many parts that copies of it, and copies of these, make programs that nobody compiles in time."""
-    return next(islice(walk(value), MOST_PARTS, None), None) is not None
+    return next(islice(walk(value), most, None), None) is not None
 
 
 def _has_select(value: Expr) -> bool:

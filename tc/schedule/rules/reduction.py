@@ -17,6 +17,7 @@ from tc.schedule.analysis import BlockInfo, block_infos, consumers
 from tc.schedule.rules.common import (
     extent_value,
     is_heavy,
+    is_large,
     known_product,
     lanes_for,
     loads_of,
@@ -174,10 +175,11 @@ class _Version:
         return rows * terms >= least and rows < MOST_LONG_ROWS and terms >= 4 * PART_TERMS
 
     def _cut(self) -> None:
-        """Sum parts of the rows first. What is computed from an element for several stages is computed in each of them."""
+        """Sum parts of the rows first. What is computed from an element for several stages is computed in each of them, unless programs
+        would become too long."""
         schedule = self.schedule
         for info in self.infos():
-            if info.is_spatial and not set(info.written_buffers) & set(schedule.func.buffers):
+            if info.is_spatial and not is_large(info.writes[0].value) and not set(info.written_buffers) & set(schedule.func.buffers):
                 try:
                     schedule.compute_inline(info.name)
                 except ScheduleError:
