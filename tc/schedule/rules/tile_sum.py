@@ -25,8 +25,7 @@ PREFETCH_BYTES = 2048
 """How far ahead the rhs is prefetched at least: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
 
 FAR_BYTES = 8192
-"""The same where each step of the sum takes a word of several terms. Nothing is fetched for instructions that add up all of its products:
-loads follow each other so closely that the processor is ahead by itself."""
+"""The same where each step of the sum takes a word of several terms."""
 
 PREFETCH_STEPS = 8
 """How many steps of the sum ahead it is prefetched at least: where a step is a row of a matrix, the bytes after it are no help."""
@@ -171,7 +170,7 @@ def _prefetch_rhs(schedule: Schedule, total: TileSum, loop: str) -> None:
     ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * _step_bytes(total.contraction))
     if terms_in_words(total.contraction) > 1:
         ahead = FAR_BYTES
-    is_far = buffer_bytes(rhs.buffer) > total.product.target.l2_bytes // 8 and (total.product.dot is None or ahead < FAR_BYTES)
+    is_far = buffer_bytes(rhs.buffer) > total.product.target.l2_bytes // 8
     default = ahead if is_far else 0
     ahead = s.choose(total.product.name, "prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
     if ahead:
