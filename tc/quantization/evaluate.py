@@ -31,6 +31,13 @@ AGREEMENT_SHARE = 1e-3
 """Of the relative error in the loss where there is a metric: metrics such as top-1 come in steps."""
 
 
+ERROR_LIMIT = 0.1
+"""The relative error that the model which is chosen by default has at most: a cosine of about 0.995."""
+
+DROP_LIMIT = 0.01
+"""Where there is a metric, the part of its value in f32 that the model which is chosen by default loses at most."""
+
+
 @dataclass(frozen=True)
 class Quality:
     """`error`: relative L2 distance of the outputs from those in f32, the mean over outputs. `cosine`: the least over outputs of the mean
@@ -41,6 +48,14 @@ class Quality:
     cosine: float
     metric: float
     loss: float
+
+    @property
+    def is_within_limits(self) -> bool:
+        """Whether the metric loses at most DROP_LIMIT of what it is in f32; without one, whether the error is at most ERROR_LIMIT."""
+        if math.isnan(self.metric):
+            return self.error <= ERROR_LIMIT
+        lost = self.loss - AGREEMENT_SHARE * self.error
+        return lost <= DROP_LIMIT * abs(self.metric + lost)
 
 
 @dataclass

@@ -314,13 +314,15 @@ def _spread(front: Sequence[Trial], count: int) -> list[Trial]:
 
 
 def worth_measuring(trials: list[Trial], count: int) -> Iterator[Trial]:
-    """f32, everything in 8 bits by default and with the best thresholds, and `count` of the front, spread over it; none twice."""
+    """f32, everything in 8 bits by default and with the best thresholds, `count` of the front, spread over it, and the two of it that are
+    just within the limits of what is chosen by default; none twice."""
     front, seen = pareto(trials), set()
     same = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
     best_small = min(same, key=lambda t: t.quality.loss)
     plain = [t for t in same if len(set(t.strategy.methods)) <= 1]  # one method for all fits the inputs of the search less closely
     best_plain = min(plain, key=lambda t: t.quality.loss)
-    for trial in (trials[0], trials[1], best_plain, best_small, *_spread(front, count)):
+    usual = [t for t in front if t.quality.is_within_limits][:2]  # the second: other inputs may put the first over them
+    for trial in (trials[0], trials[1], best_plain, best_small, *_spread(front, count), *usual):
         if trial.strategy.key not in seen:
             seen.add(trial.strategy.key)
             yield trial

@@ -68,6 +68,11 @@ def all_float(topology: Topology, method: str = "minmax") -> Strategy:
     return Strategy(choices, (method,) * len(topology.classes))
 
 
+def is_all_float(topology: Topology, strategy: Strategy) -> bool:
+    """Whether everything is in f32."""
+    return strategy.choices == all_float(topology).choices
+
+
 def used_quantizers(topology: Topology, strategy: Strategy) -> set[tuple[int, str]]:
     """(class, integer type) of what the strategy quantizes."""
     found = set()

@@ -83,6 +83,17 @@ def test_points_are_chosen_by_what_they_keep(quantized: QuantizedModel) -> None:
         quantized.choose(99)
 
 
+def test_what_is_far_from_f32_is_not_chosen_by_default(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tc.quantization.evaluate.ERROR_LIMIT", 1e-9)
+
+    found = tc.quantize(model, feeds, hardware="power_of_two", trials=4)
+
+    assert found.point is not None and found.point.label == "2 in f32"
+    assert any("f32 is chosen" in note for note in found.notes)
+
+
 def test_progress_is_told(quantized: QuantizedModel, steps: list[QuantizationStep]) -> None:
     stages = [step.stage for step in steps]
 

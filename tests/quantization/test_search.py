@@ -192,9 +192,10 @@ def test_what_is_measured_holds_both_ends_and_no_strategy_twice() -> None:
     chosen = list(worth_measuring(trials, 4))
 
     assert chosen[:2] == trials[:2]
-    assert len({t.strategy.key for t in chosen}) == len(chosen) <= 8  # two ends, two in 8 bits, four of the front
+    assert len({t.strategy.key for t in chosen}) == len(chosen) <= 10  # two ends, two in 8 bits, four of the front, two near the limits
     small = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
     assert min(small, key=lambda t: t.quality.loss) in chosen
+    assert min((t for t in pareto(trials) if t.quality.is_within_limits), key=lambda t: t.predicted) in chosen
 
 
 def test_a_front_is_what_no_trial_beats() -> None:
