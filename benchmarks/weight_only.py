@@ -236,9 +236,9 @@ bounds 128 rows by what f32 takes.
 def write(rows: Sequence[Row], folder: Path) -> None:
     facts = report.describe_machine()
     data = {"version": 1, **facts, "rows": [asdict(row) for row in rows]}
-    (folder / "WEIGHT_ONLY.json").write_text(json.dumps(data, indent=1) + "\n")
+    report.replace_file(folder / "WEIGHT_ONLY.json", json.dumps(data, indent=1) + "\n")
     machine = ", ".join(f"{value}" for value in facts.values())
-    (folder / "WEIGHT_ONLY.md").write_text(HEAD.format(machine=machine) + "\n".join(map(as_line, rows)) + "\n```\n")
+    report.replace_file(folder / "WEIGHT_ONLY.md", HEAD.format(machine=machine) + "\n".join(map(as_line, rows)) + "\n```\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

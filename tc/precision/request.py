@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from tc.errors import UserError
 from tc.ir.dtype import DType, bf16, f16
+from tc.runtime.digest import digest_of_calls
 
 DTYPES: Mapping[str, DType] = {"bf16": bf16, "f16": f16}
 MIXED = "mixed"
@@ -41,15 +41,7 @@ class PrecisionRequest:
         """All that a compiled module depends on; nothing for f32."""
         if self.dtype is None:
             return ()
-        return (self.dtype.name, self.tolerance, self._digest() if self.is_searched else "")
-
-    def _digest(self) -> str:
-        digest = hashlib.sha256()
-        for batch in self.batches:
-            for name, array in sorted(batch.items()):
-                digest.update(repr((name, array.dtype.str, array.shape)).encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return (self.dtype.name, self.tolerance, digest_of_calls(self.batches) if self.is_searched else "")
 
 
 USUAL_PRECISION = PrecisionRequest()

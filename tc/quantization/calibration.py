@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -119,13 +118,3 @@ def _check(array: np.ndarray, value: onnx.ValueInfoProto, place: str) -> None:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         index = [int(i) for i in np.argwhere(~np.isfinite(array))[0]]
         raise UserError(f"{what} holds {array[tuple(index)]} at {index}; calibration data must be finite")
-
-
-def digest_of(feeds: Sequence[Feed]) -> str:
-    """A number for the data, as text: searches with other data are other searches."""
-    digest = hashlib.sha256()
-    for feed in feeds:
-        for name, array in feed.items():
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()[:16]

@@ -18,7 +18,7 @@ from tc.compiler import compile_model
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model
-from tc.quantization.calibration import digest_of, read_feeds
+from tc.quantization.calibration import read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
 from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, Scales, compare_outputs, layer_noise
 from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
@@ -30,6 +30,7 @@ from tc.quantization.result import FrontPoint, QuantizedModel, label_of, usual_c
 from tc.quantization.search import ALGORITHMS, Journal, Search, Trial, worth_measuring
 from tc.quantization.strategy import Strategy, all_small, is_all_float
 from tc.quantization.topology import Topology, analyse, weight_arrays
+from tc.runtime.digest import digest_of_calls
 from tc.runtime.module import CompiledModule
 from tc.target import Target, check_threads
 from tc.version import __version__
@@ -236,7 +237,7 @@ class _Static:
         request = self.request
         model = hashlib.sha256(self.proto.SerializeToString(deterministic=True)).hexdigest()[:16]
         return {
-            "kind": "tc quantization", "version": __version__, "model": model, "calibration": digest_of(self.feeds),
+            "kind": "tc quantization", "version": __version__, "model": model, "calibration": digest_of_calls(self.feeds),
             "hardware": request.hardware.name, "keep": list(request.keep), "search": self.search, "seed": request.seed,
             "metric": request.metric is not None,
         }  # fmt: skip

@@ -6,9 +6,11 @@ import bisect
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
+
+import numpy as np
 
 from tc.errors import ModelError
 from tc.target import available_cpus
@@ -20,6 +22,17 @@ def digest_of(data: bytes | memoryview) -> bytes:
     """The 32 bytes of the hash of some bytes."""
     view = memoryview(data)
     return _digest(len(view), lambda start, end: view[start:end])
+
+
+def digest_of_calls(calls: Iterable[Mapping[str, np.ndarray]]) -> str:
+    """Of the inputs of calls in their order, arrays by name in any: what a search or a module depends on that was made with them."""
+    digest = hashlib.sha256()
+    for call in calls:
+        digest.update(len(call).to_bytes(8, "little"))
+        for name, array in sorted(call.items()):
+            digest.update(repr((name, str(array.dtype), array.shape)).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def read_with_digest(file: BinaryIO, start: int, room: memoryview) -> bytes:

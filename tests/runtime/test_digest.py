@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tc.errors import ModelError
-from tc.runtime.digest import CHUNK_BYTES, digest_of, read_with_digest, write_with_digest
+from tc.runtime.digest import CHUNK_BYTES, digest_of, digest_of_calls, read_with_digest, write_with_digest
 
 SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 17]
 
@@ -82,3 +82,14 @@ def test_pieces_are_written_one_after_the_other_and_hashed_at_once(tmp_path: Pat
 def test_what_cannot_be_written_is_said() -> None:
     with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         write_with_digest(file, 0, [some_bytes(3 * CHUNK_BYTES)])
+
+
+def test_inputs_of_calls_are_known_by_their_names_types_shapes_numbers_and_order() -> None:
+    a, b = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    different = [
+        [], [{}], [{"x": a}], [{"x": b}], [{"y": a}], [{"x": a}, {"x": b}], [{"x": b}, {"x": a}], [{"x": a, "y": b}], [{"x": b, "y": a}],
+        [{"x": a}, {"y": b}], [{"x": a.T}], [{"x": a.view(np.int32)}],
+    ]  # fmt: skip
+
+    assert len({digest_of_calls(calls) for calls in different}) == len(different)
+    assert digest_of_calls([{"x": a, "y": b}]) == digest_of_calls([{"y": b.copy(), "x": np.asfortranarray(a)}])
