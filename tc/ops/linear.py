@@ -184,6 +184,7 @@ register(
         _run_matmul_integer,
         _compute_matmul_integer,
         aligned=_aligned_batches,
+        data=(2, 3),
         samples=_integer_samples,
     )
 )

@@ -85,6 +85,8 @@ class OpDef:
     rounds: whether rounding to the result's dtype is what the operator is for, rather than how its result is stored.
     periodic: a function of what is left of its operand after whole periods: to round a large one changes it wholly.
     factors: how many of the first operands are multiplied with each other, for operators that sum such products; -1: all operands.
+    data: places of operands whose numbers, unless they are 0, decide nothing about the code: kernels take constants there as parameters, so
+        that those that differ in nothing else are one.
     is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
     imported_as: "module:function", where `reference` is a function of a user that another process can import.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners; one at least.
@@ -105,6 +107,7 @@ class OpDef:
     rounds: bool = False
     periodic: bool = False
     factors: int = 0
+    data: tuple[int, ...] = ()
     is_interpreted: bool = False
     imported_as: str | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] = field(kw_only=True)

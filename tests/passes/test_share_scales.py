@@ -73,6 +73,35 @@ def test_layers_that_differ_in_scales_are_one_kernel() -> None:
     assert list(lower_model(lay_out(model)).workloads) == ["dequantize_by_softmax_quantize_by"]
 
 
+def products(*zeros: tuple[int, int]) -> IRModule:
+    """Of the same bytes, with these zero points of rows and columns, one product after the other."""
+    b = GraphBuilder()
+    x, w = b.param("x", tensor_type((24, 24), u8)), b.param("w", tensor_type((24, 24), u8))
+    for pair in zeros:
+        total = b.call("matmul_integer", x, w, *(b.const(np.uint8(zero)) if zero else None for zero in pair))
+        x = b.call("quantize_by", b.call("cast", total, dtype=f32), b.const(packed_parameters(99.0, 128, u8)), dtype=u8)
+    return IRModule((b.function("main", (x,)),))
+
+
+@pytest.mark.parametrize(("zeros", "count"), [
+    ([(3, 77), (128, 255), (9, 9)], 1),
+    ([(3, 0), (77, 0), (0, 3)], 2),  # nothing is taken from what has no zero point
+    ([(0, 0), (3, 77)], 2),
+])  # fmt: skip
+def test_products_that_differ_in_zero_points_are_one_kernel(zeros: list[tuple[int, int]], count: int, rng: np.random.Generator) -> None:
+    module = products(*zeros)
+    bytes_of = {name: rng.integers(0, 256, (24, 24), np.uint8) for name in "xw"}
+    expected = bytes_of["x"]
+    for left, right in zeros:
+        total = (expected.astype(np.int32) - left) @ (bytes_of["w"].astype(np.int32) - right)
+        expected = quantized(total.astype(np.float32), 99.0, 128, u8)
+
+    compiled = tc.compile(module, threads=1)
+
+    assert len(compiled.report().kernels) == count
+    np.testing.assert_array_equal(np.asarray(compiled(*bytes_of.values())), expected)
+
+
 def test_what_is_out_of_range_or_of_channels_stays() -> None:
     b = GraphBuilder()
     x = b.param("x", tensor_type((4, 3), f32))

@@ -461,18 +461,22 @@ def _outline(group: list[_Node], facts: tuple[DimFact, ...], work: _Work) -> Bin
     last = group[-1].binding
     targets = last.targets
     inside = {target for node in group for target in node.binding.targets}
-    params: dict[Atom, TensorVar] = {}
+    params: dict[tuple[Atom, int | None], TensorVar] = {}  # data by its place, too: two numbers may be the same one by chance
 
-    def localize(arg: Atom | None) -> Atom | None:
-        if arg is None or arg in inside or (isinstance(arg, TensorConst) and arg.value.size == 1):
+    def localize(arg: Atom | None, place: int | None) -> Atom | None:
+        if arg is None or arg in inside:
             return arg
-        return params.setdefault(arg, TensorVar(getattr(arg, "name", "") or "c", arg.type))
+        if isinstance(arg, TensorConst) and arg.value.size == 1 and (place is None or not arg.value.any()):
+            return arg
+        return params.setdefault((arg, place), TensorVar(getattr(arg, "name", "") or "c", arg.type))
 
     bindings, ops = [], []
     for node in group:
         call = node.binding.value
         assert isinstance(call, (Call, CallTir))
-        bindings.append(replace(node.binding, value=replace(call, args=tuple(map(localize, call.args)))))
+        data = get_op(call.op).data if isinstance(call, Call) else ()
+        args = tuple(localize(arg, place if place in data else None) for place, arg in enumerate(call.args))
+        bindings.append(replace(node.binding, value=replace(call, args=args)))
         ops.append(call.op.rpartition("::")[2] if isinstance(call, Call) else call.callee)
     name = work.names.fresh("_".join(ops)[:48])
     own = {target: TensorVar(target.name, target.type) for target in targets}
@@ -482,4 +486,4 @@ def _outline(group: list[_Node], facts: tuple[DimFact, ...], work: _Work) -> Bin
     )
     work.made.append(func)
     callee = GlobalRef(name, FunctionType(tuple(p.type for p in params.values()), tuple(t.type for t in targets)))
-    return Binding(targets, CallFunction(callee, tuple(params), span=last.span), span=last.span)
+    return Binding(targets, CallFunction(callee, tuple(arg for arg, _ in params), span=last.span), span=last.span)
