@@ -77,13 +77,8 @@ class CompiledModule(NativeProgram):
         self._explanations = dict(explanations or {})
 
     def _new_frame(self) -> Frame:
-        """As every program's; UserError where this CPU lacks instructions that the target has, which the operating system would answer by
-        ending the process."""
-        host = Target.parse(self.target).host
-        missing = host.missing_here()
-        if missing:
-            needed = ", ".join(missing)
-            raise UserError(f"the module was compiled for a CPU with {needed}, which this machine lacks; it can be saved and run there")
+        """As every program's; UserError where this CPU lacks instructions that the target has."""
+        Target.parse(self.target).require_host()
         return super()._new_frame()
 
     def __call__(self, *args: Any, out: Any = None) -> Any:

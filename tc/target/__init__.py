@@ -172,6 +172,14 @@ class Target:
             return missing
         return missing + lacking(self.device, _facts_of_number(self.kind, self.number))
 
+    def require_host(self) -> None:
+        """UserError where this CPU lacks instructions that the host's code has, which the operating system would answer by ending the
+        process."""
+        missing = self.host.missing_here()
+        if missing:
+            needed = ", ".join(missing)
+            raise UserError(f"the module was compiled for a CPU with {needed}, which this machine lacks; it can be saved and run there")
+
     def __str__(self) -> str:
         """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise; `DEVICE@HOST` where there is a device."""
         if self.device is not None:

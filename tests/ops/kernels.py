@@ -49,14 +49,16 @@ def finish(func: PrimFunc) -> PrimFunc:
 
 @functools.lru_cache(maxsize=4)
 def build(func: PrimFunc, target: Target | None = None) -> Any:
-    """Compile a PrimFunc without blocks, once while it is among the last ones; returns (function, keep-alive).
+    """Compile a PrimFunc without blocks, once while it is among the last ones; returns (function, keep-alive). UserError where it is for
+    another CPU than this one.
 
     Instructions on tiles, where the target has them, are those of a model in Python: the processor need not have them.
     """
     target = target or native_target()
+    machine = replace(target, features=tuple(name for name in target.features if not name.startswith("amx-")))
+    machine.require_host()
     get_pool().start(2)
     text = emit_prim_func(func, "kernel", target.features).ir_text
-    machine = replace(target, features=tuple(name for name in target.features if not name.startswith("amx-")))
     library = link([compile_object(text if machine == target else emulated(text), machine)])
     count = len(func.buffers)
     kind = ctypes.CFUNCTYPE(
