@@ -22,6 +22,9 @@ from tc.errors import UserError
 TABLE = Path(__file__).with_name("machines.json")
 SCHEMA = 1
 
+LINE_BYTES = 64
+"""Of the cache lines that rates are given for."""
+
 SET_BYTES = 4096
 """Addresses at a multiple of this distance share one set of the first-level cache: 64 sets of lines of 64 bytes, on every x86-64 in
 the table."""

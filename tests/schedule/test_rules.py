@@ -392,7 +392,9 @@ def test_stages_of_a_softmax_over_an_outer_axis_share_their_columns() -> None:
 
     loops = [node for node in walk(scheduled(func, "column reduction")) if isinstance(node, For)]
 
-    assert [str(loop.extent) for loop in loops if loop.kind is LoopKind.PARALLEL] == ["128", "2"], "one nest for all stages"
+    columns = 4 * native_target().vector_bits // 32
+    extents = [str(loop.extent) for loop in loops if loop.kind is LoopKind.PARALLEL]
+    assert extents == ["128", str(128 // columns)], "one nest for all stages"
     lanes = [loop for loop in loops if loop.kind is LoopKind.VECTORIZED]
     assert len(lanes) == 6, "the largest, exponentials, their total, quotients, and what the first and the third begin with"
 

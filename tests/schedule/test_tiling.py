@@ -9,7 +9,7 @@ import pytest
 
 from tc.schedule.rules import tiling
 from tc.schedule.rules.tiling import Tile, TileSpace, cycles_per_step
-from tc.target.table import GENERIC
+from tc.target.table import GENERIC, LINE_BYTES
 
 REGISTERS = (16, 32)
 ROWS = (*range(1, 31), 49, 56, 100, 112, 128, 196, 197, 512, 1000, 3136)
@@ -80,10 +80,10 @@ def test_a_second_height_saves_cycles_where_rows_are_symbolic() -> None:
     second = space.second_height(tile)
 
     assert 1 < second < tile.rows
-    both = tiling._mean_cycles(24, (tile.rows, second), tile.vectors, GENERIC)
-    assert both < (1 - tiling.LEAST_GAIN_OF_SECOND) * tiling._mean_cycles(24, (tile.rows,), tile.vectors, GENERIC)
+    both = tiling._mean_cycles(24, (tile.rows, second), tile.vectors, LINE_BYTES, GENERIC)
+    assert both < (1 - tiling.LEAST_GAIN_OF_SECOND) * tiling._mean_cycles(24, (tile.rows,), tile.vectors, LINE_BYTES, GENERIC)
     assert space.cycles(tile) == both
-    assert both <= min(tiling._mean_cycles(24, (tile.rows, rows), tile.vectors, GENERIC) for rows in range(2, tile.rows))
+    assert both <= min(tiling._mean_cycles(24, (tile.rows, rows), tile.vectors, LINE_BYTES, GENERIC) for rows in range(2, tile.rows))
 
 
 def test_tiles_are_wide_where_rows_cost_more_than_their_few_steps() -> None:
@@ -132,3 +132,11 @@ def test_tiles_that_overlap_may_take_any_number_of_a_prime_number_of_rows() -> N
         assert overlapping.cycles(tile) <= exact.cycles(exact.best())
         whole = -(-rows // tile.rows) * tile.rows
         assert overlapping.cycles(tile) == TileSpace(whole, 1, 2, 16, 32).cycles(tile)
+
+
+@pytest.mark.parametrize("blocks", [7, 16, 64])
+def test_vectors_that_are_half_a_line_come_in_half_the_time(blocks: int) -> None:
+    space = TileSpace(32, 1, blocks, 8, 16, panel=2, vector_bytes=32)
+
+    assert space.best().vectors == 2, "one vector of a panel would read each of its lines twice"
+    assert cycles_per_step(4, 2, 32) < cycles_per_step(4, 2, 64)

@@ -224,7 +224,7 @@ def _versions(
         options = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
         second = schedule.choose(name, "second_rows", options, space.second_height(tile))
     lanes, count = tile.lanes, _num_blocks(schedule, roles, tile.lanes)
-    panel = TileSpace(1, 1, count, lanes, space.registers, roles.vectors_divide, tile.vectors).best()
+    panel = TileSpace(1, 1, count, lanes, space.registers, roles.vectors_divide, tile.vectors, vector_bytes=space.vector_bytes).best()
     if space.in_words:  # a panel is one stream
         panel = replace(space, rows=1, outer_rows=1).best()
     least = second or tile.rows
@@ -286,6 +286,7 @@ def _tile_space(
         row_cycles=each,
         is_one_dim=_is_one_dim(schedule.extent_of(roles.lane)),
         in_words=terms_in_words(contraction) > 1,
+        vector_bytes=target.vector_bits // 8,
     )
 
 

@@ -19,6 +19,7 @@ from tc.schedule.rules.reduction import schedule_rows
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
+from tc.target.table import LINE_BYTES
 
 ROW_CYCLES = 20.0
 """What a row of a tile takes beside its steps, of one load and one multiply-add each: its masked store, and the wait for the last sum."""
@@ -94,8 +95,10 @@ def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target)
         return True
     rows, columns = (prod(sizes[axis] for axis in axes) for axes in (contraction.rows, contraction.columns))
     vectors = -(-terms // lanes)
-    stays_near = (columns + 1) * vectors * target.vector_bits // 8 <= target.l1_bytes
-    loads = 2 / machine.loads_per_cycle + (0.0 if stays_near else L2_STREAMS * machine.l2_cycles_per_line)
+    vector_bytes = target.vector_bits // 8
+    stays_near = (columns + 1) * vectors * vector_bytes <= target.l1_bytes
+    far = 0.0 if stays_near else L2_STREAMS * machine.l2_cycles_per_line * vector_bytes / LINE_BYTES
+    loads = 2 / machine.loads_per_cycle + far
     one = vectors * loads + TREE_CYCLES * log2(lanes)
     copy = COPY_CYCLES * terms * columns if is_copied else 0.0
     return rows * columns * one + copy < rows * (terms / machine.loads_per_cycle + ROW_CYCLES)

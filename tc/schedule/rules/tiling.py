@@ -9,7 +9,7 @@ from math import inf
 from tc.cost.rates import L2_STREAMS
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr
-from tc.target.table import GENERIC, SET_BYTES, CoreRates
+from tc.target.table import GENERIC, LINE_BYTES, SET_BYTES, CoreRates
 
 PREFERRED_VECTORS = 2
 """Among tiles of equal cost: few streams of the rhs, since those at distances of a large power of two evict each other."""
@@ -69,15 +69,16 @@ class Tile:
         return self.outer_rows * self.rows
 
 
-def cycles_per_step(rows: int, vectors: int, near_rhs: bool = False, machine: CoreRates = GENERIC) -> float:
-    """Cycles for one step of the sum: rows x vectors fused multiply-adds, their loads, and the rhs from the L2 cache, or the first."""
+def cycles_per_step(rows: int, vectors: int, far_bytes: int = LINE_BYTES, machine: CoreRates = GENERIC) -> float:
+    """Cycles for one step of the sum: rows x vectors fused multiply-adds, their loads, and `far_bytes` of each vector of the rhs from the
+    L2 cache, in whole lines."""
     if rows == 0 or vectors == 0:
         return 0.0
     return max(
         rows * vectors / machine.fma_per_cycle,
         (rows + vectors) / machine.loads_per_cycle,
         machine.fma_latency,
-        0.0 if near_rhs else vectors * L2_STREAMS * machine.l2_cycles_per_line,
+        -(-vectors * far_bytes // LINE_BYTES) * L2_STREAMS * machine.l2_cycles_per_line,
     )
 
 
@@ -95,7 +96,7 @@ class TileSpace:
     `is_one_dim`: a symbolic number of columns is one dim, which may be any size, rather than several together, which make a large one.
     `has_narrow`: there may be a version in narrower tiles for fewer columns than a tile's.
     `overlaps`: the last tile of rows begins early rather than ends late. `in_words`: several terms of a column of the rhs share a word, and
-    a whole panel is one stream.
+    a whole panel is one stream. `vector_bytes`: of the rhs.
     """
 
     rows: int | None
@@ -115,6 +116,12 @@ class TileSpace:
     has_narrow: bool = False
     overlaps: bool = False
     in_words: bool = False
+    vector_bytes: int = LINE_BYTES
+
+    @property
+    def far_bytes(self) -> int:
+        """Of a vector of the rhs, from behind the first-level cache."""
+        return 0 if self.near_rhs else self.vector_bytes
 
     def vectors(self) -> list[int]:
         """How many vectors of columns a tile may take."""
@@ -145,7 +152,7 @@ class TileSpace:
 
     def tile_cost(self, rows: int, vectors: int) -> int:
         """What a tile of so many rows costs, in a hundredth of a cycle for each step of the sum."""
-        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors, self.machine, self.row_cycles))
+        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors, self.vector_bytes, self.machine, self.row_cycles))
 
     def second_height(self, tile: Tile) -> int:
         """Rows of a lower tile that leaves fewer rows over where `tile` leaves many, their number being symbolic; 0: none pays."""
@@ -158,8 +165,8 @@ class TileSpace:
         blocks = self.blocks or 16
         heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
         pairs = {rows: (tile.rows, rows) for rows in heights}
-        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors, self.machine, self.row_cycles)} | {
-            rows: _mean_cycles(blocks, pair, tile.vectors, self.machine, self.row_cycles) for rows, pair in pairs.items()
+        return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors, self.vector_bytes, self.machine, self.row_cycles)} | {
+            rows: _mean_cycles(blocks, pair, tile.vectors, self.vector_bytes, self.machine, self.row_cycles) for rows, pair in pairs.items()
         }
 
     def cycles(self, tile: Tile) -> float:
@@ -192,7 +199,7 @@ class TileSpace:
         known = self.rows or 1
         rows = -(-known // tile.rows) * tile.rows if self.overlaps else known
         beside = rows * self.outer_rows * -(-blocks // tile.vectors) * self.row_cycles
-        return _total_cycles(rows, self.outer_rows, blocks, tile, self.near_rhs, self.machine) + beside
+        return _total_cycles(rows, self.outer_rows, blocks, tile, self.far_bytes, self.machine) + beside
 
 
 @lru_cache(maxsize=8192)
@@ -227,11 +234,11 @@ def _distance(space: TileSpace, tile: Tile) -> int:
     return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows or space.in_words else PREFERRED_VECTORS))
 
 
-def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, near_rhs: bool, machine: CoreRates) -> float:
+def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, far_bytes: int, machine: CoreRates) -> float:
     def over_blocks(tile_rows: int) -> float:
         full, rest = divmod(blocks, tile.vectors)
-        left = cycles_per_step(tile_rows, rest, near_rhs, machine)
-        return full * cycles_per_step(tile_rows, tile.vectors, near_rhs, machine) + left
+        left = cycles_per_step(tile_rows, rest, far_bytes, machine)
+        return full * cycles_per_step(tile_rows, tile.vectors, far_bytes, machine) + left
 
     if tile.rows == rows:
         full, rest = divmod(outer_rows, tile.outer_rows)
@@ -249,11 +256,11 @@ def _mean_tiles(lanes: int, vectors: int, first: int, last: float) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
+def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, far_bytes: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
 
     few = min(FEW_ROWS, *heights)
-    costs = {height: _tile_cycles(blocks, height, vectors, machine, row_cycles) for height in (*heights, few)}
+    costs = {height: _tile_cycles(blocks, height, vectors, far_bytes, machine, row_cycles) for height in (*heights, few)}
 
     def cycles(rows: int) -> float:
         whole = [height for height in heights if height <= rows] or [few]
@@ -262,8 +269,8 @@ def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, machine: C
     return sum(map(cycles, VARIOUS_SIZES)) / len(VARIOUS_SIZES)
 
 
-def _tile_cycles(blocks: int, height: int, vectors: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
+def _tile_cycles(blocks: int, height: int, vectors: int, far_bytes: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles of one step of the sum for a tile of rows over all columns, with what it costs beside its multiply-adds."""
     full, rest = divmod(blocks, vectors)
-    steps = full * cycles_per_step(height, vectors, machine=machine) + cycles_per_step(height, rest, machine=machine)
+    steps = full * cycles_per_step(height, vectors, far_bytes, machine) + cycles_per_step(height, rest, far_bytes, machine)
     return steps + (TILE_CYCLES + row_cycles * height) * -(-blocks // vectors)

@@ -52,7 +52,7 @@ class WinogradShape:
     def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
         """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
         reached = rates_of_core(self.machine, self.lanes or self.block)
-        space = TileSpace(height * self.across, 1, self.outputs, self.block, registers, machine=self.machine)
+        space = TileSpace(height * self.across, 1, self.outputs, self.block, registers, machine=self.machine, vector_bytes=4 * self.block)
         full = height * self.across * self.outputs / self.machine.fma_per_cycle  # cycles, were all register tiles full
         flops = 2.0 * self.weight_bytes / 4 * self.samples * self.rows * self.across
         products = flops * space.cycles(space.best()) / full / reached.flops_per_second
