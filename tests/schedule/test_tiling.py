@@ -134,7 +134,7 @@ def test_tiles_that_overlap_may_take_any_number_of_a_prime_number_of_rows() -> N
         assert overlapping.cycles(tile) == TileSpace(whole, 1, 2, 16, 32).cycles(tile)
 
 
-@pytest.mark.parametrize("blocks", [7, 16, 64])
+@pytest.mark.parametrize("blocks", [6, 16, 64])
 def test_vectors_that_are_half_a_line_come_in_half_the_time(blocks: int) -> None:
     space = TileSpace(32, 1, blocks, 8, 16, panel=2, vector_bytes=32)
 

@@ -241,11 +241,20 @@ def _unroll_blocks(schedule: Schedule, total: TileSum, loop: str, extent: int) -
     return [blocks, few]
 
 
+def _broadcasts_spill(total: TileSum) -> bool:
+    """Whether LLVM, which starts with the numbers of all steps that are unrolled, would store sums to have registers for them: of tiles of
+    one vector there are as many numbers as sums. Instructions of AVX-512 read them from memory."""
+    product = total.product
+    rows, registers = product.tile.all_rows, product.target.num_vector_registers
+    return product.tile.vectors == 1 and 2 * rows > registers - 2 and "avx512f" not in product.target.features
+
+
 def _unroll_steps(schedule: Schedule, total: TileSum, loop: str, extent: int) -> tuple[list[str], list[str]]:
     """Cut a few steps of the sum off the innermost loop, and unroll them."""
     counts = [count for count in (1, 2, 4, 8, 16) if extent % count == 0 and count < max(extent, 2)]
     dot = total.product.dot
-    usual = 1 if dot is not None and dot.lhs is i16 else DEPTH_UNROLL  # LLVM adds the products of two steps before it adds them to the sum
+    adds_first = dot is not None and dot.lhs is i16  # LLVM adds the products of two steps before it adds them to the sum
+    usual = 1 if adds_first or _broadcasts_spill(total) else DEPTH_UNROLL
     if dot is None:  # a word is read once, and taken apart
         usual = max(usual, terms_in_words(total.contraction))
     count = schedule.choose(total.product.name, "depth_unroll", counts, usual if usual in counts else 1)
