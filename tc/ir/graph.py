@@ -17,6 +17,7 @@ import numpy as np
 
 from tc.errors import Span
 from tc.ir import dtype as dtypes
+from tc.ir.cached import cached_property
 from tc.ir.expr import Expr, Var, const
 from tc.ir.node import Located, Node, replace
 from tc.ir.types import DimFact, FunctionType, TensorType, Type
@@ -64,7 +65,7 @@ class TensorConst(Located):
     value: np.ndarray
     name: str = ""
 
-    @property
+    @cached_property
     def type(self) -> TensorType:
         return TensorType(tuple(const(dim) for dim in self.value.shape), dtypes.from_numpy(self.value.dtype))
 
@@ -213,10 +214,10 @@ class Function(Located):
 def atoms_of(value: Operation) -> tuple[Atom, ...]:
     """The variables and constants an operation uses directly; those inside the bodies of If and Loop are not included."""
     match value:
+        case Call(args=args):
+            return tuple([arg for arg in args if arg is not None]) if None in args else args  # type: ignore[return-value]
         case TensorVar() | TensorConst() | GlobalRef():
             return (value,)
-        case Call(args=args):
-            return tuple(arg for arg in args if arg is not None)
         case CallTir(args=args) | CallExtern(args=args):
             return args
         case CallFunction(callee=callee, args=args):
@@ -230,6 +231,30 @@ def atoms_of(value: Operation) -> tuple[Atom, ...]:
         case Loop(condition=condition, init=init):
             return (condition, *init)
     raise AssertionError(f"unknown operation {type(value).__name__}")
+
+
+def with_atoms(value: Operation, others: Mapping[Any, Any]) -> Operation:
+    """An operation with others in place of the atoms that it uses directly; the same object where it uses none of them."""
+    match value:
+        case Call(args=args) | CallTir(args=args) | CallExtern(args=args):
+            return replace(value, args=_exchanged(args, others))
+        case TensorVar() | TensorConst() | GlobalRef():
+            return others.get(value, value)  # type: ignore[no-any-return]
+        case CallFunction(callee=callee, args=args):
+            return replace(value, callee=others.get(callee, callee), args=_exchanged(args, others))
+        case Tuple(fields=fields):
+            return replace(value, fields=_exchanged(fields, others))
+        case GetItem(operand=operand) | ReadDims(operand=operand):
+            return replace(value, operand=others.get(operand, operand))
+        case If(condition=condition):
+            return replace(value, condition=others.get(condition, condition))
+        case Loop(condition=condition, init=init):
+            return replace(value, condition=others.get(condition, condition), init=_exchanged(init, others))
+    raise AssertionError(f"unknown operation {type(value).__name__}")
+
+
+def _exchanged(atoms: tuple[Any, ...], others: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return atoms if others.keys().isdisjoint(atoms) else tuple([others.get(atom, atom) for atom in atoms])
 
 
 def bodies_of(value: Operation) -> tuple[Function, ...]:

@@ -6,18 +6,20 @@ A chain between dequantize_linear and quantize_linear, and whatever part of a qu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from tc.errors import TcError
 from tc.ir.byte_table import ENTRIES
-from tc.ir.expr import Expr, const
-from tc.ir.graph import Atom, Call, TensorConst, TensorVar
+from tc.ir.dtype import DType
+from tc.ir.expr import const
+from tc.ir.graph import Atom, AttrValue, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
-from tc.ops.registry import get_op
+from tc.ops.registry import get_op, is_scoped
 from tc.passes.graph.fusion_kind import Access, FusionKind, infer_loop_shape
 from tc.passes.graph.quantized import BYTES
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
@@ -97,24 +99,34 @@ def _is_elementwise(call: Call, result: TensorType) -> bool:
     """Whether an operator computes each element of those at its place, literal operands being one number each."""
     if result.rank > len(SIZES):
         return False
-    shape = tuple(map(const, SIZES[: result.rank]))
-    operands = [None if arg is None else _as_if(arg, shape) for arg in call.args]
-    attrs, wanted = full_attrs(call), replace(result, shape=shape)
+    operands = tuple(None if arg is None else (_tensor_type(arg).dtype, isinstance(arg, TensorVar)) for arg in call.args)
+    asked = call.op, call.attrs, operands, result.dtype, result.rank
+    return _computes_elements.__wrapped__(*asked) if is_scoped(call.op) else _computes_elements(*asked)
+
+
+@lru_cache(256)
+def _computes_elements(
+    op: str, attrs: tuple[tuple[str, AttrValue], ...], operands: tuple[tuple[DType, bool] | None, ...], dtype: DType, rank: int
+) -> bool:
+    """The same of an operator whose operands have these types and are variables or not."""
+    shape = tuple(map(const, SIZES[:rank]))
+    types = [operand and TensorType(shape if operand[1] else (), operand[0]) for operand in operands]
+    record, full = get_op(op), get_op(op).attrs(attrs)
     try:
-        inferred = get_op(call.op).infer_types(operands, attrs)
+        inferred = record.infer_types(types, full)
     except TcError:
         return False
     if [type_.shape for type_ in inferred] != [shape]:
         return False
-    found = infer_loop_shape(get_op(call.op), operands, attrs, (wanted,))
-    pairs = zip(call.args, found.accesses, strict=True)
-    is_local = all(access in (Access.IDENTITY, None) for arg, access in pairs if isinstance(arg, TensorVar))
+    found = infer_loop_shape(record, types, full, (TensorType(shape, dtype),))
+    pairs = zip(operands, found.accesses, strict=True)
+    is_local = all(access in (Access.IDENTITY, None) for operand, access in pairs if operand and operand[1])
     return found.kind is FusionKind.ELEMENTWISE and not found.gathers and is_local
 
 
-def _as_if(operand: Atom, shape: tuple[Expr, ...]) -> TensorType:
-    assert isinstance(operand.type, TensorType)
-    return replace(operand.type, shape=shape if isinstance(operand, TensorVar) else ())
+def _tensor_type(atom: Atom) -> TensorType:
+    assert isinstance(atom.type, TensorType)
+    return atom.type
 
 
 def _table(b: GraphBuilder, m: Match) -> Atom | None:

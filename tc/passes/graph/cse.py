@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from tc.ir.expr import Var
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, map_bodies
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, map_bodies, with_atoms
 from tc.ir.module import IRModule
 from tc.ir.node import Node, replace, substitute
 from tc.ir.types import TensorType
@@ -67,7 +67,7 @@ class _Sharing:
 
     def _rename(self, binding: Binding, known: dict[Hashable, tuple[TensorVar, ...]]) -> Binding:
         binding = replace(binding, value=map_bodies(binding.value, lambda body: self.function(body, known)))
-        return replace(binding, value=substitute(binding.value, self.renamed)) if self.renamed else binding
+        return replace(binding, value=with_atoms(binding.value, self.renamed)) if self.renamed else binding
 
 
 def _key(call: Call) -> Hashable:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tc.ir.expr import Var
 from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
 from tc.ir.module import IRModule
-from tc.ir.node import Node, replace, walk
+from tc.ir.node import Node, cached_on_node, replace, walk
+from tc.ir.types import Type
 from tc.passes.manager import graph_pass, map_graph_functions
 
 
@@ -50,8 +51,16 @@ def _found_dims(func: Function, outer: set[Node]) -> tuple[list[set[Node]], list
     return found, known
 
 
-def _type_dims(var: TensorVar) -> set[Node]:
-    return {node for node in walk(var.type) if isinstance(node, Var)}
+_NONE: frozenset[Node] = frozenset()
+
+
+def _type_dims(var: TensorVar) -> frozenset[Node]:
+    return _dims_of_type(var.type)
+
+
+@cached_on_node
+def _dims_of_type(type_: Type) -> frozenset[Node]:
+    return frozenset(node for node in walk(type_) if isinstance(node, Var)) or _NONE
 
 
 def _use(atom: Node, live: set[Node]) -> None:
@@ -81,15 +90,13 @@ def _dims_in(binding: Binding) -> set[Node]:
     """Dims that a binding mentions in its result types and attributes."""
     found: set[Node] = set()
     for target in binding.targets:
-        found.update(_type_dims(target))
+        found |= _type_dims(target)
     for name in ("attrs", "dims", "trip_count"):
-        found.update(_vars_in(getattr(binding.value, name, ())))
+        found |= _vars_in(getattr(binding.value, name, ()))
     return found
 
 
-def _vars_in(value: object) -> set[Node]:
+def _vars_in(value: object) -> frozenset[Node]:
     if isinstance(value, Node):
-        return {node for node in walk(value) if isinstance(node, Var)}
-    if isinstance(value, tuple):
-        return {var for item in value for var in _vars_in(item)}
-    return set()
+        return frozenset(node for node in walk(value) if isinstance(node, Var))
+    return _NONE.union(*map(_vars_in, value)) if isinstance(value, tuple) else _NONE

@@ -19,9 +19,10 @@ from tc.ir.graph import (
     atoms_of,
     bodies_of,
     map_bodies,
+    with_atoms,
 )
 from tc.ir.module import IRModule
-from tc.ir.node import Node, replace, substitute
+from tc.ir.node import Node, replace
 from tc.ir.types import TensorType
 from tc.ops.arrays import LARGE_BYTES
 from tc.ops.build import full_attrs
@@ -69,7 +70,7 @@ def _fold_function(func: Function, folding: _Folding, known: dict[Node, Node]) -
     for old in func.bindings:
         binding = _fold_bodies(old, folding, known)
         if known and not _has_bodies(binding):
-            binding = replace(binding, value=substitute(binding.value, known))
+            binding = replace(binding, value=with_atoms(binding.value, known))
         changed = changed or binding is not old
         results = None if _is_kept(binding, folding, uses) else _evaluate(binding, folding.budget, func)
         if results is None:

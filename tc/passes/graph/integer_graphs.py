@@ -228,9 +228,9 @@ def _sum_of_products(b: GraphBuilder, call: Call, x: Quantized, w: Quantized, te
     numbers, shift = _numbers(w)
     numbers = numbers[(..., terms, slice(None))] if numbers.ndim > 1 else numbers[terms]
     depth, rows = numbers.shape[max(numbers.ndim - 2, 0)], _part(b, x.value, -1, terms)
-    ones = np.ones((*[1] * min(x.type.rank - 1, 1), depth), np.int64)
+    sums = numbers.sum(max(numbers.ndim - 2, 0), dtype=np.int64, keepdims=x.type.rank > 1)  # what a row of ones gives
     made: Atom = b.call("matmul_integer", rows, b.const(numbers), span=call.span)
-    total = _added(b, made, -int(x.zero) * np.asarray(ones @ numbers.astype(np.int64)))
+    total = _added(b, made, -int(x.zero) * np.asarray(sums))
     if not shift.any():
         return total
     around: Atom = b.call("sum", b.call("cast", rows, dtype=i32), axes=(-1,), keepdims=numbers.ndim > 1)

@@ -185,7 +185,8 @@ def _quantized(to: Quantized, number: np.ndarray) -> int | None:
 
 def _as_it_was(b: GraphBuilder, m: Match) -> Atom | None:
     """quantize(dequantize(x)) with equal parameters: x."""
-    x, to = dequantized_from(m, m.x), quantized_to(m.call("quantize"), m.roots["quantize"])
+    x = dequantized_from(m, m.x)
+    to = None if x is None else quantized_to(m.call("quantize"), m.roots["quantize"])
     return x.value if x is not None and to is not None and x.has_parameters_of(to) and x.is_one_to_one else None
 
 
@@ -196,8 +197,9 @@ _SHIFT = 128
 
 def _quantize_unsigned(b: GraphBuilder, m: Match) -> Atom | None:
     """quantize to i8 as quantize to u8, less 128."""
-    call, to = m.call("quantize"), quantized_to(m.call("quantize"), m.roots["quantize"])
-    if to is None or to.dtype is not i8:
+    call = m.call("quantize")
+    to = quantized_to(call, m.roots["quantize"]) if m.type_of("quantize").dtype is i8 else None
+    if to is None:
         return None
     zero = b.const((to.zero + _SHIFT).astype(np.uint8))
     attrs = (*((name, value) for name, value in call.attrs if name != "dtype"), ("dtype", u8))

@@ -212,8 +212,8 @@ def _product_of_bytes(b: GraphBuilder, m: Match) -> Atom | None:
         return None
     rows = _unsigned(b, _Bytes(x)) if is_signed else _Bytes(x)
     total = b.call("matmul_integer", rows.value, b.const(columns), span=call.span)
-    ones = np.ones((*(1,) * min(m.type_of("x").rank - 1, 1), columns.shape[max(columns.ndim - 2, 0)]), np.int64)
-    sums = np.asarray(ones @ columns.astype(np.int64))  # the product of a row of ones, which has the shape that a row's product has
+    axis, is_row = max(columns.ndim - 2, 0), m.type_of("x").rank > 1
+    sums = np.asarray(columns.sum(axis, dtype=np.int64, keepdims=is_row))  # of the shape that a row's product has
     if zero is None or isinstance(zero, TensorConst):
         shift = rows.zero + (0 if zero is None else int(zero.value.reshape(())))
         return b.call("sub", total, b.const(np.asarray(sums * shift).astype(np.int32))) if shift else total

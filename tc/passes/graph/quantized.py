@@ -47,7 +47,7 @@ class Quantized:
     @property
     def is_one_to_one(self) -> bool:
         """Whether different integers are different numbers, far enough apart to be told from each other."""
-        return bool(np.all(self.scale >= SMALLEST_SCALE))
+        return bool(self.scale.min() >= SMALLEST_SCALE)
 
     def along(self, values: np.ndarray) -> np.ndarray:
         """Scale or zero point, to broadcast with the value."""
@@ -93,7 +93,7 @@ def _quantized(call: Call, value: Atom | None) -> Quantized | None:
         return None
     if scale.value.dtype != np.float32 or scale.value.ndim > 1 or not (zero is None or isinstance(zero, TensorConst)):
         return None
-    if not scale.value.size or not np.all((scale.value >= 0) & (scale.value <= LARGEST_SCALE)):
+    if not scale.value.size or not (scale.value.min() >= 0 and scale.value.max() <= LARGEST_SCALE):  # NaN is neither
         return None
     zeros = np.zeros((), np.int64) if zero is None else zero.value.astype(np.int64)
     sizes = {array.size for array in (scale.value, zeros)} - {1}

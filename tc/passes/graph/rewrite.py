@@ -26,9 +26,10 @@ from tc.ir.graph import (
     TensorVar,
     atoms_of,
     bodies_of,
+    with_atoms,
 )
 from tc.ir.module import IRModule
-from tc.ir.node import Node, replace, substitute
+from tc.ir.node import Node, replace
 from tc.ir.types import DimFact, TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.manager import map_graph_functions
@@ -233,7 +234,7 @@ class _Rewriter:
         if changes:
             value = replace(value, **changes)
         if renames:
-            value = _with_operands(value, renames)
+            value = with_atoms(value, renames)
         return replace(binding, value=value)
 
     def _try_rules(self, binding: Binding, bindings: list[Binding]) -> None:
@@ -357,9 +358,10 @@ class _Rewriter:
 
 def _orders(pattern: OpPattern, call: Call) -> list[tuple[Atom | None, ...]]:
     """The operands of a call as the pattern may take them."""
-    args = (*call.args, *(None for _ in range(len(pattern.args) - len(call.args))))
-    given = args[: len(pattern.args)]
-    return [given, (args[1], args[0])] if pattern.commutes and len(args) == 2 else [given]
+    args, wanted = call.args, len(pattern.args)
+    if len(args) < wanted:
+        args += (None,) * (wanted - len(args))
+    return [args, args[::-1]] if pattern.commutes and len(args) == 2 else [args[:wanted]]
 
 
 def _have_types(results: Sequence[Atom | None], targets: Sequence[TensorVar], facts: Facts) -> bool:
@@ -373,17 +375,6 @@ def _same_type(result: Atom, target: TensorVar, facts: Facts) -> bool:
     a, b = result.type, target.type
     assert isinstance(a, TensorType) and isinstance(b, TensorType)
     return a.dtype == b.dtype and equal_shapes(a.shape, b.shape, facts) is True
-
-
-def _with_operands(value: Node, renames: dict[TensorVar, Atom]) -> Any:
-    if isinstance(value, TensorVar):
-        return renames.get(value, value)
-    bodies = {name: getattr(value, name) for name, _ in _named_bodies(value)}
-    renamed = substitute(replace(value, **dict.fromkeys(bodies, _EMPTY)) if bodies else value, renames)
-    return replace(renamed, **bodies) if bodies else renamed
-
-
-_EMPTY = Function("empty", (), (), ())
 
 
 def _named_bodies(value: Node) -> list[tuple[str, Function]]:
