@@ -25,12 +25,15 @@ SAMPLED_ROWS = 1024
 
 
 class OperandSample:
-    """Numbers of an operand by channel. `rows`: float32[n, channels], evenly spaced over what each call gave; `shapes`: of each call."""
+    """Numbers of an operand by channel. `rows`: float32[n, channels], evenly spaced over what each call gave; `shapes`: of each call;
+    `lows`, `highs`: float32[channels] of each call that gave any."""
 
     def __init__(self, axis: int, calls: int) -> None:
         self.axis, self._each = axis, max(1, SAMPLED_ROWS // max(calls, 1))
         self._rows: list[np.ndarray] = []
         self.shapes: list[tuple[int, ...]] = []
+        self.lows: list[np.ndarray] = []
+        self.highs: list[np.ndarray] = []
 
     def update(self, array: np.ndarray) -> None:
         """Take rows of one call."""
@@ -38,6 +41,9 @@ class OperandSample:
         rows = np.moveaxis(array, self.axis, -1).reshape(-1, array.shape[self.axis])
         stride = max(1, -(-len(rows) // self._each)) | 1  # odd: not in step with an image's rows
         self._rows.append(rows[::stride].astype(np.float32))
+        if rows.size:
+            self.lows.append(rows.min(axis=0))
+            self.highs.append(rows.max(axis=0))
 
     @property
     def rows(self) -> np.ndarray:
@@ -47,11 +53,14 @@ class OperandSample:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a product with a literal weight reads. `rows`: float32[n, channels]. `taps`: of each tap of a convolution the part of its
-    results that it reads a number for, not padding; 1 for other products. `groups`: of a convolution."""
+    """What a product with a literal weight reads. `rows`: float32[n, channels], some of all; `lows`, `highs`: float32[calls, channels], of
+    all. `taps`: of each tap of a convolution the part of its results that it reads a number for, not padding; 1 for other products.
+    `groups`: of a convolution."""
 
     value: str
     rows: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
     taps: np.ndarray = field(default_factory=lambda: np.ones(()))
     groups: int = 1
 
@@ -79,18 +88,18 @@ def layer_inputs(
     """By the names of sites; those with a stack of weights have none."""
     nodes = {node.name: node for node in proto.graph.node}
     dims = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    rows = {key: sample.rows for key, sample in samples.items() if sample.shapes}
+    seen = {key: (key[0], sample.rows, np.array(sample.lows), np.array(sample.highs)) for key, sample in samples.items() if sample.lows}
     found = {}
     for site in topology.sites:
         key = _sampled_key(site)
-        if key is None or key not in rows:
+        if key is None or key not in seen:
             continue
         node, weight = nodes[site.name], dims[nodes[site.name].input[1]]
         if site.op_type == "Conv":
             taps = tap_shares(node, weight[2:], samples[key].shapes)
-            found[site.name] = LayerInput(key[0], rows[key], taps, int(attribute(node, "group", 1)))  # type: ignore[call-overload]
+            found[site.name] = LayerInput(*seen[key], taps, int(attribute(node, "group", 1)))  # type: ignore[call-overload]
         elif len(weight) == 2:
-            found[site.name] = LayerInput(key[0], rows[key])
+            found[site.name] = LayerInput(*seen[key])
     return found
 
 

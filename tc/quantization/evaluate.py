@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from tc.errors import UserError
 from tc.quantization.calibration import Feed
-from tc.quantization.correction import LayerInput, mean_results
-from tc.quantization.description import INTEGERS, HardwareDescription
+from tc.quantization.description import INTEGERS
 from tc.quantization.observe import Compile, Outputs
+from tc.quantization.scales import Scales
 from tc.quantization.simulate import SimulatedGraph, simulate
 from tc.quantization.statistics import Statistics
-from tc.quantization.strategy import Strategy, used_quantizers
-from tc.quantization.thresholds import Quantizer, choose_quantizer, fake_weight, weight_scales
-from tc.quantization.topology import Edge, QuantizationSite, Topology
+from tc.quantization.strategy import Strategy
+from tc.quantization.thresholds import Quantizer, fake_weight
 from tc.runtime.module import CompiledModule
 
 Predict = Callable[[Mapping[str, np.ndarray]], Outputs]
@@ -58,64 +57,6 @@ class Quality:
         return lost <= DROP_LIMIT * abs(self.metric + lost)
 
 
-@dataclass
-class Scales:
-    """Quantizers, weight scales and corrections of biases by what they depend on, each made once."""
-
-    topology: Topology
-    hardware: HardwareDescription
-    statistics: Sequence[Statistics]
-    weights: Mapping[str, np.ndarray]
-    layers: Mapping[str, LayerInput] = field(default_factory=dict)
-    _quantizers: dict[tuple[int, str, str], Quantizer] = field(default_factory=dict)
-    _weight_scales: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    _means: dict[tuple[str, Quantizer], np.ndarray] = field(default_factory=dict)
-    _corrections: dict[tuple[str, Quantizer, str], np.ndarray] = field(default_factory=dict)
-
-    def quantizers(self, strategy: Strategy) -> dict[tuple[int, str], Quantizer]:
-        """Of every (class, integer type) that the strategy has."""
-        return {key: self.quantizer(*key, strategy.methods[key[0]]) for key in used_quantizers(self.topology, strategy)}
-
-    def quantizer(self, class_index: int, dtype: str, method: str) -> Quantizer:
-        """Of one class by one method."""
-        key = (class_index, dtype, method)
-        if key not in self._quantizers:
-            self._quantizers[key] = choose_quantizer(method, self.statistics[class_index], dtype, self.hardware.is_power_of_two)
-        return self._quantizers[key]
-
-    def of_weights(self, method: str) -> dict[str, np.ndarray]:
-        """Scales of the channels of each weight."""
-        if method not in self._weight_scales:
-            edges = {edge.value: edge for site in self.topology.sites for edge in site.edges if edge.is_weight}
-            self._weight_scales[method] = {
-                name: weight_scales(self.weights[name], edge.axis or 0, method, self.hardware.is_power_of_two)
-                for name, edge in edges.items()
-            }
-        return self._weight_scales[method]
-
-    def corrections(self, strategy: Strategy) -> dict[str, np.ndarray]:
-        """float64[results] by site: what is added to the biases of products in integers; nothing where the strategy corrects none."""
-        found = {}
-        for site in self.topology.sites if strategy.is_corrected else ():
-            operand, weight = site.edges[0], next((edge for edge in site.edges if edge.is_weight), None)
-            dtype = strategy.combination(site).operand(operand.operand)
-            if weight is not None and site.name in self.layers and dtype in INTEGERS:
-                quantizer = self.quantizer(operand.class_index, dtype, strategy.methods[operand.class_index])
-                found[site.name] = self._correction(site, weight, quantizer, strategy.weights)
-        return found
-
-    def _correction(self, site: QuantizationSite, weight: Edge, quantizer: Quantizer, method: str) -> np.ndarray:
-        key = (site.name, quantizer, method)
-        if key not in self._corrections:
-            layer, array, axis = self.layers[site.name], self.weights[weight.value], weight.axis or 0
-            if (layer.value, quantizer) not in self._means:
-                self._means[layer.value, quantizer] = quantizer.fake(layer.rows).mean(axis=0, dtype=np.float64)
-            fake = fake_weight(array, self.of_weights(method)[weight.value], axis)
-            shifted = mean_results(fake, axis, self._means[layer.value, quantizer], layer)
-            self._corrections[key] = mean_results(array, axis, layer.rows.mean(axis=0, dtype=np.float64), layer) - shifted
-        return self._corrections[key]
-
-
 class Evaluator:
     """Runs guesses. The simulated graph is compiled when this is made, and never again."""
 
@@ -148,9 +89,7 @@ class Evaluator:
         return compare_outputs(self.references[:QUICK_INPUTS], [predict(feed) for feed in self.feeds[:QUICK_INPUTS]])[0]
 
     def _simulated(self, strategy: Strategy) -> Predict:
-        controls = self.simulation.controls(
-            strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights), self.scales.corrections(strategy)
-        )
+        controls = self.simulation.controls(strategy, self.scales.numbers(strategy))
         return lambda feed: self.module.run({**feed, **controls})
 
     def quality_of(self, predict: Predict) -> Quality:

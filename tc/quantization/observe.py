@@ -87,7 +87,9 @@ def without_infinite(topology: Topology, statistics: Sequence[Statistics]) -> tu
         rest = tuple(edge for edge in site.edges if edge not in infinite)
         if rest and not site.is_contraction:
             kept.append(QuantizationSite(site.name, site.op_type, False, site.choices, rest))
-    return Topology(tuple(kept), topology.classes), tuple(notes)
+    names = {site.name for site in kept}
+    groups = tuple(group for group in topology.groups if names.issuperset(group.sites))
+    return Topology(tuple(kept), topology.classes, groups), tuple(notes)
 
 
 def constant_zeros(classes: Sequence[ScaleClass], statistics: Sequence[Statistics]) -> tuple[str, ...]:

@@ -20,13 +20,14 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model
 from tc.quantization.calibration import read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
-from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, Scales, compare_outputs, layer_noise
+from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, compare_outputs, layer_noise
 from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
 from tc.quantization.literals import quantize_dynamic, quantize_weights
 from tc.quantization.observe import Compile, constant_zeros, observe, without_infinite
 from tc.quantization.prepare import check_prepared, opset_of, prepare, read
 from tc.quantization.realize import realize
 from tc.quantization.result import FrontPoint, QuantizedModel, label_of, usual_choice
+from tc.quantization.scales import Scales
 from tc.quantization.search import ALGORITHMS, Journal, Search, Trial, worth_measuring
 from tc.quantization.strategy import Strategy, all_small, is_all_float
 from tc.quantization.topology import Topology, analyse, weight_arrays
@@ -260,8 +261,7 @@ class _Static:
 
     def _compiled(self, strategy: Strategy, topology: Topology, scales: Scales) -> tuple[onnx.ModelProto, CompiledModule]:
         if strategy.key not in self.modules:
-            proto = realize(self.proto, topology, strategy, scales.quantizers(strategy), scales.of_weights(strategy.weights),
-                            scales.corrections(strategy))  # fmt: skip
+            proto = realize(self.proto, topology, strategy, scales.numbers(strategy))
             self.modules[strategy.key] = (proto, self.request.compile(proto))
         return self.modules[strategy.key]
 
@@ -269,7 +269,7 @@ class _Static:
         self, trials: list[Trial], topology: Topology, scales: Scales, quality_of: Callable[[Predict], Quality]
     ) -> tuple[FrontPoint, ...]:
         """What is worth it, written, compiled, compared with f32 and timed in turns; fastest first."""
-        chosen = list(worth_measuring(trials, MEASURED))
+        chosen = list(worth_measuring(topology, trials, MEASURED))
         compiled = []
         for number, trial in enumerate(chosen):
             self.request.tell(QuantizationStep("compiling the front", number, len(chosen)))

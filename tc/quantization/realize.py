@@ -3,7 +3,7 @@
     y = conv(x, w, b)   =>   y = conv(dq(q(x)), dq(w8), dq(b32))
 
 Weights are stored in 8 bits with a scale for each channel, biases in 32 bits with the product of the scales of operand and weight; what
-is added to a MatMul's results goes into the sum after it, where that adds a literal.
+is added to a MatMul's results goes into the sum after it, where that adds a literal. A migrated operand is divided by its factors by a Mul.
 Where all that read the result of a movement read it in one integer type, what it moves is quantized before it, and its result again
 with the same scale: so it moves bytes. An edge in bf16 is a pair of casts.
 """
@@ -20,7 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tc.quantization.description import INTEGERS
 from tc.quantization.prepare import NARROW_OPSET, drop_unused, opset_of, raise_opset
-from tc.quantization.strategy import Strategy
+from tc.quantization.scales import times_rows
+from tc.quantization.strategy import Strategy, StrategyNumbers, scale_of
 from tc.quantization.thresholds import Quantizer, quantize_weight
 from tc.quantization.topology import (
     Edge,
@@ -41,15 +42,10 @@ def realize(
     proto: onnx.ModelProto,
     topology: Topology,
     strategy: Strategy,
-    quantizers: Mapping[tuple[int, str], Quantizer],
-    weight_scales: Mapping[str, np.ndarray],
-    corrections: Mapping[str, np.ndarray] | None = None,
+    numbers: StrategyNumbers,
 ) -> onnx.ModelProto:
-    """The prepared model with what `strategy` says in it; its inputs and outputs are those of the model.
-
-    corrections: float64[results] by site, to be added to biases.
-    """
-    model = _Writer(proto, topology, strategy, quantizers, weight_scales, corrections or {}).write()
+    """The prepared model with what `strategy` says in it; its inputs and outputs are those of the model."""
+    model = _Writer(proto, topology, strategy, numbers).write()
     is_narrow = any(dtype == "s16" for dtype in _dtypes_used(topology, strategy))
     return raise_opset(model, NARROW_OPSET) if is_narrow and opset_of(model) < NARROW_OPSET else model
 
@@ -60,10 +56,11 @@ def _dtypes_used(topology: Topology, strategy: Strategy) -> set[str]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What each edge is read as: (node, slot) -> the integer type; what is f32 or bf16 is not there."""
+    """What each edge is read as: (node, slot) -> the scale and integer type; what is f32 or bf16 is not there. `migrated`: the same of
+    operands that are divided by factors first."""
 
     integers: Mapping[tuple[str, int], tuple[int, str]]
-    rounded: frozenset[tuple[str, int]]
+    migrated: Mapping[tuple[str, int], tuple[int, str]]
 
 
 class _Writer:
@@ -72,15 +69,12 @@ class _Writer:
         proto: onnx.ModelProto,
         topology: Topology,
         strategy: Strategy,
-        quantizers: Mapping[tuple[int, str], Quantizer],
-        weight_scales: Mapping[str, np.ndarray],
-        corrections: Mapping[str, np.ndarray],
+        numbers: StrategyNumbers,
     ) -> None:
         self.model = onnx.ModelProto()
         self.model.CopyFrom(proto)
         self.graph = self.model.graph
-        self.topology, self.strategy = topology, strategy
-        self.quantizers, self.weight_scales, self.corrections = quantizers, weight_scales, corrections
+        self.topology, self.strategy, self.numbers = topology, strategy, numbers
         self.nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.graph.node]
         self.by_name = {node.name: node for node in self.nodes}
         self.producers = {name: node for node in self.nodes for name in node.output if name}
@@ -128,16 +122,16 @@ class _Writer:
     # -- what is read as what
 
     def _plan(self) -> _Plan:
-        integers, rounded = {}, set()
+        integers: dict[tuple[str, int], tuple[int, str]] = {}
+        migrated: dict[tuple[str, int], tuple[int, str]] = {}
         for site in self.topology.sites:
             combination = self.strategy.combination(site)
             for edge in site.edges:
                 dtype = combination.operand(edge.operand)
-                if dtype == "bf16":
-                    rounded.add((site.name, edge.slot))
-                elif dtype in INTEGERS and not edge.is_weight:
-                    integers[site.name, edge.slot] = (edge.class_index, dtype)
-        return _Plan(integers, frozenset(rounded))
+                if dtype in INTEGERS and not edge.is_weight:
+                    scale = scale_of(self.topology, self.strategy, site, edge)
+                    (integers if scale == edge.class_index else migrated)[site.name, edge.slot] = (scale, dtype)
+        return _Plan(integers, migrated)
 
     def _moved_as(self, node: onnx.NodeProto) -> tuple[int, str] | None:
         """The class and type in which a movement moves, where all that read its results read them so."""
@@ -177,17 +171,20 @@ class _Writer:
             if dtype == "bf16":
                 reads[edge.slot] = self._rounded(edge.value)
             elif dtype in INTEGERS and edge.is_weight:
-                reads[edge.slot] = self._weight(edge)
+                reads[edge.slot] = self._weight(edge, self.plan.migrated.get((site.name, 0)))
+            elif (site.name, edge.slot) in self.plan.migrated:
+                key = self.plan.migrated[site.name, edge.slot]
+                reads[edge.slot] = self._dequantized(self._divided(edge.value, key[0]), key)
             elif dtype in INTEGERS:
                 reads[edge.slot] = self._dequantized(edge.value, (edge.class_index, dtype))
         weight = next((edge for edge in site.edges if edge.is_weight), None)
-        operand = self.plan.integers.get((site.name, 0))
+        operand = self.plan.integers.get((site.name, 0)) or self.plan.migrated.get((site.name, 0))
         if weight is not None and operand is not None and node.op_type in ("Conv", "Gemm") and len(reads) > 2 and reads[2]:
-            reads[2] = self._bias(reads[2], weight, self.quantizers[operand])
+            reads[2] = self._bias(reads[2], weight, self.numbers.quantizers[operand])
 
     def _corrected(self, node: onnx.NodeProto, reads: list[str]) -> None:
         """Have the node's bias, the sum after it, or a sum that is added, add its correction too."""
-        shift = self.corrections.get(node.name)
+        shift = self.numbers.corrections.get(node.name)
         if shift is None:
             return
         bias = reads[2] if len(reads) > 2 else ""
@@ -223,7 +220,7 @@ class _Writer:
         """The value, quantized and back."""
         if (name, key) in self.made:
             return self.made[name, key]
-        quantizer = self.quantizers[key]
+        quantizer = self.numbers.quantizers[key]
         scale = self._literal(f"{name}.scale", np.array(quantizer.scale, np.float32))
         zero = self._literal(f"{name}.zero", np.array(quantizer.zero, _STORED[quantizer.dtype]))
         stored, back = self._fresh(f"{name}.quantized"), self._fresh(f"{name}.dequantized")
@@ -232,12 +229,25 @@ class _Writer:
         self.made[name, key] = back
         return back
 
-    def _weight(self, edge: Edge) -> str:
+    def _factors(self, scale: int) -> np.ndarray:
+        return self.numbers.factors[scale - len(self.topology.classes)]
+
+    def _divided(self, name: str, scale: int) -> str:
+        """The value, each channel over its factor."""
+        if (name, scale) not in self.made:
+            factors = self._literal(f"{name}.factors", (1 / self._factors(scale)).astype(np.float32))
+            self.made[name, scale] = self._fresh(f"{name}.migrated")
+            self.out.append(helper.make_node("Mul", [name, factors], [self.made[name, scale]], name=self.made[name, scale]))
+        return self.made[name, scale]
+
+    def _weight(self, edge: Edge, migrated: tuple[int, str] | None) -> str:
         if (edge.value, "weight") in self.made:
             return self.made[edge.value, "weight"]
         assert edge.axis is not None
-        scales = self.weight_scales[edge.value]
-        stored = self._literal(f"{edge.value}.quantized", quantize_weight(self.arrays[edge.value], scales, edge.axis))
+        scales, array = self.numbers.weight_scales[edge.value], self.arrays[edge.value]
+        if migrated is not None:
+            array = times_rows(array, self._factors(migrated[0]), edge.axis)
+        stored = self._literal(f"{edge.value}.quantized", quantize_weight(array, scales, edge.axis))
         scale = self._literal(f"{edge.value}.scale", scales)
         zero = self._literal(f"{edge.value}.zero", np.zeros(scales.shape, np.int8))
         back = self._fresh(f"{edge.value}.dequantized")
@@ -247,7 +257,7 @@ class _Writer:
 
     def _bias(self, name: str, weight: Edge, operand: Quantizer) -> str:
         """The bias in 32 bits; as it is where it is computed, has another shape or does not fit."""
-        scales = self.weight_scales[weight.value]
+        scales = self.numbers.weight_scales[weight.value]
         if name not in self.tensors or tuple(self.tensors[name].dims) != scales.shape:
             return name
         key = (name, (weight.value, operand))

@@ -4,10 +4,10 @@ Every trial is one run of the simulated graph and a predicted latency; all trial
 compiled and measured. Deterministic: the same seed, data and predictions try the same strategies in the same order, so a search that was
 stopped goes on by reading its trials from the state file.
 
-    greedy     thresholds first, then each product alone, then products widened one after the other, those first that lose the
-               least time for the most error; then small changes to what is on the front
+    greedy     thresholds first, with corrected biases and migrated operands; then each product alone, then products widened one after
+               the other, those first that lose the least time for the most error; then small changes to what is on the front
     annealing  small changes, taken when they are better, or by chance that gets smaller
-    random     drawn strategies, every other one with corrected biases
+    random     drawn strategies, every other one with corrected biases, half of them with migrated operands
 
 Source: the three searches of HAGO; the order of widening follows HAWQ, with measured instead of second-order sensitivities.
 """
@@ -27,6 +27,7 @@ import numpy as np
 
 from tc.errors import UserError, check_word
 from tc.quantization.evaluate import Quality
+from tc.quantization.migration import STRENGTHS
 from tc.quantization.strategy import Strategy, all_float, all_small
 from tc.quantization.thresholds import METHODS, WEIGHT_METHODS
 from tc.quantization.topology import Topology
@@ -34,6 +35,9 @@ from tc.quantization.topology import Topology
 ALGORITHMS = ("greedy", "annealing", "random")
 WIDENED_STEPS = 24
 """How many prefixes of the order of widening are tried at most."""
+
+CORRECTED_METHODS = 3
+"""The best methods for thresholds are tried with corrected biases, too: what clips more shifts results more."""
 
 _LEAST_LOSS = 1e-3
 """Below it, points of a front are as good as f32."""
@@ -178,13 +182,19 @@ class Search:
         self._improve()
 
     def _best_thresholds(self) -> Strategy:
-        tried = [self._try(all_small(self.topology, method), "thresholds") for method in METHODS]
-        best = min(tried, key=lambda trial: trial.quality.loss).strategy
-        others = [replace(best, weights=method) for method in WEIGHT_METHODS if method != best.weights]
-        tried = [self._try(strategy, "thresholds") for strategy in (best, *others)]
-        ranked = sorted(tried, key=lambda trial: trial.quality.loss)
-        corrected = self._try(replace(ranked[0].strategy, is_corrected=True), "thresholds")
-        return min((ranked[0], corrected), key=lambda trial: trial.quality.loss).strategy
+        tried = self._ranked((all_small(self.topology, method) for method in METHODS), "thresholds")
+        corrected = (replace(strategy, is_corrected=True) for strategy in tried[:CORRECTED_METHODS])
+        best = self._ranked((tried[0], *corrected), "thresholds")[0]
+        best = self._ranked((replace(best, weights=method) for method in WEIGHT_METHODS), "thresholds")[0]
+        if not self.topology.groups:
+            return best
+        flags = sorted({True, best.is_corrected})
+        migrated = (migrate(self.topology, replace(best, is_corrected=flag), s) for s in STRENGTHS for flag in flags)
+        return self._ranked((best, *migrated), "migration")[0]
+
+    def _ranked(self, strategies: Iterable[Strategy], stage: str) -> list[Strategy]:
+        """All of them tried, the most accurate first."""
+        return [trial.strategy for trial in sorted((self._try(s, stage) for s in strategies), key=lambda trial: trial.quality.loss)]
 
     def _measure_sites(self, base: Strategy) -> None:
         """The error of each site alone in its smallest type: no trials, but lines in the journal as they are."""
@@ -227,11 +237,14 @@ class Search:
             stale = 0 if is_new and child in pareto([*front, child]) else stale + 1
 
     def _change(self, strategy: Strategy) -> Strategy:
-        """Another method for a class, another choice for a site, or biases corrected or not, drawn; three changes at most."""
+        """Another method for a class, strength for a group, choice for a site, or biases corrected or not, drawn; three changes at most."""
         for _ in range(int(self._rng.integers(1, 4))):
             kind = self._rng.random()
             if kind < 0.05:
                 strategy = replace(strategy, is_corrected=not strategy.is_corrected)
+            elif kind < 0.2 and strategy.strengths:
+                index = int(self._rng.integers(len(strategy.strengths)))
+                strategy = strategy.with_strength(index, float(self._rng.choice((0.0, *STRENGTHS))))
             elif kind < 0.5 and strategy.methods:
                 index = int(self._rng.integers(len(strategy.methods)))
                 strategy = strategy.with_method(index, str(self._rng.choice(list(METHODS))))
@@ -268,7 +281,17 @@ class Search:
             methods = tuple(str(m) for m in self._rng.choice(list(METHODS), len(self.topology.classes)))
             drawn = all_small(self.topology).with_choice(names)
             weights = str(self._rng.choice(WEIGHT_METHODS))
-            self._try(Strategy(drawn.choices, methods, weights, is_corrected=number % 2 == 1), "random")
+            drawn = replace(drawn, methods=methods, weights=weights, is_corrected=number % 2 == 1)
+            if number % 4 >= 2 and self.topology.groups:
+                drawn = migrate(self.topology, drawn, float(self._rng.choice(STRENGTHS)))
+            self._try(drawn, "random")
+
+
+def migrate(topology: Topology, strategy: Strategy, strength: float) -> Strategy:
+    """All operands migrated; what else reads one, such as a residual sum, reads it in f32: it would be stored a second time for that."""
+    values = {group.value for group in topology.groups}
+    others = (site for site in topology.sites if not site.is_contraction and any(edge.value in values for edge in site.edges))
+    return strategy.with_choice({site.name: len(site.choices) - 1 for site in others}).with_strengths(strength)
 
 
 def _score(trial: Trial) -> float:
@@ -313,11 +336,12 @@ def _spread(front: Sequence[Trial], count: int) -> list[Trial]:
     return [front[int(np.abs(along - place).argmin())] for place in np.linspace(0.0, along[-1], count + 1)[:-1]]  # the last is f32
 
 
-def worth_measuring(trials: list[Trial], count: int) -> Iterator[Trial]:
-    """f32, everything in 8 bits by default and with the best thresholds, `count` of the front, spread over it, and the two of it that are
-    just within the limits of what is chosen by default; none twice."""
+def worth_measuring(topology: Topology, trials: list[Trial], count: int) -> Iterator[Trial]:
+    """f32, everything in 8 bits by default, all products in 8 bits with the best thresholds, `count` of the front, spread over it, and the
+    two of it that are just within the limits of what is chosen by default; none twice."""
     front, seen = pareto(trials), set()
-    same = [t for t in trials if t.strategy.choices == trials[1].strategy.choices]
+    products = [site.name for site in topology.sites if site.is_contraction]
+    same = [t for t in trials if not any(dict(t.strategy.choices)[name] for name in products)]
     best_small = min(same, key=lambda t: t.quality.loss)
     plain = [t for t in same if len(set(t.strategy.methods)) <= 1]  # one method for all fits the inputs of the search less closely
     best_plain = min(plain, key=lambda t: t.quality.loss)

@@ -5,12 +5,15 @@ Scales, zero points, limits and a switch for each edge are inputs of the run, so
     y = conv(x, w)   =>   x8 = (clip(round(x / scale) + zero, low, high) - zero) * scale
                           y = conv(where(switch == 1, x8, x), where(switch' == 1, w8, w)) + bias
 
+Operands that may be migrated are divided by factors before they are quantized, and the rows of their weights multiplied; 1 for none.
+
 Source: simulated quantization of HAGO and of Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference".
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tc.quantization.description import INTEGERS
 from tc.quantization.prepare import use_counts
-from tc.quantization.strategy import Strategy
+from tc.quantization.strategy import Strategy, StrategyNumbers
 from tc.quantization.thresholds import Quantizer
 from tc.quantization.topology import Edge, QuantizationSite, Topology
 
@@ -33,9 +36,10 @@ LEVELS = ("scales", "zeros", "lows", "highs")
 
 @dataclass(frozen=True)
 class SimulatedGraph:
-    """`model` has the inputs of the given one and those of `controls`. `quantizers`: (class, dtype) by place in the levels; `switches`:
-    (site, slot) by place; `channels`: for each weight edge its part of the input of weight scales; `biases`: for each site with a literal
-    weight its part of what is added to the results."""
+    """`model` has the inputs of the given one and those of `controls`. `quantizers`: (scale, dtype) by place in the levels, each group with
+    its own; `switches`: (site, slot) by place; `channels`: for each weight edge its part of the input of weight scales; `biases`: for each
+    site with a literal weight its part of what is added to the results; `factors`: for each group its part of what operands are divided
+    by."""
 
     model: onnx.ModelProto
     topology: Topology
@@ -44,16 +48,11 @@ class SimulatedGraph:
     channels: Mapping[tuple[str, int], slice]
     weight_edges: Mapping[tuple[str, int], str]
     biases: Mapping[str, slice]
+    factors: tuple[slice, ...]
 
-    def controls(
-        self,
-        strategy: Strategy,
-        quantizers: Mapping[tuple[int, str], Quantizer],
-        weight_scales: Mapping[str, np.ndarray],
-        corrections: Mapping[str, np.ndarray],
-    ) -> dict[str, np.ndarray]:
-        """The added inputs that make the model compute what `strategy` says. weight_scales: by name of the weight; corrections: by site."""
-        used = [quantizers.get(key) for key in self.quantizers]
+    def controls(self, strategy: Strategy, numbers: StrategyNumbers) -> dict[str, np.ndarray]:
+        """The added inputs that make the model compute what `strategy` says."""
+        used = [self._quantizer(numbers, *key) for key in self.quantizers]
         table = [(q.scale, q.zero, *q.limits) if q else (1.0, 0, 0, 0) for q in used]
         levels = np.array(table, np.float32).reshape(-1, 4)
         arrays = {PREFIX + name: np.ascontiguousarray(levels[:, i]) for i, name in enumerate(LEVELS)}
@@ -68,14 +67,25 @@ class SimulatedGraph:
         total = max((part.stop for part in self.channels.values()), default=0)
         scales = np.ones(total, np.float32)
         for key, part in self.channels.items():
-            scales[part] = weight_scales[self.weight_edges[key]]
+            scales[part] = numbers.weight_scales[self.weight_edges[key]]
         if total:
             arrays[PREFIX + "weight_scales"] = scales
             biases = np.zeros(max(part.stop for part in self.biases.values()), np.float32)
-            for name, correction in corrections.items():
+            for name, correction in numbers.corrections.items():
                 biases[self.biases[name]] = correction
             arrays[PREFIX + "biases"] = biases
+        if self.factors:
+            factors = np.ones(self.factors[-1].stop, np.float32)
+            for place, values in numbers.factors.items():
+                factors[self.factors[place]] = values
+            arrays |= {PREFIX + "factors": factors, PREFIX + "quotients": (1 / factors).astype(np.float32)}
         return arrays
+
+    def _quantizer(self, numbers: StrategyNumbers, scale: int, dtype: str) -> Quantizer | None:
+        """What a scale's numbers are, those of the class where a group is not migrated; None where nothing is stored so."""
+        place = scale - len(self.topology.classes)
+        own = numbers.quantizers.get((scale, dtype))
+        return own or (None if place < 0 else numbers.quantizers.get((self.topology.groups[place].class_index, dtype)))
 
 
 def _dtypes(site: QuantizationSite, edge: Edge) -> list[str]:
@@ -107,6 +117,9 @@ class _Builder:
         self.total = 0
         self.biases: dict[str, slice] = {}
         self.biased = 0
+        sizes = [self.weights[group.weights[0][0]][1 - group.weights[0][1]] for group in topology.groups]
+        ends = np.cumsum([0, *sizes]).tolist()
+        self.factors = tuple(slice(start, end) for start, end in itertools.pairwise(ends))
 
     def build(self) -> SimulatedGraph:
         sites = {site.name: site for site in self.topology.sites}
@@ -127,9 +140,13 @@ class _Builder:
         if self.total:
             self._input("weight_scales", self.total)
             self._input("biases", self.biased)
+        if self.factors:
+            self._input("factors", self.factors[-1].stop)
+            self._input("quotients", self.factors[-1].stop)
         return SimulatedGraph(
-            self.model, self.topology, tuple(self.quantizers), tuple(self.switches), self.channels, self.weight_edges, self.biases
-        )
+            self.model, self.topology, tuple(self.quantizers), tuple(self.switches), self.channels, self.weight_edges, self.biases,
+            self.factors,
+        )  # fmt: skip
 
     def _biased(self, site: QuantizationSite, node: onnx.NodeProto) -> None:
         """Add an input to the results of a product with a literal weight, channel by channel."""
@@ -158,7 +175,7 @@ class _Builder:
             elif edge.is_weight:
                 other = self._weight(site, edge, dtype)
             else:
-                other = self._fake(edge, dtype)
+                other = self._fake(site, edge, dtype)
             is_on = self._op("Equal", switch, self._constant(np.array(number, np.float32)))
             value = self._op("Where", is_on, other, value)
         return value
@@ -169,17 +186,22 @@ class _Builder:
             self.made[value, "bf16"] = self._op("Cast", narrow, to=TensorProto.FLOAT)
         return self.made[value, "bf16"]
 
-    def _fake(self, edge: Edge, dtype: str) -> str:
-        if (edge.value, dtype) in self.made:
-            return self.made[edge.value, dtype]
-        key = (edge.class_index, dtype)
+    def _fake(self, site: QuantizationSite, edge: Edge, dtype: str) -> str:
+        place = self.topology.group_of(site.name)
+        key = (edge.class_index if place is None else len(self.topology.classes) + place, dtype)
+        if (edge.value, str(key)) in self.made:
+            return self.made[edge.value, str(key)]
         if key not in self.quantizers:
             self.quantizers.append(key)
+        value = edge.value if place is None else self._op("Mul", edge.value, self._factors("quotients", place))
         scale, zero, low, high = (self._element(name, self.quantizers.index(key)) for name in LEVELS)
-        stored = self._op("Add", self._op("Round", self._op("Div", edge.value, scale)), zero)
+        stored = self._op("Add", self._op("Round", self._op("Div", value, scale)), zero)
         clipped = self._op("Min", self._op("Max", stored, low), high)
-        self.made[edge.value, dtype] = self._op("Mul", self._op("Sub", clipped, zero), scale)
-        return self.made[edge.value, dtype]
+        self.made[edge.value, str(key)] = self._op("Mul", self._op("Sub", clipped, zero), scale)
+        return self.made[edge.value, str(key)]
+
+    def _factors(self, name: str, place: int) -> str:
+        return self._part(name, self.factors[place].start, self.factors[place].stop)
 
     def _weight(self, site: QuantizationSite, edge: Edge, dtype: str) -> str:
         assert edge.axis is not None
@@ -192,8 +214,12 @@ class _Builder:
         wanted = [1] * len(shape)
         wanted[edge.axis] = count
         scale = self._op("Reshape", flat, self._constant(np.array(wanted, np.int64)))
-        largest = float(INTEGERS[dtype][1])
-        stored = self._op("Round", self._op("Div", edge.value, scale))
+        largest, value, place = float(INTEGERS[dtype][1]), edge.value, self.topology.group_of(site.name)
+        if place is not None:
+            along = [1, 1]
+            along[1 - edge.axis] = -1
+            value = self._op("Mul", value, self._op("Reshape", self._factors("factors", place), self._constant(np.array(along, np.int64))))
+        stored = self._op("Round", self._op("Div", value, scale))
         clipped = self._op("Min", self._op("Max", stored, self._constant(np.float32(-largest))), self._constant(np.float32(largest)))
         return self._op("Mul", clipped, scale)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +28,15 @@ class Statistics:
         self.reach = 0.0
         self.is_finite = True
 
+    @staticmethod
+    def of(ranges: Sequence[tuple[float, float]], numbers: np.ndarray) -> Statistics:
+        """From the range of each call and some of the numbers of all calls."""
+        found = Statistics()
+        for low, high in ranges:
+            found._widen(low, high)
+        found._count_some(numbers)
+        return found
+
     def update(self, arrays: list[np.ndarray]) -> None:
         """Take note of what one call gave the values of the class."""
         arrays = [array for array in arrays if array.size]
@@ -35,12 +45,18 @@ class Statistics:
         if not arrays or not self.is_finite:
             return
         low, high = float(min(a.min() for a in arrays)), float(max(a.max() for a in arrays))
+        self._widen(low, high)
+        for array in arrays:
+            self._count_some(array)
+
+    def _widen(self, low: float, high: float) -> None:
         self.ranges.append((low, high))
         self.low, self.high = min(self.low, low), max(self.high, high)
         self._grow(max(-low, high))
-        for array in arrays:
-            flat, stride = array.reshape(-1), -(-array.size // SAMPLED) | 1  # odd: not in step with the channels
-            self._count(flat[::stride].astype(np.float64))
+
+    def _count_some(self, array: np.ndarray) -> None:
+        flat, stride = array.reshape(-1), -(-array.size // SAMPLED) | 1  # odd: not in step with the channels
+        self._count(flat[::stride].astype(np.float64))
 
     def _grow(self, largest: float) -> None:
         if self.reach == 0.0:

@@ -7,6 +7,7 @@ what they make are one *class* with one scale, so that they run on whichever typ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from tc.errors import UnsupportedError, UserError
-from tc.quantization.description import Combination, HardwareDescription
+from tc.quantization.description import INTEGERS, Combination, HardwareDescription
 from tc.quantization.prepare import attribute, reads_of
 
 MOVEMENT = {
@@ -77,16 +78,37 @@ class ScaleClass:
 
 
 @dataclass(frozen=True)
+class OperandGroup:
+    """A value and the products that multiply it with literal matrices, which nothing else reads: its channels and their rows may be scaled.
+
+    `weights`: the name of each matrix, and the axis of its columns.
+    """
+
+    value: str
+    class_index: int
+    sites: tuple[str, ...]
+    weights: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
 class Topology:
-    """`sites` in the order of the graph; `classes` that an edge of a site belongs to."""
+    """`sites` in the order of the graph; `classes` that an edge of a site belongs to; `groups` of products of one operand.
+
+    Scales are numbered: those of classes first, then those of the groups' operands where these are scaled by channel.
+    """
 
     sites: tuple[QuantizationSite, ...]
     classes: tuple[ScaleClass, ...]
+    groups: tuple[OperandGroup, ...] = ()
 
     @property
     def weights(self) -> tuple[str, ...]:
         """Names of the literal operands, each once."""
         return tuple(dict.fromkeys(edge.value for site in self.sites for edge in site.edges if edge.is_weight))
+
+    def group_of(self, site: str) -> int | None:
+        """The place of the group that a site's operand is scaled with."""
+        return next((i for i, group in enumerate(self.groups) if site in group.sites), None)
 
 
 def analyse(proto: onnx.ModelProto, hardware: HardwareDescription, keep: Sequence[str] = ()) -> Topology:
@@ -135,7 +157,28 @@ def analyse(proto: onnx.ModelProto, hardware: HardwareDescription, keep: Sequenc
             sites.append(QuantizationSite(node.name, node.op_type, is_contraction, combinations, tuple(kept)))
     if not any(site.is_contraction for site in sites):
         raise UnsupportedError("nothing to quantize: the model has no Conv, Gemm or MatMul of f32 that may be")
-    return Topology(tuple(sites), _classes(graph, groups, numbers))
+    operands = () if hardware.is_power_of_two else operand_groups(sites)
+    return Topology(tuple(sites), _classes(graph, groups, numbers), operands)
+
+
+def operand_groups(sites: Sequence[QuantizationSite]) -> tuple[OperandGroup, ...]:
+    """Products with literal matrices by their operand; those whose matrix others read too belong to no group.
+
+    A factor is a multiplication in f32 before the product: not for hardware that has powers of two alone.
+    """
+    readers = Counter(edge.value for site in sites for edge in site.edges if edge.is_weight)
+    found: dict[str, list[QuantizationSite]] = {}
+    for site in sites:
+        if site.op_type in ("Gemm", "MatMul") and [edge.axis in (0, 1) for edge in site.edges] == [False, True]:
+            both = all((choice.operand(0) in INTEGERS) == (choice.operand(1) in INTEGERS) for choice in site.choices)
+            if both and readers[site.edges[1].value] == 1:
+                found.setdefault(site.edges[0].value, []).append(site)
+    return tuple(
+        OperandGroup(
+            value, same[0].edges[0].class_index, tuple(s.name for s in same), tuple((s.edges[1].value, s.edges[1].axis or 0) for s in same)
+        )
+        for value, same in found.items()
+    )
 
 
 def _check_keep(nodes: Iterable[onnx.NodeProto], keep: Sequence[str]) -> None:

@@ -11,10 +11,12 @@ import pytest
 from onnx import numpy_helper
 
 from tc.quantization.description import describe_hardware
-from tc.quantization.evaluate import Evaluator, Scales
+from tc.quantization.evaluate import Evaluator
+from tc.quantization.migration import STRENGTHS
 from tc.quantization.observe import observe
 from tc.quantization.prepare import prepare
 from tc.quantization.realize import realize
+from tc.quantization.scales import Scales
 from tc.quantization.strategy import Strategy, all_float, all_small
 from tc.quantization.topology import Topology, analyse, weight_arrays
 from tc.target import Target
@@ -45,17 +47,13 @@ class Setup:
         self.evaluator = Evaluator(self.proto, self.scales, self.feeds, seen.outputs, None, OrtModule)
 
     def write(self, strategy: Strategy) -> onnx.ModelProto:
-        model = realize(
-            self.proto, self.topology, strategy, self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights),
-            self.scales.corrections(strategy),
-        )  # fmt: skip
+        model = realize(self.proto, self.topology, strategy, self.scales.numbers(strategy))
         onnx.checker.check_model(model, full_check=True)
         return model
 
     def simulated(self, strategy: Strategy, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         evaluator = self.evaluator
-        quantizers, weights = self.scales.quantizers(strategy), self.scales.of_weights(strategy.weights)
-        controls = evaluator.simulation.controls(strategy, quantizers, weights, self.scales.corrections(strategy))
+        controls = evaluator.simulation.controls(strategy, self.scales.numbers(strategy))
         return evaluator.module.run({**feed, **controls})
 
 
@@ -64,7 +62,8 @@ def random_strategy(topology: Topology, rng: np.random.Generator) -> Strategy:
     strategy = all_small(topology).with_choice(choices)
     for index in range(len(topology.classes)):
         strategy = strategy.with_method(index, str(rng.choice(["minmax", "average", "mse"])))
-    return replace(strategy, is_corrected=bool(rng.random() < 0.5))
+    strengths = tuple(float(rng.choice([0.0, *STRENGTHS])) for _ in topology.groups)
+    return replace(strategy, is_corrected=bool(rng.random() < 0.5), strengths=strengths)
 
 
 @pytest.mark.parametrize("hardware", ["vnni", "vnni_bf16", "power_of_two"])

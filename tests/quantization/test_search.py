@@ -189,7 +189,7 @@ def test_an_interruption_before_anything_is_known_is_passed_on() -> None:
 def test_what_is_measured_holds_both_ends_and_no_strategy_twice() -> None:
     trials = search().trials
 
-    chosen = list(worth_measuring(trials, 4))
+    chosen = list(worth_measuring(make_topology(), trials, 4))
 
     assert chosen[:2] == trials[:2]
     assert len({t.strategy.key for t in chosen}) == len(chosen) <= 10  # two ends, two in 8 bits, four of the front, two near the limits
