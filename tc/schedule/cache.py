@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, bounds
 from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, i64, int_range
-from tc.ir.expr import TRUE, Buffer, Cast, Expr, Load, Var, cast, const, select
+from tc.ir.expr import TRUE, Buffer, Cast, Expr, Load, Sub, Var, cast, const, select
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
@@ -117,7 +117,16 @@ def narrowed(value: Expr, dtype: str) -> Expr | None:
         return None
     found, (lo, hi) = bounds(value), int_range(wanted)
     is_inside = found.lo is not None and found.hi is not None and lo <= found.lo and found.hi <= hi
-    return cast(value, wanted) if is_inside else None
+    return _made_in(value, wanted) if is_inside else None
+
+
+def _made_in(value: Expr, dtype: DType) -> Expr:
+    """A value that the type has. The difference of two that it has, too, is one of narrow numbers: LLVM narrows those of literals alone."""
+    match value:
+        case Sub(lhs=Cast(operand=lhs), rhs=Cast(operand=rhs)) if lhs.dtype.is_int and rhs.dtype.is_int:
+            if _is_exact(lhs.dtype, dtype) and _is_exact(rhs.dtype, dtype):
+                return cast(lhs, dtype) - cast(rhs, dtype)
+    return cast(value, dtype)
 
 
 def _is_exact(narrow: DType, wide: DType) -> bool:

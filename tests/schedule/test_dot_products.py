@@ -13,7 +13,7 @@ from tc.codegen.llvm.jit import compile_object
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, i64, int_range, u8
-from tc.ir.expr import Expr, Load, Var, cast, const
+from tc.ir.expr import Expr, Load, Sub, Var, cast, const
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.loop import IntrinsicCall, PrimFunc
 from tc.ir.node import substitute, walk
@@ -195,6 +195,22 @@ def test_a_copy_may_be_narrower_where_all_values_fit() -> None:
 
     with pytest.raises(ScheduleError, match="may have values that i8 has not"):
         Schedule(product(8, 8, 8, u8, i8, 7)).cache_operand("mm", "lhs", "i8")
+
+
+def test_the_difference_to_a_zero_point_is_computed_in_the_type_of_the_copy() -> None:
+    a, b, zero = placeholder((8, 9), u8, "A"), placeholder((9, 8), i8, "B"), placeholder((), u8, "Z")
+    total = reduce("sum", (8, 8), (9,), lambda i, j, k: (cast(a[i, k], i32) - cast(zero[()], i32)) * cast(b[k, j], i32), "mm")
+    func = create_prim_func("product", [a, b, zero], [total])
+    rng = np.random.default_rng(0)
+    rows, columns = numbers(rng, (8, 9), u8), numbers(rng, (9, 8), i8)
+    schedule = Schedule(func)
+
+    name = schedule.cache_operand("mm", "lhs", "i16")
+
+    assert {node.dtype for node in walk(schedule.block(name)) if isinstance(node, Sub)} == {i16}
+    for point in (0, 7, 255):
+        arrays = [rows, columns, np.array(point, np.uint8)]
+        np.testing.assert_array_equal(run_prim_func(schedule.func, arrays)[0], run_prim_func(func, arrays)[0])
 
 
 @pytest.mark.parametrize("step", [("mm", "middle", "f32"), ("mm", "lhs", "f16"), ("mm", "lhs", "no type")])
