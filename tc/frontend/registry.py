@@ -25,7 +25,8 @@ def check_model(model: object) -> None:
     """UserError for what no model can be made of."""
     if not isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview, onnx.ModelProto, IRModule)):
         kinds = "the path of an ONNX file, its bytes, an onnx.ModelProto or a tc IRModule"
-        raise UserError(f"the model is a {type(model).__name__}, must be {kinds}")
+        inner = "; its .model is one" if isinstance(getattr(model, "model", None), onnx.ModelProto) else ""
+        raise UserError(f"the model is a {type(model).__name__}, must be {kinds}{inner}")
 
 
 def import_model(

@@ -118,3 +118,13 @@ def _check(array: np.ndarray, value: onnx.ValueInfoProto, place: str) -> None:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         index = [int(i) for i in np.argwhere(~np.isfinite(array))[0]]
         raise UserError(f"{what} holds {array[tuple(index)]} at {index}; calibration data must be finite")
+
+
+def constant_inputs(feeds: Sequence[Feed]) -> tuple[str, ...]:
+    """What is said of floats that are one and the same number everywhere: ranges of one number say little of others."""
+    notes = []
+    for name, array in feeds[0].items():
+        is_tensor = array.dtype.kind == "f" and array.size > 1
+        if is_tensor and all((feed[name] == array.flat[0]).all() for feed in feeds):
+            notes.append(f"{name!r} holds nothing but {array.flat[0]} in the calibration inputs: the scales may not suit others")
+    return tuple(notes)

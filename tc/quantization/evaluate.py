@@ -107,12 +107,20 @@ class Evaluator:
 
 def call_metric(metric: Metric, predict: Predict) -> float:
     """The metric's value; UserError where it raises, or gives no number."""
+    given: dict[str, None] = {}
+
+    def watched(feed: Mapping[str, np.ndarray]) -> Outputs:
+        outputs = predict(feed)
+        given.update(dict.fromkeys(outputs))
+        return outputs
+
     try:
-        value = metric(predict)
+        value = metric(watched)
     except KeyboardInterrupt:
         raise
     except Exception as error:
-        raise UserError(f"metric: raised {type(error).__name__}: {error}") from error
+        outputs = f"; predict gave the outputs {', '.join(given)}" if isinstance(error, KeyError) and given else ""
+        raise UserError(f"metric: raised {type(error).__name__}: {error}{outputs}") from error
     try:
         number = float(value)
     except (TypeError, ValueError):

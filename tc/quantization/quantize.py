@@ -18,7 +18,7 @@ from tc.compiler import compile_model
 from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model
-from tc.quantization.calibration import read_feeds
+from tc.quantization.calibration import constant_inputs, read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
 from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, compare_outputs, layer_noise
 from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
@@ -212,7 +212,7 @@ class _Static:
             on_layer=lambda n, of: tell(QuantizationStep("measuring layers", n, of)),
         )  # fmt: skip
         ended = search.run(self.search)
-        notes += constant_zeros(topology.classes, seen.statistics)
+        notes += constant_inputs(self.feeds) + constant_zeros(topology.classes, seen.statistics)
         if not request.is_measured:
             notes += (f"times are predicted from the description {request.hardware.name!r}: it is not what the target is",)
         others = [self.feeds[i] for i in checked], [seen.outputs[i] for i in checked]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from tc.errors import UserError
@@ -81,6 +82,10 @@ class QuantizedModel:
         """
         if not self.points:
             raise UserError(f"choose: the mode {self.mode!r} has one model and no front")
+        for name, limit in (("max_error", max_error), ("min_metric", min_metric), ("min_speedup", min_speedup)):
+            _check_limit(name, limit)
+        if min_metric is not None and all(math.isnan(p.quality.metric) for p in self.points):
+            raise UserError("choose: min_metric needs a metric, and quantize was given none; max_error works without one")
         if index is not None:
             if isinstance(index, bool) or not isinstance(index, int) or not -len(self.front) <= index < len(self.front):
                 raise UserError(f"choose: index is {index!r}, but the front has {len(self.front)} points")
@@ -121,6 +126,18 @@ class QuantizedModel:
         lines = [f"{self.name}: {self.mode}, {self.hardware}"]
         lines += [f"{'*' if p is self.point else ' '} {describe(p)}" for p in self.points]
         return "\n".join((*lines, *(f"note: {note}" for note in self.notes)))
+
+
+def _check_limit(name: str, limit: object) -> None:
+    """UserError for a limit that nothing can be compared with."""
+    if limit is None:
+        return
+    if isinstance(limit, bool) or not isinstance(limit, (int, float, np.number)) or math.isnan(limit):
+        raise UserError(f"choose: {name} is {limit!r}, must be a number")
+    if name != "min_metric" and limit < 0:
+        raise UserError(f"choose: {name} is {limit}, must not be negative")
+    if name == "min_speedup" and limit == 0:
+        raise UserError("choose: min_speedup is 0, must be above 0")
 
 
 def describe(point: FrontPoint) -> str:

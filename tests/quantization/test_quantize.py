@@ -94,6 +94,26 @@ def test_what_is_far_from_f32_is_not_chosen_by_default(
     assert any("f32 is chosen" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_error": "1%"}, "max_error is '1%', must be a number"),
+        ({"max_error": math.nan}, "max_error is nan, must be a number"),
+        ({"max_error": -0.1}, "max_error is -0.1, must not be negative"),
+        ({"min_speedup": 0}, "min_speedup is 0, must be above 0"),
+        ({"min_metric": 0.9}, "min_metric needs a metric"),
+    ],
+)
+def test_limits_that_cannot_be_are_said(quantized: QuantizedModel, limits: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        quantized.choose(**limits)
+
+
+def test_who_compiles_all_of_it_is_told_of_the_model(quantized: QuantizedModel) -> None:
+    with pytest.raises(UserError, match=r"the model is a QuantizedModel, .*; its \.model is one"):
+        tc.compile(quantized)  # type: ignore[arg-type]
+
+
 def test_progress_is_told(quantized: QuantizedModel, steps: list[QuantizationStep]) -> None:
     stages = [step.stage for step in steps]
 
@@ -171,6 +191,7 @@ def test_the_metric_is_what_is_kept(model: onnx.ModelProto, feeds: list[dict[str
         (lambda predict: 1 / 0, "metric: raised ZeroDivisionError: division by zero"),
         (lambda predict: math.nan, "metric: gave nan"),
         (lambda predict: None, "metric: gave a NoneType"),
+        (lambda predict: predict({"x": np.zeros((2, 16), np.float32)})["z"].sum(), "KeyError: 'z'; predict gave the outputs y"),
         (7, "metric is a int, must be a function"),
     ],
 )
@@ -193,6 +214,16 @@ def test_constant_values_are_quantized_and_noted(model: onnx.ModelProto) -> None
 
     assert any("'r' was 0 on every calibration input" in note for note in found.notes)
     assert all(np.isfinite(point.quality.error) for point in found.points)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_constant_inputs_are_noted(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], value: float) -> None:
+    constant = [{"x": np.full_like(feed["x"], value)} for feed in feeds]
+
+    found = tc.quantize(model, constant, hardware="vnni", trials=3)
+
+    assert any(f"'x' holds nothing but {value}" in note for note in found.notes)
+    assert not any("holds nothing but" in note for note in tc.quantize(model, feeds, hardware="vnni", trials=3).notes)
 
 
 def test_weights_that_are_not_finite_are_named(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
