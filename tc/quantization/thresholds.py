@@ -25,6 +25,8 @@ QUANTILE = 0.9999
 _TINY = float(np.finfo(np.float32).tiny)
 _KL_LEVELS = 128
 _STEPS = 64
+_TOGETHER = 1 << 15
+"""Numbers of a weight that scales are tried on at a time: they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -192,20 +194,34 @@ def weight_scales(
     minmax: nothing is clipped. mse: the part of that, from 1 down, with the least squared error in each channel.
     """
     check_word("weights' threshold", method, WEIGHT_METHODS)
-    rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
-    full = np.abs(rows).max(axis=1, initial=0.0)
-    scales = _weight_scale(full, largest, is_power_of_two)
+    rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
+    full = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
     if method == "minmax":
-        return scales
+        return _weight_scale(full, largest, is_power_of_two)
+    chosen = np.empty(len(rows), np.float32)
+    step = max(_TOGETHER // max(rows.shape[1], 1), 1)
+    for start in range(0, len(rows), step):
+        some = slice(start, start + step)
+        chosen[some] = _least_squares(rows[some].astype(np.float64), full[some], is_power_of_two, largest)
+    return chosen
+
+
+def _least_squares(rows: np.ndarray, full: np.ndarray, is_power_of_two: bool, largest: int) -> np.ndarray:
+    """float32[channels]: of the scales up to those of the largest magnitudes `full`, the one with the least error in each row."""
     best = np.full(len(rows), math.inf)
-    chosen = scales.copy()
+    chosen = _weight_scale(full, largest, is_power_of_two)
+    found = np.empty_like(rows)
     for part in np.linspace(1.0, 0.6, 17):
         tried = _weight_scale(full * part, largest, is_power_of_two)
-        stored = np.clip(np.rint(rows / tried[:, None]), -largest, largest)
-        errors = np.square(stored * tried[:, None] - rows).sum(axis=1)
+        np.divide(rows, tried[:, None], out=found)
+        np.rint(found, out=found)
+        np.clip(found, -largest, largest, out=found)
+        found *= tried[:, None]
+        found -= rows
+        errors = np.square(found, out=found).sum(axis=1)
         chosen = np.where(errors < best, tried, chosen)
         best = np.minimum(errors, best)
-    return np.asarray(chosen, np.float32)
+    return chosen
 
 
 def _weight_scale(highest: np.ndarray, largest: int, is_power_of_two: bool) -> np.ndarray:
