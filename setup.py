@@ -91,7 +91,7 @@ setup(
             "setuptools>=69",
         ],
         "bench": ["onnxruntime>=1.18", "sympy>=1.12", "openvino>=2024.6", "threadpoolctl>=3.5", "safetensors>=0.4", "matplotlib>=3.8"],
-        "docs": ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8"],
+        "docs": ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8", "onnxruntime>=1.18"],
         "lint": ["ruff>=0.9", "mypy>=1.14"],
     },
     entry_points={"console_scripts": ["tc = tc.cli:main"]},
