@@ -241,7 +241,7 @@ pixels = as_model_input(images)
 calibration = [{"image": pixels[start : start + 40]} for start in range(0, 160, 40)]
 test, answers = pixels[160:], labels[160:]  # neither trained nor calibrated on
 
-q = tc.quantize(MODEL_PATH, calibration, trials=8 if QUICK else 40, threads=1)
+q = tc.quantize(MODEL_PATH, calibration, trials=20 if QUICK else 40, threads=1)
 print(str(q).replace(str(MODEL_PATH), MODEL_PATH.name))
 
 # %% [markdown]
