@@ -33,6 +33,9 @@ AGREEMENT_SHARE = 1e-3
 ERROR_LIMIT = 0.1
 """The relative error that the model which is chosen by default has at most: a cosine of about 0.995."""
 
+WORST_SHARE = 2.0
+"""So many times the limit may be the error on one input: a mean hides that one result is another one."""
+
 DROP_LIMIT = 0.01
 """Where there is a metric, the part of its value in f32 that the model which is chosen by default loses at most."""
 
@@ -41,18 +44,20 @@ DROP_LIMIT = 0.01
 class Quality:
     """`error`: relative L2 distance of the outputs from those in f32, the mean over outputs. `cosine`: the least over outputs of the mean
     over inputs. `metric`: the user's, larger is better, NaN without one. `loss`: what the search lowers: the error, or with a metric
-    what is lost of it and a thousandth of the error."""
+    what is lost of it and a thousandth of the error. `worst`: the largest error on one input, over the mean power of outputs."""
 
     error: float
     cosine: float
     metric: float
     loss: float
+    worst: float
 
     @property
     def is_within_limits(self) -> bool:
-        """Whether the metric loses at most DROP_LIMIT of what it is in f32; without one, whether the error is at most ERROR_LIMIT."""
+        """Whether the metric loses at most DROP_LIMIT of what it is in f32; without one, whether the error is at most ERROR_LIMIT, and
+        WORST_SHARE times that on any input."""
         if math.isnan(self.metric):
-            return self.error <= ERROR_LIMIT
+            return self.error <= ERROR_LIMIT and self.worst <= WORST_SHARE * ERROR_LIMIT
         lost = self.loss - AGREEMENT_SHARE * self.error
         return lost <= DROP_LIMIT * abs(self.metric + lost)
 
@@ -98,11 +103,12 @@ class Evaluator:
 
     def quality_on(self, feeds: Sequence[Feed], references: Sequence[Outputs], predict: Predict) -> Quality:
         """The same on other inputs, with what the model in f32 gives for them."""
-        error, cosine = compare_outputs(references, [predict(feed) for feed in feeds])
+        found = [predict(feed) for feed in feeds]
+        (error, cosine), worst = compare_outputs(references, found), worst_error(references, found)
         if self.metric is None:
-            return Quality(error, cosine, math.nan, error)
+            return Quality(error, cosine, math.nan, error, worst)
         value = call_metric(self.metric, predict)
-        return Quality(error, cosine, value, max(self.reference_metric - value, 0.0) + AGREEMENT_SHARE * error)
+        return Quality(error, cosine, value, max(self.reference_metric - value, 0.0) + AGREEMENT_SHARE * error, worst)
 
 
 def call_metric(metric: Metric, predict: Predict) -> float:
@@ -149,6 +155,23 @@ def compare_outputs(expected: Sequence[Outputs], found: Sequence[Outputs]) -> tu
         errors.append(math.sqrt(noise / power) if power else float(noise > 0))
         cosines.append(float(np.mean([_cosine(a, b) for a, b in wide])))
     return float(np.mean(errors)) if errors else 0.0, min(cosines, default=1.0)
+
+
+def worst_error(expected: Sequence[Outputs], found: Sequence[Outputs]) -> float:
+    """The largest over inputs of the mean over outputs of the error on that input alone, relative to the root mean square of an output over
+    all inputs: where it is near 0 on one of them, a little noise is no large error."""
+    sums = np.zeros(len(expected))
+    for name in expected[0]:
+        pairs = [(np.asarray(a[name]), np.asarray(b[name])) for a, b in zip(expected, found, strict=True)]
+        if pairs[0][0].dtype.kind != "f":
+            sums += [_differing(a, b) for a, b in pairs]
+            continue
+        if any(a.shape != b.shape or not np.isfinite(b).all() for a, b in pairs):
+            return math.inf
+        power = sum(float(np.square(a, dtype=np.float64).sum()) for a, _ in pairs) / max(sum(a.size for a, _ in pairs), 1)
+        noise = np.array([np.square(a.astype(np.float64) - b).sum() / max(a.size, 1) for a, b in pairs])
+        sums += np.sqrt(noise / power) if power else noise > 0
+    return float(sums.max(initial=0.0)) / max(len(expected[0]), 1)
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> float:

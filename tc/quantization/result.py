@@ -28,7 +28,7 @@ class FrontPoint:
     """A strategy that was written, compiled and measured.
 
     `seconds`: of a call, the median; `ratio`: over those of f32, in turns; NaN where nothing could be measured. `predicted`: what the
-    search took it for. `quality`: of the written model, on calibration inputs that the search did not use.
+    search took it for. `quality`: of the written model, on calibration inputs that the search did not use; its `worst` is of all.
     """
 
     label: str
@@ -160,8 +160,9 @@ def pareto_points(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
 def usual_choice(points: Iterable[FrontPoint]) -> FrontPoint:
     """The fastest that is accurate, or one that is more so and takes at most 5 % longer; the most accurate where none is.
 
-    Accurate is what differs from f32 by a relative error of at most 0.1 (a cosine of about 0.995), or, with a metric, loses at most 1 % of
-    its value in f32, both on calibration inputs that the search did not use. f32 itself is a point, so there may be nothing faster.
+    Accurate is what differs from f32 by a relative error of at most 0.1 (a cosine of about 0.995), and 0.2 on any input, or, with
+    a metric, loses at most 1 % of its value in f32, on calibration inputs that the search did not use. f32 itself is a point, so there
+    may be nothing faster.
     """
     known = list(points)
     accurate = [p for p in known if p.quality.is_within_limits]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx
 import pytest
 
-from tc.quantization.evaluate import AGREEMENT_SHARE, Quality
+from tc.quantization.evaluate import AGREEMENT_SHARE, Quality, worst_error
 from tc.quantization.result import FrontPoint, usual_choice
 from tc.quantization.strategy import Strategy
 
 
-def agreement(error: float) -> Quality:
-    return Quality(error, 1 - error**2 / 2, math.nan, error)
+def agreement(error: float, worst: float | None = None) -> Quality:
+    return Quality(error, 1 - error**2 / 2, math.nan, error, error if worst is None else worst)
 
 
 def measured(metric: float, reference: float, error: float = 0.5) -> Quality:
     """As `Evaluator.quality_on` gives it where there is a metric."""
-    return Quality(error, 0.9, metric, max(reference - metric, 0.0) + AGREEMENT_SHARE * error)
+    return Quality(error, 0.9, metric, max(reference - metric, 0.0) + AGREEMENT_SHARE * error, 1.0)
 
 
 def point(ratio: float, quality: Quality) -> FrontPoint:
@@ -41,6 +42,34 @@ def test_a_more_accurate_one_may_take_a_little_longer() -> None:
 
 def test_where_all_are_too_far_the_most_accurate_is_chosen() -> None:
     assert chosen(point(0.3, agreement(0.9)), point(0.5, agreement(0.2)), point(0.6, agreement(math.inf))) == "at 0.5"
+
+
+def test_one_input_that_is_far_off_is_too_many() -> None:
+    assert chosen(point(0.3, agreement(0.05, worst=0.21)), point(0.5, agreement(0.09, worst=0.19)), point(1.0, agreement(0.0))) == "at 0.5"
+
+
+def test_the_worst_input_is_that_of_the_largest_error() -> None:
+    rng = np.random.default_rng(0)
+    expected = [{"y": rng.standard_normal((2, 50)), "z": rng.standard_normal(9)} for _ in range(4)]
+    found = [{name: value.copy() for name, value in outputs.items()} for outputs in expected]
+    found[2]["y"] *= 1.5
+    found[3]["z"] += 0.01
+
+    power = np.mean([np.square(outputs["y"]) for outputs in expected])
+    noise = np.mean(np.square(found[2]["y"] - expected[2]["y"]))
+
+    assert worst_error(expected, expected) == 0.0
+    assert worst_error(expected, found) == pytest.approx(np.sqrt(noise / power) / 2)
+
+
+def test_noise_where_an_output_is_almost_nothing_is_no_large_error() -> None:
+    expected = [{"y": np.full(8, value)} for value in (1.0, 1e-6, 1.0)]
+    found = [{"y": outputs["y"] + 0.01} for outputs in expected]
+
+    assert worst_error(expected, found) == pytest.approx(0.01 * np.sqrt(1.5))
+    assert worst_error([{"y": np.zeros(3)}], [{"y": np.full(3, 1e-9)}]) == 1.0
+    assert worst_error(expected, [{"y": np.full(8, np.nan)}, *found[1:]]) == math.inf
+    assert worst_error([{"n": np.array([1, 2])}, {"n": np.array([3, 4])}], [{"n": np.array([1, 2])}, {"n": np.array([3, 5])}]) == 0.5
 
 
 def test_f32_is_chosen_where_nothing_else_is_near() -> None:

@@ -50,7 +50,7 @@ def quality(strategy: Strategy) -> Quality:
         if choice == 0
     ]
     error = math.sqrt(sum(part**2 for part in parts))
-    return Quality(error, 1 - error / 2, 0.0, error)
+    return Quality(error, 1 - error / 2, 0.0, error, error)
 
 
 def seconds(strategy: Strategy) -> float:
