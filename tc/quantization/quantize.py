@@ -45,6 +45,9 @@ MEASURED = 6
 
 MEASURE_SECONDS = 10.0
 
+STATE_FORMAT = 2
+"""Of what a trial is in a state file; those of another one are left alone."""
+
 
 @dataclass(frozen=True)
 class QuantizationStep:
@@ -239,8 +242,9 @@ class _Static:
         request = self.request
         model = hashlib.sha256(self.proto.SerializeToString(deterministic=True)).hexdigest()[:16]
         return {
-            "kind": "tc quantization", "version": __version__, "model": model, "calibration": digest_of_calls(self.feeds),
-            "hardware": request.hardware.name, "keep": list(request.keep), "search": self.search, "seed": request.seed,
+            "kind": "tc quantization", "version": __version__, "format": STATE_FORMAT, "model": model,
+            "calibration": digest_of_calls(self.feeds), "hardware": request.hardware.name, "keep": list(request.keep),
+            "search": self.search, "seed": request.seed,
             "metric": request.metric is not None,
         }  # fmt: skip
 

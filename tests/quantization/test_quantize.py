@@ -171,6 +171,20 @@ def test_a_stopped_search_is_the_same_when_it_went_on(
         tc.quantize(model, feeds, state=state, hardware="vnni", trials=9, seed=3)
 
 
+def test_a_state_of_another_format_is_left_alone(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "s.jsonl"
+    tc.quantize(model, feeds, state=state, hardware="vnni", trials=3)
+    before = state.read_bytes()
+
+    monkeypatch.setattr("tc.quantization.quantize.STATE_FORMAT", -1)
+    with pytest.raises(UserError, match="belongs to another search: its format is"):
+        tc.quantize(model, feeds, state=state, hardware="vnni", trials=3)
+
+    assert state.read_bytes() == before
+
+
 def test_the_metric_is_what_is_kept(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
     labels = [OrtModule(model).run(feed)["y"].argmax(axis=1) for feed in feeds]
 
