@@ -64,7 +64,7 @@ def test_products_of_small_integers_are_exact(target: Target, seed: int) -> None
     func = product(m, n, k, lhs, rhs, zero)
     arrays = [numbers(rng, (m, k), lhs), numbers(rng, (k, n), rhs)]
 
-    result, *_ = run(finish_loops(apply_rules(func, target).func, threads=1), arrays, target=target)
+    result, *_ = run(finish_loops(apply_rules(func, target).func, threads=2), arrays, target=target)
 
     expected = (arrays[0].astype(np.int64) - (zero or 0)) @ arrays[1].astype(np.int64)
     np.testing.assert_array_equal(result, expected)
@@ -84,7 +84,7 @@ def test_sums_that_pass_32_bits_wrap_as_they_do_one_by_one() -> None:
     func = product(16, 16, 70_000)
     arrays = [np.full((16, 70_000), 255, np.uint8), np.full((70_000, 16), -128, np.int8)]
 
-    result, *_ = run(finish_loops(apply_rules(func, native_target()).func, threads=1), arrays, target=native_target())
+    result, *_ = run(finish_loops(apply_rules(func, native_target()).func, threads=2), arrays, target=native_target())
 
     assert result[0, 0] == np.int64(255 * -128 * 70_000).astype(np.int32)
 
@@ -111,7 +111,7 @@ def test_operands_that_are_cast_twice_are_products_too(source: DType, middle: DT
     arrays = [numbers(rng, (40, 48), source), numbers(rng, (48, 64), source)]
 
     scheduled = apply_rules(create_prim_func("product", [a, b], [total]), LEVELS[0])
-    result, *_ = run(finish_loops(scheduled.func, threads=1), arrays, target=LEVELS[0])
+    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, target=LEVELS[0])
 
     assert "dot2.i16.i16" in str(scheduled.trace)
     lhs, rhs = (array.astype(middle.numpy).astype(np.int64) for array in arrays)
@@ -279,7 +279,7 @@ def test_products_of_bf16_by_instructions_that_sum_two(sizes: tuple[int, int, in
     arrays = [(rng.standard_normal(shape) * scale).astype(bf16.numpy) for shape in ((m, k), (k, n))]
     arrays[0][0, 0], arrays[1][0, 0] = np.inf, np.nan
 
-    result, *_ = run(finish_loops(scheduled.func, threads=1), arrays, target=target)
+    result, *_ = run(finish_loops(scheduled.func, threads=2), arrays, target=target)
 
     wide = [array.astype(np.float64) for array in arrays]
     with np.errstate(all="ignore"):

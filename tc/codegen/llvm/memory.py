@@ -300,6 +300,8 @@ class MemoryEmitter(PlaceEmitter):
         if self.guard is not None:
             pointer = self.b.select(self.guard, pointer, self.state.pointers[buffer])
         element, lanes, align = memory_type(buffer.dtype), mask.lanes, buffer.dtype.size_bytes
+        if lanes * align > self._register_bytes():
+            mask = self._hidden(mask)
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
         self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
@@ -385,11 +387,16 @@ class MemoryEmitter(PlaceEmitter):
         self.module.declare(name, "void", [value.type, f"<{lanes} x ptr>", f"<{lanes} x i1>"])
         self.b.emit_void(f"call void @{name}({value}, <{lanes} x ptr> align {align} {pointers.text}, {mask})")
 
+    def _register_bytes(self) -> int:
+        """Of the widest vectors of the target."""
+        return next((size for feature, size in (("avx512f", 64), ("avx", 32)) if self.module.has(feature)), 16)
+
     def _hidden(self, mask: Value) -> Value:
         """The mask, so that LLVM does not know its lanes.
 
         Where LLVM 22 knows that one lane alone is stored, of integers that are wider in registers than in memory, it stores the wide
-        number: up to seven bytes that belong to others.
+        number: up to seven bytes that belong to others. And of a load that it cuts in registers it loads one of them whole, without its
+        mask, if it finds then that none of its lanes is active.
         """
         state = self.state
         if not state.all_ones:
