@@ -8,6 +8,7 @@ entry, keeps names and places, and decides what happens to a node that has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -318,6 +319,8 @@ class GraphImporter:
         for axis, dim in enumerate(type_.shape):
             if isinstance(dim, Var):
                 self.builder.know(dim)
+            elif isinstance(dim, Const) and dim.value >= 0:
+                continue
             elif prove(dim >= 0, self.facts) is not True:
                 message = f"{op}: dim {axis} of the result is {dim}, which must not be negative"
                 if prove(dim >= 0, self.facts) is False:
@@ -471,7 +474,7 @@ def check_size(type_: Any, what: str, span: Span | None) -> None:
     shape = type_.static_shape if isinstance(type_, TensorType) else None
     if shape is None:
         return
-    size = int(np.prod(shape, dtype=object)) * type_.dtype.size_bytes
+    size = prod(shape) * type_.dtype.size_bytes
     if size > MAX_TENSOR_BYTES:
         raise LimitError(f"{what}: the result {type_} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span)
 
