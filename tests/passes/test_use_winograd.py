@@ -125,6 +125,29 @@ def test_sizes_may_be_symbolic(channels: int, dims: str) -> None:
         np.testing.assert_array_equal(one(x), y)
 
 
+def test_what_is_added_may_be_computed_in_the_kernel() -> None:
+    """A cast of it, a block of its own before the products, once made the kernel compute all products of a tile for each pixel."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(np.sqrt(9 * 64)) for _ in range(2)]
+    bias = rng.standard_normal(64).astype(np.float32)
+    b = GraphBuilder()
+    x = b.param("x", tensor_type((1, 64, 28, 30), f32))
+    first = b.call("relu", b.call("conv", x, b.const(weights[0]), b.const(bias), pads=(1, 1, 1, 1)))
+    second = b.call("conv", first, b.const(weights[1]), b.const(bias), pads=(1, 1, 1, 1))
+    module = IRModule((b.function("main", (b.call("relu", b.call("add", first, second)),)),))
+    image = rng.standard_normal((1, 64, 28, 30)).astype(np.float32)
+
+    m = tc.compile(module, precision="bf16", target="x86-64-v3")
+
+    assert [kernel.rule for kernel in m.report().kernels if "winograd" in kernel.name] == ["winograd"] * 2
+    exact = np.zeros(())
+    for w in weights:
+        source = exact if exact.ndim else image
+        sums = correlate(np.pad(source, [(0, 0), (0, 0), (1, 1), (1, 1)]), w.astype(np.float64)) + bias[:, None, None]
+        exact = np.maximum(sums + exact, 0)
+    assert np.sqrt(np.mean((m(image) - exact) ** 2) / np.mean(exact**2)) <= 1e-2
+
+
 def test_images_may_be_whole_tiles_of_symbolic_number() -> None:
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((72, 128, 3, 3)).astype(np.float32) / np.float32(np.sqrt(9 * 128))

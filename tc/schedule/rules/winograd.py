@@ -26,7 +26,10 @@ as these, tiles of 4 err no more than direct sums do, at the price of 3 % of the
 
 @dataclass(frozen=True)
 class WinogradChain:
-    """Names of the blocks: padding, transform of rows and of columns, products, transform back of rows; and all that follows."""
+    """Names of the blocks: padding, transform of rows and of columns, products, transform back of rows; and all that follows.
+
+    `beside`: what precedes the products and is read by what follows alone, such as a sum's other operand that is cast.
+    """
 
     pad: str
     rows: str
@@ -34,6 +37,7 @@ class WinogradChain:
     products: str
     back: str
     after: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
 
 def schedule_winograd(schedule: Schedule, target: Target) -> str | None:
@@ -41,7 +45,7 @@ def schedule_winograd(schedule: Schedule, target: Target) -> str | None:
     chain = find_chain(block_infos(schedule.func))
     if chain is None:
         return None
-    if inline_chain(schedule, chain.after) is None:
+    if inline_chain(schedule, (*chain.beside, *chain.after)) is None:
         return None
     schedule.cache_write(chain.products, "register")
     copy = f"{chain.products}_copy"
@@ -74,9 +78,14 @@ def find_chain(infos: list[BlockInfo]) -> WinogradChain | None:
     few = ((tiles, 5), (rows, 5), (sums[0], 5), (back, 5), (infos[-1], 4))  # axes of one iteration have no loop
     if any(len(driven_spatial(info)) < count for info, count in few):
         return None
-    if infos[:place] != [pad, rows, tiles, sums[0]] or not after or not all(i.is_spatial for i in infos if i is not sums[0]):
+    stages = [pad, rows, tiles, sums[0]]
+    beside = [info for info in infos[:place] if info not in stages]
+    needed = {buffer for info in stages for buffer in info.read_buffers}
+    if [info for info in infos[:place] if info in stages] != stages or any(set(info.written_buffers) & needed for info in beside):
         return None
-    return WinogradChain(pad.name, rows.name, tiles.name, sums[0].name, back.name, after)
+    if not after or not all(i.is_spatial for i in infos if i is not sums[0]):
+        return None
+    return WinogradChain(pad.name, rows.name, tiles.name, sums[0].name, back.name, after, tuple(info.name for info in beside))
 
 
 def _producer_of_many(infos: list[BlockInfo], reader: BlockInfo | None) -> BlockInfo | None:
