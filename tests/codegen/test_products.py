@@ -53,7 +53,7 @@ def test_tiles_of_products_are_registers_after_few_passes(name: str, dtype: DTyp
     assert re.search(r"= alloca \[\d+ x (float|double)\]", text)
     assert not re.search(r"= alloca .*(float|double)", few.ir_text)
     assert few.assembly.count("vfmadd") == all_passes.assembly.count("vfmadd") > 8
-    assert few.assembly.count("\n") <= 1.02 * all_passes.assembly.count("\n")
+    assert few.assembly.count("\n") <= all_passes.assembly.count("\n") + 4, "instructions outside of the loops"
 
 
 @pytest.mark.parametrize("func", [product(Var("n", i64)), product(dtype=f16), product(dtype=i32), squares(), weighted()],
