@@ -42,7 +42,6 @@ from tc.ir.loop import (
     Store,
     While,
     annotation,
-    in_place_inputs,
 )
 from tc.ir.node import binders
 from tc.ir.tree_loop import TreeLoop
@@ -87,7 +86,6 @@ class KernelEmitter(ExpressionEmitter):
         self.symbol = symbol
         self.func = func
         self.inputs = frozenset(func.inputs)
-        self.unchanging = self.inputs.difference(func.inputs[place] for place in in_place_inputs(func))
         self.parallel_count = 0
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None

@@ -7,7 +7,6 @@ lanes happen.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from tc.codegen.llvm.builder import Module, Value, int_value, mangled
 from tc.codegen.llvm.byte_tables import REGISTER_BYTES, looked_up
@@ -49,9 +48,7 @@ class MemoryEmitter(PlaceEmitter):
                 return self._from_memory(held, buffer.dtype)
         pointer = self.pointer_to(buffer, uniform, known)
         if not contiguous:
-            is_fixed = uniform.known == 0 and buffer in self.unchanging and (self.mask is None or self._is_loaded_anyway(node))
-            read = partial(self._shared_load, node, pointer)
-            loaded = self.b.once(("load", pointer.text), read) if is_fixed else read()
+            loaded = self._shared_load(node, pointer)
             self._hold(buffer, uniform, known, loaded)
             return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
@@ -260,13 +257,9 @@ class MemoryEmitter(PlaceEmitter):
 
     def _shared_load(self, node: Load, pointer: Value) -> Value:
         """A load that all lanes share; without a branch, which costs more than sums of products, where its element is known to be there."""
-        if self._is_loaded_anyway(node):
+        if self.mask is not None and self.mask.lanes and self.is_there(node):
             return self.whole_load(node.buffer, pointer, 0)
         return self.scalar_load(node.buffer, pointer)
-
-    def _is_loaded_anyway(self, node: Load) -> bool:
-        """Whether a load under a mask may happen where no lane is active."""
-        return self.mask is not None and self.mask.lanes > 0 and self.is_there(node)
 
     def scalar_load(self, buffer: Buffer, pointer: Value) -> Value:
         """A load that all lanes share. Under a mask it happens only if some lane is active."""

@@ -57,7 +57,6 @@ class PlaceEmitter:
         self.dependence: dict[Expr, bool] = {}
         self.aliasing = aliasing
         self.inputs: frozenset[Buffer] = frozenset()  # what the kernel stores nothing to
-        self.unchanging: frozenset[Buffer] = frozenset()  # those of them that no output may take the place of
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()
