@@ -293,15 +293,15 @@ class MemoryEmitter(PlaceEmitter):
         if self.guard is not None:
             pointer = self.b.select(self.guard, pointer, self.state.pointers[buffer])
         element, lanes, align = memory_type(buffer.dtype), mask.lanes, buffer.dtype.size_bytes
-        if lanes * align > self._register_bytes():
-            mask = self._hidden(mask)
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
-        self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
-        text = f"call {vector} @{name}(ptr align {align} {pointer.text}, {mask}, {vector} zeroinitializer)"
-        found = self.state.loaded.get(text)
+        key = f"{name} {pointer.text}, {mask}"
+        found = self.state.loaded.get(key)
         if found is None:
-            found = self.state.loaded[text] = self.b.emit(text, element, lanes)
+            self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
+            shown = self._hidden(mask) if lanes * align > self._register_bytes() else mask
+            text = f"call {vector} @{name}(ptr align {align} {pointer.text}, {shown}, {vector} zeroinitializer)"
+            found = self.state.loaded[key] = self.b.emit(text, element, lanes)
         return found
 
     def vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
@@ -395,10 +395,13 @@ class MemoryEmitter(PlaceEmitter):
         if not state.all_ones:
             state.all_ones = self.b.name("ones")
             self.b.entry.append(f'  {state.all_ones} = call i64 asm "", "=r,0"(i64 -1)')
-        ones = Value(state.all_ones, "i64")
-        if mask.lanes < 64:
-            ones = self.b.emit(f"trunc {ones} to i{mask.lanes}", f"i{mask.lanes}")
-        lanes = self.b.emit(f"bitcast {ones} to <{mask.lanes} x i1>", "i1", mask.lanes)
+        ones, count = Value(state.all_ones, "i64"), min(mask.lanes, 64)
+        if count < 64:
+            ones = self.b.emit(f"trunc {ones} to i{count}", f"i{count}")
+        lanes = self.b.emit(f"bitcast {ones} to <{count} x i1>", "i1", count)
+        if count < mask.lanes:
+            order = ", ".join(f"i32 {lane % count}" for lane in range(mask.lanes))
+            lanes = self.b.emit(f"shufflevector {lanes}, {lanes.type} poison, <{mask.lanes} x i32> <{order}>", "i1", mask.lanes)
         return self.b.binary("and", mask, lanes)
 
     def store_scalar(self, stmt: Store, value: Value) -> None:
