@@ -73,8 +73,10 @@ def _check_results(outputs: Outputs, index: int) -> None:
             raise UserError(f"the model in f32 gives NaN or infinity in {name!r} on calibration input {index}: nothing to agree with")
 
 
-def without_infinite(topology: Topology, statistics: Sequence[Statistics]) -> tuple[Topology, tuple[str, ...]]:
-    """The topology without the sites that read a value that was not finite, or none at all; and what was left out, in words."""
+def without_infinite(topology: Topology, run: CalibrationRun) -> tuple[Topology, tuple[str, ...]]:
+    """The topology without the sites that read a value that was not finite, or none at all, and without the groups of operands that were
+    always empty; and what was left out, in words."""
+    statistics = run.statistics
     bad = {i for i, each in enumerate(statistics) if not each.is_finite or not each.ranges}
     kept, notes = [], []
     for site in topology.sites:
@@ -87,7 +89,7 @@ def without_infinite(topology: Topology, statistics: Sequence[Statistics]) -> tu
         rest = tuple(edge for edge in site.edges if edge not in infinite)
         if rest and not site.is_contraction:
             kept.append(QuantizationSite(site.name, site.op_type, False, site.choices, rest))
-    names = {site.name for site in kept}
+    names = run.layers.keys() & {site.name for site in kept}
     groups = tuple(group for group in topology.groups if names.issuperset(group.sites))
     return Topology(tuple(kept), topology.classes, groups), tuple(notes)
 

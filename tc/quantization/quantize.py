@@ -195,7 +195,7 @@ class _Static:
         found = analyse(self.proto, request.hardware, request.keep)
         tell(QuantizationStep("calibrating", 0, len(self.feeds)))
         seen = observe(self.proto, found, self.feeds, request.compile, lambda n, of: tell(QuantizationStep("calibrating", n, of)))
-        topology, notes = without_infinite(found, seen.statistics)
+        topology, notes = without_infinite(found, seen)
         if not any(site.is_contraction for site in topology.sites):
             raise UserError(f"nothing to quantize: {'; '.join(notes)}")
         weights = weight_arrays(self.proto, topology)

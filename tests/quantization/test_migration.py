@@ -221,3 +221,25 @@ def test_the_search_finds_migration(rng: np.random.Generator) -> None:
     best = min((t for t in found.trials if t.stage == "migration"), key=lambda t: t.quality.loss)
     default = found.trials[1]
     assert best.predicted <= default.predicted and best.quality.loss <= 0.5 * default.quality.loss
+
+
+def test_a_product_whose_operand_is_always_empty_is_not_migrated() -> None:
+    """Its class is that of what is sliced, which is not empty, so that only the product itself shows that nothing was seen of it."""
+    rng = np.random.default_rng(3)
+    nodes = [
+        helper.make_node("Slice", ["x", "start", "end"], ["none"]),
+        helper.make_node("MatMul", ["none", "w0"], ["p"], name="empty"),
+        helper.make_node("MatMul", ["x", "w1"], ["q"], name="full"),
+        helper.make_node("Concat", ["p", "q"], ["y"], axis=0),
+    ]
+    literals = {"w0": floats(rng, CHANNELS, 8), "w1": floats(rng, CHANNELS, 8), "start": np.array([9]), "end": np.array([99])}
+    model = make_model(nodes, {"x": ("n", CHANNELS)}, ["y"], literals)
+    feeds = [{"x": floats(rng, 5, CHANNELS)} for _ in range(6)]
+
+    found = tc.quantize(model, feeds, hardware="vnni", trials=24)
+
+    assert any(0.0 < max(trial.strategy.strengths) for trial in found.trials)
+    wide = floats(rng, 12, CHANNELS)
+    for feed in (feeds[0], {"x": wide}):
+        expected = OrtModule(found.model).run(feed)["y"]
+        np.testing.assert_allclose(np.asarray(tc.compile(found.model)(feed["x"])), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
