@@ -14,7 +14,13 @@ from tests.frontend.models import make_model, node, run
 
 F32 = np.float32
 MS = {"domain": "com.microsoft"}
-INPUTS = {"x": (F32, [2, 3, 8]), "skip": (F32, [2, 3, 8]), "w": (F32, [8]), "b": (F32, [8]), "z": (F32, [2, 4, 8])}
+INPUTS = {
+    "x": (F32, [2, 3, 8]), "skip": (F32, [2, 3, 8]), "w": (F32, [8]), "b": (F32, [8]), "z": (F32, [2, 4, 8]),
+    "image": (F32, [2, 4, 6, 5]), "kernels": (F32, [6, 2, 3, 3]), "channels": (F32, [6]), "other": (F32, [2, 6, 3, 5]),
+    "left": (F32, [5, 3]), "right": (F32, [4, 5]), "sum": (F32, [4]), "turned": (F32, [3, 2, 8]),
+}  # fmt: skip
+CONV = {"pads": [1, 1, 1, 1], "strides": [2, 1], "group": 2, "kernel_shape": [3, 3], **MS}
+GEMM = {"transA": 1, "transB": 1, "alpha": 0.7, "beta": 0.3, **MS}
 
 CASES: list[Any] = [
     node("Gelu", "x", "y", **MS),
@@ -24,6 +30,22 @@ CASES: list[Any] = [
     node("QuickGelu", "x", "y", alpha=1.5, **MS),
     node("FusedMatMul", "x z", "y", alpha=0.5, transB=1, **MS),
     node("FusedMatMul", "x skip", "y", transA=1, **MS),
+    node("FusedMatMul", "turned z", "y", transBatchA=1, transB=1, **MS),
+    node("FusedMatMul", "turned x", "y", transBatchA=1, transA=1, **MS),
+    node("FusedMatMul", "x turned", "y", transBatchB=1, transB=1, alpha=2.0, **MS),
+    node("TransposeMatMul", "x z", "y", transB=1, **MS),
+    node("FusedConv", "image kernels channels", "y", activation="Relu", **CONV),
+    node("FusedConv", "image kernels channels other", "y", activation="Relu", **CONV),
+    node("FusedConv", "image kernels", "y", activation="LeakyRelu", activation_params=[0.3], **CONV),
+    node("FusedConv", "image kernels", "y", activation="Clip", activation_params=[-0.5, 0.7], **CONV),
+    node("FusedConv", "image kernels", "y", activation="HardSigmoid", activation_params=[0.3, 0.4], **CONV),
+    node("FusedConv", "image kernels", "y", activation="Tanh", **CONV),
+    node("FusedConv", "image kernels", "y", activation="Sigmoid", **CONV),
+    node("FusedGemm", "left right sum", "y", activation="Relu", **GEMM),
+    node("FusedGemm", "left right sum", "y", activation="LeakyRelu", activation_alpha=0.3, **GEMM),
+    node("FusedGemm", "left right sum", "y", activation="Elu", activation_alpha=0.5, **GEMM),
+    node("FusedGemm", "left right sum", "y", activation="Selu", activation_alpha=1.5, activation_gamma=1.25, **GEMM),
+    node("FusedGemm", "left right", "y", activation="HardSigmoid", activation_alpha=0.3, activation_beta=0.4, **GEMM),
     node("SkipLayerNormalization", "x skip w b", "y", epsilon=1e-5, **MS),
     node("SkipLayerNormalization", "x skip w b b", "y - - s", **MS),
     node("SkipSimplifiedLayerNormalization", "x skip w b", "y - - s", **MS),

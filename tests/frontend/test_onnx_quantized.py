@@ -105,10 +105,18 @@ def where(o: Operands) -> Made:
     return [condition, *o.tensor(3, 4, fixed=True), *o.tensor(4, fixed=True), o.scale(fixed=True), o.zero(fixed=True)], {}
 
 
-def attention(o: Operands, masked: bool = False, **attrs: Any) -> Made:
+def attention(o: Operands, mask: Any = None, past: int | None = None, **attrs: Any) -> Made:
     x, w = o.numbers(2, 4, 16, dtype=U8), o.numbers(16, 48, dtype=S8, literal=True)
-    mask = o.const(np.array([[1, 1, 1, 0], [1, 0, 1, 1]], np.int32)) if masked else "-"
-    return [x, w, o.floats(48), o.scale(around=0.01), o.scale(around=0.01), mask, o.zero(dtype=U8), o.const(np.int8(3))], attrs
+    names = [x, w, o.floats(48), o.scale(around=0.01), o.scale(around=0.01), "-" if mask is None else o.const(np.array(mask, np.int32))]
+    names += [o.zero(dtype=U8), o.const(np.int8(3))]
+    return [*names, *([] if past is None else [o.floats(2, 2, 4, past, 4)])], attrs
+
+
+def channels_last(o: Operands) -> Made:
+    w = [o.numbers(6, 4, 3, 2, dtype=S8, literal=True), o.scale(6, fixed=True), o.const(np.zeros(6, S8))]
+    term = o.const(o.rng.integers(-9000, 9000, 6).astype(np.int32))
+    ends = [o.scale(around=30.0, fixed=True), o.zero(fixed=True), term]
+    return [*o.tensor(2, 7, 6, 4, fixed=True), *w, *ends], {"channels_last": 1, "pads": [1, 0, 2, 1], "strides": [2, 1]}
 
 
 def of_one(*shape: int, around: float = 0.05, **attrs: Any) -> Build:
@@ -148,7 +156,13 @@ CASES: dict[str, tuple[str, Build]] = {
     "QuantizeLinear": (MS, lambda o: ([o.floats(3, 4, factor=3), o.scale(), o.zero()], {})),
     "DequantizeLinear": (MS, lambda o: ([o.numbers(3, 4), o.scale(4), o.zero(4)], {"axis": 1})),
     "QAttention": (MS, lambda o: attention(o, num_heads=2)),
-    "QAttention with a mask": (MS, lambda o: attention(o, True, num_heads=2)),
+    "QAttention with a mask": (MS, lambda o: attention(o, [[1, 1, 1, 0], [1, 0, 1, 1]], num_heads=2)),
+    "QAttention with lengths": (MS, lambda o: attention(o, [3, 1], num_heads=2)),
+    "QAttention with a past": (MS, lambda o: attention(o, None, 3, num_heads=4, unidirectional=1)),
+    "QAttention with an empty past": (MS, lambda o: attention(o, None, 0, num_heads=4)),
+    "QAttention with a past and a mask": (MS, lambda o: attention(o, [[1, 0, 1, 1, 1, 1, 0]] * 2, 3, num_heads=4, unidirectional=1)),
+    "QLinearConv, channels last": (MS, channels_last),
+    "NhwcMaxPool": (MS, lambda o: ([o.numbers(2, 7, 6, 3)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]})),
     "QAttention to the left": (MS, lambda o: attention(o, num_heads=4, unidirectional=1)),
 }
 
@@ -162,7 +176,7 @@ def test_an_operator_is_onnxruntimes(case: str, dtype: type, literal: bool) -> N
     for seed in range(4):
         o = Operands(seed, dtype, literal)
         inputs, attrs = build(o)
-        outputs = "y s z" if op == "DynamicQuantizeLinear" else "y"
+        outputs = "y s z" if op == "DynamicQuantizeLinear" else "y p" if "past" in case else "y"
         made = node(op, " ".join(inputs), outputs, **attrs, **({"domain": domain} if domain else {}))
         declared = {name: (array.dtype, array.shape) for name, array in o.arrays.items()}
         model = make_model([made], declared, outputs.split(), o.constants, opset=21, domains=[(MS, 1)])
@@ -193,11 +207,29 @@ def _session(model: Any) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.parametrize("axes", [[1, -1], None])
+def test_a_mean_is_rounded_once(axes: list[int] | None) -> None:
+    """Of which onnxruntime has the definition, and no kernel for CPUs."""
+    o = Operands(0, U8, True)
+    names = [*o.tensor(3, 4, 5), o.scale(around=0.01), o.zero()]
+    attrs = {} if axes is None else {"axes": axes}
+    model = make_model([node("QLinearReduceMean", " ".join(names), "y", domain=MS, keepdims=0, **attrs)], {names[0]: (U8, (3, 4, 5))},
+                       ["y"], o.constants, domains=[(MS, 1)])  # fmt: skip
+
+    (found,) = run_function(load_model(model, on_unsupported="error").module, "main", list(o.arrays.values()))
+
+    scale, zero, y_scale, y_zero = (o.constants[name].astype(np.float64) for name in names[1:])
+    mean = ((o.arrays[names[0]] - zero) * scale).mean(None if axes is None else tuple(axes))
+    wanted = np.clip(np.round(mean / y_scale) + y_zero, 0, 255)
+    assert found.dtype == U8 and found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= 1 and (found != wanted).mean() <= 0.02
+
+
 def test_every_quantized_operator_of_the_table_is_tested() -> None:
     named = {(domain, case.split()[0].rstrip(",")) for case, (domain, _) in CASES.items()}
     quantized = {key for key, entries in ADAPTERS.items() if entries[0][1].__module__.endswith("ops_quantized")}
 
-    assert quantized - named == {("", "QuantizeLinear"), ("", "DequantizeLinear")}
+    assert quantized - named == {("", "QuantizeLinear"), ("", "DequantizeLinear"), (MS, "QLinearReduceMean")}  # no kernel is elsewhere
 
 
 @pytest.mark.parametrize(("op", "inputs"), [("QLinearConcat", "s z x s"), ("QAttention", "x w b s s - - - past")])

@@ -3,6 +3,7 @@
 from tc.frontend.imported import Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx import (
     control_flow,
+    ops_attention,
     ops_math,
     ops_microsoft,
     ops_nn,
@@ -18,8 +19,8 @@ from tc.frontend.onnx.load import inspect_model, load_model
 
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (
-    *(control_flow, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_weights),
-    *(reference_run, rnn),
+    *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape),
+    *(ops_weights, reference_run, rnn),
 )
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

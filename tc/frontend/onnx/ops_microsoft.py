@@ -5,8 +5,10 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
-from tc.errors import UnsupportedError
+from tc.frontend.onnx.activations import fused_activation
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.ops_math import import_gemm
+from tc.frontend.onnx.ops_nn import convolve
 from tc.frontend.onnx.values import ModelValue
 
 _DOMAIN = "com.microsoft"
@@ -34,21 +36,42 @@ def import_quick_gelu(n: NodeContext) -> NodeResult:
     return n.call("mul", x, n.call("sigmoid", n.call("mul", x, n.const(n.attr("alpha", 1.702), x.dtype))))
 
 
+@onnx_op("FusedConv", domain=_DOMAIN)
+def import_fused_conv(n: NodeContext) -> NodeResult:
+    """activation(conv + Z)"""
+    result = _add(n, convolve(n, n.value(0), n.value(1), n.optional(2)), n.optional(3))
+    return fused_activation(n, result, n.attr("activation"), list(n.attr("activation_params") or []))
+
+
+@onnx_op("FusedGemm", domain=_DOMAIN)
+def import_fused_gemm(n: NodeContext) -> NodeResult:
+    result = import_gemm(n)
+    assert isinstance(result, ModelValue)
+    return fused_activation(n, result, n.attr("activation"), _activation_numbers(n))
+
+
+def _activation_numbers(n: NodeContext) -> list[float]:
+    """Of alpha, beta and gamma those that an activation has, in the order of its definition."""
+    if (n.attr("activation") or "").lower() == "selu":
+        return [n.attr("activation_alpha", 1.67326319217681884765625), n.attr("activation_gamma", 1.05070102214813232421875)]
+    given = [n.attr(f"activation_{name}") for name in ("alpha", "beta")]
+    return given[: next((k for k, number in enumerate(given) if number is None), len(given))]
+
+
+@onnx_op("TransposeMatMul", domain=_DOMAIN)
 @onnx_op("FusedMatMul", domain=_DOMAIN)
 def import_fused_matmul(n: NodeContext) -> NodeResult:
-    """alpha * A' B', with the last two axes of A or B exchanged."""
-    if n.attr("transBatchA", 0) or n.attr("transBatchB", 0):
-        raise UnsupportedError("FusedMatMul with transposed batches")
-    a, b = (_transposed(n, n.value(k), bool(n.attr(name, 0))) for k, name in enumerate(("transA", "transB")))
+    """alpha * A' B', with the last two axes of A or B exchanged, or the first one moved behind those of the batch."""
+    a, b = (_transposed(n, n.value(k), *(bool(n.attr(name + "AB"[k], 0)) for name in ("transBatch", "trans"))) for k in (0, 1))
     result, alpha = n.call("matmul", a, b), n.attr("alpha", 1.0)
     return result if alpha == 1.0 else n.call("mul", result, n.const(alpha, result.dtype))
 
 
-def _transposed(n: NodeContext, x: ModelValue, wanted: bool) -> ModelValue:
-    if not wanted or x.rank < 2:
+def _transposed(n: NodeContext, x: ModelValue, batch: bool, matrix: bool) -> ModelValue:
+    if x.rank < 2 or not (batch or matrix):
         return x
-    order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
-    return n.call("transpose", x, perm=order)
+    order = (*range(1, x.rank - 1), 0, x.rank - 1) if batch else tuple(range(x.rank))
+    return n.call("transpose", x, perm=(*order[:-2], order[-1], order[-2]) if matrix else order)
 
 
 @onnx_op("SkipLayerNormalization", domain=_DOMAIN)

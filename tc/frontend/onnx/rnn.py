@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.activations import ACTIVATIONS, Activation
 from tc.frontend.onnx.control_flow import bind_loop, flip
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
@@ -17,50 +18,6 @@ from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, as_expr, const, is_const
 from tc.ops.common import require_equal
-
-# Name -> default alpha and beta; None when the activation has none.
-_ACTIVATIONS: dict[str, tuple[float | None, float | None]] = {
-    "relu": (None, None),
-    "tanh": (None, None),
-    "sigmoid": (None, None),
-    "affine": (1.0, 0.0),
-    "leakyrelu": (0.01, None),
-    "thresholdedrelu": (1.0, None),
-    "scaledtanh": (1.0, 1.0),
-    "hardsigmoid": (0.2, 0.5),
-    "elu": (1.0, None),
-    "softsign": (None, None),
-    "softplus": (None, None),
-}
-
-
-@dataclass(frozen=True)
-class Activation:
-    """One of ONNX's recurrent activations, its input clipped to +-`clip`."""
-
-    name: str
-    alpha: float
-    beta: float
-    clip: float | None
-
-    def apply(self, c: Calls, x: ModelValue) -> ModelValue:
-        if self.clip is not None:
-            x = c.call("clip", x, c.const(-self.clip, x.dtype), c.const(self.clip, x.dtype))
-        alpha, beta = c.const(self.alpha, x.dtype), c.const(self.beta, x.dtype)
-        match self.name:
-            case "affine":
-                return c.call("add", c.call("mul", x, alpha), beta)
-            case "leakyrelu":
-                return c.call("leaky_relu", x, alpha=self.alpha)
-            case "thresholdedrelu":
-                return c.call("thresholded_relu", x, alpha=self.alpha)
-            case "scaledtanh":
-                return c.call("mul", c.call("tanh", c.call("mul", x, beta)), alpha)
-            case "hardsigmoid":
-                return c.call("hard_sigmoid", x, alpha=self.alpha, beta=self.beta)
-            case "elu":
-                return c.call("elu", x, alpha=self.alpha)
-        return c.call(self.name, x)
 
 
 @dataclass(frozen=True)
@@ -205,9 +162,9 @@ def _activations(n: NodeContext, defaults: Sequence[str], count: int) -> list[tu
     made = []
     for name in names:
         key = name.lower()
-        if key not in _ACTIVATIONS:
+        if key not in ACTIVATIONS:
             raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}")
-        alpha, beta = _ACTIVATIONS[key]
+        alpha, beta = ACTIVATIONS[key]
         if alpha is not None and alphas:
             alpha = alphas.pop(0)
         if beta is not None and betas:

@@ -1,0 +1,87 @@
+"""Tensors of integers that mean (integer - zero point) * scale: from and to floats, and their products."""
+
+from __future__ import annotations
+
+from tc.errors import UnsupportedError
+from tc.frontend.onnx.node_context import Calls
+from tc.frontend.onnx.values import ModelValue
+from tc.ir.arith import prove
+from tc.ir.dtype import DType, f32, u8
+from tc.ir.expr import const, equal
+from tc.ir.graph import TensorConst
+from tc.ir.types import product
+
+
+def cast(c: Calls, x: ModelValue, dtype: DType) -> ModelValue:
+    return x if x.dtype == dtype else c.call("cast", x, dtype=dtype)
+
+
+def is_one(value: ModelValue) -> bool:
+    return prove(equal(product(value.shape), 1)) is True
+
+
+def scalar(c: Calls, value: ModelValue) -> ModelValue:
+    return value if value.rank == 0 else c.call("reshape", value, shape=())
+
+
+def parameter(c: Calls, value: ModelValue, dtype: DType | None = None) -> ModelValue:
+    """A scale or zero point: a number, or one for each place of an axis."""
+    value = value if dtype is None else cast(c, value, dtype)
+    return scalar(c, value) if is_one(value) else value
+
+
+def dequantized(c: Calls, x: ModelValue, scale: ModelValue, zero: ModelValue | None, axis: int = 1) -> ModelValue:
+    """What integers mean, in f32."""
+    own = None if zero is None else parameter(c, zero)
+    return c.call("dequantize_linear", x, parameter(c, scale, f32), own, axis=axis if -x.rank <= axis < x.rank else 0)
+
+
+def quantized(c: Calls, x: ModelValue, scale: ModelValue, zero: ModelValue | None, dtype: DType = u8) -> ModelValue:
+    """As integers of the zero point's dtype, or of `dtype`."""
+    own = None if zero is None else parameter(c, zero)
+    return c.call("quantize_linear", x, parameter(c, scale, f32), own, dtype=dtype if zero is None else zero.dtype)
+
+
+def are_literals(*values: ModelValue | None) -> bool:
+    return all(value is None or isinstance(value.atom, TensorConst) for value in values)
+
+
+def dynamically_quantized(c: Calls, x: ModelValue) -> tuple[ModelValue, ModelValue, ModelValue]:
+    """To u8 with the range of the data, widened to hold 0, as scale and zero point; the scale of zeros alone is 1."""
+    axes, zero = tuple(range(x.rank)), c.const(0, f32)
+    low = c.call("minimum", c.call("min", x, axes=axes, keepdims=False), zero)
+    high = c.call("maximum", c.call("max", x, axes=axes, keepdims=False), zero)
+    scale = c.call("div", c.call("sub", high, low), c.const(255, f32))
+    scale = c.call("where", c.call("equal", high, low), c.const(1, f32), scale)
+    place = c.call("sub", zero, c.call("div", low, scale))
+    shift = c.call("cast", c.call("round", c.call("clip", place, zero, c.const(255, f32))), dtype=u8)
+    return c.call("quantize_linear", x, scale, shift, dtype=u8), scale, shift
+
+
+def zero_points(c: Calls, zero: ModelValue | None) -> ModelValue | None:
+    """One for all, or a vector of those of the rows or columns."""
+    if zero is None or zero.rank == 0:
+        return zero
+    if is_one(zero):
+        return scalar(c, zero)
+    if zero.rank > 1:
+        raise UnsupportedError(f"{c.label}: zero points of rank {zero.rank}")
+    return zero
+
+
+def integer_product(
+    c: Calls, a: ModelValue, a_scale: ModelValue, a_zero: ModelValue | None,
+    b: ModelValue, b_scale: ModelValue, b_zero: ModelValue | None,
+) -> ModelValue:  # fmt: skip
+    """a @ b in f32; the scales may be those of a's rows and of b's columns."""
+    if are_literals(a_scale, a_zero, b_scale, b_zero) and is_one(a_scale):
+        return c.call("matmul", dequantized(c, a, a_scale, a_zero), dequantized(c, b, b_scale, b_zero, b.rank - 1))
+    total = c.call("matmul_integer", a, b, zero_points(c, a_zero), zero_points(c, b_zero))
+    rows, columns = parameter(c, a_scale, f32), parameter(c, b_scale, f32)
+    if rows.rank == 1:
+        rows = c.call("reshape", rows, shape=(rows.shape[0], const(1)))
+    return c.call("mul", c.call("cast", total, dtype=f32), c.call("mul", rows, columns))
+
+
+def with_term(c: Calls, x: ModelValue, term: ModelValue | None) -> ModelValue:
+    return x if term is None else c.call("add", x, term)
