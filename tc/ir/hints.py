@@ -36,7 +36,8 @@ class LoopHints:
     hold on their own, without guards. `prefetch`: fetch ahead while the loop runs. `tree`: combine what an unrolled loop adds up as a
     tree. `transpose`: exchange the axes of the square that an unrolled loop over a vectorized one copies in registers. `intrinsic`: the
     name of an instruction, which is taken where the loop still is the one that it stands for. `pipeline`: how many iterations of a loop
-    in a launch have shared memory at once, the copies of all but one being on their way (see `pipeline_loops`).
+    are under way at once: in a launch they have shared memory, the copies of all but one being on their way (see `pipeline_loops`); of
+    two around products of tiles, one is multiplied while what follows the sums of the other is done (see `interleave_stores`).
     """
 
     grain: int = 1

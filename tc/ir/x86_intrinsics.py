@@ -142,6 +142,17 @@ def is_sum_load(name: str) -> bool:
     return base_and_shape(name)[0] in _SUM_LOADS
 
 
+def is_sum_store(name: str) -> bool:
+    """Whether an instruction stores a tile of sums."""
+    return base_and_shape(name)[0] in _SUM_STORES
+
+
+def fills_tile(name: str) -> bool:
+    """Whether an instruction writes a tile register, and no memory."""
+    base = base_and_shape(name)[0]
+    return any(base in names for names in (_TILE_DOTS, _TILE_ZEROS, _SUM_LOADS, _OPERAND_LOADS))
+
+
 def _register() -> None:
     for bits, needed in _WIDTHS.items():
         lanes = bits // 32

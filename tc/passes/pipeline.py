@@ -51,6 +51,7 @@ from tc.passes.loop import (
     exchange_lanes,
     hoist_guards,
     hold_fragments,
+    interleave_stores,
     intrinsics,
     lift_workspace,
     lower_blocks,
@@ -77,7 +78,7 @@ REGISTERED = (
     *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    exchange_lanes,
+    *(exchange_lanes, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )

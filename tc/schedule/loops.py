@@ -30,6 +30,7 @@ from tc.ir.loop import (
     Block,
     For,
     If,
+    IntrinsicCall,
     Let,
     LoopKind,
     PrimFunc,
@@ -41,6 +42,7 @@ from tc.ir.loop import (
 )
 from tc.ir.node import Node, replace, substitute
 from tc.ir.uses import buffers_read, buffers_written, variables
+from tc.ir.x86_intrinsics import is_tile_dot, is_tile_zero
 from tc.schedule.independence import CONCURRENT, check_iterations_apart, check_marked_loops
 from tc.schedule.tree import (
     Place,
@@ -431,19 +433,47 @@ def annotate_loop(func: PrimFunc, loop: str, key: str, value: HintValue | str) -
 
 
 def pipeline(func: PrimFunc, loop: str, stages: int) -> PrimFunc:
-    """Let the copies to shared memory of the next `stages` - 1 iterations of a loop run while one is computed (see `pipeline_loops`).
+    """Let a part of the next `stages` - 1 iterations of a serial loop run while the rest of one does; one stage takes that back.
 
-    The loop is serial, inside of a launch and around loops over threads. What it computes stays the same: copies run ahead where that is
-    proven to change nothing, once buffers are known to be of one iteration. One stage takes that back.
+    In a launch, around loops over threads, these are copies to shared memory (see `pipeline_loops`). Around products of tiles it is what
+    precedes the stores of the sums, of the next iteration alone: what follows them runs between its products (see `interleave_stores`).
+    What the loop computes stays the same: the order changes where that is proven to change nothing, once buffers are known to be of one
+    iteration. ScheduleError where something follows the products that touches what they, or blocks before them, use or make.
     """
     place = find_loop(func, loop)
     if place.loop.kind is not LoopKind.SERIAL:
         raise ScheduleError(f"pipeline: loop {loop} is {place.loop.kind.name.lower()}; stages are of iterations in order")
     if not any(isinstance(outer, For) and outer.kind is LoopKind.BOUND for outer in place.path):
-        raise ScheduleError(f"pipeline: loop {loop} is not part of a launch")
-    if not any(is_thread_loop(inner) for inner in walk_statements(place.loop.body)):
+        _check_tiles(place, stages)
+    elif not any(is_thread_loop(inner) for inner in walk_statements(place.loop.body)):
         raise ScheduleError(f"pipeline: loop {loop} is not around loops over threads")
     return annotate_loop(func, loop, "pipeline", stages)
+
+
+def _check_tiles(place: Place, stages: int) -> None:
+    """The loop is around products of tiles, and what follows these may be done while the next ones are made."""
+    name, blocks = place.loop.var.name, blocks_in(place.loop)
+    products = [k for k, block in enumerate(blocks) if isinstance(block.body, IntrinsicCall) and is_tile_dot(block.body.name)]
+    if not products:
+        raise ScheduleError(f"pipeline: loop {name} is not part of a launch, and not around products of tiles")
+    if stages > 2:
+        raise ScheduleError(f"pipeline: loop {name} is around products of tiles, which are made for one iteration ahead, not {stages - 1}")
+    early, late = blocks[: products[-1] + 1], blocks[products[-1] + 1 :]
+    if not late:
+        raise ScheduleError(f"pipeline: nothing follows the products of tiles in loop {name}")
+    for block in late:
+        for other in early:
+            made = frozenset() if _is_of_tiles(other) else buffers_written(other)  # sums are stored when all is done
+            shared = (buffers_written(block) & (buffers_read(other) | buffers_written(other))) | (buffers_read(block) & made)
+            if shared:
+                names = ", ".join(sorted(buffer.name for buffer in shared))
+                after = f"block {block.name}, after the products"
+                raise ScheduleError(f"pipeline: in loop {name} {after}, shares {names} with block {other.name}")
+
+
+def _is_of_tiles(block: Block) -> bool:
+    """Whether a block sets tiles of sums to zero, or adds to them."""
+    return isinstance(block.body, IntrinsicCall) and (is_tile_dot(block.body.name) or is_tile_zero(block.body.name))
 
 
 def _check_tree(place: Place) -> None:

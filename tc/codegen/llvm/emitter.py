@@ -46,6 +46,7 @@ from tc.ir.loop import (
 from tc.ir.node import binders
 from tc.ir.tree_loop import TreeLoop
 from tc.ir.types import product
+from tc.passes.loop.interleave_stores import interleave_stores
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
 
@@ -71,7 +72,7 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     """
     name = symbol or func.name
     module = Module(features)
-    chosen = keep_in_tiles(select_intrinsics(func, module.features))
+    chosen = interleave_stores(keep_in_tiles(select_intrinsics(func, module.features)))
     emitter = KernelEmitter(module, name, chosen)
     emitter.emit_entry()
     return KernelSource(name, (MARK if emitter.is_all_products else "") + str(module))

@@ -101,7 +101,7 @@ class Dot:
 def choose_tiles(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
     """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
     for name, lhs, rhs in fitting_instructions(contraction, target, TILE_OPERANDS, tile_dot_name):
-        size = _tile_product(contraction, lhs)
+        size = tile_product(contraction, lhs)
         if lhs is bf16 and (strict or size.depth > LONGEST_CHAIN):
             continue
         grid = size.paying_grid(target)
@@ -122,7 +122,8 @@ def fitting_instructions(
             yield known.name, lhs, rhs
 
 
-def _tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
+def tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
+    """What a contraction of operands of this type is to tile registers; symbolic sizes are taken to be usual ones."""
     sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
     rows, columns, depth = (_count(contraction, axes, USUAL_PRODUCT) for axes in sides)
     return TileProduct(rows, columns, depth, dtype)
@@ -209,7 +210,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
     dot = choose_dot(contraction, target, strict) if is_packed or _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
     if dot is not None:
         if dot.grid is not None:
-            fitting = _tile_product(contraction, dot.lhs).grids()
+            fitting = tile_product(contraction, dot.lhs).grids()
             dot = replace(dot, grid=schedule.choose(name, "tile_grid", fitting, dot.grid, ordered=False))
         _stage_for_dot(schedule, contraction, dot, target)
         return dot

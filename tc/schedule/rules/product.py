@@ -19,7 +19,7 @@ from tc.schedule.rules.common import (
     set_parallel,
 )
 from tc.schedule.rules.epilogue import block_info, total_of
-from tc.schedule.rules.operands import making_blocks, moves_apart, words_along
+from tc.schedule.rules.operands import making_blocks, moves_apart, tile_product, words_along
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.spatial import schedule_before, schedule_block
 from tc.schedule.rules.tile import (
@@ -29,6 +29,7 @@ from tc.schedule.rules.tile import (
     cut_tiles,
     cut_vectors,
     even_sizes,
+    interleave_stores,
     is_peeled,
     peel,
     unroll,
@@ -136,6 +137,9 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     _schedule_rhs(schedule, product, operands.rhs, nest)
     for loop, instruction in instructions.items():
         schedule.tensorize(loop, instruction)
+    if product.dot is not None and product.dot.grid is not None and product.around is None:
+        pays = tile_product(product.contraction, product.dot.lhs).interleaving_pays(product.dot.grid, product.target)
+        interleave_stores(schedule, product.name, nest.outer, pays)
 
 
 # -- tiles

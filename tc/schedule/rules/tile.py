@@ -14,7 +14,7 @@ from tc.errors import ScheduleError
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules.common import extent_value
 from tc.schedule.rules.epilogue import block_info, driving_loops
-from tc.schedule.step import Schedule
+from tc.schedule.step import Schedule, Step
 from tc.schedule.tree import find_loop
 
 # -- loops in two
@@ -159,6 +159,22 @@ def loops_of_sum(schedule: Schedule, name: str, anchor: str | None) -> SumLoops:
     depth = driving_loops(info, inside, info.reduction_axes)
     tiled = [loop for loop in inside if loop not in depth and extent_value(schedule, loop) != 1]
     return SumLoops(depth, tiled, [loop for loop in inside if loop not in depth and loop not in tiled])
+
+
+def interleave_stores(schedule: Schedule, name: str, loops: Sequence[str], pays: bool) -> None:
+    """Do what follows a tile of sums between the products of the next tile, if that is legal: `loops` are those around a tile, innermost
+    last. `pays`: whether to, untuned."""
+    several = [loop for loop in loops if extent_value(schedule, loop) != 1]
+    if not several:
+        return
+    step = Step("pipeline", (several[-1], 2))
+    try:
+        step.apply(schedule.func)
+    except ScheduleError:
+        return
+    default = "interleaved" if pays else "plain"
+    if schedule.choose(name, "stores", ("plain", "interleaved"), default, ordered=False) == "interleaved":
+        schedule.apply(step)
 
 
 # -- versions

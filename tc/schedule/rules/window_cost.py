@@ -9,15 +9,20 @@ from math import prod
 from tc.ir.dtype import DType, bf16
 from tc.ir.x86_intrinsics import TILE_ROWS
 from tc.schedule.rules.common import divisors
-from tc.schedule.rules.matrix_tiles import MOST_SUMS, NEAR_PART, PRODUCT_LATENCY, TILE_BYTES
+from tc.schedule.rules.matrix_tiles import (
+    AFTER_VECTOR_CYCLES,
+    MOST_SUMS,
+    NEAR_PART,
+    PRODUCT_LATENCY,
+    TILE_BYTES,
+    cycles_of_tiles,
+    vectors_of_tile_row,
+)
 from tc.target import Target
 from tc.target.machine import machine_of
 
 LEAST_PRODUCT_CYCLES = 0.6
 """The part of the cycles of 16 rows that a product of few takes. Measured on an Emerald Rapids: 16 rows 5.2 ns, 8 rows 3.2, 4 rows 3.0."""
-
-EPILOGUE_VECTOR_CYCLES = 3.0
-"""Of what follows the sums, for a vector of them: it is loaded, scaled, rounded, narrowed and stored."""
 
 BAND_OF_L2 = 0.4
 """The part of the second-level cache that a padded band of rows may take."""
@@ -65,7 +70,7 @@ class WindowProduct:
         full = 2 * TILE_ROWS * TILE_ROWS * (TILE_BYTES // self.dtype.size_bytes) / per_cycle
         return max(self.rows / TILE_ROWS, LEAST_PRODUCT_CYCLES) * full
 
-    def cycles(self, grid: WindowGrid, target: Target) -> float:
+    def cycles(self, grid: WindowGrid, target: Target, is_interleaved: bool = True) -> float:
         """On tiles. Pixels come from the second-level cache, and weights where those of a tile do not stay in the first."""
         machine, (across, below, wide) = machine_of(target), grid
         high = across * below
@@ -74,9 +79,13 @@ class WindowProduct:
         part = self.rows / TILE_ROWS
         loads = high * part * machine.tile_l2_load_cycles + wide * self.row_bytes / TILE_BYTES * column_load
         step = max(high * wide * self.product_cycles(target), PRODUCT_LATENCY, loads)
-        vectors = TILE_ROWS * 32 / target.vector_bits * EPILOGUE_VECTOR_CYCLES
-        end = high * wide * self.rows * (machine.tile_store_cycles / TILE_ROWS + vectors) + PRODUCT_LATENCY
-        return self.tiles(grid) * (self.steps * step + end)
+        stores = high * wide * part * machine.tile_store_cycles
+        after = high * wide * self.rows * vectors_of_tile_row(target) * AFTER_VECTOR_CYCLES
+        return cycles_of_tiles(self.tiles(grid), self.steps * step, stores, after, is_interleaved)
+
+    def interleaving_pays(self, grid: WindowGrid, target: Target) -> bool:
+        """Whether what follows the sums of a tile is better done between the products of the next."""
+        return self.cycles(grid, target) < self.cycles(grid, target, is_interleaved=False)
 
     def tiles(self, grid: WindowGrid) -> int:
         """Of the result, for a grid."""
@@ -94,7 +103,7 @@ class WindowProduct:
         depth = self.steps * self.row_bytes // self.dtype.size_bytes
         vectors = -(-self.columns // (target.vector_bits // 32))
         pixels = self.images * self.height * self.width
-        return pixels * vectors * (depth / (machine.fma_per_cycle * max(dots, 1.0)) + EPILOGUE_VECTOR_CYCLES)
+        return pixels * vectors * (depth / (machine.fma_per_cycle * max(dots, 1.0)) + AFTER_VECTOR_CYCLES)
 
     def pays(self, target: Target) -> bool:
         """Whether tiles, whose rates must be known, take fewer cycles than vectors."""

@@ -24,7 +24,7 @@ from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.operands import LONGEST_CHAIN, fitting_instructions, grouped_axis, groups_of_terms, is_in_place
 from tc.schedule.rules.roles import roles_of
 from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, is_moved, loops_of_sum, unroll
+from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, interleave_stores, is_moved, loops_of_sum, unroll
 from tc.schedule.rules.window_cost import BAND_OF_L2, WindowGrid, WindowProduct
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -34,6 +34,13 @@ LEAST_DIMS = 4
 
 MOST_CALLS = 48
 """Products of tiles in the body of a loop: taps are unrolled up to there."""
+
+
+TILES_IN_ORDER = 8
+"""So many tiles follow each other in a task, if others are tasks enough: of the first and the last, half is done alone."""
+
+TASKS_OF_CORE = 8
+"""Tasks for a core that are enough: one more for one of them is little."""
 
 
 @dataclass(frozen=True)
@@ -152,16 +159,22 @@ def schedule_window_tiles(
     _schedule_padding(s, before, nest.place, target)
     for loop, instruction in instructions.items():
         s.tensorize(loop, instruction)
+    interleave_stores(s, name, nest.outer, tiles.product.interleaving_pays(grid, target))
 
 
 @dataclass(frozen=True)
 class _Nest:
-    """The loops of the result: `anchor`, the innermost around a tile; those of a tile, rows of images first, channels last; and the one
+    """The loops of the result: `outer`, those around a tile; those of a tile, rows of images first, channels last; and the one
     inside which a band of the image is padded, None where that is done before."""
 
-    anchor: str
+    outer: list[str]
     inner: list[str]
     place: str | None
+
+    @property
+    def anchor(self) -> str:
+        """The innermost loop around a tile."""
+        return self.outer[-1]
 
 
 def _cut_result(
@@ -178,7 +191,7 @@ def _cut_result(
         made = cut_overlapped(s, images[-1], below) if below > 1 else cut(s, images[-1], 1)
         images, row_tiles, inner = images[:-1], [made.around], [made.inside, *inner]
     lanes = cut(s, roles.lane, wide * TILE_ROWS)
-    bands, row_tiles, pixel_tiles = _cut_bands(s, contraction, row_tiles, pixel_tiles, bool(before), tiles, target)
+    bands, row_tiles, pixel_tiles = _cut_bands(s, contraction, row_tiles, pixel_tiles, images if before else None, tiles, target)
     columns = [*roles.others, lanes.around]
     order = "columns" if not before and _reads_less_by_columns(contraction, target) else "rows"
     order = s.choose(name, "outermost", ("rows", "columns"), order, ordered=False)
@@ -187,9 +200,20 @@ def _cut_result(
     s.reorder(*outer, *inner, lanes.inside)
     work = prod((tiles.product.steps, *grid)) * TILE_ROWS * TILE_ROWS * known_product(s, [*row_tiles, *pixel_tiles], 8)
     free = [*images, *bands] if before and order == "rows" else leading
+    free = _with_tiles_in_order(s, free, [*row_tiles, *pixel_tiles])
     set_parallel(s, name, free, work * known_product(s, [loop for loop in leading if loop not in free], 8))
     around = [*images, *bands] if order == "rows" else []
-    return _Nest(outer[-1], [*inner, lanes.inside], around[-1] if around else None)
+    return _Nest(outer, [*inner, lanes.inside], around[-1] if around else None)
+
+
+def _with_tiles_in_order(schedule: Schedule, free: list[str], inside: list[str]) -> list[str]:
+    """The loops to run in parallel, of `free` around `inside`: without the last ones where few tiles would follow each other in a task,
+    each of which can be multiplied while the one before is stored, and the others are tasks enough."""
+    while len(free) > 1 and known_product(schedule, inside, TILES_IN_ORDER) < TILES_IN_ORDER:
+        if known_product(schedule, free[:-1], 1) < TASKS_OF_CORE * schedule.cores:
+            break
+        free, inside = free[:-1], [free[-1], *inside]
+    return free
 
 
 def _cut_bands(
@@ -197,21 +221,25 @@ def _cut_bands(
     contraction: Contraction,
     rows: list[str],
     pixels: list[str],
-    is_padded: bool,
+    padded: list[str] | None,
     tiles: WindowTiles,
     target: Target,
 ) -> tuple[list[str], list[str], list[str]]:
     """The loops over bands, over rows of tiles in a band, and over tiles in these; a band of the image stays in a cache while it is read
-    again for each tile of channels: the second where it is padded, of which each band does some twice, else the first."""
+    again for each tile of channels: the second where it is padded, of which each band does some twice, else the first.
+
+    `padded`: the loops around bands that then run in parallel, each band being padded for all channels.
+    """
     s = schedule
     (loop,) = rows or pixels
     count = extent_value(s, loop)
     if count is None:
         return [], rows, pixels
     image = prod(int(dim.value) for dim in contraction.lhs.buffer.shape[1:] if isinstance(dim, Const)) * tiles.lhs.size_bytes
-    most = max(1, int((BAND_OF_L2 * target.l2_bytes if is_padded else target.l1_bytes / 2) * count / max(image, 1)))
+    most = max(1, int((target.l1_bytes / 2 if padded is None else BAND_OF_L2 * target.l2_bytes) * count / max(image, 1)))
     sizes = divisors(count)
-    tasks = known_product(s, [each for each in s.loops_of(contraction.info.name) if each not in (*rows, *pixels)], 1)
+    others = [each for each in s.loops_of(contraction.info.name) if each not in (*rows, *pixels)]
+    tasks = known_product(s, others if padded is None else padded, 1)
     usual = max(size for size in sizes if size <= most)
     if tasks * (count // usual) < target.cores:
         usual = max((size for size in sizes if count // size >= target.cores), default=usual)
