@@ -171,12 +171,11 @@ def _stored_weight(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge, bit
 def quantize_blocks(array: np.ndarray, axis: int, block: int, largest: int) -> tuple[np.ndarray, np.ndarray]:
     """int8[...] and float32[..., ceil(n / block), ...]: numbers with one scale for each block along `axis`, the last one shorter."""
     moved = np.moveaxis(array, axis, -1)
-    count = -(-moved.shape[-1] // block)
-    padded = np.zeros((*moved.shape[:-1], count * block), np.float32)
-    padded[..., : moved.shape[-1]] = moved
-    blocks = padded.reshape(*moved.shape[:-1], count, block)
-    flat = blocks.reshape(-1, block)
+    size, count = moved.shape[-1], -(-moved.shape[-1] // block)
+    if size % block:
+        moved = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, count * block - size)])
+    flat = moved.reshape(-1, block)
     scales = weight_scales(flat, 0, "mse", largest=largest)
-    stored = quantize_weight(flat, scales, 0, largest).reshape(padded.shape)[..., : moved.shape[-1]]
+    stored = quantize_weight(flat, scales, 0, largest).reshape(moved.shape)[..., :size]
     grid = scales.reshape(*moved.shape[:-1], count)
     return np.ascontiguousarray(np.moveaxis(stored, -1, axis)), np.ascontiguousarray(np.moveaxis(grid, -1, axis))

@@ -199,7 +199,6 @@ class _Static:
         if not any(site.is_contraction for site in topology.sites):
             raise UserError(f"nothing to quantize: {'; '.join(notes)}")
         weights = weight_arrays(self.proto, topology)
-        _check_weights(weights)
         scales = Scales(topology, request.hardware, seen.statistics, weights, seen.layers)
         searched, checked = split_places(len(self.feeds))
         feeds, references = [self.feeds[i] for i in searched], [seen.outputs[i] for i in searched]
@@ -302,12 +301,6 @@ def _spread(places: Sequence[int]) -> list[int]:
     """At most SEARCH_INPUTS of the places, evenly spaced."""
     chosen = np.unique(np.linspace(0, len(places) - 1, min(SEARCH_INPUTS, len(places))).round().astype(int))
     return [places[int(i)] for i in chosen]
-
-
-def _check_weights(weights: Mapping[str, np.ndarray]) -> None:
-    for name, array in weights.items():
-        if not np.isfinite(array).all():
-            raise UserError(f"the weight {name!r} holds NaN or infinity: it has no scale")
 
 
 def _trial_progress(trial: Trial, number: int, total: int | None) -> QuantizationStep:

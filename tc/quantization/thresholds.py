@@ -10,7 +10,8 @@ of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from tc.errors import check_word
 from tc.quantization.description import INTEGERS
 from tc.quantization.statistics import BINS, Statistics
+from tc.target.host import default_threads
 
 QUANTILE = 0.9999
 """The part of numbers that the method `quantile` keeps in range, on each side."""
@@ -25,8 +27,11 @@ QUANTILE = 0.9999
 _TINY = float(np.finfo(np.float32).tiny)
 _KL_LEVELS = 128
 _STEPS = 64
-_TOGETHER = 1 << 15
-"""Numbers of a weight that scales are tried on at a time: they stay in the cache."""
+_PARTS = np.linspace(1.0, 0.6, 17)
+"""Of the scale that clips no number of a weight: those that are tried."""
+
+_TOGETHER = 1 << 16
+"""Numbers of a weight that are worked on at a time: they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -194,34 +199,76 @@ def weight_scales(
     minmax: nothing is clipped. mse: the part of that, from 1 down, with the least squared error in each channel.
     """
     check_word("weights' threshold", method, WEIGHT_METHODS)
-    rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
-    full = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
+    axis %= weight.ndim
+    rows, others = np.moveaxis(weight, axis, 0), tuple(i for i in range(weight.ndim) if i != axis)
+    full = np.maximum(weight.max(axis=others, initial=0.0), -weight.min(axis=others, initial=0.0)).astype(np.float64)
     if method == "minmax":
         return _weight_scale(full, largest, is_power_of_two)
     chosen = np.empty(len(rows), np.float32)
-    step = max(_TOGETHER // max(rows.shape[1], 1), 1)
-    for start in range(0, len(rows), step):
-        some = slice(start, start + step)
-        chosen[some] = _least_squares(rows[some].astype(np.float64), full[some], is_power_of_two, largest)
+    step = max(_TOGETHER // max(weight.size // max(len(rows), 1), 1), 1)
+
+    def choose(start: int) -> None:
+        some = rows[start : start + step]
+        chosen[start : start + step] = _least_squares(some.reshape(len(some), -1), full[start : start + step], is_power_of_two, largest)
+
+    _run_beside_each_other(choose, range(0, len(rows), step))
     return chosen
+
+
+def _run_beside_each_other(work: Callable[[int], None], places: Sequence[int]) -> None:
+    """Work at each place, on as many threads as a call of a module has: numpy lets others run while it computes."""
+    workers = min(default_threads(), len(places))
+    if workers > 1:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, places))  # what one raises is raised here
+    else:
+        for place in places:
+            work(place)
 
 
 def _least_squares(rows: np.ndarray, full: np.ndarray, is_power_of_two: bool, largest: int) -> np.ndarray:
     """float32[channels]: of the scales up to those of the largest magnitudes `full`, the one with the least error in each row."""
-    best = np.full(len(rows), math.inf)
-    chosen = _weight_scale(full, largest, is_power_of_two)
-    found = np.empty_like(rows)
-    for part in np.linspace(1.0, 0.6, 17):
-        tried = _weight_scale(full * part, largest, is_power_of_two)
-        np.divide(rows, tried[:, None], out=found)
+    tried = _weight_scale(full * _PARTS[:, None], largest, is_power_of_two)
+    can_win = np.ones(tried.shape, bool) if is_power_of_two else _can_be_least(rows, full, largest)
+    places = can_win.argmax(axis=0)
+    for row in np.flatnonzero(can_win.sum(axis=0) > 1):
+        errors = _squared_errors(rows[row].astype(np.float64), tried[can_win[:, row], row], largest)
+        places[row] = np.flatnonzero(can_win[:, row])[errors.argmin()]
+    return np.asarray(tried[places, np.arange(len(rows))])
+
+
+def _squared_errors(row: np.ndarray, scales: np.ndarray, largest: int) -> np.ndarray:
+    """float64[scales]: of quantizing a row with each scale."""
+    found = row / scales[:, None]
+    np.clip(np.rint(found, out=found), -largest, largest, out=found)
+    found *= scales[:, None]
+    found -= row
+    return np.asarray(np.square(found, out=found).sum(axis=1))
+
+
+def _can_be_least(rows: np.ndarray, full: np.ndarray, largest: int) -> np.ndarray:
+    """bool[parts, channels]: which scales may have the least error in a row: all but those whose error in f32, where numbers of a row are
+    multiples of its scale of minmax, is larger than another one's by more than rounding can be.
+
+    An element's error is off by at most 2^-19 of the largest integer: its rounding by 2^-22 before a tie goes to the other side, and
+    products by 2^-23 each. A sum of n squares in f32 is off by n 2^-24 of itself.
+    """
+    usual = full * _PARTS[-1] / largest > 2 * _TINY  # others have no scale in proportion
+    factors = np.where(usual, largest / np.where(usual, full, 1.0), 0.0).astype(np.float32)
+    multiples = rows * factors[:, None]
+    found = np.empty_like(multiples)
+    norms = np.empty((len(_PARTS), len(rows)))
+    for place, part in enumerate(_PARTS):
+        np.multiply(multiples, np.float32(1 / part), out=found)
         np.rint(found, out=found)
-        np.clip(found, -largest, largest, out=found)
-        found *= tried[:, None]
-        found -= rows
-        errors = np.square(found, out=found).sum(axis=1)
-        chosen = np.where(errors < best, tried, chosen)
-        best = np.minimum(errors, best)
-    return chosen
+        if place:  # the first clips nothing
+            np.clip(found, np.float32(-largest), np.float32(largest), out=found)
+        found *= np.float32(part)
+        found -= multiples
+        np.sqrt(np.einsum("ij,ij->i", found, found), out=norms[place])
+    count = rows.shape[1]
+    doubt = math.sqrt(count) * largest * 2.0**-19 + norms * (count * 2.0**-24)
+    return np.asarray((norms - doubt <= (norms + doubt).min(axis=0)) | ~usual)
 
 
 def _weight_scale(highest: np.ndarray, largest: int, is_power_of_two: bool) -> np.ndarray:
@@ -233,7 +280,17 @@ def _weight_scale(highest: np.ndarray, largest: int, is_power_of_two: bool) -> n
 
 def quantize_weight(weight: np.ndarray, scales: np.ndarray, axis: int, largest: int = 127) -> np.ndarray:
     """int8[...]: the literal operand as it is stored."""
-    return np.asarray(np.clip(np.rint(weight / _along(scales, axis, weight.ndim)), -largest, largest), np.int8)
+    axis %= weight.ndim
+    stored = np.empty(weight.shape, np.int8)
+    step = max(_TOGETHER // max(weight.size // max(len(weight), 1), 1), 1)
+
+    def store(start: int) -> None:
+        some = slice(start, start + step)
+        found = weight[some] / _along(scales[some] if axis == 0 else scales, axis, weight.ndim)
+        stored[some] = np.clip(np.rint(found, out=found), -largest, largest, out=found)
+
+    _run_beside_each_other(store, range(0, len(weight), step))
+    return stored
 
 
 def fake_weight(weight: np.ndarray, scales: np.ndarray, axis: int) -> np.ndarray:

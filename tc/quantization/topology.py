@@ -7,6 +7,7 @@ what they make are one *class* with one scale, so that they run on whichever typ
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ ELEMENTWISE = {
     "Erf", "Gelu", "Elu", "Softmax", "LayerNormalization", "GlobalAveragePool", "AveragePool", "ReduceMean", "Pow", "Sqrt", "Max", "Min",
 }  # fmt: skip
 """They may read 8 bits where a value has them anyway; what they compute is f32."""
+
+LARGEST_SHAPE = 1 << 10
+"""A literal of more numbers is none that shapes are made of."""
 
 _BLIND = {"Shape", "Size"}
 """They look at no number."""
@@ -243,9 +247,7 @@ def _contraction_edges(
 def float_values(proto: onnx.ModelProto) -> set[str]:
     """Names of the values of the main graph that are f32, as far as shape inference says so."""
     graph = proto.graph
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    inferred = onnx.shape_inference.infer_shapes(bare).graph
+    inferred = onnx.shape_inference.infer_shapes(_without_weights(proto)).graph
     typed = [*inferred.value_info, *inferred.input, *inferred.output]
     found = {v.name for v in typed if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     known = {v.name for v in typed if v.type.tensor_type.elem_type}
@@ -257,10 +259,29 @@ def float_values(proto: onnx.ModelProto) -> set[str]:
     return found
 
 
+def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with large literals as inputs: no type depends on their numbers, which inference would copy several times."""
+    bare = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    graph, given = proto.graph, {value.name for value in proto.graph.input}
+    bare.graph.name = graph.name
+    for name in ("node", "input", "output", "value_info"):
+        getattr(bare.graph, name).extend(getattr(graph, name))
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= LARGEST_SHAPE:
+            bare.graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            bare.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return bare
+
+
 def weight_arrays(proto: onnx.ModelProto, topology: Topology) -> dict[str, np.ndarray]:
-    """The literal operands by name."""
+    """The literal operands by name. UserError for one that is not finite."""
     wanted = set(topology.weights)
-    return {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in wanted}
+    found = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in wanted}
+    for name, array in found.items():
+        if not (math.isfinite(array.max(initial=0.0)) and math.isfinite(array.min(initial=0.0))):
+            raise UserError(f"the weight {name!r} holds NaN or infinity: it has no scale; --keep leaves a node as it is")
+    return found
 
 
 def captured(proto: onnx.ModelProto) -> set[str]:

@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
     if not isinstance(path, (str, os.PathLike)):
         raise UserError(f"load: the path is a {type(path).__name__}, must be a string or path")
     try:
-        return load_sealed(path, plain_seal, None if threads is None else check_threads(threads))
+        return _for_here(load_sealed(path, plain_seal, None if threads is None else check_threads(threads)))
     except FileNotFoundError:
         raise ModelError(f"there is no file {os.fspath(path)!r}") from None
     except OSError as error:
@@ -48,7 +48,13 @@ def load_sealed(path: str | os.PathLike[str], seal: Seal, threads: int | None = 
 
 def _from_bytes(data: bytes, threads: int) -> CompiledModule:
     """The module that was pickled."""
-    return _loaded("the pickled module", lambda: unpack_module(data), threads)
+    return _for_here(_loaded("the pickled module", lambda: unpack_module(data), threads))
+
+
+def _for_here(module: CompiledModule) -> CompiledModule:
+    """The module, if this machine can run it. One from the cache is not asked: it may have been compiled to be saved for another."""
+    Target.parse(module.target).require_here()
+    return module
 
 
 def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]]], threads: int | None) -> CompiledModule:
@@ -61,10 +67,6 @@ def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]
 
 def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | None) -> CompiledModule:
     target = Target.parse(header["target"])
-    missing = target.missing_here()
-    if missing:
-        where = "a CPU" if target.device is None else f"{target.kind} device {target.number} and a CPU"
-        raise ModelError(f"the module was compiled for {where} with {', '.join(missing)}, which this machine lacks")
     plan, entry = interface_from_json(header)
     count = header["num_objects"]
     objects = [section.tobytes() for section in sections[:count]]

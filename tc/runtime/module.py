@@ -77,8 +77,8 @@ class CompiledModule(NativeProgram):
         self._explanations = dict(explanations or {})
 
     def _new_frame(self) -> Frame:
-        """As every program's; UserError where this CPU lacks instructions that the target has."""
-        Target.parse(self.target).require_host()
+        """As every program's; ModelError where this CPU lacks instructions that the target has."""
+        Target.parse(self.target).host.require_here()
         return super()._new_frame()
 
     def __call__(self, *args: Any, out: Any = None) -> Any:

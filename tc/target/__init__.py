@@ -14,7 +14,7 @@ from functools import cache
 
 from llvmlite import binding as llvm
 
-from tc.errors import UserError
+from tc.errors import ModelError, UserError
 from tc.target.detect import cuda_facts, opencl_facts
 from tc.target.device import DEVICE_KINDS, DeviceFacts, device_called, known_archs, lacking, occupancy, with_facts
 from tc.target.host import (
@@ -30,7 +30,7 @@ from tc.target.host import (
     host_features,
     parse_size,
 )
-from tc.target.table import kind_called, kind_of_cpu
+from tc.target.table import MachineKind, kind_called, kind_of_cpu, machine_kinds
 
 __all__ = [
     "MAX_THREADS",
@@ -172,13 +172,16 @@ class Target:
             return missing
         return missing + lacking(self.device, _facts_of_number(self.kind, self.number))
 
-    def require_host(self) -> None:
-        """UserError where this CPU lacks instructions that the host's code has, which the operating system would answer by ending the
-        process."""
-        missing = self.host.missing_here()
+    def require_here(self) -> None:
+        """ModelError where this machine, or the device with this number, lacks what code for the target may use: the operating system
+        would answer an instruction that is not there by ending the process."""
+        missing = self.missing_here()
         if missing:
-            needed = ", ".join(missing)
-            raise UserError(f"the module was compiled for a CPU with {needed}, which this machine lacks; it can be saved and run there")
+            where = "a CPU" if self.device is None else f"{self.kind} device {self.number} and a CPU"
+            raise ModelError(
+                f"the module was compiled for {where} with {', '.join(missing)}, which this machine lacks; it can be saved, and run where "
+                "they are"
+            )
 
     def __str__(self) -> str:
         """`BASE:key=value,...`, where BASE is an x86-64 level if one fits and "cpu" otherwise; `DEVICE@HOST` where there is a device."""
@@ -252,10 +255,20 @@ class Target:
 
 
 def _meant(base: str, facts: str) -> str:
-    """The device that an unknown target names without its kind, or with another one's, as a question; "" where there is none."""
+    """What an unknown target names without its kind, or with another one's: a device, or a kind of CPU. As a question; "" where there is
+    none."""
     wanted = {base, *facts.split(",")[:1]}
     found = [f"'{kind}:{arch}'" for kind in DEVICE_KINDS for arch in known_archs(kind) if arch in wanted]
+    kinds = [kind for kind in machine_kinds().values() if base in kind.names and kind.family != "arm"]
+    found += [f"'{_level_of(kind)}:machine={kind.name}'" for kind in kinds]
     return f"did you mean {' or '.join(found)}? " if found else ""
+
+
+def _level_of(kind: MachineKind) -> str:
+    """The highest x86-64 level that the CPUs of an entry have."""
+    if any(feature.startswith("avx512") for feature in kind.features):
+        return "x86-64-v4"
+    return "x86-64-v3" if "avx2" in kind.features else "x86-64-v2"
 
 
 def _parse_device_target(kind: str, text: str) -> Target:

@@ -193,9 +193,12 @@ def test_tuning_for_a_device_that_is_not_here_is_refused_in_words(tmp_path: Path
         ("sm_90", "unknown target 'sm_90'; did you mean 'cuda:sm_90'? known are native"),
         ("nvidia:sm_80,processors=56", "did you mean 'cuda:sm_80'?"),
         ("tpu", "unknown target 'tpu'; known are native"),
+        ("znver4", "unknown target 'znver4'; did you mean 'x86-64-v4:machine=znver4'? known are native"),
+        ("broadwell:cores=1", "did you mean 'x86-64-v3:machine=haswell'?"),
+        ("generic", "did you mean 'opencl:generic'? known"),
     ],
 )
-def test_a_device_that_is_named_in_another_way_is_asked_for(text: str, words: str) -> None:
+def test_a_device_or_cpu_that_is_named_in_another_way_is_asked_for(text: str, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         tc.target.Target.parse(text)
 

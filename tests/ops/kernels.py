@@ -56,7 +56,7 @@ def build(func: PrimFunc, target: Target | None = None) -> Any:
     """
     target = target or native_target()
     machine = replace(target, features=tuple(name for name in target.features if not name.startswith("amx-")))
-    machine.require_host()
+    machine.require_here()
     get_pool().start(2)
     text = emit_prim_func(func, "kernel", target.features).ir_text
     library = link([compile_object(text if machine == target else emulated(text), machine)])

@@ -110,3 +110,17 @@ def test_only_weights_get_smaller(rng: np.random.Generator) -> None:
 def test_what_cannot_be_asked_is_said(rng: np.random.Generator, options: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         tc.quantize(mlp(rng), **options)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weights"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named(rng: np.random.Generator, mode: str, value: float) -> None:
+    """They were stored as some number."""
+    model = mlp(rng)
+    weight = next(t for t in model.graph.initializer if len(t.dims) == 2)
+    array = numpy_helper.to_array(weight).copy()
+    array[1, 2] = value
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+
+    with pytest.raises(UserError, match=f"the weight '{weight.name}' holds NaN or infinity"):
+        tc.quantize(model, mode=mode)

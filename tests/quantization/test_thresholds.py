@@ -198,3 +198,55 @@ def test_a_channel_of_zeros_stays_zero() -> None:
 def test_a_method_that_is_not_known_is_refused() -> None:
     with pytest.raises(UserError, match="threshold is 'best'"):
         choose_quantizer("best", statistics_of(np.ones(3)), "u8")
+
+
+def drawn_rows(rng: np.random.Generator, kind: str, rows: int, count: int) -> np.ndarray:
+    """float32[rows, count] of a kind on which scales are hard to tell apart."""
+    match kind:
+        case "normal":
+            return rng.standard_normal((rows, count)).astype(np.float32)
+        case "heavy tails":
+            return rng.standard_t(2, (rows, count)).astype(np.float32)
+        case "whole numbers":  # exact in many scales: errors are 0, or ties
+            return rng.integers(-7, 8, (rows, count)).astype(np.float32)
+        case "halves":
+            return (rng.integers(-15, 16, (rows, count)) / 2).astype(np.float32)
+        case "equal":
+            return np.repeat(rng.standard_normal((rows, 1)), count, axis=1).astype(np.float32)
+        case "tiny":  # scales reach the smallest normal number
+            return (rng.standard_normal((rows, count)) * 10.0 ** rng.uniform(-44, -34, (rows, 1))).astype(np.float32)
+        case "huge":
+            return np.clip(rng.standard_normal((rows, count)) * 1e38, -3e38, 3e38).astype(np.float32)
+    return np.where(rng.random((rows, count)) < 0.1, rng.standard_normal((rows, count)), 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("largest", [127, 7])
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "whole numbers", "halves", "equal", "tiny", "huge", "sparse"])
+def test_the_scale_of_a_weight_is_the_first_with_the_least_error_in_double(kind: str, largest: int) -> None:
+    """What is told apart in f32 first, by blocks and by threads, is what all scales in double precision say."""
+    for count, rows in ((1, 40), (2, 40), (32, 300), (333, 40), (5000, 30)):
+        array = drawn_rows(np.random.default_rng(count), kind, rows, count)
+        wide = array.astype(np.float64)
+        full = np.abs(wide).max(axis=1)
+        tiny = float(np.finfo(np.float32).tiny)
+        tried = [np.where(full > 0, np.maximum(full * part / largest, tiny), 1.0).astype(np.float32) for part in np.linspace(1, 0.6, 17)]
+        fakes = [np.clip(np.rint(wide / s[:, None]), -largest, largest) * s[:, None].astype(np.float64) for s in tried]
+        errors = np.array([((fake - wide) ** 2).sum(axis=1) for fake in fakes])
+        expected = np.array(tried)[errors.argmin(axis=0), np.arange(rows)]
+
+        np.testing.assert_array_equal(weight_scales(array, 0, "mse", largest=largest), expected)
+        np.testing.assert_array_equal(weight_scales(array.T, 1, "mse", largest=largest), expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (3, 5), (70_000, 2), (2, 70_000), (3, 4, 5, 6)])
+def test_weights_are_stored_in_blocks_as_at_once(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+    array = rng.standard_normal(shape).astype(np.float32)
+    for axis in range(array.ndim):
+        scales = weight_scales(array, axis, "mse", largest=7)
+        along = [1] * array.ndim
+        along[axis] = -1
+
+        stored = quantize_weight(array, scales, axis, 7)
+
+        assert scales.shape == (shape[axis],) and stored.dtype == np.int8
+        np.testing.assert_array_equal(stored, np.clip(np.rint(array / scales.reshape(along)), -7, 7))

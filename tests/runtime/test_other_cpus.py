@@ -41,3 +41,18 @@ def test_it_is_saved_and_refused_when_loaded(foreign: Target, tmp_path: Path) ->
 
     with pytest.raises(ModelError, match=f"{foreign.features[-1]}, which this machine lacks"):
         tc.load(path)
+
+
+def test_what_the_cache_holds_for_another_cpu_is_not_damaged(
+    foreign: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was taken for that, thrown away and built again on every compilation."""
+    monkeypatch.setenv("TC_CACHE_DIR", str(tmp_path))
+    tc.compile(MODEL_PATH, foreign)
+    kept = {path: path.stat().st_ino for path in tmp_path.rglob("*.tcm")}
+
+    tc.compile(MODEL_PATH, foreign).save(tmp_path / "m.saved")
+
+    assert len(kept) == 1
+    assert {path: path.stat().st_ino for path in tmp_path.rglob("*.tcm")} == kept
+    assert not caplog.records
