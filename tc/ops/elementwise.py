@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from tc import te
 from tc.errors import ShapeError
 from tc.ir.dtype import DType, bf16, bool_, f16, f32, f64, from_numpy, i8, i32, i64, int_range, u8
 from tc.ir.expr import (
@@ -26,6 +27,7 @@ from tc.ir.expr import (
     cast,
     const,
     equal,
+    is_const,
     logical_and,
     logical_not,
     logical_or,
@@ -575,6 +577,50 @@ register(
                 )
             ]
         ),
+    )
+)
+
+
+def _infer_round_where(types: Types, attrs: Attrs) -> TensorType:
+    condition, x = operand(types, 0, "round_where"), operand(types, 1, "round_where")
+    if not condition.dtype.is_bool or not all(is_const(dim, 1) for dim in condition.shape):
+        raise ShapeError(f"round_where: the condition must be one bool, found {condition}")
+    if not (x.dtype.is_float and attrs.dtype.is_float and attrs.dtype.bits < x.dtype.bits):
+        raise ShapeError(f"round_where: {x} cannot be rounded to the narrower float {attrs.dtype}")
+    return x
+
+
+def _round_where_reference(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    condition, x = arrays
+    assert condition is not None and x is not None
+    return cast_array(cast_array(x, attrs.dtype), from_numpy(x.dtype)) if condition.all() else x
+
+
+def _round_where_te(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> te.Tensor:
+    condition, x = tensors
+    assert condition is not None and x is not None
+    is_on = condition[(0,) * len(condition.shape)]
+    return te.compute(x.shape, lambda *i: select(is_on, cast(cast(x[i], attrs.dtype), x.dtype), x[i]), "round_where")
+
+
+def _round_where_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
+    edges = np.array([0.0, -0.0, 1.00390625, -1.01171875, 1e38, -3.4e38, np.inf, -np.inf, np.nan, 1e-40], np.float32)
+    for x in (edges, rng.standard_normal((3, 4)).astype(np.float32), np.zeros((0, 2), np.float32), np.float32(1 / 3)):
+        for dtype in (bf16, f16):
+            yield [np.array([True]), np.asarray(x)], {"dtype": dtype}
+            yield [np.array([False]), np.asarray(x)], {"dtype": dtype}
+
+
+register(
+    OpDef(
+        "round_where",  # one condition for all elements: they are rounded to `dtype`, or as they are
+        _infer_round_where,
+        _round_where_reference,
+        _round_where_te,
+        {"dtype": REQUIRED},
+        blocked=blocked_elementwise("round_where"),
+        apart=True,
+        samples=_round_where_samples,
     )
 )
 

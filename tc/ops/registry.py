@@ -88,6 +88,7 @@ class OpDef:
     data: places of operands whose numbers, unless they are 0, decide nothing about the code: kernels take constants there as parameters, so
         that those that differ in nothing else are one.
     is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
+    apart: whether its kernel is its own: it is fused with no other operator.
     imported_as: "module:function", where `reference` is a function of a user that another process can import.
     samples(rng): for tests: (arrays, attrs) pairs that cover the corners; one at least.
     """
@@ -109,6 +110,7 @@ class OpDef:
     factors: int = 0
     data: tuple[int, ...] = ()
     is_interpreted: bool = False
+    apart: bool = False
     imported_as: str | None = None
     samples: Callable[[np.random.Generator], Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]] = field(kw_only=True)
 

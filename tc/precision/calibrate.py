@@ -1,8 +1,8 @@
 """What calibration inputs say of a model in 16 bits: how large its values get, and what each rounding does to its results.
 
     observed = largest_values(model, bindings, batches, build)
-    simulated = Simulation(model, narrowing, places, batches, build)
-    error = simulated.error({3, 17})            # of the results, with operations 3 and 17 rounded
+    simulated = Simulation(model, narrowing, operations, batches, exact, build)
+    error = simulated.error({3, 17}, 0)         # of the results for the first batch, with operations 3 and 17 rounded
 
 Both are graphs in f32, compiled once. In a simulated one a switch for each operation says, when it runs, whether its operands and its
 result are rounded to 16 bits: one program answers for every choice.
@@ -89,23 +89,32 @@ class Simulation:
     """A model with a switch for each of some operations, and what its results are with all of them off."""
 
     def __init__(
-        self, model: PreparedModel, narrowing: Narrowing, candidates: Sequence[Binding], batches: Sequence[Batch], build: Build
+        self,
+        model: PreparedModel,
+        narrowing: Narrowing,
+        candidates: Sequence[Binding],
+        batches: Sequence[Batch],
+        exact: Sequence[Mapping[str, np.ndarray]],
+        build: Build,
     ) -> None:
         self.candidates = tuple(candidates)
-        self._batches = batches
+        self._batches, self._exact = batches, exact
         self._module = build(_with_main(model, _switched(model.graph.main, narrowing, self.candidates)))
-        self._exact = [self._run(place, ()) for place in range(len(batches))]
 
-    def error(self, rounded: Collection[int], batches: int | None = None) -> float:
-        """The largest relative L2 error of a result over the first batches (None: all), with these candidates rounded."""
-        places = range(len(self._batches) if batches is None else min(batches, len(self._batches)))
-        return max(relative_error(self._run(place, rounded), self._exact[place]) for place in places)
-
-    def _run(self, place: int, rounded: Collection[int]) -> dict[str, np.ndarray]:
+    def error(self, rounded: Collection[int], place: int) -> float:
+        """The largest relative L2 error of a result on one batch, with these candidates rounded."""
         switches = np.zeros(max(len(self.candidates), 1), np.bool_)
         switches[list(rounded)] = True
-        results = run_batch(self._module, self._batches, place, {SWITCHES: switches})
-        return {name: np.array(result) for name, result in results.items()}
+        return relative_error(run_batch(self._module, self._batches, place, {SWITCHES: switches}), self._exact[place])
+
+    def first_above(self, rounded: Collection[int], places: Sequence[int], allowed: float) -> float:
+        """The error on the first of these batches where it is not allowed; the largest of all where there is none."""
+        worst = 0.0
+        for place in places:
+            worst = max(worst, self.error(rounded, place))
+            if worst > allowed:
+                break
+        return worst
 
 
 def relative_error(found: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:
@@ -169,30 +178,20 @@ class _Switcher:
             bindings.append(replace(binding, value=value))
             return
         role = self.narrowing.role(binding)
-        if role is not Role.STORE:
-            count = len(factors_of(value)) if role is Role.PRODUCT else len(value.args)
-            args = [self._rounded(a, state, bindings) if k < count else a for k, a in enumerate(value.args)]
-            value = replace(value, args=tuple(args))
+        if role is Role.PRODUCT:
+            count = len(factors_of(value))
+            value = replace(value, args=tuple(self._rounded(a, state, bindings) if k < count else a for k, a in enumerate(value.args)))
         bindings.append(replace(binding, value=value))
         for target in binding.targets:
-            if target in self.narrowing.stored and role is not Role.MOVE:
+            if target in self.narrowing.stored:  # what is moved: the numbers that are taken of a large table, not all of it
                 self.renamed[target] = self._rounded(target, state, bindings)  # type: ignore[assignment]
 
     def _rounded(self, atom: Atom | None, state: TensorVar, bindings: list[Binding]) -> Atom | None:
-        """`where(switch, rounded, exact)`."""
+        """The value, rounded where the switch is on: by a kernel of its own, so that few are compiled for many places."""
         if atom is None or not isinstance(atom.type, TensorType) or atom.type.dtype is not f32:
             return atom
-        shape, dtype = atom.type.shape, self.narrowing.dtype
-        low, wide, chosen = TensorVar("low", TensorType(shape, dtype)), TensorVar("wide", atom.type), TensorVar("chosen", atom.type)
-        switch = state
-        if not shape:
-            switch = TensorVar("switch", tensor_type((), bool_))
-            bindings.append(Binding((switch,), Call("reshape", (state,), (("shape", ()),))))
-        bindings += [
-            Binding((low,), Call("cast", (atom,), (("dtype", dtype),))),
-            Binding((wide,), Call("cast", (low,), (("dtype", f32),))),
-            Binding((chosen,), Call("where", (switch, wide, atom))),
-        ]
+        chosen = TensorVar("chosen", atom.type)
+        bindings.append(Binding((chosen,), Call("round_where", (state, atom), (("dtype", self.narrowing.dtype),))))
         return chosen
 
 

@@ -1,14 +1,18 @@
 """From what a caller asks for to what stays f32: at once, by the ranges of values, or by a search under a tolerance.
 
-The search is greedy. Each operation is rounded alone and its error measured; those whose error is largest per second that rounding them
-saves stay f32, as few as keep the error of all others together in the tolerance. The program that results is then measured itself. Seconds
-are estimated, so the same inputs choose the same on every run.
+The search is greedy. Each operation is rounded alone and its error measured, on the input where the error of all together is largest. Those
+that save the most seconds for their squared error are rounded, as many as keep the error of all together in the tolerance. Squared errors
+nearly add up, so few choices are tried to find how many these are. The program that results is then measured itself, on every input.
+Seconds are estimated, so the same inputs choose the same on every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
+
+import numpy as np
 
 from tc.cost.rates import kernel_rates
 from tc.cost.typical import typical
@@ -22,8 +26,9 @@ from tc.passes.graph.narrowing import F32, Narrowing, Precision, Role, calls_of,
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import PreparedModel, narrow_model
 from tc.precision.calibrate import Build, Simulation, largest_values, relative_error, run_batch
-from tc.precision.request import PrecisionRequest, check_batches
+from tc.precision.request import Batch, PrecisionRequest, check_batches
 from tc.runtime.finish import build_prepared
+from tc.runtime.module import CompiledModule
 from tc.target import Target
 from tc.target.machine import machine_of
 from tc.te import placeholder, stages_of
@@ -36,11 +41,11 @@ HEADROOM = 4.0
 MARGIN = 0.9
 """The part of the tolerance that calibration inputs may use: others are a little different."""
 
-SINGLE_BATCHES = 2
-"""Calibration inputs on which each operation is rounded alone."""
+MOST_TRIED = 8
+"""Choices that the simulated graph is asked for beside everything and each operation alone."""
 
-MOST_TRIED = 32
-"""Operations that are tried once more when it is known how many must stay f32."""
+NEAR = 0.95
+"""The part of what is allowed that is taken for all of it."""
 
 ROUNDS = 6
 """How often the program itself is measured, and more stays f32, before all of it does."""
@@ -120,60 +125,74 @@ def _values_of(binding: Binding) -> list[TensorVar]:
 
 
 def _within(model: PreparedModel, narrowing: Narrowing, request: PrecisionRequest, tolerance: float, build: Build) -> Precision:
-    candidates = _candidates(model, narrowing)
-    allowed = MARGIN * tolerance
-    simulation = Simulation(model, narrowing, [binding for _, binding in candidates], request.batches, build)
+    candidates, batches, allowed = _candidates(model, narrowing), request.batches, MARGIN * tolerance
     everything = range(len(candidates))
-    order: list[int] = []
-    count = 0
-    if simulation.error(everything) > allowed:
-        errors = [simulation.error((k,), SINGLE_BATCHES) for k in everything]
+    exact = _results(build(model), batches)
+    simulation = Simulation(model, narrowing, [binding for _, binding in candidates], batches, exact, build)
+    rounded, budget = list(everything), math.inf
+    alone = [simulation.error(everything, place) for place in range(len(batches))]
+    costs, saved = [0.0] * len(candidates), [0.0] * len(candidates)
+    if max(alone) > allowed:
+        hardest_first = sorted(range(len(batches)), key=lambda place: (-alone[place], place))
+        costs = [simulation.error((k,), hardest_first[0]) ** 2 for k in everything]
         saved = [saved_seconds(model.target, binding, model.graph.main.facts) for _, binding in candidates]
-        order = sorted(everything, key=lambda k: (-(errors[k] ** 2) / max(saved[k], 1e-12), k))
-        count = _fewest(simulation, order, allowed)
-        fitting = _still_fitting(simulation, order, count, allowed, saved)
-        order, count = [*(k for k in order[:count] if k not in fitting), *order[count:], *fitting], count - len(fitting)
-    else:
-        order = list(everything)
-    exact = None
+        error_of = lambda chosen: simulation.first_above(chosen, hardest_first, allowed)  # noqa: E731
+        rounded, budget = _most_within(error_of, costs, saved, allowed, max(alone))
     for _ in range(ROUNDS):
-        chosen = _keeping(candidates, order[:count], tolerance)
-        if count == len(candidates):
-            return chosen
-        if exact is None:
-            plain = build(model)
-            exact = [dict(run_batch(plain, request.batches, place)) for place in range(len(request.batches))]
-        module = build(narrow_model(model, chosen))
-        error = max(relative_error(run_batch(module, request.batches, place), exact[place]) for place in range(len(exact)))
+        if not rounded:
+            break
+        chosen = _keeping(candidates, set(everything).difference(rounded), tolerance)
+        found = _results(build(narrow_model(model, chosen)), batches)
+        error = max(map(relative_error, found, exact))
         if error <= allowed:
             return chosen
-        count = min(len(candidates), count + max(1, (len(candidates) - count) // 4))
+        before = len(rounded)
+        budget = min(budget, math.fsum(costs[k] for k in rounded)) * MARGIN * min(allowed / error, 1.0) ** 2
+        rounded = _fitting(costs, saved, budget)
+        rounded = rounded if len(rounded) < before else rounded[: before * 3 // 4]
     return _keeping(candidates, everything, tolerance)
 
 
-def _fewest(simulation: Simulation, order: Sequence[int], allowed: float) -> int:
-    """Of how many of the first in order f32 must remain for the error of the others to be allowed: found by halving."""
-    low, high = 0, len(order)
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if simulation.error(order[middle:]) <= allowed:
-            high = middle
+def _results(module: CompiledModule, batches: Sequence[Batch]) -> list[dict[str, np.ndarray]]:
+    return [{name: np.array(result) for name, result in run_batch(module, batches, place).items()} for place in range(len(batches))]
+
+
+def _most_within(
+    error_of: Callable[[Sequence[int]], float], costs: Sequence[float], saved: Sequence[float], allowed: float, error: float
+) -> tuple[list[int], float]:
+    """The operations that are rounded by the largest budget of squared errors, of those tried, whose error is allowed; and that budget.
+
+    error: of all operations. Squared errors nearly add up, up to a factor: each error that is measured says which budget is tried next,
+    between the largest that was allowed and the smallest that was not.
+    """
+    best: list[int] = []
+    total = math.fsum(cost for cost in costs if math.isfinite(cost))
+    low, high, budget = 0.0, total, total * (allowed / error) ** 2 or total
+    for _ in range(MOST_TRIED):
+        rounded = _fitting(costs, saved, budget)
+        error = error_of(rounded)
+        if error <= allowed:
+            best, low = rounded, budget
         else:
-            low = middle
-    return high
+            high = budget
+        if NEAR * allowed <= error <= allowed or high <= low / NEAR:
+            break
+        guess = budget * (allowed / max(error, 1e-30)) ** 2
+        budget = guess if low / NEAR < guess < high * NEAR else (low + high) / 2
+    return best, low
 
 
-def _still_fitting(simulation: Simulation, order: Sequence[int], count: int, allowed: float, saved: Sequence[float]) -> list[int]:
-    """Which of the first in order may be rounded after all, beside those behind them; what saves most is asked for first."""
-    rounded, found = list(order[count:]), list[int]()
-    for k in sorted(order[:count], key=lambda k: (-saved[k], k))[:MOST_TRIED]:
-        if simulation.error((*rounded, k)) <= allowed:
-            rounded.append(k)
+def _fitting(costs: Sequence[float], saved: Sequence[float], budget: float) -> list[int]:
+    """Which operations are rounded by a budget of squared errors: those first that save most for theirs."""
+    found, spent = [], 0.0
+    for k in sorted(range(len(costs)), key=lambda k: (costs[k] / max(saved[k], 1e-12), k)):
+        if spent + costs[k] <= budget:
+            spent += costs[k]
             found.append(k)
     return found
 
 
-def _keeping(candidates: Sequence[tuple[int, Binding]], kept: Sequence[int], tolerance: float) -> Precision:
+def _keeping(candidates: Sequence[tuple[int, Binding]], kept: Iterable[int], tolerance: float) -> Precision:
     reason = f"its rounding would break the tolerance of {tolerance:g}"
     return Precision(bf16, tuple((candidates[k][0], reason) for k in sorted(kept)))
 

@@ -31,7 +31,7 @@ class FusionKind(IntEnum):
     ELEMENTWISE: each result element is computed from single elements of the operands, some through index maps.
     REDUCTION: folds many elements into one, without reuse of what it reads.
     CONTRACTION: sums products of operands that are each reused along an axis of the other (matmul, convolution).
-    OPAQUE: writes its results in its own way.
+    OPAQUE: writes its results in its own way, or is to stand apart.
     """
 
     ELEMENTWISE = 0
@@ -75,7 +75,7 @@ class LoopShape:
 
 def infer_loop_shape(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs, results: Sequence[TensorType]) -> LoopShape:
     """The loop shape of a call with operands of these types."""
-    if op.compute is None:
+    if op.compute is None or op.apart:
         return LoopShape(FusionKind.OPAQUE, tuple(None for _ in types))
     operands = [None if t is None else placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types)]
     return _loop_shape(operands, op.compute_tensors(operands, attrs, results))
