@@ -22,7 +22,9 @@ OUTPUTS = ("y", "h", "c")
 class Case:
     """A node, its weights, and inputs. Of bytes that are signed, half the range is used: onnxruntime's sums saturate beyond it."""
 
-    def __init__(self, dtype: type = np.int8, count: int = 1, per_column: bool = False, given: str = "", seed: int = 0, **attrs: Any) -> None:
+    def __init__(
+        self, dtype: type = np.int8, count: int = 1, per_column: bool = False, given: str = "", seed: int = 0, **attrs: Any
+    ) -> None:
         rng = np.random.default_rng(seed)
         gates = 4 * HIDDEN
         low, high = (-63, 64) if dtype is np.int8 else (0, 128)
