@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -103,19 +105,55 @@ def test_a_cached_and_a_saved_module_know_their_precision(tmp_path) -> None:
         ("mixed:nan", [inputs_of()], "must be a finite number above 0"),
         ("mixed:1e-2", None, "needs calibration inputs"),
         ("f16", None, '"bf16" has the range of f32'),
-        ("mixed:1e-2", [], "calibration is empty"),
+        ("mixed:1e-2", [], "calibration: there are no inputs"),
         ("mixed:1e-2", 3, "calibration is a int"),
-        ("mixed:1e-2", [3], r"calibration\[0\] is a int"),
-        ("mixed:1e-2", {"x": np.full((8, 64), np.nan, np.float32)}, "x holds NaN or infinities"),
+        ("mixed:1e-2", [3], "calibration input 0 is a int"),
+        ("mixed:1e-2", {"x": np.full((8, 64), np.nan, np.float32)}, r"calibration: x holds nan at \[0, 0\]"),
         ("mixed:1e-2", [{"z": np.zeros((8, 64), np.float32)}], "the model has no input 'z'"),
-        ("mixed:1e-2", [{}], "there is nothing for input 'x'"),
-        ("f16", [inputs_of((8, 63))], r"calibration\[0\]: .*63"),
-        ("f16", [{"x": np.zeros((8, 64))}], r"calibration\[0\]: .*f64"),
+        ("mixed:1e-2", [{}], "the model needs the input 'x'"),
+        ("mixed:1e-2", {"x": inputs_of()["x"].astype(object)}, "calibration: x is no array of numbers, but of object"),
+        ("mixed:1e-2", {"x": [[1.0], [2.0, 3.0]]}, "calibration: x is no array"),
+        ("mixed:1e-2", (1 / n for n in (0,)), "the iterator raised ZeroDivisionError for input 0"),
+        ("mixed:1e-2", "no/such/folder", "there is no such file or folder"),
+        ("mixed:1e-2", {1: inputs_of()["x"]}, "1 is a int, must be the name of an input"),
+        ("mixed:1e-2", [np.zeros((0, 64), np.float32)], "x has shape"),
+        ("f16", [inputs_of((8, 63))], r"calibration input 0: x has shape \[8, 63\], but the model takes \[8, 64\]"),
+        ("f16", [{"x": np.zeros((8, 64))}], "calibration input 0: x is of float64, but the model takes float32"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_words(precision: object, calibration: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
         tc.compile(perceptron(), precision=precision, calibration=calibration)
+
+
+def test_calibration_is_taken_in_every_form(tmp_path: Path) -> None:
+    """As `tc.quantize` takes it: one mechanism for both."""
+    model, batches = perceptron(64), [inputs_of((8, 64), seed) for seed in range(3)]
+    for place, batch in enumerate(batches):
+        np.savez(tmp_path / f"{place}.npz", **batch)
+    forms = [
+        batches,
+        (batch for batch in batches),
+        [batch["x"] for batch in batches],
+        np.concatenate([batch["x"] for batch in batches]),  # cut into calls of eight rows
+        tmp_path,
+        [str(tmp_path / f"{place}.npz") for place in range(3)],
+    ]
+
+    found = [tc.compile(model, threads=1, precision="mixed:3e-3", calibration=form).report().precisions for form in forms]
+
+    assert found == [found[0]] * len(forms)
+    assert {each.computed for each in found[0]} == {"f32", "bf16"}
+
+
+def test_an_iterator_serves_tuning_and_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once: the compilation after tuning had none left."""
+    monkeypatch.setenv("TC_CACHE_DIR", str(tmp_path))
+    batches = [inputs_of((8, 64), seed) for seed in range(2)]
+
+    module = tc.compile(perceptron(64), threads=1, precision="mixed:3e-3", calibration=iter(batches), tune="1s")
+
+    assert module.report().precision == "mixed:3e-3"
 
 
 def test_f16_keeps_in_f32_what_gets_large() -> None:

@@ -384,5 +384,5 @@ def compile_and_tune(model: Model, target: str | Target = "native", **options: A
         found = tune(
             model, budget, target=target, dims=options.get("dims"), threads=options.get("threads"), precision=asked
         )
-        options["tune"] = found.database
+        options |= {"tune": found.database, "precision": asked, "calibration": None}  # an iterator is read once
     return compile_model(model, target, **options)

@@ -203,20 +203,17 @@ def add_precision_arguments(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         type=Path,
-        metavar="FILE.npz",
-        help="inputs such as the model will get, by name; repeatable, or a folder of such files; f16 and mixed need them",
+        metavar="PATH",
+        help="inputs such as the model will get: .npz by name, .npy for one input, or a folder of such files; repeatable; f16 and mixed "
+        "need them",
     )
 
 
 def precision_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `tc.compile` that say how exact floats are to be."""
-    files = [file for path in args.calibration for file in (sorted(path.glob("*.npz")) if path.is_dir() else [path])]
-    if args.calibration and not files:
-        raise UserError(f"--calibration {args.calibration[0]}: the folder holds no .npz file")
-    batches = [read_arrays(file) for file in files]
-    if not batches:
+    if not args.calibration:
         return {"precision": args.precision} if args.precision != "f32" else {}
-    return {"precision": args.precision, "calibration": batches}
+    return {"precision": args.precision, "calibration": args.calibration}
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:

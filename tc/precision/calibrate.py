@@ -41,7 +41,7 @@ def run_batch(module: CompiledModule, batches: Sequence[Batch], place: int, extr
     try:
         return module.run({**batches[place], **(extra or {})})
     except TcError as error:
-        raise UserError(f"calibration[{place}]: {error}") from error
+        raise UserError(f"calibration input {place}: {error}") from error
 
 
 def _named(func: Function, key: str, names: Sequence[str]) -> tuple[tuple[str, object], ...]:

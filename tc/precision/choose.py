@@ -26,7 +26,8 @@ from tc.passes.graph.narrowing import F32, Narrowing, Precision, Role, calls_of,
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import PreparedModel, narrow_model
 from tc.precision.calibrate import Build, Simulation, largest_values, relative_error, run_batch
-from tc.precision.request import Batch, PrecisionRequest, check_batches
+from tc.precision.inputs import bind_calls, inputs_of
+from tc.precision.request import Batch, PrecisionRequest
 from tc.runtime.finish import build_prepared
 from tc.runtime.module import CompiledModule
 from tc.target import Target
@@ -61,11 +62,11 @@ def choose_precision(model: PreparedModel, request: PrecisionRequest, build: Bui
     plain = Precision(request.dtype)
     if not request.is_searched:
         return plain
-    check_batches(request.batches, [param.name for param in model.graph.main.params])
+    batches = bind_calls(request.calls, inputs_of(model.graph.main.params))
     narrowing = choose_narrowing(model.graph, plain)
     if request.tolerance is None:
-        return Precision(request.dtype, _out_of_range(model, narrowing, request, build))
-    return _within(model, narrowing, request, request.tolerance, build)
+        return Precision(request.dtype, _out_of_range(model, narrowing, batches, build))
+    return _within(model, narrowing, batches, request.tolerance, build)
 
 
 def prepare_in(model: PreparedModel, precision: PrecisionRequest, watch: Stopwatch | None = None) -> PreparedModel:
@@ -95,13 +96,13 @@ def _is_table(atom: Atom | None) -> bool:
 # -- f16: what would overflow
 
 
-def _out_of_range(model: PreparedModel, narrowing: Narrowing, request: PrecisionRequest, build: Build) -> tuple[tuple[int, str], ...]:
+def _out_of_range(model: PreparedModel, narrowing: Narrowing, batches: Sequence[Batch], build: Build) -> tuple[tuple[int, str], ...]:
     candidates = _candidates(model, narrowing)
     params, own = model.graph.main.params, {target for binding in model.graph.main.bindings for target in binding.targets}
     seen = {*params, *own}
     read = {place: _values_of(binding) for place, binding in candidates}
     values = list(dict.fromkeys(value for found in read.values() for value in found if value in seen))
-    largest = dict(zip(values, largest_values(model, values, request.batches, build), strict=True))
+    largest = dict(zip(values, largest_values(model, values, batches, build), strict=True))
     kept = []
     for place, _ in candidates:
         if any(value not in seen for value in read[place]):
@@ -124,8 +125,8 @@ def _values_of(binding: Binding) -> list[TensorVar]:
 # -- mixed: what breaks the tolerance
 
 
-def _within(model: PreparedModel, narrowing: Narrowing, request: PrecisionRequest, tolerance: float, build: Build) -> Precision:
-    candidates, batches, allowed = _candidates(model, narrowing), request.batches, MARGIN * tolerance
+def _within(model: PreparedModel, narrowing: Narrowing, batches: Sequence[Batch], tolerance: float, build: Build) -> Precision:
+    candidates, allowed = _candidates(model, narrowing), MARGIN * tolerance
     everything = range(len(candidates))
     exact = _results(build(model), batches)
     simulation = Simulation(model, narrowing, [binding for _, binding in candidates], batches, exact, build)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from tc.errors import UserError
-from tc.quantization.calibration import Feed
+from tc.precision.inputs import Feed
 from tc.quantization.description import INTEGERS
 from tc.quantization.observe import Compile, Outputs
 from tc.quantization.scales import Scales

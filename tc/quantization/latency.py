@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from tc.measure.harness import Plan, Ratio, time_interleaved
-from tc.quantization.calibration import Feed
+from tc.precision.inputs import Feed
 from tc.quantization.strategy import Strategy
 from tc.quantization.topology import Topology
 from tc.runtime.module import CompiledModule

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tc.errors import UserError
-from tc.quantization.calibration import Feed
+from tc.precision.inputs import Feed
 from tc.quantization.correction import LayerInput, layer_inputs, sampled_operands
 from tc.quantization.statistics import Statistics
 from tc.quantization.topology import QuantizationSite, ScaleClass, Topology

@@ -57,8 +57,8 @@ def test_what_cannot_be_done_is_an_error_of_the_user(model: Path, capsys: pytest
 
     for arguments, words in (
         (["run", str(model), "--precision", "f17"], '"f17" is not known'),
-        (["run", str(model), "--precision", "f16"], "--calibration FILE.npz"),
-        (["run", str(model), "--precision", "f16", "--calibration", str(model.parent / "empty")], "holds no .npz file"),
+        (["run", str(model), "--precision", "f16"], "--calibration PATH"),
+        (["run", str(model), "--precision", "f16", "--calibration", str(model.parent / "empty")], "holds no .npz or .npy file"),
         (["run", compiled, "--precision", "bf16"], "is compiled already"),
         (["inspect", compiled, "--precision", "bf16"], "is compiled already"),
     ):

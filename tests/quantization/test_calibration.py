@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_folders_are_read_in_the_order_of_names(tmp_path: Path) -> None:
         (ONE, [np.zeros((0, 3), np.float32)], r"x is empty, of shape \[0, 3\]"),
         (ONE, [x(), np.array([[1, np.nan, 2]], np.float32)], r"calibration input 1: x holds nan at \[0, 1\]"),
         (ONE, [np.array([[1, 2, -np.inf]], np.float32)], r"x holds -inf at \[0, 2\]"),
-        (ONE, [["a"]], "must be arrays by name"),
+        (ONE, [["a"]], "calibration input 0 is a list, must be arrays by the names"),
         (ONE, "no/such/folder", "there is no such file or folder"),
     ],
 )
@@ -90,6 +91,40 @@ def test_a_folder_without_data_and_a_damaged_file_are_named(tmp_path: Path) -> N
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY broken")
     with pytest.raises(UserError, match=r"a\.npy: cannot be read"):
         read_feeds(tmp_path, ONE)
+
+
+@pytest.mark.parametrize("cut", [3, 40, 200, -60])
+def test_an_archive_that_ends_early_is_named(tmp_path: Path, cut: int) -> None:
+    """zipfile has an error of its own, which left as it was."""
+    np.savez(tmp_path / "a.npz", x=x(50))
+    (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:cut])
+
+    with pytest.raises(UserError, match=r"a\.npz: cannot be read"):
+        read_feeds(tmp_path, ONE)
+
+
+def test_numbers_of_an_archive_that_changed_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=x(50))
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[300] ^= 1
+    (tmp_path / "a.npz").write_bytes(data)
+
+    with pytest.raises(UserError, match=r"a\.npz: cannot be read"):
+        read_feeds(tmp_path, ONE)
+
+
+def test_an_input_may_be_empty_beside_others() -> None:
+    """The cache of a decoder before its first word."""
+    (feed,) = read_feeds([{"x": x(), "ids": np.zeros(0, np.int64)}], TWO)
+
+    assert feed["ids"].shape == (0,)
+
+
+def test_an_iterator_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tc.precision.inputs.CALLS_LIMIT", 5)
+
+    with pytest.raises(UserError, match="more than 5 inputs"):
+        read_feeds((x() for _ in itertools.count()), ONE)
 
 
 def test_python_objects_are_not_unpickled(tmp_path: Path) -> None:
