@@ -322,7 +322,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("block", [4, 8, 16])
+@pytest.mark.parametrize("block", [4, 8, 16, 64])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_pass_keeps_the_meaning_whatever_the_spare_lanes_hold(seed: int, block: int) -> None:

@@ -46,6 +46,7 @@ from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.ops.window import FEW_CHANNELS
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
+from tc.passes.graph.tile_layout import is_pointwise, multiplies_on_tiles, seconds_on_tiles, widths_for_tiles
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.operands import LONGEST_CHAIN
@@ -62,6 +63,7 @@ class Rates:
     elements of 16 bits alone, and of convolutions of one group or as many as there are channels. `bytes_blocked`: convolutions of bytes on
     blocks; 0 where no instruction adds their products. `as_words`: those are of bytes widened to i16. `plain_bytes`: convolutions of bytes
     that are products of windows. `halves_blocked`: those of bf16 on blocks, in pairs; 0 where no instruction adds these faster than f32.
+    `tiles`: the target whose tile registers multiply bytes and halves on blocks, if it has any.
     """
 
     blocked: float
@@ -77,6 +79,7 @@ class Rates:
     plain_bytes: float = 0.0
     halves_blocked: float = 0.0
     as_words: bool = False
+    tiles: Target | None = None
 
     @staticmethod
     def on(target: Target) -> Rates:
@@ -93,7 +96,8 @@ class Rates:
         halves = machine_of(target).bf16_dots_per_fma if _has_dot(target, bf16, bf16) else 0.0
         rates = dataclasses.replace(rates, halves_blocked=halves * full if halves > 1.0 else 0.0)
         plain_bytes = PLAIN_BYTES * max(dots, 1.0) * full
-        return dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=plain_bytes, as_words=not has_bytes)
+        rates = dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=plain_bytes, as_words=not has_bytes)
+        return dataclasses.replace(rates, tiles=target if multiplies_on_tiles(target) and has_bytes else None)
 
     @staticmethod
     def on_device(device: DeviceFacts) -> Rates:
@@ -200,19 +204,49 @@ def _has_convolutions(func: Function) -> bool:
 
 def _convert(func: Function, block: int, rates: Rates) -> Function:
     func = _convert_bodies(func, block, rates)
+    best = min((_plan(func, width, rates) for width in _widths(func, block, rates)), key=lambda plan: plan.seconds)
+    return _Rewriter(func, best.forms, best.block).run() if best.forms else func
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Blocks of so many channels, the bindings that run on them, and the estimated time of a function that way."""
+
+    block: int
+    forms: dict[Binding, BlockedForm]
+    seconds: float
+
+
+def _plan(func: Function, block: int, rates: Rates) -> _Plan:
+    """The cheapest assignment of forms, with blocks of one width."""
     facts = Facts.of(func.facts)
-    with inference(facts):
-        forms = {
+    forms = _forms(func, block, rates)
+    if not any(form.op == "conv_blocked" for form in forms.values()):
+        return _Plan(block, {}, math.inf)
+    chosen, seconds = _choose(func, forms, block, rates, facts)
+    return _Plan(block, {binding: forms[binding] for binding in chosen}, seconds)
+
+
+def _forms(func: Function, block: int, rates: Rates) -> dict[Binding, BlockedForm]:
+    """How bindings run on blocks of a width, those that may."""
+    with inference(Facts.of(func.facts)):
+        return {
             binding: form
             for binding in func.bindings
             if (form := _blocked_form(binding, block, rates)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
         }
-    if not any(form.op == "conv_blocked" for form in forms.values()):
-        return func
-    chosen = _choose(func, forms, block, rates, facts)
-    if not chosen:
-        return func
-    return _Rewriter(func, {binding: forms[binding] for binding in chosen}, block).run()
+
+
+def _widths(func: Function, block: int, rates: Rates) -> list[int]:
+    """How wide blocks may be: `block`, and multiples of it where all convolutions of many channels are products for tile registers, of
+    which channels of a block fill a row."""
+    if rates.tiles is None or block != rates.tiles.lanes(32):
+        return [block]
+    forms = {binding: form for binding, form in _forms(func, block, rates).items() if form.op == "conv_blocked"}
+    sizes = [_bytes_of(atoms_of(binding.value)[0]) for binding, form in forms.items() if Form.GROUPED in form.operands]
+    if not sizes or any(Form.WEIGHTS in form.operands for form in forms.values()):
+        return [block]
+    return widths_for_tiles(block, min(sizes))
 
 
 def _convert_bodies(func: Function, block: int, rates: Rates) -> Function:
@@ -270,8 +304,10 @@ def _is_of_halves(binding: Binding, form: BlockedForm) -> bool:
 # -- the choice
 
 
-def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates, facts: Facts) -> set[Binding]:
-    """The bindings that run on blocks in the cheapest assignment."""
+def _choose(
+    func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates, facts: Facts
+) -> tuple[set[Binding], float]:
+    """The bindings that run on blocks in the cheapest assignment, and its estimated time."""
     producer = {target: binding for binding in func.bindings for target in binding.targets}
     wants: dict[TensorVar, dict[str, list[Binding]]] = {}
 
@@ -304,7 +340,9 @@ def _choose(func: Function, forms: dict[Binding, BlockedForm], block: int, rates
             wants.setdefault(result, {}).setdefault("plain", [])
     for atom, users in wants.items():
         _conversion_edges(atom, producer.get(atom), users, forms, edge, rates, facts)
-    return {item for item in minimum_cut(capacities, _BLOCKED, _PLAIN) if isinstance(item, Binding)}
+    chosen = minimum_cut(capacities, _BLOCKED, _PLAIN)
+    seconds = sum(each for (a, b), each in capacities.items() if a in chosen and b not in chosen)
+    return {item for item in chosen if isinstance(item, Binding)}, seconds
 
 
 _BLOCKED, _PLAIN = "blocked", "plain"
@@ -350,6 +388,8 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     assert weights is not None and isinstance(weights.type, TensorType)
     flops = 2.0 * _elements(result, facts) * _elements(weights.type, facts) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
+    if form is not None and rates.tiles is not None and {Form.CHANNELS, Form.GROUPED} <= {*form.operands} and not is_depthwise:
+        return seconds_on_tiles(call, result, block, rates.tiles, facts)
     if form is not None:
         grouped = rates.bytes_blocked if call.op == "conv_integer" else rates.halves_blocked
         return flops / (rates.blocked_depthwise if is_depthwise else grouped if Form.GROUPED in form.operands else rates.blocked)
@@ -359,7 +399,7 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     if call.op == "conv_integer":
         return flops / rates.plain_bytes
     pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
-    if _is_pointwise(call, weights.type) and is_static and pixels >= tile:
+    if is_pointwise(call, weights.type) and is_static and pixels >= tile:
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
 
@@ -386,13 +426,6 @@ def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static:
     stride = (full_attrs(call).strides or (1,))[-1]
     strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_SHUFFLED_STRIDE else FAR
     return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
-
-
-def _is_pointwise(call: Call, weights: TensorType) -> bool:
-    """Whether a convolution is the product of a matrix and the image as it lies in memory."""
-    attrs = full_attrs(call)
-    taps_are_one = all(is_const(dim, 1) for dim in weights.shape[2:])
-    return taps_are_one and attrs.groups == 1 and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
 
 
 def _elements(type_: TensorType, facts: Facts) -> float:

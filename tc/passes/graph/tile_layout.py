@@ -1,0 +1,58 @@
+"""What convolutions on blocks of channels cost on tile registers: the wider the blocks, the fuller the tiles."""
+
+from __future__ import annotations
+
+import math
+
+from tc.cost.typical import typical
+from tc.ir.arith import Facts
+from tc.ir.dtype import bf16, u8
+from tc.ir.expr import is_const
+from tc.ir.graph import Call
+from tc.ir.intrinsic import INTRINSICS
+from tc.ir.types import TensorType
+from tc.ir.x86_intrinsics import TILE_ROWS, tile_dot_name
+from tc.ops.build import full_attrs
+from tc.schedule.rules.matrix_tiles import TILE_BYTES
+from tc.schedule.rules.window_cost import WindowProduct
+from tc.target import Target
+from tc.target.machine import machine_of
+
+
+def multiplies_on_tiles(target: Target) -> bool:
+    """Whether a target has tile registers, for bytes and bf16, whose rates are known."""
+    names = (tile_dot_name(bf16, bf16), tile_dot_name(u8, u8))
+    features = frozenset(target.features)
+    has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
+    return has_rates and all(INTRINSICS[name].is_there(features) for name in names)
+
+
+def widths_for_tiles(block: int, size_bytes: int) -> list[int]:
+    """Widths of blocks of elements of this size, in channels: `block`, and multiples of it up to the row of a tile."""
+    return [block, *(width for width in (2 * block, 4 * block, 8 * block) if width * size_bytes <= TILE_BYTES)]
+
+
+def is_pointwise(call: Call, weights: TensorType) -> bool:
+    """Whether a convolution is the product of a matrix and the image as it lies in memory."""
+    attrs = full_attrs(call)
+    taps_are_one = all(is_const(dim, 1) for dim in weights.shape[2:])
+    return taps_are_one and attrs.groups == 1 and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
+
+
+def seconds_on_tiles(call: Call, result: TensorType, block: int, target: Target, facts: Facts) -> float:
+    """The estimated time of a convolution on blocks of channels, by tiles or, where they take less, vectors."""
+    weights, image = call.args[1], call.args[0]
+    assert weights is not None and isinstance(weights.type, TensorType)
+    assert image is not None and isinstance(image.type, TensorType)
+    outputs, inputs, *taps = (typical(dim, facts) for dim in weights.type.shape)
+    count, _, *space = (typical(dim, facts) for dim in result.shape)
+    *heights, width = space
+    height = math.prod(heights)
+    if is_pointwise(call, weights.type):
+        height, width = 1, height * width
+    row_bytes = min(block * image.type.dtype.size_bytes, TILE_BYTES)
+    steps = math.prod(taps) * -(-inputs // block) * (block * image.type.dtype.size_bytes // row_bytes)
+    columns = -(-outputs // block) * block
+    product = WindowProduct(count, height, max(width, 1), columns, block, steps, row_bytes, image.type.dtype)
+    on_tiles = product.cycles(product.best_grid(target), target) if block % TILE_ROWS == 0 else math.inf
+    return min(on_tiles, product.cycles_on_vectors(target)) / machine_of(target).clock_hz
