@@ -19,6 +19,7 @@ from tc.passes.graph.find_attention import ATTENTION_RULES, ROUNDING_RULES
 from tc.passes.graph.find_idioms import IDIOM_RULES
 from tc.passes.graph.integer_graphs import PRODUCT_RULES
 from tc.passes.graph.integer_movement import MOVEMENT_RULES, SIGN_RULES
+from tc.passes.graph.integer_phases import PHASE_RULES
 from tc.passes.graph.integer_products import INTEGER_RULES, MERGED_SCALE_RULES, WINDOWS_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
 from tc.passes.graph.rewrite import GraphRule, any_, op, rewrite_module
@@ -28,7 +29,7 @@ from tc.passes.graph.split_phases import phase_rules
 
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES, *MERGED_SCALE_RULES),
-    *(*MOVEMENT_RULES, *SIGN_RULES, *PRODUCT_RULES, *SCALE_RULES, *TABLE_RULES),
+    *(*MOVEMENT_RULES, *SIGN_RULES, *PHASE_RULES, *PRODUCT_RULES, *SCALE_RULES, *TABLE_RULES),
     *matmul_rules(8, features=("avxvnni",)),
     *phase_rules(4),
 )

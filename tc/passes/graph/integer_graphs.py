@@ -22,6 +22,7 @@ from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.integer_movement import MOVEMENT_RULES
+from tc.passes.graph.integer_phases import PHASE_RULES
 from tc.passes.graph.quantized import BYTES, Quantized, dequantized_from
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
@@ -40,6 +41,7 @@ def integer_graphs(module: IRModule) -> IRModule:
     """Compute with the integers of quantized tensors; see PRODUCT_RULES and MOVEMENT_RULES."""
     if not _is_quantized(module):
         return module
+    module = rewrite_module(module, PHASE_RULES)
     for _ in range(MOST_ROUNDS):
         moved = remove_dead_code(rewrite_module(module, MOVEMENT_RULES, max_rounds=1))  # what is dead is no other use
         if moved is module:

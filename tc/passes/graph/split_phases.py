@@ -16,7 +16,7 @@ import numpy as np
 from tc.ir.arith import simplify
 from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, const
-from tc.ir.graph import Atom
+from tc.ir.graph import Atom, Attrs
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder
@@ -35,8 +35,9 @@ def split_phases(module: IRModule, *, block: int = 16, strict: bool = False) -> 
 
 
 @dataclass(frozen=True)
-class _Axis:
-    """One spatial axis: which tap phase a applies at offset `low` + k of the input (-1: none), and the padding that this takes."""
+class PhaseAxis:
+    """One spatial axis of a transposed convolution: which tap phase a applies at offset `low` + k of the input (-1: none), and the padding
+    that this takes."""
 
     taps: tuple[tuple[int, ...], ...]
     pad_begin: int
@@ -47,7 +48,7 @@ class _Axis:
         return len(self.taps[0])
 
 
-def _axis(window: Window, d: int, size: Expr, result: Expr) -> _Axis | None:
+def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
     """The phases of spatial axis d; None when the result is so much cropped that they do not fit."""
     stride, begin, kernel = window.strides[d], window.begin[d], int(window.kernel[d])
     offsets = {(a, (a + begin - t) // stride): t for a in range(stride) for t in range((a + begin) % stride, kernel, stride)}
@@ -59,7 +60,7 @@ def _axis(window: Window, d: int, size: Expr, result: Expr) -> _Axis | None:
     pad_end = simplify(positions - 1 + high + 1 - size)
     if not isinstance(pad_end, Const) or pad_end.value < 0 or low > 0:
         return None
-    return _Axis(taps, -low, int(pad_end.value))
+    return PhaseAxis(taps, -low, int(pad_end.value))
 
 
 def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
@@ -92,33 +93,48 @@ def _can_split(m: Match) -> bool:
 
 
 def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom | None:
-    attrs, w, x, result = m.attrs("conv"), m.value("w"), m.type_of("x"), m.type_of("conv")
-    rank = x.rank - 2
-    window = window_of(attrs, w.shape[2:], rank, "conv_transpose")
-    axes = [_axis(window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(rank)]
-    if any(axis is None for axis in axes):
-        return None
-    found: list[_Axis] = [axis for axis in axes if axis is not None]
-    if strict and any(tap < 0 for axis in found for taps in axis.taps for tap in taps):
+    w, result = m.value("w"), m.type_of("conv")
+    strides, found = phase_axes(m.attrs("conv"), w.shape, m.type_of("x"), result)
+    if found is None or (strict and any(tap < 0 for axis in found for taps in axis.taps for tap in taps)):
         return None
     channels = w.shape[1]
     padded = -(-channels // block) * block if channels >= block // 2 else channels
-    weights = _phase_weights(w, found, window.strides, padded)
+    weights = phase_weights(w, found, strides, padded)
     bias = m.atoms.get("bias")
     shift = None
     if bias is not None:
         own = np.pad(m.value("bias"), (0, padded - channels))
-        shift = b.const(np.tile(own, int(np.prod(window.strides))))
-    pads = (*(axis.pad_begin for axis in found), *(axis.pad_end for axis in found))
+        shift = b.const(np.tile(own, int(np.prod(strides))))
     span = m.call("conv").span
-    phases = b.call("conv", m.x, b.const(weights), shift, pads=pads, span=span)
-    return _interleave(b, phases, window.strides, padded, result, span)
+    phases = b.call("conv", m.x, b.const(weights), shift, pads=phase_pads(found), span=span)
+    return interleave(b, phases, strides, padded, result, span)
 
 
-def _phase_weights(w: np.ndarray, axes: Sequence[_Axis], strides: Sequence[int], channels: int) -> np.ndarray:
-    """[phases * channels, inputs, *kernel] from [inputs, outputs, *taps]; the phase is the slower part of axis 0."""
+def phase_axes(
+    attrs: Attrs, weights: Sequence[int], x: TensorType, result: TensorType
+) -> tuple[Sequence[int], list[PhaseAxis] | None]:
+    """The strides, and what each spatial axis of a transposed convolution is; None where the result is cropped too much."""
+    window = window_of(attrs, weights[2:], x.rank - 2, "conv_transpose")
+    axes = [_axis(window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(x.rank - 2)]
+    found = [axis for axis in axes if axis is not None]
+    return window.strides, found if len(found) == len(axes) else None
+
+
+def phase_pads(axes: Sequence[PhaseAxis]) -> tuple[int, ...]:
+    """The padding of the convolution for all phases."""
+    return (*(axis.pad_begin for axis in axes), *(axis.pad_end for axis in axes))
+
+
+def phase_weights(
+    w: np.ndarray, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int, fill: np.ndarray | int = 0
+) -> np.ndarray:
+    """[phases * channels, inputs, *kernel] from [inputs, outputs, *taps]; the phase is the slower part of axis 0.
+
+    fill: what a tap is that a phase has not, one number or one for each of the channels.
+    """
     inputs, outputs = w.shape[:2]
     weights = np.zeros((*strides, channels, inputs, *(axis.kernel for axis in axes)), w.dtype)
+    weights[...] = np.reshape(fill, (-1, *(1 for _ in weights.shape[len(strides) + 1 :])))
     for phase in np.ndindex(*strides):
         choices = [axis.taps[a] for axis, a in zip(axes, phase, strict=True)]
         for place in cartesian(*(range(len(c)) for c in choices)):
@@ -129,7 +145,7 @@ def _phase_weights(w: np.ndarray, axes: Sequence[_Axis], strides: Sequence[int],
     return weights.reshape(-1, *weights.shape[len(strides) + 1 :])
 
 
-def _interleave(
+def interleave(
     b: GraphBuilder, phases: Atom, strides: Sequence[int], channels: int, result: TensorType, span: object
 ) -> Atom:
     """[n, *phases * channels, *positions] -> [n, outputs, *space]."""

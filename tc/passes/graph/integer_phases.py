@@ -1,0 +1,83 @@
+"""Transposed convolutions of dequantized tensors as ordinary ones of such: those of all phases of the stride, side by side.
+
+A tap that a phase has not is its channel's zero point. Sums are then those of integers, as those of any convolution are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tc.ir.dtype import u8
+from tc.ir.graph import Atom, TensorConst
+from tc.ir.types import tensor_type
+from tc.ops.build import GraphBuilder, full_attrs
+from tc.passes.graph.quantized import BYTES, Quantized, dequantized_from
+from tc.passes.graph.rewrite import GraphRule, Match, any_, op
+from tc.passes.graph.split_phases import interleave, phase_axes, phase_pads, phase_weights
+
+
+def _phases(b: GraphBuilder, m: Match) -> Atom | None:
+    call, attrs = m.call("conv"), m.attrs("conv")
+    x, w = dequantized_from(m, m.x), dequantized_from(m, m.w)
+    if x is None or w is None or not {x.dtype, w.dtype} <= set(BYTES) or x.axis is not None or w.axis not in (None, 1):
+        return None
+    shape = w.type.static_shape
+    if not isinstance(w.value, TensorConst) or not shape or not all(shape):
+        return None
+    result = m.type_of("conv")
+    strides, axes = phase_axes(attrs, shape, x.type, result)
+    bias = call.args[2] if len(call.args) > 2 else None
+    count = int(np.prod(strides))
+    term = None if bias is None else _repeated(b, m, bias, count)
+    if axes is None or (bias is not None and term is None):
+        return None
+    numbers = phase_weights(w.value.value, axes, strides, shape[1], w.zero.reshape(-1))
+    own = w if w.axis is None else Quantized(w.value, np.tile(w.scale, count), np.tile(w.zero, count), 0)
+    phases = b.call("conv", m.x, own.dequantized(b, b.const(numbers), own.axis), term, pads=phase_pads(axes), span=call.span)
+    return interleave(b, phases, strides, shape[1], result, call.span)
+
+
+def _repeated(b: GraphBuilder, m: Match, bias: Atom, count: int) -> Atom | None:
+    """A literal term of each channel, dequantized or not, for the channels of each phase."""
+    if isinstance(bias, TensorConst):
+        return b.const(np.tile(bias.value, count))
+    call = m.call_of(bias)
+    if call is None or call.op != "dequantize_linear" or full_attrs(call).block_size:
+        return None
+    repeated: list[Atom | None] = []
+    for place, each in enumerate(call.args):
+        if each is None or (place and isinstance(each, TensorConst) and each.value.size == 1):
+            repeated.append(each)
+        elif isinstance(each, TensorConst):
+            repeated.append(b.const(np.tile(each.value, count)))
+        else:
+            return None
+    return b.call_with("dequantize_linear", tuple(repeated), call.attrs, call.span)
+
+
+def _has_one_group(m: Match) -> bool:
+    attrs = m.attrs("conv")
+    return attrs.groups == 1 and set(attrs.dilations or (1,)) == {1} and m.type_of("x").rank > 2
+
+
+def _example(b: GraphBuilder) -> Atom:
+    rng = np.random.default_rng(0)
+    x = b.param("x", tensor_type((2, 3, 4, 5), u8))
+    w = b.const(rng.integers(-128, 128, (3, 4, 3, 2)).astype(np.int8))
+    scale = rng.uniform(0.01, 0.02, 4).astype(np.float32)
+    bias = b.call("dequantize_linear", b.const(rng.integers(-999, 999, 4).astype(np.int32)), b.const(scale * np.float32(0.02)), axis=0)
+    image = b.call("dequantize_linear", x, b.const(np.float32(0.02)), b.const(np.uint8(77)))
+    kernels = b.call("dequantize_linear", w, b.const(scale), b.const(rng.integers(-9, 9, 4).astype(np.int8)), axis=1)
+    return b.call("conv_transpose", image, kernels, bias, strides=(2, 2), pads=(1, 0, 1, 0), output_padding=(1, 0))
+
+
+PHASE_RULES = (
+    GraphRule(
+        "a transposed convolution of dequantized operands is an ordinary one",
+        op("conv_transpose", any_("x"), any_("w"), name="conv", rest=True),
+        _phases,
+        when=_has_one_group,
+        example=_example,
+        inexact=True,
+    ),
+)
