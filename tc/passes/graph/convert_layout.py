@@ -46,7 +46,13 @@ from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.ops.window import FEW_CHANNELS
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
-from tc.passes.graph.tile_layout import is_pointwise, multiplies_on_tiles, seconds_on_tiles, widths_for_tiles
+from tc.passes.graph.tile_layout import (
+    is_pointwise,
+    multiplies_on_tiles,
+    pays_on_tiles,
+    seconds_on_tiles,
+    widths_for_tiles,
+)
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.operands import LONGEST_CHAIN
@@ -93,11 +99,11 @@ class Rates:
         has_bytes, has_words = _has_dot(target, u8, i8), _has_dot(target, i16, i16)
         dots = machine_of(target).i8_dots_per_fma if has_bytes or has_words else 0.0
         rates = Rates(full, 0.5 * full, 0.4 * full, 0.86 * full, 0.5 * full, moves, 0.6 * moves)
+        tiles = target if multiplies_on_tiles(target) and has_bytes else None
         halves = machine_of(target).bf16_dots_per_fma if _has_dot(target, bf16, bf16) else 0.0
-        rates = dataclasses.replace(rates, halves_blocked=halves * full if halves > 1.0 else 0.0)
+        rates = dataclasses.replace(rates, halves_blocked=max(halves, 1.0) * full if halves > 1.0 or tiles else 0.0, tiles=tiles)
         plain_bytes = PLAIN_BYTES * max(dots, 1.0) * full
-        rates = dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=plain_bytes, as_words=not has_bytes)
-        return dataclasses.replace(rates, tiles=target if multiplies_on_tiles(target) and has_bytes else None)
+        return dataclasses.replace(rates, bytes_blocked=dots * full, plain_bytes=plain_bytes, as_words=not has_bytes)
 
     @staticmethod
     def on_device(device: DeviceFacts) -> Rates:
@@ -229,24 +235,25 @@ def _plan(func: Function, block: int, rates: Rates) -> _Plan:
 
 def _forms(func: Function, block: int, rates: Rates) -> dict[Binding, BlockedForm]:
     """How bindings run on blocks of a width, those that may."""
-    with inference(Facts.of(func.facts)):
+    facts = Facts.of(func.facts)
+    with inference(facts):
         return {
             binding: form
             for binding in func.bindings
-            if (form := _blocked_form(binding, block, rates)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
+            if (form := _blocked_form(binding, block, rates, facts)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
         }
 
 
 def _widths(func: Function, block: int, rates: Rates) -> list[int]:
-    """How wide blocks may be: `block`, and multiples of it where all convolutions of many channels are products for tile registers, of
-    which channels of a block fill a row."""
+    """How wide blocks may be: `block`, and multiples of it where convolutions are products for tile registers, of which channels of a block
+    fill a row; as wide as any may be where others are not."""
     if rates.tiles is None or block != rates.tiles.lanes(32):
         return [block]
     forms = {binding: form for binding, form in _forms(func, block, rates).items() if form.op == "conv_blocked"}
     sizes = [_bytes_of(atoms_of(binding.value)[0]) for binding, form in forms.items() if Form.GROUPED in form.operands]
-    if not sizes or any(Form.WEIGHTS in form.operands for form in forms.values()):
-        return [block]
-    return widths_for_tiles(block, min(sizes))
+    widths = widths_for_tiles(block, min(sizes)) if sizes else [block]
+    are_all = not any(Form.WEIGHTS in form.operands for form in forms.values())
+    return widths if are_all else [width for width in widths if width <= BLOCK_VECTORS[-1] * block]
 
 
 def _convert_bodies(func: Function, block: int, rates: Rates) -> Function:
@@ -258,7 +265,7 @@ def _convert_bodies(func: Function, block: int, rates: Rates) -> Function:
     return replace(func, bindings=bindings) if changed else func
 
 
-def _blocked_form(binding: Binding, block: int, rates: Rates) -> BlockedForm | None:
+def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> BlockedForm | None:
     """How a binding runs on blocks; None when it must run as it is."""
     call = binding.value
     if not isinstance(call, Call) or len(binding.targets) != 1:
@@ -276,6 +283,8 @@ def _blocked_form(binding: Binding, block: int, rates: Rates) -> BlockedForm | N
     if Form.GROUPED in form.operands:
         return dataclasses.replace(form, as_words=rates.as_words) if _takes_groups(call, rates) else None
     if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
+        if rates.tiles is not None and not pays_on_tiles(call, result, block, rates.tiles, facts):
+            return form
         paired = tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands)
         return dataclasses.replace(form, operands=paired)
     return form

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
-from tc.ir.dtype import bf16, u8
+from tc.ir.dtype import DType, bf16, u8
 from tc.ir.expr import is_const
 from tc.ir.graph import Call
 from tc.ir.intrinsic import INTRINSICS
@@ -41,18 +42,36 @@ def is_pointwise(call: Call, weights: TensorType) -> bool:
 
 def seconds_on_tiles(call: Call, result: TensorType, block: int, target: Target, facts: Facts) -> float:
     """The estimated time of a convolution on blocks of channels, by tiles or, where they take less, vectors."""
-    weights, image = call.args[1], call.args[0]
-    assert weights is not None and isinstance(weights.type, TensorType)
+    return seconds_of(_product(call, result, block, facts), target)
+
+
+def seconds_of(product: WindowProduct, target: Target) -> float:
+    """The same of a convolution by its sizes."""
+    on_tiles = product.cycles(product.best_grid(target), target) if product.lanes % TILE_ROWS == 0 else math.inf
+    return min(on_tiles, product.cycles_on_vectors(target)) / machine_of(target).clock_hz
+
+
+def pays_on_tiles(call: Call, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
+    """Whether a convolution on blocks of channels takes less time by tiles than by vectors."""
+    return block % TILE_ROWS == 0 and _product(call, result, block, facts).pays(target)
+
+
+def _product(call: Call, result: TensorType, block: int, facts: Facts) -> WindowProduct:
+    """What the rule for such convolutions takes this one for."""
+    image, weights = call.args[:2]
     assert image is not None and isinstance(image.type, TensorType)
+    assert weights is not None and isinstance(weights.type, TensorType)
     outputs, inputs, *taps = (typical(dim, facts) for dim in weights.type.shape)
-    count, _, *space = (typical(dim, facts) for dim in result.shape)
-    *heights, width = space
+    count, _, *heights, width = (typical(dim, facts) for dim in result.shape)
     height = math.prod(heights)
     if is_pointwise(call, weights.type):
         height, width = 1, height * width
-    row_bytes = min(block * image.type.dtype.size_bytes, TILE_BYTES)
-    steps = math.prod(taps) * -(-inputs // block) * (block * image.type.dtype.size_bytes // row_bytes)
-    columns = -(-outputs // block) * block
-    product = WindowProduct(count, height, max(width, 1), columns, block, steps, row_bytes, image.type.dtype)
-    on_tiles = product.cycles(product.best_grid(target), target) if block % TILE_ROWS == 0 else math.inf
-    return min(on_tiles, product.cycles_on_vectors(target)) / machine_of(target).clock_hz
+    return window_product((count, -(-outputs // block), height, width, block), math.prod(taps) * -(-inputs // block), image.type.dtype)
+
+
+def window_product(result: Sequence[int], blocks: int, dtype: DType) -> WindowProduct:
+    """A convolution with a result [n, ob, h, w, b] whose sums are of `blocks` blocks of elements of a type, taps included."""
+    count, outputs, height, width, block = result
+    row_bytes = min(block * dtype.size_bytes, TILE_BYTES)
+    steps = blocks * (block * dtype.size_bytes // row_bytes)
+    return WindowProduct(count, height, max(width, 1), outputs * block, block, steps, row_bytes, dtype)

@@ -16,6 +16,7 @@ from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.winograd import POINTS, transform_weights, weights_matrix
 from tc.passes.graph.knobs import knob_of_call
+from tc.passes.graph.tile_layout import multiplies_on_tiles, seconds_of, window_product
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.winograd_cost import WEIGHTS_OF_L2, WinogradShape
@@ -130,6 +131,8 @@ def choose_tile(
     seconds = {tile: _seconds(tile, shape[1], sizes, target, weights_stay) for tile in (0, *tiles)}
     if len(shape) == PAIRED_RANK:  # of half the bytes, too
         seconds[0] /= max(machine_of(target).bf16_dots_per_fma, 1.0)
+        if multiplies_on_tiles(target):
+            seconds[0] = min(seconds[0], seconds_of(window_product(sizes, 9 * shape[1], w.type.dtype), target))
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
         for tile in tiles:
