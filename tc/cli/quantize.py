@@ -135,7 +135,7 @@ def read_metric(text: str) -> Callable[[Any], float]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"--metric {text}: {file} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -63,7 +63,7 @@ class Quality:
 
 
 class Evaluator:
-    """Runs guesses. The simulated graph is compiled when this is made, and never again."""
+    """Runs guesses. The simulated graph is compiled when this is made, and never again. reference_metric: of the model in f32."""
 
     def __init__(
         self,
@@ -72,17 +72,14 @@ class Evaluator:
         feeds: Sequence[Feed],
         references: Sequence[Outputs],
         metric: Metric | None,
+        reference_metric: float,
         compile_model: Compile,
     ) -> None:
         self.scales, self.feeds, self.metric = scales, feeds, metric
         self.references = references
         self.simulation: SimulatedGraph = simulate(proto, scales.topology)
         self.module: CompiledModule = compile_model(self.simulation.model)
-        self.reference_metric = math.nan
-
-    def set_reference(self, predict: Predict) -> None:
-        """Take the metric of the model in f32, which losses are measured from."""
-        self.reference_metric = math.nan if self.metric is None else call_metric(self.metric, predict)
+        self.reference_metric = reference_metric
 
     def quality(self, strategy: Strategy) -> Quality:
         """Of a guess, by the simulated graph."""
@@ -122,15 +119,14 @@ def call_metric(metric: Metric, predict: Predict) -> float:
 
     try:
         value = metric(watched)
-    except KeyboardInterrupt:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         outputs = f"; predict gave the outputs {', '.join(given)}" if isinstance(error, KeyError) and given else ""
         raise UserError(f"metric: raised {type(error).__name__}: {error}{outputs}") from error
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise UserError(f"metric: gave a {type(value).__name__}, must give a number, larger for better") from None
+        shape = f" of shape {list(value.shape)}" if isinstance(value, np.ndarray) else ""
+        raise UserError(f"metric: gave a {type(value).__name__}{shape}, must give a number, larger for better") from None
     if not math.isfinite(number):
         raise UserError(f"metric: gave {number}, must give a finite number, larger for better")
     return number

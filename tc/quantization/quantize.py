@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model
 from tc.quantization.calibration import constant_inputs, read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
-from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, compare_outputs, layer_noise
+from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, call_metric, compare_outputs, layer_noise
 from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
 from tc.quantization.literals import quantize_dynamic, quantize_weights
 from tc.quantization.observe import Compile, constant_zeros, observe, without_infinite
@@ -182,10 +183,11 @@ class _Static:
     def __init__(
         self, model: Model, calibration: Any, request: _Request, search: str, state: str | os.PathLike[str] | None
     ) -> None:
-        self.request, self.search, self.state = request, search, state
+        self.request, self.search = request, search
         self.proto = prepare(model)
         given = read(model)
         self.feeds = read_feeds(calibration, self.proto)
+        self.journal = Journal(state, self._facts())
         if opset_of(given) != opset_of(self.proto):
             self._check_converted(given)
         self.modules: dict[str, tuple[onnx.ModelProto, CompiledModule]] = {}
@@ -193,6 +195,10 @@ class _Static:
     def run(self) -> QuantizedModel:
         request, tell = self.request, self.request.tell
         found = analyse(self.proto, request.hardware, request.keep)
+        reference = math.nan
+        if request.metric is not None:
+            tell(QuantizationStep("asking the metric of f32"))
+            reference = call_metric(request.metric, request.compile(self.proto).run)
         tell(QuantizationStep("calibrating", 0, len(self.feeds)))
         seen = observe(self.proto, found, self.feeds, request.compile, lambda n, of: tell(QuantizationStep("calibrating", n, of)))
         topology, notes = without_infinite(found, seen)
@@ -203,13 +209,10 @@ class _Static:
         searched, checked = split_places(len(self.feeds))
         feeds, references = [self.feeds[i] for i in searched], [seen.outputs[i] for i in searched]
         tell(QuantizationStep("compiling the simulated graph"))
-        evaluator = Evaluator(self.proto, scales, feeds, references, request.metric, request.compile)
-        if request.metric is not None:
-            evaluator.set_reference(request.compile(self.proto).run)
-        journal = Journal(self.state, self._facts())
-        latency = self._latency(topology, scales, journal)
+        evaluator = Evaluator(self.proto, scales, feeds, references, request.metric, reference, request.compile)
+        latency = self._latency(topology, scales)
         search = Search(
-            topology, evaluator.quality, latency.predict, journal, error_of=evaluator.quick_error, seed=request.seed,
+            topology, evaluator.quality, latency.predict, self.journal, error_of=evaluator.quick_error, seed=request.seed,
             max_trials=request.trials, budget_seconds=request.seconds,
             on_trial=lambda trial, n: tell(_trial_progress(trial, n, request.trials)),
             on_layer=lambda n, of: tell(QuantizationStep("measuring layers", n, of)),
@@ -247,7 +250,7 @@ class _Static:
             "metric": request.metric is not None,
         }  # fmt: skip
 
-    def _latency(self, topology: Topology, scales: Scales, journal: Journal) -> LatencyModel:
+    def _latency(self, topology: Topology, scales: Scales) -> LatencyModel:
         """From profiles of the model with all products in one combination, or what an earlier search found so."""
 
         def profile() -> dict[str, Any]:
@@ -260,7 +263,7 @@ class _Static:
             found = fit_latency(topology, profiled, self.feeds[0])
             return {"rest": found.rest, "sites": {name: list(costs) for name, costs in found.sites.items()}}
 
-        entry = journal.remember("latency", profile)
+        entry = self.journal.remember("latency", profile)
         return LatencyModel(entry["rest"], {name: tuple(costs) for name, costs in entry["sites"].items()})
 
     def _compiled(self, strategy: Strategy, topology: Topology, scales: Scales) -> tuple[onnx.ModelProto, CompiledModule]:

@@ -88,9 +88,23 @@ def test_a_metric_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(point["metric"] < 0 for point in json.loads(capsys.readouterr().out)["points"])
 
 
+def test_an_output_that_exists_stays_until_a_whole_one_takes_its_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("small.onnx").write_bytes(b"of yesterday")
+    Path("metric.py").write_text("def gone(predict):\n    raise OSError('no labels')\n")
+
+    failed = main([*USUAL, "--metric", "metric.py:gone"])
+    after_failure = Path("small.onnx").read_bytes()
+    done = main(["quantize", "model.onnx", "-o", "small.onnx", "--mode", "weights"])
+
+    assert (failed, done) == (1, 0)
+    assert after_failure == b"of yesterday"
+    onnx.checker.check_model(onnx.load("small.onnx"))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["-o", "a.onnx", "--state", "no/s.jsonl"], "there is no folder 'no'"),
         (["-o", "model.onnx"], "that is the model itself"),
         (["-o", "calib"], "that is a folder"),
         (["-o", "no/such/a.onnx"], "there is no folder"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -206,14 +207,49 @@ def test_the_metric_is_what_is_kept(model: onnx.ModelProto, feeds: list[dict[str
         (lambda predict: math.nan, "metric: gave nan"),
         (lambda predict: None, "metric: gave a NoneType"),
         (lambda predict: predict({"x": np.zeros((2, 16), np.float32)})["z"].sum(), "KeyError: 'z'; predict gave the outputs y"),
+        (lambda predict: sys.exit(3), "metric: raised SystemExit: 3"),
+        (lambda predict: "good", "metric: gave a str"),
+        (lambda predict: np.ones(2), r"metric: gave a ndarray of shape \[2\]"),
+        (lambda predict: predict({"x": 3}), "metric: raised InputError"),
         (7, "metric is a int, must be a function"),
     ],
 )
-def test_a_metric_that_gives_no_number_is_named(
+def test_a_metric_that_gives_no_number_is_named_before_anything_long(
     model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], metric: Any, words: str
 ) -> None:
+    """It was found when the simulated graph had been compiled."""
+    steps: list[QuantizationStep] = []
+
     with pytest.raises(UserError, match=words):
-        tc.quantize(model, feeds, metric=metric, hardware="vnni", trials=4)
+        tc.quantize(model, feeds, metric=metric, hardware="vnni", trials=4, callback=steps.append)
+    assert {step.stage for step in steps} <= {"asking the metric of f32"}
+
+
+def test_a_metric_may_give_an_array_of_no_dims(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
+    found = tc.quantize(model, feeds, metric=lambda predict: predict(feeds[0])["y"].mean(), hardware="vnni", trials=2)
+
+    assert all(math.isfinite(point.quality.metric) for point in found.points)
+
+
+def test_a_metric_that_fails_later_leaves_a_state_to_go_on_from(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    calls: list[int] = []
+
+    def failing(predict: Any) -> float:
+        calls.append(1)
+        if len(calls) == 6:
+            raise OSError("the labels are gone")
+        return -float(np.abs(predict(feeds[0])["y"]).mean())
+
+    options: dict[str, Any] = {"hardware": "vnni", "trials": 7, "state": tmp_path / "s.jsonl", "metric": failing}
+    with pytest.raises(UserError, match="metric: raised OSError: the labels are gone"):
+        tc.quantize(model, feeds, **options)
+    trials = len((tmp_path / "s.jsonl").read_text().splitlines()) - 2  # the facts and the latencies
+
+    found = tc.quantize(model, feeds, **options)
+
+    assert trials == 4 and len(found.trials) == 7
 
 
 def test_constant_values_are_quantized_and_noted(model: onnx.ModelProto) -> None:

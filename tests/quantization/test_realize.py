@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -44,7 +45,7 @@ class Setup:
         self.feeds = feeds_of(self.proto, rng)
         seen = observe(self.proto, self.topology, self.feeds, OrtModule)
         self.scales = Scales(self.topology, self.hardware, seen.statistics, weight_arrays(self.proto, self.topology), seen.layers)
-        self.evaluator = Evaluator(self.proto, self.scales, self.feeds, seen.outputs, None, OrtModule)
+        self.evaluator = Evaluator(self.proto, self.scales, self.feeds, seen.outputs, None, math.nan, OrtModule)
 
     def write(self, strategy: Strategy) -> onnx.ModelProto:
         model = realize(self.proto, self.topology, strategy, self.scales.numbers(strategy))

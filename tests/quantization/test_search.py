@@ -153,6 +153,39 @@ def test_a_state_of_another_search_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("line", [1, 3, -1])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"key": 3}', b'{"key": "k"}', b'{"key": "k", "quality": {"error": 1}}', b"\xff\xfe", b""]
+)
+def test_a_damaged_line_of_a_state_is_named(tmp_path: Path, line: int, content: bytes) -> None:
+    """Errors of json and of dicts left as they were, after everything had been compiled."""
+    path = tmp_path / "state.jsonl"
+    search(Journal(path, FACTS), max_trials=6)
+    lines = path.read_bytes().splitlines()
+    lines[line] = content
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    before = path.read_bytes()
+
+    with pytest.raises(UserError, match=f"line {line % len(lines) + 1} is damaged; nothing was written"):
+        Journal(path, FACTS)
+    assert path.read_bytes() == before
+
+
+def test_a_state_is_written_when_there_is_something_to_remember(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state.jsonl", FACTS)
+
+    assert not list(tmp_path.iterdir())
+    journal.remember("k", lambda: {"error": 0.5})
+    assert Journal(tmp_path / "state.jsonl", FACTS).known == {"k": {"key": "k", "error": 0.5}}
+
+
+def test_where_a_state_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        Journal(tmp_path / "no" / "s.jsonl", FACTS)
+    with pytest.raises(UserError, match="state is a int"):
+        Journal(3, FACTS)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("content", ["no json\n", '{"kind": "something"}\n', "[1]\n"])
 def test_a_file_that_is_no_state_is_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes.txt"
