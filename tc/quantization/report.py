@@ -25,6 +25,8 @@ from tc.version import __version__
 
 LAYERS_SHOWN = 60
 NOT_KNOWN = "–"
+LARGE = (8.4, 3.6)
+"""Inches of a plot as wide as the page: its words are then as large as the page's."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,19 @@ def _head(facts: ReportFacts) -> str:
 def _front(points: Sequence[ReportPoint]) -> str:
     if not points:
         return ""
+    has_metric = any(point.metric == point.metric for point in points)
     rows = []
     for point in points:
         cells = (
-            _percent(point.error), f"{point.cosine:.5f}", f"{point.metric:.4g}" if point.metric == point.metric else NOT_KNOWN,
+            _percent(point.error), f"{point.cosine:.5f}",
+            *((f"{point.metric:.4g}" if point.metric == point.metric else NOT_KNOWN,) if has_metric else ()),
             f"{point.seconds * 1e3:.3f} ms" if point.seconds == point.seconds else NOT_KNOWN,
             f"{1 / point.ratio:.2f}×" if point.ratio == point.ratio else NOT_KNOWN,
             "chosen" if point.is_chosen else "on the front" if point.is_on_front else "",
         )  # fmt: skip
         rows.append(element("tr", element("th", words(point.label), scope="row"), *(element("td", words(c), class_="n") for c in cells)))
-    columns = (("products in", ""), ("error", "n"), ("cosine", "n"), ("metric", "n"), ("a call", "n"), ("speed of f32", "n"), ("", "n"))
+    metric = (("metric", "n"),) if has_metric else ()
+    columns = (("products in", ""), ("error", "n"), ("cosine", "n"), *metric, ("a call", "n"), ("speed of f32", "n"), ("", "n"))
     note = "Each was written, compiled and run: its error is that of the model that is written, its time was taken in turns with f32."
     timed = [point for point in points if point.seconds == point.seconds]
     parts = [element("p", words(note), class_="note"), table(columns, rows)]
@@ -160,7 +165,7 @@ def _db(value: float) -> str:
 
 
 def _plot_front(points: Sequence[ReportPoint]) -> str:
-    drawing, axes = new_figure(5.2, 2.8)
+    drawing, axes = new_figure(*LARGE)
     for point in points:
         color = COLOURS["good"] if point.is_chosen else COLOURS["first"] if point.is_on_front else COLOURS["muted"]
         axes.plot([point.seconds * 1e3], [100 * min(point.error, 10.0)], "o", color=color, markersize=8 if point.is_chosen else 6)
@@ -173,7 +178,7 @@ def _plot_front(points: Sequence[ReportPoint]) -> str:
 
 
 def _plot_trials(trials: Sequence[tuple[float, float]]) -> str:
-    drawing, axes = new_figure(5.2, 2.8)
+    drawing, axes = new_figure(*LARGE)
     finite = [(seconds * 1e3, loss) for seconds, loss in trials if math.isfinite(loss)]
     axes.plot([x for x, _ in finite], [y for _, y in finite], "o", color=COLOURS["second"], markersize=3.6, alpha=0.6, markeredgewidth=0)
     few_ticks(axes)
@@ -183,7 +188,7 @@ def _plot_trials(trials: Sequence[tuple[float, float]]) -> str:
 
 
 def _plot_sensitivity(layers: Sequence[LayerNoise]) -> str:
-    drawing, axes = new_figure(5.2, 2.8)
+    drawing, axes = new_figure(*LARGE)
     values = [100 * min(layer.error, 10.0) for layer in layers]
     axes.bar(range(1, len(values) + 1), values, color=COLOURS["first"], width=0.8)
     few_ticks(axes, whole_x=True)

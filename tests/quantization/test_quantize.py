@@ -148,6 +148,7 @@ def test_the_report_shows_all_points_and_layers(quantized: QuantizedModel, tmp_p
 
     page = (tmp_path / "report.html").read_text()
     assert all(text in page for text in ("first", "second", "The front", "Sensitivity", *(p.label for p in quantized.points)))
+    assert ">metric<" not in page  # there is none
     assert "<script" not in page and "http" not in page.replace("http-equiv", "")
 
 
