@@ -456,3 +456,24 @@ def test_literals_stay_bytes() -> None:
     assert isinstance(main, Function)
     literals = [atom.value for binding in all_bindings(main) for atom in atoms_of(binding.value) if isinstance(atom, TensorConst)]
     assert max(literals, key=lambda array: array.size).dtype == np.int8
+
+
+@pytest.mark.parametrize("most", [np.finfo(np.float32).max, 1e30])
+def test_clips_and_pads_by_numbers_beyond_all_steps(most: float) -> None:
+    """FLT_MAX over a scale is infinite in f32, which is no integer: the import ended in an OverflowError."""
+    net = Net()
+    x = net.dq(net.input(U8, 3, 4), 0.05, np.uint8(7))
+    bound = net.const(np.float32(most))
+    clipped = net.add("Clip", x, net.const(np.float32(0)), bound)
+    padded = net.add("Pad", x, net.const(np.int64([1, 0, 0, 1])), bound)
+
+    check(net, net.q(clipped, 0.05, np.uint8(7)), net.q(padded, 0.1, np.uint8(100)))
+
+
+def test_an_axis_that_means_nothing_is_forgotten_where_the_rank_changes() -> None:
+    """`axis=-4` beside one scale was kept for the tensor of rank 3 before the unsqueeze, and refused there."""
+    net = Net()
+    x = net.input(np.float32, 2, 3, 4)
+    wide = net.add("Unsqueeze", net.add("LeakyRelu", x), net.const(np.int64([1])))
+
+    check(net, net.q(wide, 0.05, np.uint8(7), axis=-4))

@@ -76,10 +76,11 @@ def _steps_of(x: Quantized, number: Atom | None) -> int | None:
         return int(x.zero)
     if not np.isfinite(value) or not x.is_one_to_one:
         return None
-    steps = int(np.round(value / x.scale)) + int(x.zero)
+    steps = round(float(value) / float(x.scale)) + int(x.zero)  # in f64: FLT_MAX over a scale is no number of f32
     low, high = int_range(x.dtype)
-    means = np.float32(steps - int(x.zero)) * x.scale
-    return steps if low <= steps <= high and means == value else None
+    if not low <= steps <= high:
+        return None
+    return steps if np.float32(steps - int(x.zero)) * x.scale == value else None
 
 
 def _join_integers(b: GraphBuilder, m: Match) -> Atom | None:
@@ -157,9 +158,10 @@ def _quantize_parts(b: GraphBuilder, m: Match) -> Atom | None:
 
 
 def _again(b: GraphBuilder, m: Match, x: Atom) -> Atom:
-    """Another value quantized as the one that was matched."""
+    """Another value, of any rank, quantized by the one scale of what was matched, which belongs to no axis."""
     call = m.call("quantize")
-    return b.call_with("quantize_linear", (x, *call.args[1:]), call.attrs, call.span)
+    attrs = (*((name, value) for name, value in call.attrs if name != "axis"), ("axis", 0))
+    return b.call_with("quantize_linear", (x, *call.args[1:]), attrs, call.span)
 
 
 def _saturate_instead(b: GraphBuilder, m: Match) -> Atom | None:
