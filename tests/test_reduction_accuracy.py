@@ -336,3 +336,21 @@ def test_a_quarter_of_a_billion_terms(data: str, is_symbolic: bool) -> None:
     got = tc.compile(model("ReduceSum", (n,), (0,), "f32", is_symbolic))(x)
 
     assert abs(float(got[0]) - want) <= depth(n) * U * want
+
+
+@pytest.mark.parametrize("target", ["native", pytest.param("c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_shares_of_equal_huge_products_are_equal(axis: int, target: str) -> None:
+    """A row that a mask hides whole: x * s - max was one fused multiply-add, so what x * s had been rounded by was left, and exp of it
+    was 0 or infinite: NaN in every place, as from a quantized mask of which a step is 1e20."""
+    text = f"""g (float[m, n, k] x) => (float[m, n, k] y) <float s = {{0.3}}> {{
+        z = Mul(x, s)
+        y = Softmax<axis = {axis}>(z)
+    }}"""
+    module = tc.compile(parsed(text), target, threads=1)
+    for value in (-3e38, -1e10, 7e9):
+        x = np.full((2, 5, 9), value, np.float32)
+
+        (found,) = module.run({"x": x}).values()
+
+        np.testing.assert_allclose(found, 1 / x.shape[axis], rtol=1e-6)

@@ -1,7 +1,7 @@
 """Values of expressions as C: numbers, or vectors where they depend on the vectorized loop; loads and stores.
 
-`x + a * b` is one fused multiply-add, unless numerics are strict or both sides of a difference are products, as in LLVM IR. What is
-written reads like the loops: an index is the sum that it is, and the C compiler finds what accesses share.
+`x + a * b` is one fused multiply-add, unless numerics are strict; differences are not, as in LLVM IR. What is written reads like the
+loops: an index is the sum that it is, and the C compiler finds what accesses share.
 """
 
 from __future__ import annotations
@@ -214,12 +214,6 @@ class ExpressionWriter:
         match expr:
             case Add(lhs=Mul(lhs=x, rhs=y), rhs=other) | Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
                 return self.fused(self.value(x), self.value(y), self.value(other))
-            case Sub(lhs=Mul(), rhs=Mul()):  # each is rounded, so that the difference of equal products is zero
-                pass
-            case Sub(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
-                return self.fused(self.value(x), self.value(y), self._negated(self.value(other)))
-            case Sub(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
-                return self.fused(self._negated(self.value(x)), self.value(y), self.value(other))
         a, b = self.value(expr.lhs), self.value(expr.rhs)
         if isinstance(expr, (Min, Max)) and isinstance(expr.lhs, Const):
             a, b = b, a
@@ -227,9 +221,6 @@ class ExpressionWriter:
 
     def fused(self, a: CValue, b: CValue, c: CValue) -> CValue:
         return self.vectors.apply("fma", [a, b, c], self.scalars.fused)
-
-    def _negated(self, value: CValue) -> CValue:
-        return self.vectors.apply("neg", [value], self.scalars.negated, self._native("-a"))
 
     def _math(self, expr: MathCall) -> CValue:
         if expr.name == "thread_index":

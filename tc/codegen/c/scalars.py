@@ -148,9 +148,6 @@ class Scalars:
             return self.cast(self.fused(*wide), a.dtype)
         return CValue(f"{self.helpers.dialect.function('fma', a.dtype.name)}({a}, {b}, {c})", a.dtype)
 
-    def negated(self, a: CValue) -> CValue:
-        return CValue(f"-{a.at(UNARY + 1)}", a.dtype, strength=UNARY)
-
     def opposite(self, a: CValue) -> CValue:
         """The negation of a bool."""
         return CValue(f"!{a.at(UNARY)}", bool_, strength=UNARY)

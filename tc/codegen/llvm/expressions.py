@@ -1,7 +1,8 @@
 """Values of expressions: scalars, or vectors where they depend on the vectorized loop.
 
-`x + a * b` is one fused multiply-add, unless numerics are strict or both sides of a difference are products. No other float operation
-is reassociated.
+`x + a * b` is one fused multiply-add, unless numerics are strict. Differences are not: what is taken from a product may have been
+rounded from that product (the maximum of a softmax, a floor), and what is left of equal numbers is zero. No other float operation is
+reassociated.
 """
 
 from __future__ import annotations
@@ -184,15 +185,6 @@ class ExpressionEmitter(MemoryEmitter):
             case Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
                 accumulator = self.value(other)
                 return builder.fma(*builder.unify(self.value(x), self.value(y), accumulator))
-            case Sub(lhs=Mul(), rhs=Mul()):  # each is rounded, so that the difference of equal products is zero
-                pass
-            case Sub(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
-                return builder.fma(
-                    *builder.unify(self.value(x), self.value(y), builder.fneg(self.value(other)))
-                )
-            case Sub(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
-                base = self.value(other)
-                return builder.fma(*builder.unify(builder.fneg(self.value(x)), self.value(y), base))
         a, b = builder.unify(self.value(expr.lhs), self.value(expr.rhs))
         if isinstance(expr, (Min, Max)) and isinstance(expr.lhs, Const):
             return emit_float_operation(builder, type(expr), b, a, second=expr.lhs)
