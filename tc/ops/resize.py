@@ -95,7 +95,7 @@ def _axis_taps(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> list
         # clamping the coordinate or the two taps is the same thing
         terms = [(0, 1 - t), (1, t)]
     else:
-        terms = list(zip(range(-1, 3), _cubic(t, attrs.cubic_coeff_a), strict=True))
+        terms = list(zip(range(-1, 3), cubic_weights(t, attrs.cubic_coeff_a), strict=True))
     kept = [
         np.where((base + k >= 0) & (base + k < n_in), w, 0.0) if attrs.exclude_outside else w for k, w in terms
     ]
@@ -116,7 +116,7 @@ def _np_nearest(places: np.ndarray, mode: str) -> np.ndarray:
     raise UnsupportedError(f"resize: no nearest mode {mode!r}")
 
 
-def _cubic(t: Any, a: float) -> list[Any]:
+def cubic_weights(t: Any, a: float) -> list[Any]:
     """Weights of the four neighbours at distance 1 + t, t, 1 - t, 2 - t (Keys, 1981)."""
 
     def near(s: Any) -> Any:
@@ -185,7 +185,7 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: float | None, attrs: Attrs
         return [(_clamped(base, n_in), t * -1.0 + 1.0), (_clamped(base + 1, n_in), t)]
     return [
         (_clamped(base + k, n_in), weight)
-        for k, weight in zip(range(-1, 3), _cubic(t, attrs.cubic_coeff_a), strict=True)
+        for k, weight in zip(range(-1, 3), cubic_weights(t, attrs.cubic_coeff_a), strict=True)
     ]
 
 

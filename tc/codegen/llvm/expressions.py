@@ -195,12 +195,16 @@ class ExpressionEmitter(MemoryEmitter):
         if condition.known is not None:
             return self.value(expr.true_value if condition.known else expr.false_value)
         performed = {node for node in walk(expr.condition) if isinstance(node, Load)}  # loads that happen anyway
-        sides = (expr.true_value, expr.false_value)
-        if not any(isinstance(node, Load) and node not in performed for side in sides for node in walk(side)):
+        loads = [node for side in (expr.true_value, expr.false_value) for node in walk(side) if isinstance(node, Load)]
+        if all(node in performed or self._is_gathered(node) for node in loads):
             return self.b.select(condition, self.value(expr.true_value), self.value(expr.false_value))
         if self.lane is not None and self.depends_on_lane(expr):
             return self._masked_select(expr, condition, self.lane.lanes)
         return self._branched_select(condition, expr)
+
+    def _is_gathered(self, node: Load) -> bool:
+        """Whether an element at a place that is data is there in any case: without a mask, gathers are loads and no branches."""
+        return any(map(reads_memory, node.indices)) and self.is_there(node)
 
     def _masked_select(self, expr: Select, condition: Value, lanes: int) -> Value:
         """Both sides in the lanes that take them."""

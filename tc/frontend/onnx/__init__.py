@@ -11,6 +11,7 @@ from tc.frontend.onnx import (
     ops_resize,
     ops_sequence,
     ops_shape,
+    ops_vision,
     ops_weights,
     reference_run,
     rnn,
@@ -19,7 +20,7 @@ from tc.frontend.onnx.load import inspect_model, load_model
 
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (
-    *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape),
+    *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_vision),
     *(ops_weights, reference_run, rnn),
 )
 
