@@ -14,7 +14,7 @@ from tc.ir.expr import Const, Expr, Load, Var, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import For, Stmt, Store, seq
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand, require_equal, require_within
+from tc.ops.common import Arrays, Tensors, Types, exprs, ints, normalize_axis, operand, require_equal, require_within
 from tc.ops.registry import REQUIRED, OpDef, register
 from tc.te import Tensor
 
@@ -54,6 +54,60 @@ def check_places(indices: np.ndarray, axis: int, size: int) -> np.ndarray:
     if wrong.any():
         raise InputError(f"index {indices[wrong].flat[0]} is out of range for axis {axis} of size {size}")
     return places
+
+
+# -- axes that are data
+
+
+def _infer_part_axes(types: Types, attrs: Attrs) -> TensorType:
+    x, kept, reduced = operand(types, 0, "part_axes"), exprs(attrs.kept), exprs(attrs.reduced)
+    if len(kept) != x.rank or len(reduced) != x.rank:
+        raise ShapeError(f"part_axes: {len(kept)} and {len(reduced)} dims for {x}")
+    for d, (dim, own, other) in enumerate(zip(x.shape, kept, reduced, strict=True)):
+        require_equal(own + other, dim + 1, f"part_axes: what dim {d} of {x} is parted into, and 1,")
+    return TensorType((*kept, *reduced), x.dtype)
+
+
+def _compute_part_axes(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+    rank = len(x.shape)
+
+    def body(*axes: Expr) -> Expr:
+        places = [
+            te.maximum(te.minimum(own + other, dim - 1), const(0))
+            for own, other, dim in zip(axes[:rank], axes[rank:], x.shape, strict=True)
+        ]
+        return x[tuple(places)]
+
+    return te.compute(types[0].shape, body, "part_axes")
+
+
+def _run_part_axes(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    reduced = [d for d, size in enumerate(ints(attrs.reduced)) if size != 1]
+    kept = [d for d in range(x.ndim) if d not in reduced]
+    return np.ascontiguousarray(x.transpose(kept + reduced)).reshape(ints(attrs.kept) + ints(attrs.reduced))
+
+
+register(
+    OpDef(
+        "part_axes",
+        _infer_part_axes,
+        _run_part_axes,
+        _compute_part_axes,
+        {"kept": REQUIRED, "reduced": REQUIRED},
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 3, 4, 5)], {"kept": (1, 4, 1), "reduced": (3, 1, 5)}),
+                ([_normal(rng, 3, 4)], {"kept": (3, 1), "reduced": (1, 4)}),
+                ([_normal(rng, 3, 0)], {"kept": (3, 1), "reduced": (1, 0)}),
+                ([_normal(rng, 0, 2)], {"kept": (0, 1), "reduced": (1, 2)}),
+            ]
+        ),
+    )
+)
 
 
 # -- gather

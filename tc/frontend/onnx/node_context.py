@@ -233,6 +233,11 @@ class NodeContext(Calls):
             raise UnsupportedError(f"{self.op_type}: {what} (input {index}) must be constant")
         return found
 
+    def is_data(self, index: int) -> bool:
+        """Whether an input is there and known only when the model runs."""
+        value = self.optional(index)
+        return value is not None and self.graph.array(value) is None
+
     def ints(self, index: int, what: str) -> list[int] | None:
         """The integers of an optional constant input."""
         found = self.array(index, what)

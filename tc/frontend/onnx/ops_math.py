@@ -7,8 +7,10 @@ from functools import partial
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.run_time_axes import axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import FLOAT8, DType, bool_, f32, f64, largest_number, u8
+from tc.ir.expr import const, select
 from tc.ir.graph import AttrValue
 from tc.ops.common import require_broadcasts_to
 
@@ -293,6 +295,10 @@ def _reduce(op: str, n: NodeContext, axes: list[int] | None) -> ModelValue:
     given = None if axes is None else tuple(sorted({axis % max(x.rank, 1) for axis in axes}))
     if given is not None and any(not -x.rank <= axis < x.rank for axis in axes or ()):
         raise ShapeError(f"{n.op_type}: axes {axes} of {x.type}")
+    return _reduce_value(op, n, x, given, keepdims)
+
+
+def _reduce_value(op: str, n: NodeContext, x: ModelValue, given: tuple[int, ...] | None, keepdims: bool) -> ModelValue:
     if x.dtype.is_bool:
         return n.call("cast", n.call(op, n.call("cast", x, dtype=u8), axes=given, keepdims=keepdims), dtype=bool_)
     if op in _ROOTS_AND_LOGARITHMS:
@@ -317,7 +323,21 @@ def _reduce_by_attribute(op: str) -> Callable[[NodeContext], ModelValue]:
 
 
 def _reduce_by_input(op: str) -> Callable[[NodeContext], ModelValue]:
-    return lambda n: _reduce(op, n, n.axes(1))
+    return lambda n: _reduce_by_data(op, n) if n.is_data(1) else _reduce(op, n, n.axes(1))
+
+
+def _reduce_by_data(op: str, n: NodeContext) -> ModelValue:
+    """Over axes that are data: each axis of the operand becomes two, one that is kept and one that is reduced, of which one has its size
+    and the other one element."""
+    x, count = n.value(0), count_of(n, 1)
+    if not count:
+        return _reduce(op, n, [])
+    axes = axes_from_data(n, 1, x.rank)
+    kept = bound(n, [select(names_axis(axes, d), const(1), dim) for d, dim in enumerate(x.shape)], "kept")
+    reduced = bound(n, [select(names_axis(axes, d), dim, const(1)) for d, dim in enumerate(x.shape)], "reduced")
+    apart = n.call("part_axes", x, kept=kept, reduced=reduced)
+    result = _reduce_value(op, n, apart, tuple(range(x.rank, 2 * x.rank)), False)
+    return result if n.attr("keepdims", 1) else n.call("reshape", result, shape=without_axes(n, x.shape, axes))
 
 
 for _name, _op in _REDUCTIONS.items():

@@ -8,6 +8,7 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue, constant_value, elements_value
@@ -214,7 +215,11 @@ def import_flatten(n: NodeContext) -> NodeResult:
 
 @onnx_op("Squeeze")
 def import_squeeze(n: NodeContext) -> NodeResult:
-    x, axes = n.value(0), n.axes(1 if n.opset >= 13 else None)
+    x = n.value(0)
+    if n.opset >= 13 and n.is_data(1):
+        count_of(n, 1)
+        return n.call("reshape", x, shape=without_axes(n, x.shape, axes_from_data(n, 1, x.rank)))
+    axes = n.axes(1 if n.opset >= 13 else None)
     if axes is None:
         unsure = [dim for dim in x.shape if prove(equal(dim, 1), n.facts) is None]
         if unsure:
@@ -225,6 +230,9 @@ def import_squeeze(n: NodeContext) -> NodeResult:
 
 @onnx_op("Unsqueeze")
 def import_unsqueeze(n: NodeContext) -> NodeResult:
+    if n.opset >= 13 and n.is_data(1):
+        x = n.value(0)
+        return n.call("reshape", x, shape=with_axes(n, x.shape, axes_from_data(n, 1, x.rank + count_of(n, 1))))
     axes = n.axes(1 if n.opset >= 13 else None)
     if axes is None:
         raise ModelError("Unsqueeze: the axes are missing")
@@ -237,7 +245,7 @@ def import_expand(n: NodeContext) -> NodeResult:
     if n.graph.elements(shape) is None and shape.rank == 1 and is_const(shape.shape[0]):
         # A 1 in the shape keeps the dim of the input, so it is replaced before the shape is read.
         rank = int(shape.shape[0])
-        own = _vector([const(1)] * (rank - x.rank) + list(x.shape[max(x.rank - rank, 0) :]))
+        own = vector([const(1)] * (rank - x.rank) + list(x.shape[max(x.rank - rank, 0) :]))
         shape = n.call("where", n.call("equal", shape, n.const(1, i64)), own, shape)
     return n.call("expand", x, shape=n.graph.dims(shape, f"{n.label}.shape", n.span))
 
@@ -389,8 +397,8 @@ def _slice_by_data(
         raise ShapeError(f"Slice: starts {starts.type} and ends {ends.type} for {len(axes)} axes and {len(steps)} steps")
     if any(not -x.rank <= axis < x.rank for axis in axes) or 0 in steps:
         raise ShapeError(f"Slice: axes {list(axes)} and steps {list(steps)} on {x.type}")
-    dims = _vector([x.shape[axis] for axis in axes])
-    hi = _vector([x.shape[axis] if step > 0 else x.shape[axis] - 1 for axis, step in zip(axes, steps, strict=True)])
+    dims = vector([x.shape[axis] for axis in axes])
+    hi = vector([x.shape[axis] if step > 0 else x.shape[axis] - 1 for axis, step in zip(axes, steps, strict=True)])
     zero, step = n.const(0, i64), constant_value(np.array(steps, np.int64))
     lo = constant_value(np.array([0 if s > 0 else -1 for s in steps], np.int64))
 
@@ -410,10 +418,6 @@ def _slice_by_data(
     for axis, a, b, s in zip(axes, begins, counts, steps, strict=True):
         begin[axis], sizes[axis], strides[axis] = a, b, s
     return n.call("slice", x, starts=tuple(begin), sizes=tuple(sizes), steps=tuple(strides))
-
-
-def _vector(dims: Sequence[Expr]) -> ModelValue:
-    return elements_value(make_elements(list(dims), (len(dims),)), i64)
 
 
 # -- padding
