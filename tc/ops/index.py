@@ -110,6 +110,62 @@ register(
 )
 
 
+def _infer_strided_slice(types: Types, attrs: Attrs) -> TensorType:
+    x, sizes = operand(types, 0, "strided_slice"), exprs(attrs.sizes)
+    if len(sizes) != x.rank:
+        raise ShapeError(f"strided_slice: {len(sizes)} sizes for {x}")
+    for index, what in ((1, "starts"), (2, "steps")):
+        given = operand(types, index, "strided_slice")
+        if given.rank != 1:
+            raise ShapeError(f"strided_slice: the {what} are {given}, no vector")
+        require_equal(given.shape[0], const(x.rank), f"strided_slice: the number of {what}")
+    require_within(sizes, x.shape, "strided_slice: the result")
+    return TensorType(sizes, x.dtype)
+
+
+def _compute_strided_slice(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x, starts, steps = tensors
+    assert x is not None and starts is not None and steps is not None
+
+    def body(*axes: Expr) -> Expr:
+        found = [
+            place_of(starts[const(d)] + axis * steps[const(d)], d, dim, False)
+            for d, (axis, dim) in enumerate(zip(axes, x.shape, strict=True))
+        ]
+        value: Expr = x[tuple(place for place, _ in found)]
+        for _, checked in reversed(found):
+            value = checked(value)
+        return value
+
+    return te.compute(types[0].shape, body, "strided_slice")
+
+
+def _run_strided_slice(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    x, starts, steps = arrays
+    assert x is not None and starts is not None and steps is not None
+    places = [check_places(np.arange(size) * step + start, d, x.shape[d]) for d, (size, start, step) in enumerate(
+        zip(ints(attrs.sizes), starts.tolist(), steps.tolist(), strict=True)
+    )]
+    return x[np.ix_(*places)] if places else x.copy()
+
+
+register(
+    OpDef(
+        "strided_slice",
+        _infer_strided_slice,
+        _run_strided_slice,
+        _compute_strided_slice,
+        {"sizes": REQUIRED},
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 5, 4), np.array([4, 1]), np.array([-2, 1])], {"sizes": (3, 2)}),
+                ([_normal(rng, 5), np.array([0]), np.array([7])], {"sizes": (0,)}),
+            ]
+        ),
+    )
+)
+
+
 # -- gather
 
 

@@ -55,7 +55,7 @@ def test_axes_named_twice_or_out_of_range_are_errors(axes: list[int]) -> None:
     )
     module = tc.compile(model)
 
-    with pytest.raises(TcError, match="named twice|out of range"):
+    with pytest.raises(TcError, match=r"named twice|out of range"):
         module(np.ones((2, 2), np.float32), np.array(axes))
 
 
@@ -76,3 +76,60 @@ def test_squeeze_and_unsqueeze_take_axes_from_data() -> None:
         np.testing.assert_array_equal(less(x[:1].reshape(1, 1, 3), np.array(axes)), x[0])
     with pytest.raises(TcError):
         less(x.reshape(1, 2, 3), np.array([0, 1]))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_slices_take_axes_and_steps_from_data(count: int) -> None:
+    names = ("starts", "ends", "axes", "steps")
+    model = make_model(
+        [node("Slice", f"x {' '.join(names)}", "y")],
+        {"x": (np.float32, ["a", "b", 4]), **{name: (np.int64, [count]) for name in names}},
+        ["y"],
+        opset=13,
+    )
+    module = tc.compile(model)
+    assert is_native(model)
+    rng = np.random.default_rng(count)
+    ends = [0, 1, 3, 100, -1, -2, -100, 2**62, -(2**62), 2**63 - 1, -(2**63)]
+    for _ in range(150):
+        x = rng.standard_normal((*rng.integers(0, 7, 2), 4)).astype(np.float32)
+        axes = rng.permutation(3)[:count]
+        bounds = rng.choice(ends, (2, count))
+        steps = rng.choice([1, 2, 3, -1, -2, 50, -(2**63), 2**63 - 1], count)
+        chosen = [slice(None)] * 3
+        for axis, start, end, step in zip(axes, *bounds.tolist(), steps.tolist(), strict=True):
+            chosen[axis] = python_slice(start, end, step, x.shape[axis])
+        signed = np.where(rng.random(count) < 0.5, axes, axes - 3)
+        np.testing.assert_array_equal(module(x, bounds[0], bounds[1], signed, steps), x[tuple(chosen)])
+
+
+def python_slice(start: int, end: int, step: int, size: int) -> slice:
+    """What ONNX's bounds are in Python, where an end before the first element is None and not below it."""
+    start = start + size if start < 0 else start
+    end = end + size if end < 0 else end
+    if step > 0:
+        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step) if size else slice(0, 0)
+
+
+def test_a_step_of_zero_from_data_is_an_error() -> None:
+    model = make_model(
+        [node("Slice", "x starts ends axes steps", "y")],
+        {"x": (np.float32, [4]), **{name: (np.int64, [1]) for name in ("starts", "ends", "axes", "steps")}},
+        ["y"],
+        opset=13,
+    )
+    zero = np.array([0])
+
+    with pytest.raises(TcError, match="step"):
+        tc.compile(model)(np.ones(4, np.float32), zero, np.array([3]), zero, zero)
+
+
+def test_diagonals_from_data() -> None:
+    model = make_model([node("Trilu", "x k", "y", upper=0)], {"x": (np.int32, ["a", "b"]), "k": (np.int64, [])}, ["y"], opset=14)
+    module = tc.compile(model)
+    assert is_native(model)
+    x = np.arange(1, 13, dtype=np.int32).reshape(3, 4)
+    for k in (0, 1, -1, 3, -5, 2**63 - 1, -(2**63)):
+        np.testing.assert_array_equal(module(x, np.array(k)), np.tril(x, max(-9, min(k, 9))))

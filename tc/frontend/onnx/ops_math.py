@@ -9,7 +9,7 @@ from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.dtype import FLOAT8, DType, bool_, f32, f64, largest_number, u8
+from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bool_, f32, f64, i32, i64, largest_number, u8
 from tc.ir.expr import const, select
 from tc.ir.graph import AttrValue
 from tc.ops.common import require_broadcasts_to
@@ -207,6 +207,8 @@ def _cast(n: NodeContext, x: ModelValue, dtype: DType, saturate: bool = False) -
         x = x if x.dtype.is_float and not x.dtype.is_storage else n.call("cast", x, dtype=f32)
         largest = largest_number(dtype)
         x = n.call("clip", x, n.const(-largest, x.dtype), n.const(largest, x.dtype))
+    if dtype in SUB_BYTE and x.dtype.is_float:  # rounded toward zero, then the lowest bits
+        x = n.call("cast", x, dtype=i64 if x.dtype is f64 else i32)
     return n.call("cast", x, dtype=dtype)
 
 

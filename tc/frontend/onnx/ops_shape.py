@@ -309,6 +309,8 @@ def import_slice_by_attributes(n: NodeContext) -> NodeResult:
 @onnx_op("Slice", since=10)
 def import_slice(n: NodeContext) -> NodeResult:
     x = n.value(0)
+    if n.is_data(3) or n.is_data(4):
+        return _slice_axes_by_data(n, x)
     axes, steps = n.ints(3, "axes"), n.ints(4, "steps")
     lengths = [n.value(k).shape[0] for k in (1, 2) if n.value(k).rank == 1]
     known = [int(length.value) for length in lengths if isinstance(length, Const)]
@@ -323,6 +325,39 @@ def import_slice(n: NodeContext) -> NodeResult:
     if starts is None or ends is None:
         return _slice_by_data(n, x, first, last, axes, steps)
     return slice_value(n, x, list(starts), list(ends), axes, steps)
+
+
+def _slice_axes_by_data(n: NodeContext, x: ModelValue) -> ModelValue:
+    """A slice whose axes or steps are data: starts, ends and steps of all axes, those of axes that are not named as they do nothing."""
+    count = max(count_of(n, k, "bounds") for k in (1, 2, 3, 4) if n.optional(k) is not None)
+    named = n.optional(3) if n.optional(3) is not None else n.const(np.arange(count), i64)
+    dims, zero, one = vector(x.shape), n.const(0, i64), n.const(1, i64)
+
+    def of_all(index: int, others: ModelValue) -> ModelValue:
+        value = n.optional(index)
+        if value is None:
+            return others
+        return n.call("scatter_elements", others, named, value if value.dtype == i64 else n.call("cast", value, dtype=i64))
+
+    far = n.const(BEYOND_ANY_DIM, i64)
+    none = n.const(np.zeros(x.rank), i64)
+    step = of_all(4, n.const(np.ones(x.rank), i64))
+    step = n.call("maximum", n.call("minimum", step, far), n.call("neg", far))
+    size = n.call("check_range", n.call("sub", n.call("abs", step), one), limit=const(BEYOND_ANY_DIM), what="the size of a step, less 1,")
+    sign = n.call("sign", step)
+    back = n.call("less", step, zero)
+    hi = n.call("where", back, n.call("sub", dims, one), dims)
+
+    def place(given: ModelValue, lowest: ModelValue) -> ModelValue:
+        wrapped = n.call("where", n.call("less", given, zero), n.call("add", given, dims), given)
+        return n.call("maximum", n.call("minimum", wrapped, hi), lowest)
+
+    first = place(of_all(1, none), zero)
+    last = place(of_all(2, dims), n.call("where", back, n.const(-1, i64), zero))
+    reach = n.call("mul", n.call("sub", last, first), sign)  # how many elements lie between them, or fewer than none
+    taken = n.call("add", n.call("div", n.call("sub", reach, one), n.call("add", size, one)), one)
+    taken = n.call("minimum", n.call("where", n.call("less", reach, one), zero, taken), dims)
+    return n.call("strided_slice", x, first, step, sizes=n.graph.dims(taken, f"{n.label}.size", n.span))
 
 
 def slice_value(
@@ -510,6 +545,8 @@ def import_reverse_sequence(n: NodeContext) -> NodeResult:
 
 @onnx_op("Trilu")
 def import_trilu(n: NodeContext) -> NodeResult:
+    if n.is_data(1):
+        return n.call("trilu", n.value(0), n.value(1), upper=bool(n.attr("upper", 1)))
     k = n.ints(1, "k")
     return n.call("trilu", n.value(0), upper=bool(n.attr("upper", 1)), k=k[0] if k else 0)
 
