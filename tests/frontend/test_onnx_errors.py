@@ -131,7 +131,6 @@ CASES: dict[str, tuple[Callable[[], Any], type[TcError], str]] = {
         ModelError,
         "'com.acme', but the model states no opset",
     ),
-    "old opset": (lambda: make_model([node("Relu", "x", "y")], X, ["y"], opset=6), UnsupportedError, "from 7"),
     "future opset": (lambda: make_model([node("Relu", "x", "y")], X, ["y"], opset=999), UnsupportedError, "upgrade"),
     "removed operator": (
         lambda: make_model([node("Upsample", "x s", "y")], X, ["y"], {"s": np.ones(2, F32)}),

@@ -31,7 +31,6 @@ REASONS = (
     "which tc does not have",  # strings, complex numbers, floats of 8 bits and less
     "tc takes tensors only",
     "tc returns tensors only",
-    "tc takes opsets from 7",
     "must be constant",  # axes of reductions and the like; with constants the cases run
     "results of different rank or kind",
     "changes the type of its carried value",

@@ -4,6 +4,7 @@ from tc.frontend.imported import Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx import (
     control_flow,
     ops_attention,
+    ops_early,
     ops_math,
     ops_microsoft,
     ops_nn,
@@ -21,7 +22,7 @@ from tc.frontend.onnx.load import inspect_model, load_model
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (
     *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_vision),
-    *(ops_weights, reference_run, rnn),
+    *(ops_early, ops_weights, reference_run, rnn),
 )
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

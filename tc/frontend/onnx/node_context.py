@@ -62,11 +62,27 @@ def onnx_op(*op_types: str, since: int = 1, domain: str = "") -> Callable[[Adapt
     return register
 
 
+_EARLY: dict[str, tuple[int, Adapter]] = {}
+
+
+def onnx_op_before(opset: int, op_type: str) -> Callable[[Adapter], Adapter]:
+    """Register what an ONNX operator meant before `opset`, where that is not what the entry for it says that begins with opset 1."""
+
+    def register(adapter: Adapter) -> Adapter:
+        _EARLY[op_type] = (opset, adapter)
+        return adapter
+
+    return register
+
+
 def find_adapter(domain: str, op_type: str, opset: int) -> Adapter | None:
     """The entry for an operator of that opset, or None. What a user has registered goes before ours."""
     own = scoped_ops().get(f"{domain}::{op_type}")
     if own is not None:
         return partial(_import_users, own)
+    before, early = _EARLY.get(op_type, (0, None)) if not domain else (0, None)
+    if early is not None and opset < before:
+        return early
     for since, adapter in ADAPTERS.get((domain, op_type), ()):
         if since <= opset:
             return adapter

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, "ModelProto"]
 
-MIN_OPSET = 7
 _SPLIT_FROM_BYTES = 1 << 16
 # Deprecated operators are gone in that opset, but for this one: opset 21 changed what it means, and files of 18 to 20 have it.
 _DEPRECATED_WITH_MEANING = (("GroupNormalization", 18),)
@@ -110,11 +109,8 @@ def _opsets(imports: Iterable[Any], ir_version: int) -> dict[str, int]:
             f"the model uses ONNX opset {version}, but the installed onnx package knows opsets up to {newest}; "
             "upgrade onnx, or export the model with an older opset"
         )
-    if version is not None and version < MIN_OPSET:
-        raise UnsupportedError(
-            f"the model uses ONNX opset {version}; tc takes opsets from {MIN_OPSET}: "
-            "convert it with onnx.version_converter.convert_version"
-        )
+    if version is not None and version < 1:
+        raise ModelError(f"the model uses ONNX opset {version}; the first one is 1")
     return opsets
 
 
