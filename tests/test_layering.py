@@ -18,9 +18,9 @@ PACKAGE = ROOT / "tc"
 ROOMS = (
     *("version", "errors", "ir", "target", "te", "ops", "interp", "frontend", "cost", "schedule", "passes", "codegen", "runtime"),
     *("records", "check", "measure", "precision", "compiler", "stages", "fuzz", "autotune", "quantization", "demo"),
-    *("", "cli", "__main__"),  # "" is tc/__init__.py, the public names
+    *("", "onnx_backend", "cli", "__main__"),  # "" is tc/__init__.py, the public names
 )
-LOOSE = {"version", "errors", "te", "compiler", "stages", "", "__main__"}
+LOOSE = {"version", "errors", "te", "compiler", "stages", "", "onnx_backend", "__main__"}
 
 # These take long to import, or may be absent: they may be imported inside functions.
 LATE = {"cuda", "dask", "distributed", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}

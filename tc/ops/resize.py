@@ -13,7 +13,7 @@ from tc.ir.dtype import f32, i64
 from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, is_const, logical_or, maximum, minimum, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, wide
+from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, require_equal, wide
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
@@ -30,7 +30,7 @@ COORDINATE_MODES = (
 )
 
 
-def _source_place(out: Any, size_in: Any, size_out: Any, scale: float | None, mode: str, to_float: Any) -> Any:
+def _source_place(out: Any, size_in: Any, size_out: Any, scale: Any, mode: str, to_float: Any) -> Any:
     """The coordinate in the input that output index `out` stands for. Works on numpy arrays and on expressions of f32.
 
     Where `scale` is None it is the quotient of the sizes. An axis that keeps its size stays as it is (`tf_half_pixel_for_nn`); with
@@ -74,6 +74,11 @@ def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
         raise UnsupportedError(f"resize: no mode {attrs.mode!r}")
     if attrs.coordinate_mode not in COORDINATE_MODES:
         raise UnsupportedError(f"resize: no coordinate mode {attrs.coordinate_mode!r}")
+    if len(types) > 1 and types[1] is not None:
+        factors = types[1]
+        if factors.rank != 1 or not factors.dtype.is_float:
+            raise ShapeError(f"resize: the scales are {factors}, no vector of floats")
+        require_equal(factors.shape[0], const(x.rank), "resize: the number of scales")
     for d, (dim, size) in enumerate(zip(x.shape, sizes, strict=True)):
         if dim is not size:
             require(logical_or(dim >= 1, size <= 0), f"resize: dim {d} of {x} is {dim}, of which nothing can be {size}")
@@ -133,7 +138,8 @@ def _run_resize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None
     result: Any = wide(x)
     sizes = ints(attrs.sizes)
-    for axis, (size, scale) in enumerate(zip(sizes, attrs.scales, strict=True)):
+    factors = arrays[1].astype(np.float32).tolist() if len(arrays) > 1 and arrays[1] is not None else attrs.scales
+    for axis, (size, scale) in enumerate(zip(sizes, factors, strict=True)):
         if size == x.shape[axis] and (scale is None or scale == 1.0):
             continue
         column = [-1 if d == axis else 1 for d in range(x.ndim)]
@@ -161,7 +167,7 @@ def _clamped(place: Expr, dim: Expr) -> Expr:
     return maximum(minimum(place, dim - 1), 0)
 
 
-def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: float | None, attrs: Attrs) -> list[tuple[Expr, Expr | None]]:
+def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list[tuple[Expr, Expr | None]]:
     """(index, weight) of the input elements along one axis; weight None means 1."""
     whole = _whole_ratio(n_in, n_out, scale)
     if attrs.mode == "nearest" and whole is not None and (
@@ -189,7 +195,7 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: float | None, attrs: Attrs
     ]
 
 
-def _whole_ratio(n_in: Expr, n_out: Expr, scale: float | None) -> int | None:
+def _whole_ratio(n_in: Expr, n_out: Expr, scale: Any) -> int | None:
     """By which whole number an axis grows, if it does; a scale of 2.3 may give the sizes of 2, but not its places."""
     for ratio in (2, 3, 4, 8):
         if scale in (None, float(ratio)) and exprs((n_in * ratio,))[0] is n_out:
@@ -204,7 +210,9 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     assert result is not None
     source = result
     dtype = source.dtype
-    for axis, (size, scale) in enumerate(zip(types[0].shape, attrs.scales, strict=True)):
+    given = tensors[1] if len(tensors) > 1 else None
+    scales = attrs.scales if given is None else [cast(given[const(d)], f32) for d in range(len(source.shape))]
+    for axis, (size, scale) in enumerate(zip(types[0].shape, scales, strict=True)):
         if size is source.shape[axis] and scale in (None, 1.0):
             continue
         shape = (*result.shape[:axis], size, *result.shape[axis + 1 :])
@@ -231,7 +239,7 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
 def _blocked_resize(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
     """The lanes are one more axis, of unchanged size; the channels must keep their number."""
     x, sizes = operand(types, 0, "resize"), exprs(attrs.sizes)
-    if x.rank < 3 or sizes[1] is not x.shape[1]:
+    if x.rank < 3 or sizes[1] is not x.shape[1] or (len(types) > 1 and types[1] is not None):
         return None
     changed = {
         "sizes": (sizes[0], ceildiv(sizes[1], block), *sizes[2:], const(block)),
@@ -250,6 +258,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [x], {"sizes": (1, 2, 6, 9), "scales": (1.0, 1.0, None, None), "mode": "cubic"}
     yield [x], {"sizes": (1, 2, 3, 2), "scales": (1.0, 1.0, None, None), "mode": "nearest", "nearest_mode": "ceil"}
     yield [x], {"sizes": (1, 2, 4, 10), "scales": (1.0, 1.0, 1.2, 2.1), "mode": "nearest", "coordinate_mode": "asymmetric"}
+    yield [x, np.array([1, 1, 1.6, 2.3], np.float32)], {"sizes": (1, 2, 6, 11), "scales": (None,) * 4, "mode": "linear"}
     for mode in COORDINATE_MODES:
         yield [x], {"sizes": (1, 2, 1, 9), "scales": (1.0, 1.0, None, None), "mode": "linear", "coordinate_mode": mode}
         yield [x], {"sizes": (1, 2, 6, 3), "scales": (1.0, 1.0, 1.7, 0.6), "mode": "linear", "coordinate_mode": mode}

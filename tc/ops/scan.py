@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,13 @@ import numpy as np
 from tc import te
 from tc.ir.arith import simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Expr, Load, Var, const, equal, select
+from tc.ir.expr import Expr, Load, Var, add, const, equal, mul, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import Stmt, Store
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
 from tc.ops.index import loops_over
-from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.registry import REQUIRED, Compute, OpDef, Reference, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -26,63 +26,72 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def _compute_cumsum(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    x = tensors[0]
-    assert x is not None
-    axis = normalize_axis(attrs.axis, len(x.shape), "cumsum")
-    n = x.shape[axis]
+def _compute_running(combine: Callable[[Expr, Expr], Expr], none: int, name: str) -> Compute:
+    """What is combined so far, along an axis; `none` stands before the first element."""
 
-    def body(out: Any) -> Stmt:
-        def step(*axes: Expr) -> Stmt:
-            *outer, t = axes
-            place = n - 1 - t if attrs.reverse else t
-            before = place + 1 if attrs.reverse else place - 1
+    def compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+        x = tensors[0]
+        assert x is not None
+        axis = normalize_axis(attrs.axis, len(x.shape), name)
+        n = x.shape[axis]
 
-            def at(where: Expr) -> tuple[Expr, ...]:
-                return (*outer[:axis], where, *outer[axis:])
+        def body(out: Any) -> Stmt:
+            def step(*axes: Expr) -> Stmt:
+                *outer, t = axes
+                place = n - 1 - t if attrs.reverse else t
+                before = place + 1 if attrs.reverse else place - 1
 
-            # at the first step the neighbour is outside; reading the own place instead keeps the load in range
-            neighbour = select(equal(t, 0), place, before)
-            added = x[at(neighbour)] if attrs.exclusive else x[at(place)]
-            total = Load(out, at(neighbour)) + added
-            first = const(0, x.dtype) if attrs.exclusive else added
-            return Store(out, at(place), select(equal(t, 0), first, total))
+                def at(where: Expr) -> tuple[Expr, ...]:
+                    return (*outer[:axis], where, *outer[axis:])
 
-        extents = (*(dim for d, dim in enumerate(x.shape) if d != axis), n)
-        return loops_over(extents, step, "s")
+                # at the first step the neighbour is outside; reading the own place instead keeps the load in range
+                neighbour = select(equal(t, 0), place, before)
+                own = x[at(neighbour)] if attrs.exclusive else x[at(place)]
+                total = combine(Load(out, at(neighbour)), own)
+                first = const(none, x.dtype) if attrs.exclusive else own
+                return Store(out, at(place), select(equal(t, 0), first, total))
 
-    return te.raw([("cumsum", x.shape, x.dtype)], body, "cumsum")[0]
+            extents = (*(dim for d, dim in enumerate(x.shape) if d != axis), n)
+            return loops_over(extents, step, "s")
 
+        return te.raw([(name, x.shape, x.dtype)], body, name)[0]
 
-def _run_cumsum(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x = arrays[0]
-    assert x is not None
-    axis = normalize_axis(attrs.axis, x.ndim, "cumsum")
-    values = np.flip(x, axis) if attrs.reverse else x
-    total = np.cumsum(values, axis=axis, dtype=x.dtype)
-    if attrs.exclusive:
-        total = np.roll(total, 1, axis)
-        total[tuple(slice(0, 1) if d == axis else slice(None) for d in range(x.ndim))] = 0
-    return np.ascontiguousarray(np.flip(total, axis) if attrs.reverse else total)
+    return compute
 
 
-def _cumsum_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _run_running(ufunc: np.ufunc, none: int) -> Reference:
+    def run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+        x = arrays[0]
+        assert x is not None
+        axis = normalize_axis(attrs.axis, x.ndim, ufunc.__name__)
+        values = np.flip(x, axis) if attrs.reverse else x
+        total = ufunc.accumulate(values, axis=axis, dtype=x.dtype)
+        if attrs.exclusive:
+            total = np.roll(total, 1, axis)
+            total[tuple(slice(0, 1) if d == axis else slice(None) for d in range(x.ndim))] = none
+        return np.ascontiguousarray(np.flip(total, axis) if attrs.reverse else total)
+
+    return run
+
+
+def _running_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for exclusive in (False, True):
         for reverse in (False, True):
             yield [_normal(rng, 3, 5)], {"axis": 1, "exclusive": exclusive, "reverse": reverse}
     yield [np.arange(6).reshape(2, 3)], {"axis": 0}
 
 
-register(
-    OpDef(
-        "cumsum",
-        lambda types, attrs: operand(types, 0, "cumsum"),
-        _run_cumsum,
-        _compute_cumsum,
-        {"axis": REQUIRED, "exclusive": False, "reverse": False},
-        samples=_cumsum_samples,
+for _name, _combine, _ufunc, _none in (("cumsum", add, np.add, 0), ("cumprod", mul, np.multiply, 1)):
+    register(
+        OpDef(
+            _name,
+            lambda types, attrs, name=_name: operand(types, 0, name),  # type: ignore[misc]
+            _run_running(_ufunc, _none),
+            _compute_running(_combine, _none, _name),
+            {"axis": REQUIRED, "exclusive": False, "reverse": False},
+            samples=_running_samples,
+        )
     )
-)
 
 
 def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx.backend.test
 import pytest
 
-from tc.frontend.onnx.backend import TcBackend
+from tc.onnx_backend import TcBackend
 
 DENIED = {
     "test_bernoulli*": "compares random numbers, of which ONNX says the distribution alone",

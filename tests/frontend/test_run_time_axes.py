@@ -9,7 +9,7 @@ import pytest
 
 import tc
 from tc.errors import TcError
-from tests.frontend.models import make_model, node
+from tests.frontend.models import make_model, node, run_onnxruntime
 
 NUMPY = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMean": np.mean, "ReduceL2": lambda x, **k: np.sqrt(np.sum(x * x, **k))}
 
@@ -133,3 +133,44 @@ def test_diagonals_from_data() -> None:
     x = np.arange(1, 13, dtype=np.int32).reshape(3, 4)
     for k in (0, 1, -1, 3, -5, 2**63 - 1, -(2**63)):
         np.testing.assert_array_equal(module(x, np.array(k)), np.tril(x, max(-9, min(k, 9))))
+
+
+@pytest.mark.parametrize("mode, coordinates", [("linear", "half_pixel"), ("nearest", "asymmetric"), ("cubic", "align_corners")])
+def test_images_are_resized_by_scales_from_data(mode: str, coordinates: str) -> None:
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "nearest_mode": "floor"}
+    model = make_model(
+        [node("Resize", "x - scales", "y", **attrs)],
+        {"x": (np.float32, [1, 2, "h", "w"]), "scales": (np.float32, [4])},
+        ["y"],
+        opset=13,
+    )
+    module = tc.compile(model)
+    assert is_native(model)
+    rng = np.random.default_rng(0)
+    for scales in ([1, 1, 1, 1], [1, 1, 2, 3], [1, 1, 0.6, 1.7], [1, 1, 2.3, 0.4]):
+        feed = {"x": rng.standard_normal((1, 2, 6, 5)).astype(np.float32), "scales": np.array(scales, np.float32)}
+        (expected,) = run_onnxruntime(model, feed)
+        np.testing.assert_allclose(module.run(feed)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op, running", [("CumSum", np.cumsum), ("CumProd", np.cumprod)])
+@pytest.mark.parametrize("exclusive, reverse", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_running_sums_and_products_go_along_any_axis(op: str, running: object, exclusive: int, reverse: int) -> None:
+    model = make_model(
+        [node(op, "x axis", "y", exclusive=exclusive, reverse=reverse)],
+        {"x": (np.int32, ["a", "b", "a"]), "axis": (np.int64, [])},
+        ["y"],
+        opset=26 if op == "CumProd" else 14,
+    )
+    module = tc.compile(model)
+    assert is_native(model)
+    rng = np.random.default_rng(0)
+    for shape in [(3, 4, 3), (1, 1, 1), (0, 2, 0), (2, 0, 2)]:
+        x = rng.integers(-9, 9, shape, np.int32)
+        for axis in range(-3, 3):
+            values = np.flip(x, axis) if reverse else x
+            expected = running(values, axis=axis, dtype=np.int32)
+            if exclusive:
+                first = np.full_like(expected.take([0] if expected.shape[axis] else [], axis), op == "CumProd")
+                expected = np.concatenate([first, expected], axis).take(range(expected.shape[axis]), axis)
+            np.testing.assert_array_equal(module(x, np.array(axis)), np.flip(expected, axis) if reverse else expected)

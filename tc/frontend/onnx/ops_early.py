@@ -8,14 +8,13 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from onnx import TensorProto
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, find_adapter, onnx_op_before
 from tc.frontend.onnx.ops_shape import pad_value
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.dtype import f32
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Expr, as_expr, const
 
 FIRST_WITH_NUMPYS_BROADCASTING = 7
@@ -83,6 +82,8 @@ def import_batch_norm(n: NodeContext) -> NodeResult:
 @_early("Cast")
 def import_cast(n: NodeContext) -> NodeResult:
     """The type is a number since opset 6, and the name of one before."""
+    from onnx import TensorProto
+
     to = n.attr("to")
     if isinstance(to, str):
         if to.upper() not in TensorProto.DataType.keys():
@@ -97,7 +98,7 @@ def import_reshape(n: NodeContext) -> NodeResult:
     adapter = find_adapter("", "Reshape", FIRST_WITH_NUMPYS_BROADCASTING)
     assert adapter is not None, "it has one since then"
     if n.opset < 5:
-        n.inputs.append(n.const(np.array(n.attr("shape"), np.int64), dtype_of(TensorProto.INT64, "the shape")))
+        n.inputs.append(n.const(np.array(n.attr("shape"), np.int64), i64))
     return adapter(n)
 
 

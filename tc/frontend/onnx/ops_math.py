@@ -7,7 +7,7 @@ from functools import partial
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.run_time_axes import axes_from_data, bound, count_of, names_axis, without_axes
+from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bool_, f32, f64, i32, i64, largest_number, u8
 from tc.ir.expr import const, select
@@ -380,13 +380,24 @@ for _name, _op in {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax":
     onnx_op(_name, since=13)(_softmax(_op, flatten=False))
 
 
-@onnx_op("CumSum")
-def import_cumsum(n: NodeContext) -> NodeResult:
-    axis = n.ints(1, "axis")
-    if axis is None or len(axis) != 1:
-        raise ModelError("CumSum: the axis must be one integer")
-    reverse = bool(n.attr("reverse", 0))
-    return n.call("cumsum", n.value(0), axis=axis[0], exclusive=bool(n.attr("exclusive", 0)), reverse=reverse)
+def _running(op: str) -> Callable[[NodeContext], ModelValue]:
+    def adapter(n: NodeContext) -> ModelValue:
+        x, attrs = n.value(0), {"exclusive": bool(n.attr("exclusive", 0)), "reverse": bool(n.attr("reverse", 0))}
+        if count_of(n, 1, "axis") != 1 or not x.rank:
+            raise ModelError(f"{n.op_type}: the axis must be one integer, and {x.type} must have it")
+        if n.is_data(1):
+            (axis,) = axes_from_data(n, 1, x.rank)
+            flat = n.call("reshape", x, shape=around_axis(n, x.shape, axis))
+            return n.call("reshape", n.call(op, flat, axis=1, **attrs), shape=x.shape)
+        known = n.ints(1, "axis")
+        assert known is not None, "it is there"
+        return n.call(op, x, axis=known[0], **attrs)
+
+    return adapter
+
+
+onnx_op("CumSum")(_running("cumsum"))
+onnx_op("CumProd")(_running("cumprod"))
 
 
 @onnx_op("TopK")

@@ -9,10 +9,11 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.run_time_axes import count_of, vector
 from tc.frontend.onnx.size_elements import SizeRatio, make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.arith import simplify
-from tc.ir.dtype import i64
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Const, Expr, const, equal, floordiv, is_const, maximum
 from tc.ir.graph import AttrValue
 from tc.ir.types import product
@@ -82,10 +83,17 @@ def import_resize(n: NodeContext) -> NodeResult:
         what = "with antialiasing" if n.attr("antialias", 0) else f"with coordinates {coordinates!r}"
         raise UnsupportedError(f"Resize {what}")
     axes = [axis % x.rank for axis in n.attr("axes") or range(x.rank)]
-    sizes, scales = _resize_targets(n, x, axes)
+    factors = _scales_from_data(n, x, axes)
+    if factors is None:
+        sizes, scales = _resize_targets(n, x, axes)
+    else:
+        enlarged = n.call("floor", n.call("mul", n.call("cast", vector(x.shape), dtype=f32), factors))
+        sizes = list(n.graph.dims(n.call("cast", enlarged, dtype=i64), f"{n.label}.size", n.span))
+        scales = [None] * x.rank
     return n.call(
         "resize",
         x,
+        factors,
         sizes=tuple(sizes),
         scales=tuple(scales),
         mode=mode,
@@ -93,6 +101,19 @@ def import_resize(n: NodeContext) -> NodeResult:
         nearest_mode=n.attr("nearest_mode", "round_prefer_floor"),
         cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
     )
+
+
+def _scales_from_data(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> ModelValue | None:
+    """The scales of all axes, where they are data; those of axes that are not named are 1."""
+    sizes, given = n.optional(3), n.optional(2)
+    if (sizes is not None and not is_const(product(sizes.shape), 0)) or given is None or n.graph.elements(given) is not None:
+        return None
+    count = count_of(n, 2, "scales")
+    if count != len(axes):
+        raise ShapeError(f"Resize: {count} scales for {len(axes)} axes")
+    if list(axes) == list(range(x.rank)):
+        return given
+    return n.call("scatter_elements", n.const(np.ones(x.rank), f32), n.const(np.array(axes), i64), given)
 
 
 def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> tuple[list[Expr], list[float | None]]:

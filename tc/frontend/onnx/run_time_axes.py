@@ -15,6 +15,7 @@ from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, const, equal, logical_or, select
+from tc.ir.types import product
 from tc.ops.registry import require
 
 
@@ -86,3 +87,12 @@ def with_axes(n: NodeContext, sizes: Sequence[Expr], axes: Sequence[Expr]) -> tu
             size = select(equal(place, k), sizes[k], size)
         found.append(select(equal(added[d], 1), const(1), size))
     return bound(n, found, "size")
+
+
+def around_axis(n: NodeContext, sizes: Sequence[Expr], axis: Expr) -> tuple[Expr, ...]:
+    """Three dims: how many elements there are before `axis`, along it, and behind it."""
+    places = range(len(sizes))
+    before = product(tuple(select(axis > d, sizes[d], const(1)) for d in places))
+    along = reduce(lambda a, b: a + b, (select(equal(axis, d), sizes[d], const(0)) for d in places))
+    behind = product(tuple(select(axis < d, sizes[d], const(1)) for d in places))
+    return bound(n, [before, along, behind], "part")

@@ -1,9 +1,9 @@
 """`tc` as a backend of ONNX's own interface, which ONNX's test suite and other tools run models through.
 
     import onnx.backend.test
-    from tc.frontend.onnx import backend
+    from tc import onnx_backend
 
-    suite = onnx.backend.test.BackendTest(backend.TcBackend, __name__)
+    suite = onnx.backend.test.BackendTest(onnx_backend.TcBackend, __name__)
 
 Source: `onnx.backend.base` of the ONNX project.
 """
@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
+from tc.autotune.tuning import compile_and_tune
 from tc.errors import UserError
 
 
@@ -41,11 +42,9 @@ class TcBackend(Backend):
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **options: Any) -> Prepared:
         """Compile; `options` are those of `tc.compile`. UserError for a device that is not supported."""
-        import tc
-
         if not cls.supports_device(device):
             raise UserError(f"device {device!r}: only the CPU is one of this backend")
-        return Prepared(tc.compile(model, **options), [value.name for value in model.graph.input])
+        return Prepared(compile_and_tune(model, **options), [value.name for value in model.graph.input])
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
