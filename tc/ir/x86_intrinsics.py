@@ -121,6 +121,12 @@ def base_and_shape(name: str) -> tuple[str, TileShape]:
 DOTS = frozenset(dot_name(bits, *operands) for bits in _WIDTHS for each in DOT_OPERANDS.values() for operands in each)
 """The names of the instructions on vectors that add products."""
 
+INTERLEAVED = (i8, u8, i16, bf16)
+"""Types of the elements that there are instructions to interleave for."""
+
+INTERLEAVES = frozenset(interleave_name(bits, dtype) for bits in _WIDTHS for dtype in INTERLEAVED)
+"""The names of the instructions on vectors that interleave rows, and add nothing."""
+
 _TILE_DOTS = {tile_dot_name(*operands): (*operands, total) for total, each in TILE_OPERANDS.items() for operands in each}
 _TILE_ZEROS = {tile_zero_name(total): total for total in TILE_OPERANDS}
 _SUM_LOADS = {tile_copy_name("load.sums", total): total for total in TILE_OPERANDS}
@@ -162,7 +168,7 @@ def _register() -> None:
                 name, wanted = dot_name(bits, lhs, rhs), _BF16[bits] if lhs is bf16 else features[lhs.bits]
                 make = half_bytes_dot_pattern if rhs.per_byte > 1 else dot_pattern
                 register_intrinsic(Intrinsic(name, make(name, lanes, terms_of_dot(lhs, rhs), lhs, rhs, total), wanted))
-        for dtype in (i8, u8, i16, bf16):
+        for dtype in INTERLEAVED:
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))

@@ -11,8 +11,8 @@ from tc.codegen.kernels import schedule_kernel
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import compile_group, compile_object, disassemble
 from tc.codegen.llvm.products import MARK, is_all_products
-from tc.ir.dtype import DType, f16, f32, f64, i32, i64
-from tc.ir.expr import Var
+from tc.ir.dtype import DType, f16, f32, f64, i32, i64, u8
+from tc.ir.expr import Var, cast
 from tc.ir.loop import PrimFunc
 from tc.target import Target
 
@@ -22,6 +22,13 @@ TARGETS = ("x86-64-v3", "x86-64-v4")
 def product(rows: int | Var = 60, dtype: DType = f32) -> PrimFunc:
     x, w = te.placeholder((rows, 48), dtype, "x"), te.placeholder((48, 64), dtype, "w")
     y = te.reduce("sum", (rows, 64), (48,), lambda i, j, k: x[i, k] * w[k, j], "y")
+    return te.create_prim_func("f", (x, w), (y,), (rows,) if isinstance(rows, Var) else ())
+
+
+def products_of_bytes(rows: int | Var = 60) -> PrimFunc:
+    """No operand is a literal: both are made 16-bit numbers, and the rows of one are interleaved."""
+    x, w = te.placeholder((rows, 48), u8, "x"), te.placeholder((48, 64), u8, "w")
+    y = te.reduce("sum", (rows, 64), (48,), lambda i, j, k: cast(x[i, k], i32) * cast(w[k, j], i32), "y")
     return te.create_prim_func("f", (x, w), (y,), (rows,) if isinstance(rows, Var) else ())
 
 
@@ -56,8 +63,21 @@ def test_tiles_of_products_are_registers_after_few_passes(name: str, dtype: DTyp
     assert few.assembly.count("\n") <= all_passes.assembly.count("\n") + 4, "instructions outside of the loops"
 
 
-@pytest.mark.parametrize("func", [product(Var("n", i64)), product(dtype=f16), product(dtype=i32), squares(), weighted()],
-                         ids=["symbolic", "f16", "i32", "squares", "max"])  # fmt: skip
+@pytest.mark.parametrize("name", TARGETS)
+def test_sums_of_interleaved_bytes_are_registers_after_few_passes(name: str) -> None:
+    target = Target.of(name)
+    text = text_of(products_of_bytes(), target)
+
+    few, all_passes = disassemble(text, target), disassemble(text.removeprefix(MARK), target)
+
+    assert text.startswith(MARK)
+    assert not re.search(r"= alloca .*i32\]", few.ir_text)
+    assert few.assembly.count("vpmaddwd") == all_passes.assembly.count("vpmaddwd") > 8
+
+
+@pytest.mark.parametrize("func", [product(Var("n", i64)), product(dtype=f16), product(dtype=i32), products_of_bytes(Var("n", i64)),
+                                  squares(), weighted()],
+                         ids=["symbolic", "f16", "i32", "symbolic bytes", "squares", "max"])  # fmt: skip
 def test_other_sums_go_through_all_passes(func: PrimFunc) -> None:
     kernel = schedule_kernel(func, Target.of("x86-64-v4"))
 
