@@ -174,3 +174,31 @@ def test_running_sums_and_products_go_along_any_axis(op: str, running: object, e
                 first = np.full_like(expected.take([0] if expected.shape[axis] else [], axis), op == "CumProd")
                 expected = np.concatenate([first, expected], axis).take(range(expected.shape[axis]), axis)
             np.testing.assert_array_equal(module(x, np.array(axis)), np.flip(expected, axis) if reverse else expected)
+
+
+def test_pads_of_axes_from_data() -> None:
+    model = make_model(
+        [node("Pad", "x pads fill axes", "y")],
+        {"x": (np.float32, ["a", "b", "a"]), "pads": (np.int64, [4]), "fill": (np.float32, []), "axes": (np.int64, [2])},
+        ["y"],
+        opset=18,
+    )
+    module = tc.compile(model)
+    assert is_native(model)
+    rng = np.random.default_rng(0)
+    for shape in [(2, 3, 2), (1, 1, 1), (0, 3, 0)]:
+        x = rng.standard_normal(shape).astype(np.float32)
+        for axes in itertools.permutations(range(-3, 3), 2):
+            if axes[0] % 3 != axes[1] % 3:
+                pads = rng.integers(0, 4, 4)
+                widths = [(0, 0)] * 3
+                for k, axis in enumerate(axes):
+                    widths[axis] = (pads[k], pads[2 + k])
+                found = module(x, pads, np.float32(7), np.array(axes))
+                np.testing.assert_array_equal(found, np.pad(x, widths, constant_values=7))
+    x, cut = np.arange(12, dtype=np.float32).reshape(2, 3, 2), np.array([-1, 1, 0, -1])
+    expected = np.pad(x[:, 1:, :1], [(0, 0), (0, 0), (1, 0)], constant_values=7)
+    np.testing.assert_array_equal(module(x, cut, np.float32(7), np.array([1, -1])), expected)
+    for axes in ([0, -3], [1, 3]):
+        with pytest.raises(TcError, match=r"named twice|out of range"):
+            module(x, cut, np.float32(7), np.array(axes))

@@ -470,8 +470,11 @@ def import_pad(n: NodeContext) -> NodeResult:
     x = n.value(0)
     pads = n.graph.elements(n.value(1))
     amounts: list[Expr] = _signed_dims(n, n.value(1), "pads") if pads is None else list(pads.reshape(-1))
-    axes = n.ints(3, "axes")
-    if axes is not None:
+    if n.is_data(3):
+        if len(amounts) != 2 * count_of(n, 3):
+            raise ShapeError(f"Pad: {len(amounts)} pads for {count_of(n, 3)} axes; there must be two per axis")
+        amounts = _pads_of_axes(amounts, axes_from_data(n, 3, x.rank), x.rank)
+    elif (axes := n.ints(3, "axes")) is not None:
         given, amounts = amounts, [const(0)] * (2 * x.rank)
         for k, axis in enumerate(axes):
             amounts[axis % x.rank] = given[k]
@@ -480,6 +483,18 @@ def import_pad(n: NodeContext) -> NodeResult:
     if fill is not None and fill.rank:
         fill = n.call("reshape", fill, shape=())
     return pad_value(n, x, amounts, fill, n.attr("mode", "constant"))
+
+
+def _pads_of_axes(given: Sequence[Expr], axes: Sequence[Expr], rank: int) -> list[Expr]:
+    """Two pads per axis of the operand, of `given` ones for axes that are data."""
+    amounts: list[Expr] = []
+    for pads in (given[: len(axes)], given[len(axes) :]):
+        for d in range(rank):
+            amount: Expr = const(0)
+            for axis, pad in zip(axes, pads, strict=True):
+                amount = select(equal(axis, d), pad, amount)
+            amounts.append(amount)
+    return amounts
 
 
 @onnx_op("CenterCropPad", since=18)
