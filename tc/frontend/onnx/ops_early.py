@@ -11,7 +11,7 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, find_adapter, onnx_op_before
-from tc.frontend.onnx.ops_shape import pad_value
+from tc.frontend.onnx.ops_slice import pad_value
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import f32, i64
