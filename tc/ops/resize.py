@@ -10,7 +10,20 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
 from tc.ir.dtype import f32, i64
-from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, is_const, logical_or, maximum, minimum, select
+from tc.ir.expr import (
+    Expr,
+    call,
+    cast,
+    ceildiv,
+    const,
+    equal,
+    is_const,
+    logical_and,
+    logical_or,
+    maximum,
+    minimum,
+    select,
+)
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, require_equal, wide
@@ -225,7 +238,12 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
                     value = cast(value, f32) * weight
                 total = value if total is None else total + value
             assert total is not None
-            return total
+            if not isinstance(scale, Expr):
+                return total
+            n_in, at = x.shape[axis], axes[axis]
+            same = logical_and(equal(scale, 1.0), equal(n_in, types[0].shape[axis]))  # an axis that keeps its size stays as it is
+            own: Expr = x[(*axes[:axis], _clamped(at, n_in), *axes[axis + 1 :])]
+            return select(same, cast(own, total.dtype), total)
 
         result = te.compute(shape, body, f"resize{axis}")
     if result.dtype != dtype:
