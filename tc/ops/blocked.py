@@ -21,7 +21,7 @@ from tc.ir.dtype import bf16, f16, f32, i8, i16, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import ravel, require_equal, unravel, wide
+from tc.ops.common import contract, ravel, require_equal, unravel, wide
 from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
@@ -234,7 +234,7 @@ def _direct_conv(
     per_group, per_out = w.shape[1], w.shape[0] // groups
     contracted = list(range(2 + rank, 2 + 2 * rank))
     parts = [
-        np.tensordot(
+        contract(
             windows[:, g * per_group : (g + 1) * per_group],
             w[g * per_out : (g + 1) * per_out],
             ([1, *contracted], list(range(1, 2 + rank))),

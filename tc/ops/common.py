@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -205,3 +206,10 @@ def sum_dtype(dtype: DType) -> DType:
 def wide(array: np.ndarray) -> np.ndarray:
     """f16 and bf16 arrays in f32; others as they are."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array
+
+
+def contract(x: np.ndarray, w: np.ndarray, axes: tuple[Sequence[int], Sequence[int]]) -> np.ndarray:
+    """`np.tensordot`, every product computed: where one side is a single number, that scales by BLAS, which makes 0 * inf 0 and not NaN."""
+    x, w = np.moveaxis(x, axes[0], range(x.ndim - len(axes[0]), x.ndim)), np.moveaxis(w, axes[1], range(len(axes[1])))
+    rows, columns, depth = x.shape[: x.ndim - len(axes[0])], w.shape[len(axes[1]) :], math.prod(w.shape[: len(axes[1])])
+    return (x.reshape(math.prod(rows), depth) @ w.reshape(depth, math.prod(columns))).reshape(*rows, *columns)

@@ -15,7 +15,19 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import Arrays, Tensors, Types, operand, ravel, require_equal, same_dtype, sum_dtype, unravel, wide
+from tc.ops.common import (
+    Arrays,
+    Tensors,
+    Types,
+    contract,
+    operand,
+    ravel,
+    require_equal,
+    same_dtype,
+    sum_dtype,
+    unravel,
+    wide,
+)
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
@@ -164,9 +176,9 @@ def numpy_conv(x: np.ndarray, w: np.ndarray, attrs: Attrs, fill: int) -> np.ndar
             weights = w[g * per_group : (g + 1) * per_group]
             if many:  # tap by tap, as the windows side by side would not fit
                 taps_of = np.ndindex(*weights.shape[2:])
-                part = sum(np.tensordot(chosen[(..., *tap)], weights[(..., *tap)], ([1], [1])) for tap in taps_of)
+                part = sum(contract(chosen[(..., *tap)], weights[(..., *tap)], ([1], [1])) for tap in taps_of)
             else:
-                part = np.tensordot(chosen, weights, (axes, list(range(1, 2 + rank))))
+                part = contract(chosen, weights, (axes, list(range(1, 2 + rank))))
             result[:, g * per_group : (g + 1) * per_group] = np.moveaxis(part, -1, 1)
     return result
 
@@ -403,7 +415,7 @@ def _run_conv_transpose(arrays: Arrays, attrs: Attrs) -> np.ndarray:
             for m, t, dil, size, stride in zip(margins, tap, window.dilations, x.shape[2:], window.strides, strict=True)
         )
         for g in range(groups):
-            part = np.tensordot(
+            part = contract(
                 wide(x[:, g * inputs : (g + 1) * inputs]),
                 wide(w[(slice(g * inputs, (g + 1) * inputs), slice(None), *tap)]),
                 ([1], [0]),

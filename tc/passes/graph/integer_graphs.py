@@ -101,8 +101,14 @@ def _added(b: GraphBuilder, total: Atom, term: np.ndarray) -> Atom:
     return b.call("add", total, b.const(term.astype(np.int64).astype(np.int32))) if term.any() else total
 
 
-def _scaled(b: GraphBuilder, total: Atom, scale: np.ndarray) -> Atom:
-    return b.call("mul", b.call("cast", total, dtype=f32), b.const(scale.astype(np.float32)))
+def _scaled(b: GraphBuilder, total: Atom, *scales: np.ndarray) -> Atom:
+    """The sums by all scales: by their product, or by one after the other where that is no normal number of f32, of few bits."""
+    result: Atom = b.call("cast", total, dtype=f32)
+    product: np.ndarray = np.asarray(prod(scale.astype(np.float64) for scale in scales))
+    is_normal = np.all((product == 0) | (product >= np.finfo(np.float32).tiny))
+    for factor in (product,) if is_normal else scales:
+        result = b.call("mul", result, b.const(factor.astype(np.float32)))
+    return result
 
 
 def _steps(m: Match, atom: Atom | None, scale: np.ndarray, limit: int) -> np.ndarray | None:
@@ -164,7 +170,7 @@ def _convolution(b: GraphBuilder, m: Match) -> Atom | None:
     if not ranges or (len(ranges) > 1 and attrs.groups > 1):
         return None
     total = _total(b, [_sum_of_windows(b, call, x, w, part, np.zeros((), np.int64) if steps is None else steps) for part in ranges])
-    result = _scaled(b, total, _per_channel(scale, len(shape)))
+    result = _scaled(b, total, x.scale, _per_channel(w.scale, len(shape)))
     if bias is None or steps is not None:
         return result
     return b.call("add", result, b.call("reshape", bias, shape=(shape[0], *[1] * (len(shape) - 2))))
@@ -211,7 +217,7 @@ def _matrix_product(b: GraphBuilder, m: Match) -> Atom | None:
         return None
     zeros = [b.const(each.zero.astype(each.dtype.numpy)) if each.zero else None for each in (x, w)]
     total = b.call("matmul_integer", x.value, w.value, *zeros, span=m.call("matmul").span)
-    return _scaled(b, total, x.scale.astype(np.float64) * w.scale)
+    return _scaled(b, total, x.scale, w.scale)
 
 
 def _with_literal_columns(b: GraphBuilder, m: Match, x: Quantized, w: Quantized) -> Atom | None:
@@ -222,7 +228,7 @@ def _with_literal_columns(b: GraphBuilder, m: Match, x: Quantized, w: Quantized)
     most = depth * _distance(x) * _distance(w)
     ranges = _ranges(x, w, depth, 1, _most(x, w, 1) if most > MOST and len(shape) == 2 else most)
     total = _total(b, [_sum_of_products(b, m.call("matmul"), x, w, part) for part in ranges])
-    return _scaled(b, total, x.scale.astype(np.float64) * w.scale)
+    return _scaled(b, total, x.scale, w.scale)
 
 
 def _sum_of_products(b: GraphBuilder, call: Call, x: Quantized, w: Quantized, terms: slice) -> Atom:
@@ -249,8 +255,7 @@ def _with_literal_rows(b: GraphBuilder, m: Match, x: Quantized, w: Quantized) ->
         return None
     sums = numbers.sum(-1, dtype=np.int64, keepdims=w.type.rank > 1)
     total = _added(b, b.call("matmul_integer", b.const(numbers), w.value, span=m.call("matmul").span), -int(w.zero) * np.asarray(sums))
-    scale = x.scale.astype(np.float64) * w.scale
-    return _scaled(b, total, scale.reshape(-1, 1) if scale.ndim and w.type.rank > 1 else scale)
+    return _scaled(b, total, w.scale, x.scale.reshape(-1, 1) if x.scale.ndim and w.type.rank > 1 else x.scale)
 
 
 # -- terms per column
