@@ -11,13 +11,16 @@ from onnx import helper, numpy_helper
 
 from benchmarks import qdq_checks, zoo
 from benchmarks.qdq_checks import (
+    Beside,
     Check,
     Place,
+    beside,
     check_bits,
     check_places,
     compare_integers,
     cut,
     problems,
+    squared_errors,
     targets,
     values_of,
 )
@@ -134,7 +137,7 @@ def test_differences_are_counted_in_quanta() -> None:
     assert place.share == 0.5
 
 
-GOOD = Check("m", 10_000, 10, 1, (), 0.105, 0.1, 0.2, (("a/1", "a/2", "b/1", "b/2"),), False)
+GOOD = Check("m", 10_000, 10, 1, (), 8, 0.11, Beside(0.1, 1.1, 0.03), Beside(0.2, 0.55, 0.2), (("a/1", "a/2", "b/1", "b/2"),), False)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,10 @@ GOOD = Check("m", 10_000, 10, 1, (), 0.105, 0.1, 0.2, (("a/1", "a/2", "b/1", "b/
         ({}, []),
         ({"differing": 11}, ["0.110% of the integers differ"]),
         ({"quanta": 2}, ["an integer differs by 2 quanta"]),
-        ({"error": 0.106}, ["error 1.06e-01, onnxruntime's is 1.00e-01"]),
+        ({"ort": Beside(0.1, 1.1, 0.02)}, ["error 1.10e-01, 1.10 ± 0.02 times onnxruntime's"]),
+        ({"ort_plain": Beside(0.1, 1.1, 0.02)}, ["error 1.10e-01, 1.10 ± 0.02 times onnxruntime's without optimisations"]),
+        ({"error": 2e-7, "ort": Beside(1e-7, 2.0, 0.01)}, []),
+        ({"ort": Beside(0.0, np.inf, 0.0)}, ["error 1.10e-01, inf ± 0.00 times onnxruntime's"]),
         ({"bits": (("a/1", "a/2"), ("b/1", "b/2"))}, ["bits depend on the target or the threads"]),
         ({"bits": (("a/1", "a/2"), ("b/1", "b/2")), "float_sums": True}, []),
         ({"bits": (("a/1", "b/2"), ("a/2", "b/1")), "float_sums": True}, ["bits depend on the number of threads"]),
@@ -151,6 +157,27 @@ GOOD = Check("m", 10_000, 10, 1, (), 0.105, 0.1, 0.2, (("a/1", "a/2", "b/1", "b/
 )
 def test_each_bar_that_is_missed_is_named(change: dict, words: list[str]) -> None:  # type: ignore[type-arg]
     assert problems(replace(GOOD, **change), ("a", "b")) == words
+
+
+def test_errors_are_of_all_samples_and_each_output_counts_by_its_own_size() -> None:
+    exact = [[np.array([3.0, 4.0]), np.array([1e6])], [np.array([0.0, 0.0]), np.array([1e6])]]
+    found = [[np.array([3.0, 4.5], np.float32), np.array([1e6])], [np.array([0.25, 0.0], np.float32), np.array([1e6 + 1e3])]]
+
+    np.testing.assert_allclose(squared_errors(found, exact), [0.25 / 25, 0.0625 / 25 + 1e6 / 2e12])
+
+
+def test_ratios_of_errors_have_the_spread_of_the_mean_of_many_draws(rng: np.random.Generator) -> None:
+    draws = rng.chisquare(4, (2000, 2, 12)) / 4
+
+    found = [beside(1.21 * mine, theirs) for mine, theirs in draws]
+
+    ratios, spreads = (np.array([getattr(each, name) for each in found]) for name in ("ratio", "spread"))
+    assert abs(ratios.mean() - 1.1) < 0.03
+    assert 0.85 < spreads.mean() / ratios.std() < 1.15
+    assert beside(np.ones(1), np.ones(1)).spread == np.inf
+    assert beside(np.zeros(3), np.zeros(3)) == Beside(0.0, 1.0, 0.0)
+    assert beside(np.ones(2), np.zeros(2)) == Beside(0.0, np.inf, 0.0)
+    assert beside(np.ones(2), np.array([0.0, 1.0])).spread == np.inf
 
 
 # -- what tc computes
