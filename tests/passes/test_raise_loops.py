@@ -17,7 +17,7 @@ from tc.te import create_prim_func, placeholder
 from tests.ops.kernels import make_prim_func
 
 OPAQUE = {
-    *("cumsum", "scatter_elements", "scatter_nd"),
+    *("cumsum", "cumprod", "scatter_elements", "scatter_nd"),
     *("cumsum_parallel", "topk_parallel", "scatter_elements_parallel", "scatter_nd_parallel"),
 }
 """Operators one stage of which writes its result in its own way."""

@@ -79,6 +79,14 @@ def test_some_operators_as_cuda(arch: str) -> None:
     check_cuda(samples(WITH_LOOPS[ARCHS.index(arch) + 3 :: SOME], slice(0, 1)), arch)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_quantization_as_ptx() -> None:
+    """It rounds and clips by code of its own on CPUs."""
+    names = [name for name in WITH_LOOPS if "quantize" in name]
+    assert "quantize_linear" in names
+    check_ptx(samples(names, slice(None)), "sm_80")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

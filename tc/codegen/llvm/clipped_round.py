@@ -138,7 +138,9 @@ def emit_quotient(b: FunctionBuilder, value: Value, divisor: Value, inverse: Val
 
 
 def _rounded(b: FunctionBuilder, value: Value) -> Value:
-    """The nearest i32, the even one of two."""
+    """The nearest i32, the even one of two. LLVM's targets for devices have no code for `lrint`, and end the process."""
+    if b.module.f32_libm:
+        return b.convert("fptosi", b.intrinsic("roundeven", value), "i32")
     kind = Value("", "i32", value.lanes)
     name = f"llvm.lrint.{mangled(kind)}.{mangled(value)}"
     b.module.declare(name, kind.type, [value.type])
