@@ -106,3 +106,49 @@ def test_what_a_rule_puts_there_names_the_nodes_that_it_takes_the_place_of_and_n
     main = remove_dead_code(rewrite_module(module, [rule])).main
 
     assert [binding.span.nodes for binding in main.bindings] == [("/abs",), ("/neg", "/mul")]
+
+
+def asked_and_rewritten(single_use: bool, tidy: bool) -> tuple[list[str], list[str]]:
+    """Of neg(abs(x)), whose abs something dead uses, too, until a rule has removed it; and of tanh(y): which values were asked about, and
+    what is left."""
+    b, asked = GraphBuilder(), []
+    x, y = (b.param(name, tensor_type((4,), f32)) for name in "xy")
+    inner = b.call("abs", x)
+    b.call("exp", inner)
+    results = b.call("neg", inner), b.call("tanh", y), b.call("sqrt", b.call("relu", b.call("relu", y)))
+
+    def ask(name: str) -> bool:
+        asked.append(name)
+        return name != "tanh"
+
+    make = lambda b, m: b.call("relu", m.x)  # noqa: E731
+    rules = [
+        GraphRule("once", op("neg", op("abs", any_("x"), single_use=single_use)), make, make, when=lambda m: ask("neg")),
+        GraphRule("never", op("tanh", any_("x")), make, make, when=lambda m: ask("tanh")),
+        GraphRule("later", op("sqrt", op("relu", any_("x"))), lambda b, m: b.call("exp", m.x), make, when=lambda m: ask("sqrt")),
+    ]
+    module = IRModule((b.function("main", results),))
+    found = rewrite_module(module, rules, **({"tidy": remove_dead_code} if tidy else {}))
+    return asked, ops_of(remove_dead_code(found))
+
+
+def test_rules_that_did_not_apply_are_not_asked_again_where_all_is_as_it_was() -> None:
+    asked, ops = asked_and_rewritten(single_use=False, tidy=False)
+
+    assert asked == ["neg", "tanh", "sqrt"]
+    assert sorted(ops) == ["exp", "relu", "relu", "tanh"]
+
+
+def test_rules_are_asked_again_where_another_use_is_gone() -> None:
+    """The abs of neg is used once only when the exp, which nobody needs, has been removed after the first round."""
+    asked, ops = asked_and_rewritten(single_use=True, tidy=True)
+
+    assert asked == ["tanh", "sqrt", "neg"]
+    assert sorted(ops) == ["exp", "relu", "relu", "tanh"]
+
+
+def test_rules_are_not_applied_to_what_has_other_uses_still() -> None:
+    asked, ops = asked_and_rewritten(single_use=True, tidy=False)
+
+    assert "neg" not in asked
+    assert "abs" in ops

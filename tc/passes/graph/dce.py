@@ -13,10 +13,10 @@ from tc.passes.manager import graph_pass, map_graph_functions
 @graph_pass
 def remove_dead_code(module: IRModule) -> IRModule:
     """Drop bindings without effect whose results, or bound dims, are not used; also inside the bodies of If and Loop."""
-    return map_graph_functions(module, lambda func: _clean(func, set(), set()))
+    return map_graph_functions(module, lambda func: _clean(func, set(), _NONE))
 
 
-def _clean(func: Function, live: set[Node], outer: set[Node]) -> Function:
+def _clean(func: Function, live: set[Node], outer: frozenset[Node]) -> Function:
     """`live` collects the tensor variables and dims in use, going backwards; uses inside bodies, and in what the function requires of
     its dims, count. `outer`: the dims that have a value when the function begins."""
     live.update(_vars_in(dict(func.attrs).get("requirements", ())))
@@ -33,21 +33,23 @@ def _clean(func: Function, live: set[Node], outer: set[Node]) -> Function:
         changed = changed or cleaned is not binding
         for atom in atoms_of(cleaned.value):
             _use(atom, live)
-        live.update(_dims_in(cleaned))
+        _use_dims(cleaned, live)
         kept.append(cleaned)
     return replace(func, bindings=tuple(reversed(kept))) if changed else func
 
 
-def _found_dims(func: Function, outer: set[Node]) -> tuple[list[set[Node]], list[set[Node]]]:
+def _found_dims(func: Function, outer: frozenset[Node]) -> tuple[list[frozenset[Node]], list[frozenset[Node]]]:
     """For each binding, the dims that get their values from the shapes of its results, and those that have one before it."""
     seen = outer.union(*(_type_dims(param) for param in func.params))
-    found, known = [], []
+    found: list[frozenset[Node]] = []
+    known: list[frozenset[Node]] = []
     for binding in func.bindings:
-        known.append(set(seen))
-        found.append(set().union(*(_type_dims(target) for target in binding.targets)) - seen)
-        seen |= found[-1]
-        if isinstance(binding.value, ReadDims):
-            seen.update(binding.value.dims)
+        known.append(seen)
+        new = _NONE.union(*(_type_dims(target) for target in binding.targets)) - seen
+        found.append(new)
+        read = binding.value.dims if isinstance(binding.value, ReadDims) else ()
+        if new or read:  # else the same set is that of the next one, too
+            seen = seen.union(new, read)
     return found, known
 
 
@@ -82,21 +84,24 @@ def _is_needed_inside(body: Function) -> bool:
     return any(_is_needed(binding, set()) for binding in body.bindings)
 
 
-def _clean_bodies(binding: Binding, live: set[Node], known: set[Node]) -> Binding:
+def _clean_bodies(binding: Binding, live: set[Node], known: frozenset[Node]) -> Binding:
+    if not bodies_of(binding.value):
+        return binding
     return replace(binding, value=map_bodies(binding.value, lambda body: _clean(body, live, known)))
 
 
-def _dims_in(binding: Binding) -> set[Node]:
-    """Dims that a binding mentions in its result types and attributes."""
-    found: set[Node] = set()
+def _use_dims(binding: Binding, live: set[Node]) -> None:
+    """Dims that a binding mentions in its result types and attributes are in use."""
     for target in binding.targets:
-        found |= _type_dims(target)
+        live.update(_type_dims(target))
     for name in ("attrs", "dims", "trip_count"):
-        found |= _vars_in(getattr(binding.value, name, ()))
-    return found
+        live.update(_vars_in(getattr(binding.value, name, ())))
 
 
 def _vars_in(value: object) -> frozenset[Node]:
     if isinstance(value, Node):
         return frozenset(node for node in walk(value) if isinstance(node, Var))
-    return _NONE.union(*map(_vars_in, value)) if isinstance(value, tuple) else _NONE
+    if not isinstance(value, tuple):
+        return _NONE
+    parts = [part for part in value if isinstance(part, (tuple, Node))]  # most are names, and numbers
+    return _NONE.union(*map(_vars_in, parts)) if parts else _NONE

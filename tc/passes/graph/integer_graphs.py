@@ -27,8 +27,6 @@ from tc.passes.graph.quantized import BYTES, Quantized, dequantized_from
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
-MOST_ROUNDS = 12
-
 MOST = 2**31 - 1
 """The largest sum of i32."""
 
@@ -42,12 +40,9 @@ def integer_graphs(module: IRModule) -> IRModule:
     if not _is_quantized(module):
         return module
     module = rewrite_module(module, PHASE_RULES)
-    for _ in range(MOST_ROUNDS):
-        moved = remove_dead_code(rewrite_module(module, MOVEMENT_RULES, max_rounds=1))  # what is dead is no other use
-        if moved is module:
-            break
-        module = moved
-    return rewrite_module(module, PRODUCT_RULES)  # they take integers as they are when all has moved
+    module = rewrite_module(module, MOVEMENT_RULES, tidy=remove_dead_code)  # what is dead is no other use
+    # Products take integers as they are when all has moved; what they are made of would be dequantized for nobody.
+    return remove_dead_code(rewrite_module(module, PRODUCT_RULES))
 
 
 def _is_quantized(module: IRModule) -> bool:

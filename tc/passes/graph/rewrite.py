@@ -14,6 +14,7 @@ from typing import Any, Union
 
 from tc.errors import located
 from tc.ir.arith import Facts, equal_shapes
+from tc.ir.cached import cached_property
 from tc.ir.graph import (
     Atom,
     Attrs,
@@ -108,10 +109,10 @@ class Match:
         """
         if self._rewriter is None or not isinstance(atom, TensorVar):
             return None
-        binding = self._rewriter.definitions.get(atom)
+        binding = self._rewriter.definition(atom)
         if binding is None or not isinstance(binding.value, Call) or len(binding.targets) != 1:
             return None
-        return None if single_use and self._rewriter.uses.get(atom, 0) > 1 else binding.value
+        return None if single_use and self._rewriter.is_shared(atom) else binding.value
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -160,18 +161,40 @@ class GraphRule:
     inexact: bool = False
 
 
-def rewrite_module(module: IRModule, rules: Sequence[GraphRule], *, max_rounds: int = 12) -> IRModule:
-    """Apply the rules to every graph function until none applies, at most `max_rounds` times over. Dead code stays behind."""
+def rewrite_module(
+    module: IRModule, rules: Sequence[GraphRule], *, max_rounds: int = 12, tidy: Callable[[IRModule], IRModule] = lambda module: module
+) -> IRModule:
+    """Apply the rules to every graph function until none applies, at most `max_rounds` times over. Dead code stays behind, unless `tidy`,
+    what is done after every round, removes it.
+
+    A round does not ask again what it knows from the one before: rules that did not apply to a value do not apply as long as all that
+    they looked at is the same.
+    """
     by_op: dict[str, list[GraphRule]] = {}
     for rule in rules:
         for name in rule.pattern.ops:
             by_op.setdefault(name, []).append(rule)
+    declined: dict[str, _Declined] = {}
     for _ in range(max_rounds):
-        rewritten = map_graph_functions(module, lambda func: _Rewriter(func.facts, by_op).function(func))
+        rewritten = tidy(map_graph_functions(module, lambda func: _rewritten(func, by_op, declined)))
         if rewritten is module:
             break
         module = rewritten
     return module
+
+
+_Seen = tuple[tuple[TensorVar, Union[Binding, None], bool], ...]
+"""What rules looked at: values, what defined them, and whether they had several uses."""
+
+_Declined = dict[Binding, _Seen]
+"""Bindings to which no rule applied, with what was looked at to find that."""
+
+
+def _rewritten(func: Function, by_op: Mapping[str, Sequence[GraphRule]], declined: dict[str, _Declined]) -> Function:
+    rewriter = _Rewriter(func.facts, by_op, declined.get(func.name, {}))
+    found = rewriter.function(func)
+    declined[func.name] = rewriter.declined
+    return found
 
 
 _DEEPEST_REPLACED = 12
@@ -184,10 +207,42 @@ class _Rewriter:
 
     facts: tuple[DimFact, ...]
     by_op: Mapping[str, Sequence[GraphRule]]
+    known_before: _Declined
+    declined: _Declined = field(default_factory=dict)
     changed: bool = False
     renamed: dict[TensorVar, Atom] = field(default_factory=dict)
     definitions: dict[TensorVar, Binding] = field(default_factory=dict)
     uses: dict[TensorVar, int] = field(default_factory=dict)
+    looked_at: dict[TensorVar, None] = field(default_factory=dict)
+
+    @cached_property
+    def _known(self) -> Facts:
+        return Facts.of(self.facts)
+
+    def definition(self, atom: TensorVar) -> Binding | None:
+        """What defines a value, for a rule that asks."""
+        self.looked_at[atom] = None
+        return self.definitions.get(atom)
+
+    def is_shared(self, atom: TensorVar) -> bool:
+        """Whether a value has more than one use, for a rule that asks."""
+        self.looked_at[atom] = None
+        return self.uses.get(atom, 0) > 1
+
+    def _is_declined(self, binding: Binding) -> bool:
+        """Whether no rule applied to it before, and all that was looked at is the same."""
+        seen = self.known_before.get(binding)
+        if seen is None:
+            return False
+        definitions, uses = self.definitions, self.uses
+        for atom, definition, is_shared in seen:
+            if definitions.get(atom) is not definition or (uses.get(atom, 0) > 1) is not is_shared:
+                return False
+        self.declined[binding] = seen
+        return True
+
+    def _seen(self) -> _Seen:
+        return tuple([(atom, self.definitions.get(atom), self.uses.get(atom, 0) > 1) for atom in self.looked_at])
 
     def function(self, func: Function) -> Function:
         self._count_uses(func)
@@ -215,8 +270,10 @@ class _Rewriter:
             binding = self._renamed_binding(old)
             bindings.append(binding)
             self.definitions.update(dict.fromkeys(binding.targets, binding))
-            if isinstance(binding.value, Call) and binding.targets:
-                self._try_rules(binding, bindings)
+            if isinstance(binding.value, Call) and binding.targets and binding.value.op in self.by_op and not self._is_declined(binding):
+                self.looked_at = {}
+                if not self._try_rules(binding, bindings):
+                    self.declined[binding] = self._seen()
         results = tuple(self._atom(result) for result in func.results)
         return replace(func, bindings=tuple(bindings), results=results)
 
@@ -229,7 +286,7 @@ class _Rewriter:
         value = binding.value
         if not self.renamed and not isinstance(value, (If, Loop)):
             return binding
-        renames = {a: self._atom(a) for a in atoms_of(value) if isinstance(a, TensorVar) and self._atom(a) is not a}
+        renames = {a: self._atom(a) for a in atoms_of(value) if a in self.renamed}
         changes = {body_name: self._rebuild(body) for body_name, body in _named_bodies(value)}
         if changes:
             value = replace(value, **changes)
@@ -237,13 +294,14 @@ class _Rewriter:
             value = with_atoms(value, renames)
         return replace(binding, value=value)
 
-    def _try_rules(self, binding: Binding, bindings: list[Binding]) -> None:
+    def _try_rules(self, binding: Binding, bindings: list[Binding]) -> bool:
+        """Whether a rule has put something into the place of a binding, the last of `bindings`."""
         call = binding.value
         assert isinstance(call, Call)
         for rule in self.by_op.get(call.op, ()):
             if not self._may_match(rule.pattern, binding.targets[0], root=True):
                 continue
-            facts = Facts.of(self.facts)
+            facts = self._known
             for match in self._matches(rule.pattern, binding.targets[0], Match(facts, self), root=True):
                 if not rule.when(match):
                     continue
@@ -270,7 +328,8 @@ class _Rewriter:
                         self.uses[found] = self.uses.get(found, 0) + self.uses.get(target, 0)
                 del bindings[place]  # nothing refers to it any more, and it must not match again
                 self.changed = True
-                return
+                return True
+        return False
 
     def _replaced_nodes(self, root: Binding, made: Sequence[Binding]) -> tuple[str, ...]:
         """The model's nodes that new bindings compute in the place of `root`: its own, and those between it and what these read."""
@@ -306,9 +365,9 @@ class _Rewriter:
 
     def _call_for(self, pattern: OpPattern, atom: Atom | None, root: bool) -> Call | None:
         """The call of one of the pattern's operators that makes `atom`."""
-        if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.uses.get(atom, 0) > 1):
+        if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.is_shared(atom)):
             return None
-        binding = self.definitions.get(atom)
+        binding = self.definition(atom)
         call = None if binding is None or not (root or len(binding.targets) == 1) else binding.value
         if not isinstance(call, Call) or call.op not in pattern.ops:
             return None
