@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -21,7 +22,7 @@ Slices = tuple[slice, ...]
 
 def run_in_double(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The outputs of `model`, every float computed in f64; integers are rounded, and saturate, where the graph says so."""
-    evaluator = ReferenceEvaluator(in_double(model), new_ops=list(_OPERATORS))
+    evaluator = ReferenceEvaluator(in_double(model), new_ops=list(OPERATORS))
     wide = {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in arrays.items()}
     return list(evaluator.run(None, wide))
 
@@ -52,26 +53,45 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
 # -- quantization
 
 
-def _along(parameter: np.ndarray, x: np.ndarray, axis: int) -> np.ndarray:
-    """A scale or zero point, of the tensor or of each place of `axis`, so that it broadcasts against `x`."""
+def along(parameter: np.ndarray, x: np.ndarray, axis: int, block: int = 0) -> np.ndarray:
+    """A scale or zero point, of the tensor, of each place of `axis` or of so many of them, so that it broadcasts against `x`."""
     parameter = np.asarray(parameter)
+    if block:
+        return np.take(parameter, np.arange(x.shape[axis]) // block, axis)
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter.reshape([-1 if d == axis % x.ndim else 1 for d in range(x.ndim)])
 
 
 class QuantizeLinear(OpRun):
-    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int = 1, **_: Any) -> tuple[np.ndarray]:
-        zero = np.zeros((), np.uint8) if zero is None else zero
-        limits = np.iinfo(zero.dtype)
-        places = np.rint(x / _along(scale, x, axis)) + _along(zero, x, axis).astype(np.float64)
-        return (np.nan_to_num(np.clip(places, limits.min, limits.max)).astype(zero.dtype),)
+    """What is no number becomes the least one, as in runtimes that clip with instructions for the larger and the smaller of two."""
+
+    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int = 1, block_size: int = 0, output_dtype: int = 0, saturate: int = 1,
+             **_: Any) -> tuple[np.ndarray]:  # fmt: skip
+        dtype = _quantized_dtype(zero, output_dtype)
+        places = x.astype(np.float64) / along(scale, x, axis, block_size).astype(np.float64)
+        if dtype.name.startswith("float8"):
+            most = float(ml_dtypes.finfo(dtype).max)
+            return (np.asarray(np.clip(places, -most, most) if saturate else places).astype(np.float32).astype(dtype),)
+        shift = 0 if zero is None else along(zero, x, axis, block_size).astype(np.float64)
+        limits = ml_dtypes.iinfo(dtype)
+        steps = np.clip(np.rint(places) + shift, int(limits.min), int(limits.max))
+        return (np.where(np.isnan(steps), int(limits.min), steps).astype(np.int64).astype(dtype),)
+
+
+def _quantized_dtype(zero: np.ndarray | None, output_dtype: int) -> np.dtype:
+    if zero is not None:
+        return zero.dtype
+    return np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else np.dtype(np.uint8)
 
 
 class DequantizeLinear(OpRun):
-    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int = 1, **_: Any) -> tuple[np.ndarray]:
-        shift = 0.0 if zero is None else _along(zero, x, axis).astype(np.float64)
-        return ((x.astype(np.float64) - shift) * _along(scale, x, axis),)
+    """Scales of f16 give f16, rounded once."""
+
+    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int = 1, block_size: int = 0, **_: Any) -> tuple[np.ndarray]:
+        shift = 0.0 if zero is None else along(zero, x, axis, block_size).astype(np.float64)
+        result = np.asarray((x.astype(np.float64) - shift) * along(scale, x, axis, block_size).astype(np.float64))
+        return (result.astype(np.float16) if scale.dtype == np.float16 else result,)
 
 
 # -- windows: one product, or one maximum, for each tap
@@ -116,7 +136,7 @@ class Conv(OpRun):
                 batch, group, channels // group, -1
             )
         result = result.reshape(batch, w.shape[0], *sizes)
-        return (result if bias is None else result + _along(bias, result, 1),)
+        return (result if bias is None else result + along(bias, result, 1),)
 
 
 class ConvTranspose(OpRun):
@@ -133,7 +153,7 @@ class ConvTranspose(OpRun):
             )
         kept = tuple(slice(b, n - a) for b, a, n in zip(before, after, full, strict=True))
         result = result[(slice(None), slice(None), *kept)]
-        return (result if bias is None else result + _along(bias, result, 1),)
+        return (result if bias is None else result + along(bias, result, 1),)
 
 
 def _pool(x: np.ndarray, attributes: Mapping[str, Any], fill: float, join: Callable[..., np.ndarray]) -> np.ndarray:
@@ -178,4 +198,4 @@ class Erf(OpRun):
         return (erf(x),)
 
 
-_OPERATORS = (QuantizeLinear, DequantizeLinear, Conv, ConvTranspose, MaxPool, AveragePool, Erf)
+OPERATORS = (QuantizeLinear, DequantizeLinear, Conv, ConvTranspose, MaxPool, AveragePool, Erf)

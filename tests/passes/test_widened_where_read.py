@@ -86,3 +86,12 @@ def test_a_reader_that_must_have_floats_gets_them() -> None:
     (largest, places) = net.add("TopK", x, net.const([3]), axis=1, outputs=2).split()
 
     check(net, largest, places, net.add("Sigmoid", x))
+
+
+def test_what_is_dequantized_by_a_zero_point_of_its_own_kernel_stays_there() -> None:
+    """Nothing else that its kernel holds has a place of its own."""
+    net = Net()
+    q, scale, zero = net.add("DynamicQuantizeLinear", net.input(np.float32, 2, 9, 8, 8), outputs=3).split()
+    x = net.add("DequantizeLinear", q, scale, zero)
+
+    check(net, net.add("Softmax", x, axis=3), net.add("ReduceMean", x, net.const([2, 3])))

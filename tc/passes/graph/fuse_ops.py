@@ -272,11 +272,13 @@ class _Grouping:
     def widen_where_read(self, made_by: Mapping[TensorVar, Binding]) -> None:
         """Compute what only makes small integers wider in each group that reads it: fewer bytes are stored and read.
 
-        It is the last of its group, or alone; and every reader must be able to do so.
+        It is the last of its group, and reads of it what then becomes the last, or alone; and every reader must be able to do so.
         """
         for node in reversed(self.nodes):
             own = self.members[node.group]
-            if self.max_ops > 1 and node.users and not node.escapes and own[-1] is node and _widens(node):
+            hidden = {target for member in own[:-2] for target in member.binding.targets}
+            is_last = own[-1] is node and hidden.isdisjoint(_used_by(node.binding))
+            if self.max_ops > 1 and node.users and not node.escapes and is_last and _widens(node):
                 self._hand_out(node, own, made_by)
 
     def _hand_out(self, node: _Node, own: list[_Node], made_by: Mapping[TensorVar, Binding]) -> None:
