@@ -33,6 +33,9 @@ ROUNDS = (
 )
 """Operators that have roundings inside, whatever they result in."""
 
+DIFFERENCES = ("LayerNormalization", "Gelu")
+"""Those of which small results are differences of larger numbers."""
+
 SQUARES_FIT = 1e18
 
 
@@ -127,15 +130,18 @@ class Net:
         if not result.is_float or not result.exact.size:
             return result
         unsure, lost = run.roundings(operands, result)
-        return self.moved(result, unsure, lost) if unsure.any() or lost.any() else result
+        most = np.abs(result.exact[np.isfinite(result.exact)]).max(initial=0) if run.op in DIFFERENCES else 0
+        return self.moved(result, unsure, lost, least=max(LEAST, LAST_PLACES * most)) if unsure.any() or lost.any() else result
 
-    def moved(self, value: Value, unsure: np.ndarray, lost: np.ndarray | bool = False, places: float = LAST_PLACES) -> Value:
-        """`value` with noise of so many places where it is unsure, and anything or nothing where it is lost, in all runs but the first."""
+    def moved(
+        self, value: Value, unsure: np.ndarray, lost: np.ndarray | bool = False, places: float = LAST_PLACES, least: float = LEAST
+    ) -> Value:
+        """`value` with noise of so many places, and so much at least, where it is unsure, and anything or nothing where it is lost, in all runs but the first."""
         runs = [value.exact]
         for k, each in enumerate(value.runs[1:]):
-            part, least = self.noise.uniform(-1, 1, (2, *each.shape))
+            part, rest = self.noise.uniform(-1, 1, (2, *each.shape))
             with np.errstate(all="ignore"):
-                noisy = np.where(unsure, each * (1 + places * part) + LEAST * least, each)
+                noisy = np.where(unsure, each * (1 + places * part) + least * rest, each)
             runs.append(np.where(lost, np.nan if k % 2 else part, noisy))
         return Value(value.name, tuple(runs))
 
