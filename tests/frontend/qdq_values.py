@@ -136,7 +136,7 @@ class Net:
     def moved(
         self, value: Value, unsure: np.ndarray, lost: np.ndarray | bool = False, places: float = LAST_PLACES, least: float = LEAST
     ) -> Value:
-        """`value` with noise of so many places, and so much at least, where it is unsure, and anything or nothing where it is lost, in all runs but the first."""
+        """`value` in other runs than the first with noise of so many places where it is unsure, and so much at least; lost: anything."""
         runs = [value.exact]
         for k, each in enumerate(value.runs[1:]):
             part, rest = self.noise.uniform(-1, 1, (2, *each.shape))
