@@ -15,6 +15,10 @@ REFUSED = "refused"
 _SEVERITY = (NATIVE, FUNCTION_BODY, FALLBACK, REFUSED)
 
 
+RANDOM_KEY = "tc.random_key"
+"""The input that models with random operators have besides their own: u64, other numbers for each. It need not be given."""
+
+
 @dataclass(frozen=True)
 class NodeReport:
     """How one node of the model runs.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 import threading
@@ -23,6 +24,7 @@ import numpy as np
 from tc.codegen.backend import Loaded
 from tc.codegen.device import Device, DeviceBlock
 from tc.errors import InputError
+from tc.frontend.imported import RANDOM_KEY
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Const
 from tc.ir.plan import ExecutionPlan, SlotPlace
@@ -130,6 +132,8 @@ class NativeProgram:
         self._address_words = [word for _, word, _, _ in (*self._wanted, *self._made)]
         self._output_names = [info.name for info in self.outputs]
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
+        self._is_random = RANDOM_KEY in self._positions
+        self._keys = itertools.count()
 
     def _place_constants(self) -> list[int]:
         """The addresses of the constants."""
@@ -148,6 +152,8 @@ class NativeProgram:
 
     def _call(self, args: tuple[Any, ...], out: Any) -> Any:
         results: Any = None
+        if self._is_random and len(args) == len(self.inputs) - 1 and not (len(args) == 1 and isinstance(args[0], Mapping)):
+            args = (*args, self._next_key())
         if self._is_static and fit(args, self._wanted):
             if out is None:
                 results = self._run_static(args)
@@ -159,10 +165,16 @@ class NativeProgram:
             results = self._execute(args, out)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def _next_key(self) -> np.ndarray:
+        """Of the random numbers of a run: 0 in the first one, and another one in each."""
+        return np.array(next(self._keys), np.uint64)
+
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         if not isinstance(inputs, Mapping):
             names = ", ".join(self._positions)
             raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}")
+        if self._is_random and RANDOM_KEY not in inputs:
+            inputs = {**inputs, RANDOM_KEY: self._next_key()}
         unknown = [name for name in inputs if name not in self._positions and name not in self.overridable]
         missing = [info.name for info in self.inputs if info.name not in inputs]
         if unknown:

@@ -9,6 +9,7 @@ from tc.frontend.onnx import (
     ops_microsoft,
     ops_nn,
     ops_quantized,
+    ops_random,
     ops_resize,
     ops_sequence,
     ops_shape,
@@ -23,7 +24,7 @@ from tc.frontend.onnx.load import inspect_model, load_model
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (
     *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_vision),
-    *(ops_early, ops_slice, ops_weights, reference_run, rnn),
+    *(ops_early, ops_random, ops_slice, ops_weights, reference_run, rnn),
 )
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

@@ -276,6 +276,7 @@ def bind_loop(
     """
     graph = c.graph.nested(path)
     index = ModelValue(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
+    graph.iteration = index
     params = [ModelValue(v.type, graph.builder.param(f"carried{k}", v.type, c.span)) for k, v in enumerate(init)]
     after, carried, scanned = body(c.within(graph), index, params)
     for k, (old, new) in enumerate(zip(init, carried, strict=True)):
@@ -403,7 +404,7 @@ def _count_then_stack(
         after, values, _ = inner(c, i, carried[1:])
         return after, [c.call("add", carried[0], c.const(1, i64)), *values], []
 
-    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/count")
+    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/body")
     iterations = n.graph.dims(counted[0], f"{n.label}.iterations", n.span)[0]
     return bind_loop(
         n, iterations, None, init, _onnx_body(n, body, len(init), stop=False), f"{n.place_here}/body"
@@ -417,7 +418,8 @@ def _unroll(n: NodeContext, trip_count: int) -> NodeResult:
     stacks: list[list[ModelValue]] = [[] for _ in range(len(body.output) - 1 - count)]
     for i in range(trip_count):
         graph = n.graph.nested(f"{n.place_here}/body", builder=n.graph.builder)
-        given = [constant_value(np.array(i, np.int64)), constant_value(np.array(True)), *carried]
+        graph.iteration = constant_value(np.array(i, np.int64))
+        given = [graph.iteration, constant_value(np.array(True)), *carried]
         after, *results = graph.run_graph(body, given)
         go_on = n.graph.array(_tensor(after))
         if go_on is None:

@@ -84,6 +84,7 @@ def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, Attri
         span=n.span,
         collected=reports,
         depth=n.graph.depth + 1,
+        caller=n.graph,
     )
     given = [*n.inputs, *[None] * (len(function.input) - len(n.inputs))]
     body.names.update(zip(function.input, given, strict=True))

@@ -40,7 +40,7 @@ from tc.frontend.onnx.values import (
     constant_value,
 )
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.dtype import bool_, i64
+from tc.ir.dtype import bool_, i64, u64
 from tc.ir.expr import Const, Expr, Var, is_const, select
 from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
 from tc.ir.types import TensorType
@@ -51,6 +51,8 @@ from tc.ops.registry import Requirement, get_op
 MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
+_KEY_FACTOR, _KEY_STEP = 0xD1342543DE82EF95, 0x9E3779B97F4A7C15
+"""Of a generator of 64 bits with a step of the golden ratio: keys of nested loops are all different."""
 
 Mark = tuple[tuple[int, int], dict[ModelValue, Atom]]
 
@@ -80,6 +82,7 @@ class ModelImporter:
         self.assume_equal = assume_equal
         self.assumes = False
         self.check = check
+        self.random_key: Callable[[], ModelValue] = lambda: constant_value(np.array(0, np.uint64))
         self.attempts = 0  # branches being imported to see whether they can work at all
         self.reports: dict[str, NodeReport] = {}
         self.definitions: dict[TensorVar, tuple[Call, tuple[TensorVar, ...]]] = {}
@@ -145,7 +148,8 @@ def _plain_attr(value: AttrValue) -> Any:
 
 
 class GraphImporter:
-    """Imports the nodes of one graph into `builder`. Names that it does not define are those of `parent`."""
+    """Imports the nodes of one graph into `builder`. Names that it does not define are those of `parent`; `caller`: where the node of a
+    function stands whose body it is."""
 
     def __init__(
         self,
@@ -158,10 +162,13 @@ class GraphImporter:
         span: Span | None = None,
         collected: list[NodeReport] | None = None,
         depth: int = 0,
+        caller: GraphImporter | None = None,
     ) -> None:
         self.shared = shared
         self.builder = builder
         self.parent = parent
+        self.caller = parent if caller is None else caller
+        self.iteration: ModelValue | None = None  # of a loop, when this is its body
         self.path = path
         self.opsets = opsets if opsets is not None else shared.model.opsets
         self.span = span  # of all nodes, when they are the body of a function
@@ -214,6 +221,15 @@ class GraphImporter:
             collected=self.collected,
             depth=self.depth + 1,
         )
+
+    def random_key(self) -> ModelValue:
+        """u64: what random numbers of this graph depend on, another one in each iteration of a loop."""
+        key = self.shared.random_key() if self.caller is None else self.caller.random_key()
+        if self.iteration is None:
+            return key
+        grown = self.call("mul", key, constant_value(np.array(_KEY_FACTOR, np.uint64)))[0]
+        steps = self.call("add", self.call("cast", self.iteration, dtype=u64)[0], constant_value(np.array(1, np.uint64)))[0]
+        return self.call("add", grown, self.call("mul", steps, constant_value(np.array(_KEY_STEP, np.uint64)))[0])[0]
 
     def add_initializers(self, graph: Any, but: Collection[str] = ()) -> None:
         """Define the constants of a graph, but for some."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tc.errors import ModelError, ShapeError, Span, UnsupportedError, UserError, located
 from tc.frontend.dims import Dim, checked_dims
-from tc.frontend.imported import NATIVE, REFUSED, Imported, Inspection, NodeReport, ValueReport
+from tc.frontend.imported import NATIVE, RANDOM_KEY, REFUSED, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
@@ -17,7 +17,7 @@ from tc.frontend.onnx.operand_checks import check_operands
 from tc.frontend.onnx.reading import ModelFile, ModelSource, needed_nodes, order_nodes, read_model
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import DeferredValue, ModelValue
-from tc.ir.dtype import DType
+from tc.ir.dtype import DType, u64
 from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
 from tc.ir.graph import Atom, AttrValue
 from tc.ir.module import IRModule
@@ -144,6 +144,7 @@ def _import(
     importer.add_initializers(graph, overridden)
     signature = _Signature(dims, builder)
     inputs = [info for info in graph.input if info.name not in importer.names]
+    shared.random_key = signature.random_key
     signature.declare(inputs)
     for info in graph.input:
         if info.name in importer.names:
@@ -247,6 +248,13 @@ class _Signature:
             check_size(type_, what, None)
         self.inputs[info.name] = ModelValue(type_, self.builder.param(info.name, type_))
         return self.inputs[info.name]
+
+    def random_key(self) -> ModelValue:
+        """The parameter that random operators take their numbers by, behind all inputs; made where one asks for it."""
+        if RANDOM_KEY not in self.inputs:
+            type_ = TensorType((), u64)
+            self.inputs[RANDOM_KEY] = ModelValue(type_, self.builder.param(RANDOM_KEY, type_))
+        return self.inputs[RANDOM_KEY]
 
 
 def _dim_name(input_name: str, axis: int, dim: Any) -> str | None:
