@@ -168,6 +168,15 @@ def _transposed_pads(
     return [*begin, *end], added
 
 
+@onnx_op("Col2Im", since=18)
+def import_col2im(n: NodeContext) -> NodeResult:
+    image, block = n.dims(1, "image_shape"), n.dims(2, "block_shape")
+    rank = len(image)
+    entries = (("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0))
+    attrs = {name: tuple(_list(n, name, count, default)) for name, count, default in entries}
+    return n.call("col2im", n.value(0), image=image, block=block, **attrs)
+
+
 def _per_channel(n: NodeContext, value: ModelValue, rank: int) -> ModelValue:
     """A value per channel, to broadcast along axis 1."""
     if is_const(product(value.shape), 1):
