@@ -374,7 +374,14 @@ def _for_each_channel(n: NodeContext, value: ModelValue, channels: Expr, groups:
 
 @onnx_op("GroupNormalization", since=21)
 def import_group_norm(n: NodeContext) -> NodeResult:
-    return n.call("group_norm", *n.values(), groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
+    """One factor and summand for all channels are taken, too: other runtimes broadcast them."""
+    x = n.value(0)
+    if x.rank < 2:
+        raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
+    parameters = [n.value(k) for k in (1, 2)]
+    if not is_const(x.shape[1], 1):
+        parameters = [n.call("expand", p, shape=(x.shape[1],)) if p.rank == 1 and is_const(p.shape[0], 1) else p for p in parameters]
+    return n.call("group_norm", x, *parameters, groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
 
 
 @onnx_op("LRN")
