@@ -428,7 +428,9 @@ class _Walk:
         self.work.traffic[buffer] = known + sectors * SECTOR_BYTES, _bytes_of(buffer, self.values)
 
 
-_CHEAP = frozenset("fma floor ceil round trunc abs sign isnan isinf bit_not bit_and bit_or bit_xor shift_left shift_right".split())
+_CHEAP = frozenset(
+    "fma floor ceil round trunc abs sign isnan isinf float_bits bit_not bit_and bit_or bit_xor shift_left shift_right".split()
+)
 
 
 def _reads(expr: Expr) -> bool:

@@ -159,6 +159,7 @@ def _float_functions(dtype: DType) -> dict[str, Callable[..., Scalar]]:
         "isnan": lambda x: bool(x != x),
         "isinf": lambda x: math.isinf(float(x)),
         "round_tf32": lambda x: _round_tf32(x, dtype),
+        "float_bits": lambda x: _float_bits(x, dtype),
         "bounded_quotient": lambda x, y, _, low, high: np.fmin(np.fmax(x, low), high) / y,
         "fma": lambda a, b, c: _fma(float(a), float(b), float(c), dtype),
     }
@@ -209,6 +210,13 @@ def _round_tf32(x: Scalar, dtype: DType) -> Scalar:
         return x
     bits = np.float32(x).view(np.uint32)
     return (bits + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _float_bits(x: Scalar, dtype: DType) -> Scalar:
+    """VerifyError for another type than f32 and f64."""
+    if dtype not in (f32, f64):
+        raise VerifyError(f"float_bits is not defined for {dtype}")
+    return dtype.numpy.type(x).view(f"u{dtype.size_bytes}")
 
 
 def _fma(a: float, b: float, c: float, dtype: DType) -> Scalar:

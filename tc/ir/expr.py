@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Union
 
-from tc.ir.dtype import DType, bool_, f64, i64, u64
+from tc.ir.dtype import DType, bool_, f64, i64, u32, u64
 from tc.ir.interning import Interned, NeverShared
 from tc.ir.node import Node
 
@@ -299,7 +299,7 @@ class MathCall(Expr):
 MATH_CALLS: dict[str, int] = {
     **dict.fromkeys(
         "exp exp2 log log2 log1p expm1 tanh erf normal_cdf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
-        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 exp_brief".split(),
+        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 exp_brief float_bits".split(),
         1,
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
@@ -313,7 +313,8 @@ threads that run the iterations of a parallel loop, from 0: the same in one iter
 has 11 significant bits, of two the one with the greater magnitude: what a matrix instruction on tf32 takes; NaN and infinities stay.
 `bounded_quotient(x, y, inverse, low, high)` is min(max(x, low), high) / y, NaN being low, of f32; y lies between 2^-60 and 2^60, inverse
 is 1 / y, and low / y and high / y are below 2^20: so the quotient is found by products.
-`exp_brief(x)` is exp(x) for what is rounded to 16 bits: off by no more than 2^-22 (1 + |x|) of it, and 0 where it is no normal number."""
+`exp_brief(x)` is exp(x) for what is rounded to 16 bits: off by no more than 2^-22 (1 + |x|) of it, and 0 where it is no normal number.
+`float_bits(x)` is the u32 or u64 that an f32 or f64 is in memory."""
 
 
 TRUE = Const(True, bool_)
@@ -558,11 +559,18 @@ def unwrapped(expr: Expr) -> Expr | None:
     return None
 
 
+def result_of_call(name: str, dtype: DType) -> DType:
+    """The dtype of an intrinsic of arguments of `dtype`."""
+    if name in ("isnan", "isinf"):
+        return bool_
+    return dtype if name != "float_bits" else u64 if dtype.bits == 64 else u32
+
+
 def call(name: str, *args: Expr, dtype: DType | None = None) -> MathCall:
-    """`name(*args)`; the result has the dtype of the first argument unless said otherwise (isnan, isinf: bool)."""
+    """`name(*args)`; the result has the dtype of the first argument unless said otherwise (isnan, isinf: bool; float_bits: an integer)."""
     assert MATH_CALLS.get(name) == len(args), f"no intrinsic {name} with {len(args)} arguments"
     if dtype is None:
-        dtype = bool_ if name in ("isnan", "isinf") else args[0].dtype if args else i64
+        dtype = result_of_call(name, args[0].dtype) if args else i64
     return MathCall(name, args, dtype)
 
 

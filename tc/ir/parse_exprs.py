@@ -39,6 +39,7 @@ from tc.ir.expr import (
     Sub,
     Var,
     const,
+    result_of_call,
 )
 from tc.ir.loop import Annotations
 from tc.ir.types import DimFact
@@ -153,7 +154,7 @@ class ExprParser:
             if len(args) != MATH_CALLS[name]:
                 raise self.source.error(node, f"{name} takes {MATH_CALLS[name]} arguments, found {len(args)}")
             stated = next((self.dtype(k.value) for k in node.keywords if k.arg == "dtype"), None)
-            usual = bool_ if name in ("isnan", "isinf") else args[0].dtype if args else i64
+            usual = result_of_call(name, args[0].dtype) if args else i64
             return MathCall(name, args, stated or usual)
         raise self.source.error(node, f"there is no function {name}")
 

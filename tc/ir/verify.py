@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tc.errors import VerifyError
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.coverage import first_uncovered
-from tc.ir.dtype import bool_, i64
+from tc.ir.dtype import bool_, f32, f64, i64
 from tc.ir.expr import (
     MATH_CALLS,
     And,
@@ -25,6 +25,7 @@ from tc.ir.expr import (
     Or,
     Select,
     Var,
+    result_of_call,
 )
 from tc.ir.graph import (
     Binding,
@@ -372,6 +373,8 @@ class _LoopVerifier:
             case MathCall(name=name, args=args):
                 if MATH_CALLS.get(name) != len(args):
                     raise self.fail(f"there is no intrinsic {name} with {len(args)} arguments")
+                if name == "float_bits" and (args[0].dtype not in (f32, f64) or expr.dtype is not result_of_call(name, args[0].dtype)):
+                    raise self.fail(f"{expr} makes {expr.dtype} of {args[0].dtype}, must make u32 of f32 or u64 of f64")
         if isinstance(expr, (BinaryExpr, CompareExpr, MathCall)):
             for operand in children(expr):
                 if isinstance(operand, Expr) and operand.dtype.is_storage:

@@ -41,7 +41,8 @@ from tc.ir.expr import (
 )
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops import scan as _scan  # noqa: F401  fills the table
+from tc.ops import scan as _scan  # noqa: F401
+from tc.ops import topk as _topk  # noqa: F401  scan and topk fill the table
 from tc.ops.common import Tensors, Types, normalize_axis, ravel, unravel
 from tc.ops.index import combine_updates, place_of
 from tc.ops.registry import OPS, OpDef, current_facts, register
@@ -482,6 +483,11 @@ PARALLEL_FORMS = {name: f"{name}_parallel" for name in ("cumsum", "topk", "scatt
 """Operator -> the one that means the same, all elements of which are independent."""
 
 
+ON_HOST = {"topk": "topk_on_host"}
+"""Operator -> the one that means the same and runs on the host of a device, where it has no parallel form: in order it would take one
+thread of the device, and memory of a size that no thread has."""
+
+
 def has_parallel_form(op: str, types: Types, attrs: Attrs) -> bool:
     """Whether a call of such an operator has that form, under the facts of the current inference."""
     x = types[0]
@@ -539,6 +545,9 @@ def _register() -> None:
     for name, compute, samples in forms:
         plain = OPS[name]
         register(OpDef(PARALLEL_FORMS[name], plain.infer, plain.reference, compute, plain.defaults, samples=samples))
+    for name, on_host in ON_HOST.items():
+        plain = OPS[name]
+        register(OpDef(on_host, plain.infer, plain.reference, None, plain.defaults, samples=plain.samples))
 
 
 _register()

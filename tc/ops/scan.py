@@ -14,9 +14,9 @@ from tc.ir.expr import Expr, Load, Var, add, const, equal, mul, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import Stmt, Store
 from tc.ir.types import TensorType, product
-from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
+from tc.ops.common import Arrays, Tensors, Types, normalize_axis, operand
 from tc.ops.index import loops_over
-from tc.ops.registry import REQUIRED, Compute, OpDef, Reference, register, require
+from tc.ops.registry import REQUIRED, Compute, OpDef, Reference, register
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -92,70 +92,6 @@ for _name, _combine, _ufunc, _none in (("cumsum", add, np.add, 0), ("cumprod", m
             samples=_running_samples,
         )
     )
-
-
-def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x = operand(types, 0, "topk")
-    axis = normalize_axis(attrs.axis, x.rank, "topk")
-    (k,) = exprs((attrs.k,))
-    require(k <= x.shape[axis], f"topk: k is {k}, but dim {axis} is {x.shape[axis]}")
-    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-    return TensorType(shape, x.dtype), TensorType(shape, i64)
-
-
-_RANKED = frozenset(map(np.dtype, ("f4", "f2", "i4", "i2", "i1", "u2", "u1")))
-"""Types of which a value and a place fit 64 bits."""
-
-
-def _select(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
-    """The places of the k largest or smallest along the last axis, in order, the first of equal ones first; NaN is the largest of all.
-
-    By selection among numbers that are all different, a value and its place in each: in linear time, where sorting takes longer.
-    """
-    size = x.shape[-1]
-    if x.dtype.kind == "f":
-        plain = x.astype(np.float32) + np.float32(0)  # -0.0 is 0.0
-        plain[np.isnan(plain)] = np.nan
-        bits = plain.view(np.int32)
-        ranks = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)
-    else:
-        ranks = x.astype(np.int64)
-    places = np.arange(size, dtype=np.int64)
-    keys = (ranks << 32) | (size - 1 - places if largest else places)
-    if largest:
-        found = np.sort(np.partition(keys, size - k, axis=-1)[..., size - k :], axis=-1)[..., ::-1]
-        return size - 1 - (found & 0xFFFFFFFF)
-    return np.sort(np.partition(keys, k - 1, axis=-1)[..., :k], axis=-1) & 0xFFFFFFFF
-
-
-def _run_topk(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
-    x = arrays[0]
-    assert x is not None
-    k = int(attrs.k)
-    if 0 < k < x.shape[attrs.axis] and x.dtype in _RANKED:
-        order = _select(np.moveaxis(x, attrs.axis, -1), k, attrs.largest)
-        order = np.moveaxis(order, -1, attrs.axis)
-        return np.take_along_axis(x, order, attrs.axis), order
-    if attrs.largest:  # a stable descending sort: ascending on the flipped array keeps ties in order
-        order = np.flip(x.shape[attrs.axis] - 1 - np.argsort(np.flip(x, attrs.axis), attrs.axis, kind="stable"), attrs.axis)
-    else:
-        order = np.argsort(x, attrs.axis, kind="stable")
-    order = np.take(order, np.arange(k), axis=attrs.axis)
-    return np.take_along_axis(x, order, attrs.axis), order.astype(np.int64)
-
-
-register(
-    OpDef(
-        "topk",
-        _infer_topk,
-        _run_topk,
-        None,
-        {"k": REQUIRED, "axis": -1, "largest": True, "sorted": True},
-        samples=lambda rng: iter(
-            [([_normal(rng, 3, 6)], {"k": 2}), ([_normal(rng, 3, 6)], {"k": 3, "axis": 0, "largest": False})]
-        ),
-    )
-)
 
 
 # -- results whose size depends on the data: the reference alone

@@ -138,8 +138,7 @@ def test_an_operator_of_an_opset(case: tuple[int, Any, dict[str, np.ndarray]], r
 
     imported = check_against_onnxruntime(model, {"x": x}, tolerance=2e-5)
 
-    on_numpy = {"fallback"} if made.op_type == "TopK" else set()
-    assert {report.status for report in imported.report} == {"native"} | on_numpy
+    assert {report.status for report in imported.report} == {"native"}
 
 
 GEMM = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+import tc
 from tc.ir.graph import Call
 from tc.ops.build import full_attrs
 from tc.ops.registry import get_op
+from tests.ops.kernels import finish, make_prim_func, run
 
 SHAPES = [((3, 50), -1), ((4, 7, 5), 1), ((60, 2), 0), ((1, 1), 0), ((2, 9), 1), ((0, 4), 1)]
 
@@ -25,7 +28,7 @@ def elements(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np
     if x.dtype.kind == "f":
         x.flat[::4] = rng.choice([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0], x.flat[::4].shape)
     else:
-        x.flat[::4] = rng.choice([np.iinfo(dtype).min, np.iinfo(dtype).max], x.flat[::4].shape)
+        x.flat[::4] = rng.choice(np.array([np.iinfo(dtype).min, np.iinfo(dtype).max], dtype), x.flat[::4].shape)
     return x
 
 
@@ -42,3 +45,83 @@ def test_places_are_those_of_a_stable_sort(shape: tuple[int, ...], axis: int, la
         expected = np.take(sorted_places(x, axis, largest), np.arange(k), axis)
         np.testing.assert_array_equal(places, expected, strict=True)
         np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis), strict=True)
+
+
+def compiled_topk(x: np.ndarray, k: object, axis: int, largest: bool, shape: list | None = None) -> list[np.ndarray]:
+    """By machine code, without any call of Python. `k`: a number, "given" (an input whose value is data) or the name of a dim."""
+    from onnx import TensorProto, helper
+
+    wanted = k if isinstance(k, int) else 0
+    dims = list(x.shape) if shape is None else shape
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    inputs = [helper.make_tensor_value_info("x", element, dims)]
+    nodes, constants = [], []
+    if isinstance(k, int):
+        constants = [helper.make_tensor("k", TensorProto.INT64, [1], [wanted])]
+    elif isinstance(k, np.ndarray):
+        inputs.append(helper.make_tensor_value_info("k", TensorProto.INT64, [1]))
+    else:
+        inputs.append(helper.make_tensor_value_info("like", TensorProto.FLOAT, [k[0]]))
+        nodes = [helper.make_node("Shape", ["like"], ["k"])]
+    nodes.append(helper.make_node("TopK", ["x", "k"], ["values", "places"], axis=axis, largest=int(largest)))
+    outputs = [helper.make_tensor_value_info("values", element, None), helper.make_tensor_value_info("places", TensorProto.INT64, None)]
+    graph = helper.make_graph(nodes, "topk", inputs, outputs, constants)
+    model = tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), on_unsupported="error")
+    given = [] if isinstance(k, int) else [k] if isinstance(k, np.ndarray) else [np.zeros(k[1], np.float32)]
+    return list(model(x, *given))
+
+
+SIZES = [((3, 50), 1, 50), ((4, 90, 5), 1, 7), ((2, 2000), 1, 3), ((1, 3000), 1, 2000), ((20, 700), -1, 0), ((1, 1), 0, 1), ((2, 0), 1, 0)]
+DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bfloat16"]
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(dtype, k % 2 == 0) for k, dtype in enumerate([*DTYPES, "f4"])])
+def test_kernels_give_the_places_of_a_stable_sort(dtype: str, largest: bool) -> None:
+    rng = np.random.default_rng(1)
+    for shape, axis, k in SIZES:
+        x = rng.permutation(int(np.prod(shape))).reshape(shape).astype("f4" if dtype == "bfloat16" else dtype)
+        x = np.where(rng.random(shape) < 0.4, elements(rng, shape, x.dtype.str), x)
+        if dtype == "bfloat16":
+            x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+        values, places = run_topk(x.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else x, k, axis, largest)
+
+        expected = np.take(sorted_places(x, axis, largest), np.arange(k), axis)
+        np.testing.assert_array_equal(places, expected)
+        np.testing.assert_array_equal(values.astype(x.dtype), np.take_along_axis(x, expected, axis))
+
+
+def run_topk(x: np.ndarray, k: int, axis: int, largest: bool) -> list[np.ndarray]:
+    attrs = {"k": k, "axis": axis, "largest": largest}
+    return run(finish(make_prim_func(get_op("topk"), [x], attrs)), [x])[:2]
+
+
+@pytest.mark.parametrize("order", ["up", "down", "same"])
+def test_orders_that_make_most_work(order: str) -> None:
+    x = np.arange(9000, dtype=np.float32)[None]
+    x = {"up": x, "down": x[:, ::-1].copy(), "same": np.full_like(x, -0.0)}[order]
+
+    for k in (1, 40, 3000):
+        for largest in (True, False)[:: 1 if k == 40 else 2]:
+            values, places = run_topk(x, k, 1, largest)
+
+            np.testing.assert_array_equal(places, sorted_places(x, 1, largest)[:, :k])
+            np.testing.assert_array_equal(values, np.take_along_axis(x, places, 1))
+            assert np.signbit(values).all() == (order == "same")
+
+
+@pytest.mark.parametrize("k", [0, 1, 30, 2500])
+@pytest.mark.parametrize("kind", ["known", "given", "dim"])
+def test_sizes_that_are_known_when_it_runs(kind: str, k: int) -> None:
+    x = elements(np.random.default_rng(2), (3, 2500), "f4")
+    wanted = {"known": k, "given": np.array([k]), "dim": ("count", k)}[kind]
+
+    values, places = compiled_topk(x, wanted, 1, True, ["rows", "columns"])
+
+    np.testing.assert_array_equal(places, sorted_places(x, 1, True)[:, :k])
+    np.testing.assert_array_equal(values, np.take_along_axis(x, places, 1))
+
+
+def test_more_elements_than_there_are_is_an_error() -> None:
+    with pytest.raises(tc.errors.InputError, match="k is"):
+        compiled_topk(np.zeros((2, 3), np.float32), np.array([4]), 1, True, ["rows", "columns"])

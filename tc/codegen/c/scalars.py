@@ -45,6 +45,7 @@ from tc.ir.expr import (
     Select,
     Sub,
     Var,
+    result_of_call,
 )
 
 PRIMARY, UNARY, PRODUCT, SUM, SHIFT, COMPARISON, EQUALITY, LOGICAL, CHOICE = 15, 14, 13, 12, 11, 10, 9, 5, 3
@@ -200,7 +201,7 @@ class Scalars:
             return self.opposite(args[0]) if dtype.is_bool else CValue(f"({c_type(dtype)})~{args[0].at(UNARY)}", dtype, strength=UNARY)
         if dtype.is_int and name in ("floor", "ceil", "round", "trunc"):
             return args[0]
-        result = bool_ if name in ("isnan", "isinf") else dtype
+        result = result_of_call(name, dtype)
         params = [(dtype, f"x{k}") for k in range(len(args))]
         helper = self._helper(f"tc_{name}_{dtype}", result, params, lambda b, x: _emit_function(b, name, x, dtype))
         return CValue(f"{helper}({', '.join(map(str, args))})", result)

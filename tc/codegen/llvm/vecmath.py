@@ -43,6 +43,8 @@ def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
     if first.element == "half":
         wide = emit_math(b, name, *(b.convert("fpext", arg, "float") for arg in args))
         return wide if wide.element == "i1" else b.convert("fptrunc", wide, first.element)
+    if name == "float_bits":
+        return b.bitcast(first, "i32" if first.element == "float" else "i64")
     if name == "exp_brief":
         return _exp_brief(b, first)
     if name in _ROUNDING:

@@ -32,6 +32,7 @@ from tc.ir.expr import (
     Sub,
     Var,
     const,
+    result_of_call,
 )
 from tc.ir.loop import For, LoopKind, PrimFunc, Store
 from tc.ir.node import replace
@@ -41,7 +42,7 @@ COUNT = 160
 
 FLOATS = (f64, f32, f16, bf16)
 INTEGERS = tuple(d for d in ALL_DTYPES if d.is_int and d.bits >= 8)
-EXACT = frozenset(("sqrt", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "fmod", "fma", "round_tf32"))
+EXACT = frozenset(("sqrt", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "fmod", "fma", "round_tf32", "float_bits"))
 """Functions of floats that give the same bits as the meaning."""
 
 
@@ -132,7 +133,7 @@ def functions(lanes: int) -> Iterator[Program]:
         for dtype in (*FLOATS, *INTEGERS, _bool()):
             if not _has(name, dtype):
                 continue
-            result = _bool() if name in ("isnan", "isinf") else dtype
+            result = result_of_call(name, dtype)
             exact = not dtype.is_float or name in EXACT
             yield elementwise(f"{name}_{dtype}", (dtype,) * count, result, lambda *x, n=name, r=result: MathCall(n, x, r), exact, lanes)
 
@@ -146,6 +147,8 @@ def _has(name: str, dtype: DType) -> bool:
         return name in _BITS
     if dtype.is_int:
         return name in _OF_INTEGERS
+    if name == "float_bits":
+        return dtype in (f32, f64)
     if name == "round_tf32":
         return dtype is f32
     if name == "bounded_quotient":  # of operands that fit together
