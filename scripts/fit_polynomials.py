@@ -1,4 +1,4 @@
-"""Fit the polynomials of tc/codegen/llvm/vecmath.py and tc/codegen/ptx/libm_f32.py: relative-error minimax by repeated weighted least
+"""Fit the polynomials of tc/codegen/llvm/vecmath.py and tc/codegen/llvm/libm_f32.py: relative-error minimax by repeated weighted least
 squares, in mpmath.
 
 Prints each polynomial's coefficients, lowest power first, and its largest relative error before rounding to f32.
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def show_f32_libm() -> None:
-    """Those of tc/codegen/ptx/libm_f32.py. Near zero a series is told by its first term."""
+    """Those of tc/codegen/llvm/libm_f32.py. Near zero a series is told by its first term."""
 
     def of_square(f: Callable[[mp.mpf], mp.mpf]) -> Callable[[mp.mpf], mp.mpf]:
         return lambda s: f(mp.sqrt(s))

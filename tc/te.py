@@ -242,24 +242,27 @@ MONOIDS: dict[str, Monoid] = {
 def reduce(
     monoid: str,
     shape: Sequence[ExprLike],
-    reduce_shape: Sequence[ExprLike],
+    reduce_shape: Sequence[ExprLike | Callable[..., Expr]],
     body: Callable[..., Expr | tuple[Expr, ...]],
     name: str,
 ) -> Tensor:
-    """Combine `body(*axes, *reduce_axes)` over the reduction axes. For a monoid of several states, the first one is returned."""
+    """Combine `body(*axes, *reduce_axes)` over the reduction axes. For a monoid of several states, the first one is returned.
+
+    An extent that is a function is one of the axes, and may be read from memory."""
     return reduce_many(monoid, shape, reduce_shape, body, (name,))[0]
 
 
 def reduce_many(
     monoid: str,
     shape: Sequence[ExprLike],
-    reduce_shape: Sequence[ExprLike],
+    reduce_shape: Sequence[ExprLike | Callable[..., Expr]],
     body: Callable[..., Expr | tuple[Expr, ...]],
     names: Sequence[str],
 ) -> tuple[Tensor, ...]:
     """As `reduce`; returns every state of the monoid."""
-    dims, extents = _shape(shape), _shape(reduce_shape)
-    axes, reduce_axes = _axes(len(dims), ""), _axes(len(extents), "r")
+    dims = _shape(shape)
+    axes, reduce_axes = _axes(len(dims), ""), _axes(len(reduce_shape), "r")
+    extents = _shape([extent(*axes) if callable(extent) else extent for extent in reduce_shape])
     made = body(*axes, *reduce_axes)
     values = made if isinstance(made, tuple) else (made,)
     labels = [*names, *(f"{names[0]}_state{k}" for k in range(len(names), len(values)))]

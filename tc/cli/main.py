@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
-from tc.cli import bench, db, demo, doctor, fuzz, inspect, measure, profile, quantize, run, tune
+from tc.cli import bench, bisect, compare, db, demo, doctor, fuzz, inspect, measure, profile, quantize, run, tune
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
 from tc.cli.operators import import_operators
@@ -26,6 +26,8 @@ COMMANDS = {
     "compile": (compile_command, "write a compiled module, or the text of a stage"),
     "profile": (profile, "time every kernel of a model"),
     "bench": (bench, "measure a model beside other runtimes"),
+    "compare": (compare, "find the first node whose result another runtime does not have"),
+    "bisect": (bisect, "find the pass or the kernel that changes what a model computes"),
     "tune": (tune, "search for faster schedules under a time budget"),
     "quantize": (quantize, "find which edges run in 8 bits, and write the model so"),
     "measure": (measure, "time candidates that another machine has put into a folder"),
@@ -36,7 +38,7 @@ COMMANDS = {
     "demo": (demo, "read handwritten digits with a model that comes along"),
 }
 
-WITH_OPERATORS = {"run", "inspect", "compile", "profile", "tune"}
+WITH_OPERATORS = {"run", "inspect", "compile", "profile", "tune", "compare", "bisect"}
 """The commands that compile a model of the user in this process."""
 
 EPILOG = """\
@@ -47,6 +49,8 @@ examples:
   tc compile model.onnx --emit loops
   tc profile model.onnx --dims batch=4
   tc bench model.onnx --vs onnxruntime,openvino
+  tc compare model.onnx --against onnxruntime
+  tc bisect model.onnx
   tc tune model.onnx --budget 10m --db tuned.db
   tc quantize model.onnx --data calib/ -o model.int8.onnx
   tc db list tuned.db

@@ -43,7 +43,7 @@ COORDINATE_MODES = (
 )
 
 
-def _source_place(out: Any, size_in: Any, size_out: Any, scale: Any, mode: str, to_float: Any) -> Any:
+def source_place(out: Any, size_in: Any, size_out: Any, scale: Any, mode: str, to_float: Any) -> Any:
     """The coordinate in the input that output index `out` stands for. Works on numpy arrays and on expressions of f32.
 
     Where `scale` is None it is the quotient of the sizes. An axis that keeps its size stays as it is (`tf_half_pixel_for_nn`); with
@@ -104,9 +104,9 @@ def _axis_taps(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> list
     The nearest element is a matter of the last bit of its place, which is of f32 as in ONNX.
     """
     kind = np.float32 if attrs.mode == "nearest" else np.float64
-    places = np.asarray(_source_place(np.arange(n_out, dtype=kind), n_in, n_out, scale, attrs.coordinate_mode, kind))
+    places = np.asarray(source_place(np.arange(n_out, dtype=kind), n_in, n_out, scale, attrs.coordinate_mode, kind))
     if attrs.mode == "nearest":
-        return [(np.clip(_np_nearest(places, attrs.nearest_mode), 0, n_in - 1), None)]
+        return [(np.clip(np_nearest(places, attrs.nearest_mode, scale), 0, n_in - 1), None)]
     base = np.floor(places).astype(np.int64)
     t = places - base
     if attrs.mode == "linear":
@@ -114,15 +114,13 @@ def _axis_taps(n_in: int, n_out: int, scale: float | None, attrs: Attrs) -> list
         terms = [(0, 1 - t), (1, t)]
     else:
         terms = list(zip(range(-1, 3), cubic_weights(t, attrs.cubic_coeff_a), strict=True))
-    kept = [
-        np.where((base + k >= 0) & (base + k < n_in), w, 0.0) if attrs.exclude_outside else w for k, w in terms
-    ]
-    total = sum(kept) if attrs.exclude_outside else 1.0
-    return [(np.clip(base + k, 0, n_in - 1), weight / total) for (k, _), weight in zip(terms, kept, strict=True)]
+    return [(np.clip(base + k, 0, n_in - 1), weight) for k, weight in terms]
 
 
-def _np_nearest(places: np.ndarray, mode: str) -> np.ndarray:
+def np_nearest(places: np.ndarray, mode: str, scale: Any = None) -> np.ndarray:
     match mode:
+        case "simple":
+            return np.floor(places).astype(np.int64) if scale is None or scale >= 1 else np.ceil(places).astype(np.int64)
         case "round_prefer_floor":
             return np.ceil(places - 0.5).astype(np.int64)
         case "round_prefer_ceil":
@@ -165,8 +163,13 @@ def _run_resize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     return np.ascontiguousarray(result.astype(x.dtype))
 
 
-def _nearest(place: Expr, mode: str) -> Expr:
+def nearest(place: Expr, mode: str, scale: Any = None) -> Expr:
+    """The whole number that stands for a place; `simple`: the one below where an axis grows, the one above where it shrinks."""
     match mode:
+        case "simple" if isinstance(scale, Expr):
+            return select(scale >= 1.0, call("floor", place), call("ceil", place))
+        case "simple":
+            return call("floor" if scale is None or scale >= 1 else "ceil", place)
         case "round_prefer_floor":
             return call("ceil", place - 0.5)
         case "round_prefer_ceil":
@@ -184,7 +187,7 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list
     """(index, weight) of the input elements along one axis; weight None means 1."""
     whole = _whole_ratio(n_in, n_out, scale)
     if attrs.mode == "nearest" and whole is not None and (
-        (attrs.coordinate_mode == "asymmetric" and attrs.nearest_mode == "floor")
+        (attrs.coordinate_mode == "asymmetric" and attrs.nearest_mode in ("floor", "simple"))
         or (attrs.coordinate_mode == "half_pixel"
         and attrs.nearest_mode.startswith("round"))
     ):
@@ -194,9 +197,9 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list
         return cast(value, f32) if isinstance(value, Expr) else const(float(value), f32)
 
     static_out = int(n_out) if is_const(n_out) else n_out
-    place = _source_place(cast(axis, f32), n_in, static_out, scale, attrs.coordinate_mode, to_float)
+    place = source_place(cast(axis, f32), n_in, static_out, scale, attrs.coordinate_mode, to_float)
     if attrs.mode == "nearest":
-        return [(_clamped(cast(_nearest(place, attrs.nearest_mode), i64), n_in), None)]
+        return [(_clamped(cast(nearest(place, attrs.nearest_mode, scale), i64), n_in), None)]
     base_float = call("floor", place)
     t = place - base_float
     base = cast(base_float, i64)
@@ -217,8 +220,6 @@ def _whole_ratio(n_in: Expr, n_out: Expr, scale: Any) -> int | None:
 
 
 def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    if attrs.exclude_outside:
-        raise UnsupportedError("resize: exclude_outside has no loop definition")
     result = tensors[0]
     assert result is not None
     source = result
@@ -276,6 +277,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [x], {"sizes": (1, 2, 6, 9), "scales": (1.0, 1.0, None, None), "mode": "cubic"}
     yield [x], {"sizes": (1, 2, 3, 2), "scales": (1.0, 1.0, None, None), "mode": "nearest", "nearest_mode": "ceil"}
     yield [x], {"sizes": (1, 2, 4, 10), "scales": (1.0, 1.0, 1.2, 2.1), "mode": "nearest", "coordinate_mode": "asymmetric"}
+    for scales in ((1.0, 1.0, 1.2, 0.6), (1.0, 1.0, 0.7, 2.0)):
+        sizes = (1, 2, int(4 * scales[2]), int(5 * scales[3]))
+        yield [x], {"sizes": sizes, "scales": scales, "mode": "nearest", "coordinate_mode": "asymmetric", "nearest_mode": "simple"}
     yield [x, np.array([1, 1, 1.6, 2.3], np.float32)], {"sizes": (1, 2, 6, 11), "scales": (None,) * 4, "mode": "linear"}
     for mode in COORDINATE_MODES:
         yield [x], {"sizes": (1, 2, 1, 9), "scales": (1.0, 1.0, None, None), "mode": "linear", "coordinate_mode": mode}
@@ -295,8 +299,6 @@ register(
             "coordinate_mode": "half_pixel",
             "nearest_mode": "round_prefer_floor",
             "cubic_coeff_a": -0.75,
-            "exclude_outside": False,
-            "extrapolation_value": 0.0,
         },
         blocked=_blocked_resize,
         samples=_samples,

@@ -10,12 +10,14 @@ import pytest
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
 from tc.codegen.llvm.jit import compile_object, link
-from tc.codegen.llvm.vecmath import MATH_ULPS, emit_math
+from tc.codegen.llvm.vecmath import MATH_ULPS
+from tc.codegen.llvm.vector_libm import emit_function
 from tc.interp import run_prim_func
 from tc.ir.dtype import f32
 from tc.ir.expr import call
 from tc.target import native_target
 from tc.te import compute, create_prim_func, placeholder
+from tests.ops.kernels import finish, run
 
 EXACT = {
     "exp": np.exp,
@@ -30,8 +32,10 @@ EXACT = {
     "atan": np.arctan,
     "log1p": np.log1p,
     "expm1": np.expm1,
+    "exp2": np.exp2,
+    "log2": np.log2,
 }
-SPECIALS = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 88.7, 89.5, -87.4, -103.9, -120.0, 1e5]
+SPECIALS = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 88.7, 89.5, -87.4, -103.9, -120.0, 1e5, 131071.9, 131072.0, -2e6, 7e20]
 
 
 def compiled(name: str, lanes: int, native: bool, element: str = "float") -> object:
@@ -40,7 +44,7 @@ def compiled(name: str, lanes: int, native: bool, element: str = "float") -> obj
     b = FunctionBuilder(module)
     kind = f"<{lanes} x {element}>" if lanes else element
     x = b.emit(f"load {kind}, ptr %x, align 4", element, lanes)
-    y = emit_math(b, name, x)
+    y = emit_function(b, name, x)
     b.emit_void(f"store {y}, ptr %y, align 4")
     b.emit_void("ret void")
     module.definitions.append("\n".join(["define void @f(ptr %x, ptr %y) {", "entry:", *b.entry, *b.lines, "}"]))
@@ -65,7 +69,7 @@ def inputs(name: str) -> np.ndarray:
     rng = np.random.default_rng(3)
     parts = [np.array(SPECIALS), rng.standard_normal(4000) * 3, rng.uniform(-90, 90, 2000), rng.uniform(-1, 1, 2000)]
     values = np.concatenate(parts).astype(np.float32)
-    return np.abs(values) if name in ("log", "sqrt", "rsqrt", "log1p") else values
+    return np.abs(values) if name in ("log", "log2", "sqrt", "rsqrt", "log1p") else values
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
@@ -103,7 +107,7 @@ def test_exp_of_f64_is_within_an_ulp_in_vectors_and_alone(rng: np.random.Generat
         assert np.array_equal(apply("exp", values, lanes).view(np.uint64), found.view(np.uint64))
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "normal_cdf"])
+@pytest.mark.parametrize("name", sorted({*EXACT, "normal_cdf"}))
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 def test_lanes_give_the_bits_of_scalars(name: str, lanes: int) -> None:
     values = inputs(name)[:320]
@@ -164,3 +168,23 @@ def test_rounding_to_tf32_is_to_the_nearest_and_away_from_zero_in_the_middle(lan
     np.testing.assert_array_equal(np.signbit(found), np.signbit(values))
     np.testing.assert_array_equal(found[~finite].view(np.uint32), values[~finite].view(np.uint32))
     np.testing.assert_array_equal(interpreted.view(np.uint32), found.view(np.uint32))
+
+
+def test_powers_of_vectors_are_those_of_c(rng: np.random.Generator) -> None:
+    ends = np.array([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0, 1e-40, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32)
+    grid = np.stack(np.meshgrid(ends, ends)).reshape(2, -1)
+    drawn = np.stack([rng.uniform(0, 20, 5000), rng.uniform(-30, 30, 5000)]).astype(np.float32)
+    whole = np.stack([rng.uniform(-20, 20, 1000), rng.integers(-9, 9, 1000)]).astype(np.float32)
+    bases, exponents = np.concatenate([grid, drawn, whole], axis=1)
+    x, y = (placeholder(bases.shape, f32, name) for name in "xy")
+    func = create_prim_func("power", [x, y], [compute(bases.shape, lambda i: call("pow", x[i], y[i]), "z")])
+
+    (found,) = run(finish(func), [bases, exponents])
+
+    with np.errstate(all="ignore"):
+        exact = np.power(bases.astype(np.float64), exponents.astype(np.float64))
+        rounded = exact.astype(np.float32)
+    normal = np.isfinite(rounded) & (rounded != 0)
+    np.testing.assert_array_equal(found[~normal].view(np.uint32) << 1, rounded[~normal].view(np.uint32) << 1)
+    error = np.abs(found[normal] - exact[normal]) / np.spacing(np.abs(rounded[normal]))
+    assert error.max() <= MATH_ULPS.get("pow", 1.0)

@@ -161,7 +161,8 @@ class Draw(Net):
         narrow = self.emit("QuantizeLinear", self.emit("Cast", x, to=code(np.float16)), scale, zero, **attrs)
         halves, to = self.emit("DequantizeLinear", narrow, scale, zero, **attrs), {"to": code(np.float32)}
         (wide,) = self.values("Cast", halves, **to)
-        return self.add("Cast", [halves], [self.moved(wide, wide.exact != 0, places=HALF_PLACES)], **to)
+        near = self.moved(wide, wide.exact != 0, ~np.isfinite(wide.exact), HALF_PLACES)
+        return self.add("Cast", [halves], [near], **to)
 
     def weight(self, shape: tuple[int, ...]) -> Value:
         dtype = self.one(INTEGERS)

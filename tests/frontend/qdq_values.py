@@ -130,6 +130,8 @@ class Net:
         if not result.is_float or not result.exact.size:
             return result
         unsure, lost = run.roundings(operands, result)
+        if not any(np.isnan(each.exact).any() for each in operands if each is not None and each.is_float):
+            lost = lost | np.isnan(result.exact)  # of infinities, which may be scales that are multiplied later
         most = np.abs(result.exact[np.isfinite(result.exact)]).max(initial=0) if run.op in DIFFERENCES else 0
         return self.moved(result, unsure, lost, least=max(LEAST, LAST_PLACES * most)) if unsure.any() or lost.any() else result
 

@@ -129,6 +129,15 @@ def test_a_scale_that_is_not_one_number_a_channel_is_refused(op: str) -> None:
     assert module.run({"x": x, "scale": np.ones(4, np.float32), "bias": np.ones(4, np.float32)})["y"].max() == 1.0
 
 
+@pytest.mark.parametrize("channels", ["6", "m"])
+def test_one_factor_of_groups_is_that_of_all_channels(channels: str) -> None:
+    text = f"g (float[2,{channels},3] x) => (float[2,{channels},3] y) <float[1] s = {{1.5}}, float[1] b = {{0.75}}>"
+    model = from_text(text + " { y = GroupNormalization <num_groups=3> (x, s, b) }", 21)
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 6, 3)).astype(np.float32)}
+
+    np.testing.assert_allclose(tc.compile(model, threads=1).run(feeds)["y"], run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
 def test_a_recurrent_net_of_symbolic_weights_ends_where_its_sequences_do() -> None:
     """It ran on a reference that takes no notice of the lengths."""
     model = from_text(

@@ -27,7 +27,7 @@ from tc.codegen.llvm.scalars import (
     fold,
     literal,
 )
-from tc.codegen.llvm.vecmath import emit_math
+from tc.codegen.llvm.vector_libm import emit_function
 from tc.codegen.llvm.words import float_in
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, polynomial
@@ -254,7 +254,7 @@ class ExpressionEmitter(MemoryEmitter):
         dtype = expr.args[0].dtype
         if dtype == bf16:
             numbers = [emit_from_bf16(self.b, arg) for arg in args]
-            wide = self.b.fma(*numbers) if name == "fma" else emit_math(self.b, name, *numbers)
+            wide = self.b.fma(*numbers) if name == "fma" else emit_function(self.b, name, *numbers)
             return wide if wide.element == "i1" else emit_to_bf16(self.b, wide)
         if name == "fma" and dtype.is_float:
             return self.b.fma(*args)
@@ -263,7 +263,7 @@ class ExpressionEmitter(MemoryEmitter):
         if name == "bit_not":
             return self.b.binary("xor", args[0], self.b.int(-1, args[0]))
         if dtype.is_float:
-            return emit_math(self.b, name, *args)
+            return emit_function(self.b, name, *args)
         return emit_integer_math(self.b, name, args, dtype)
 
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
-from tc.codegen.ptx.large_angles import payne_hanek
-from tc.codegen.ptx.libm_f32 import F32_FUNCTIONS
-from tc.codegen.ptx.number import Number, either, from_bits
+from tc.codegen.llvm.large_angles import payne_hanek
+from tc.codegen.llvm.libm_f32 import F32_FUNCTIONS
+from tc.codegen.llvm.number import Number, either, from_bits
 
 PREFIX = "tc_libm_"
 """How the functions' names begin: LLVM knows those of libm, and what it may do with them."""

@@ -38,9 +38,6 @@ def _as_reference_knows_it(n: NodeContext) -> tuple[Any, dict[str, int], dict[st
     opsets, constants = dict(n.graph.opsets), {}
     if n.domain:
         return node, opsets, constants
-    if n.op_type == "RoiAlign" and n.opset < 16:
-        node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "output_half_pixel"))
-        opsets[""] = 16
     if n.op_type == "GridSample" and n.opset < 20:
         for attribute in node.attribute:
             if attribute.name == "mode":

@@ -168,6 +168,15 @@ def _transposed_pads(
     return [*begin, *end], added
 
 
+@onnx_op("Col2Im", since=18)
+def import_col2im(n: NodeContext) -> NodeResult:
+    image, block = n.dims(1, "image_shape"), n.dims(2, "block_shape")
+    rank = len(image)
+    entries = (("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0))
+    attrs = {name: tuple(_list(n, name, count, default)) for name, count, default in entries}
+    return n.call("col2im", n.value(0), image=image, block=block, **attrs)
+
+
 def _per_channel(n: NodeContext, value: ModelValue, rank: int) -> ModelValue:
     """A value per channel, to broadcast along axis 1."""
     if is_const(product(value.shape), 1):
@@ -365,7 +374,14 @@ def _for_each_channel(n: NodeContext, value: ModelValue, channels: Expr, groups:
 
 @onnx_op("GroupNormalization", since=21)
 def import_group_norm(n: NodeContext) -> NodeResult:
-    return n.call("group_norm", *n.values(), groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
+    """One factor and summand for all channels are taken, too: other runtimes broadcast them."""
+    x = n.value(0)
+    if x.rank < 2:
+        raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
+    parameters = [n.value(k) for k in (1, 2)]
+    if not is_const(x.shape[1], 1):
+        parameters = [n.call("expand", p, shape=(x.shape[1],)) if p.rank == 1 and is_const(p.shape[0], 1) else p for p in parameters]
+    return n.call("group_norm", x, *parameters, groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
 
 
 @onnx_op("LRN")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 
 import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.run_time_axes import count_of, vector
+from tc.frontend.onnx.run_time_axes import bound, count_of, vector
 from tc.frontend.onnx.size_elements import SizeRatio, make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.arith import simplify
-from tc.ir.dtype import f32, i64
-from tc.ir.expr import Const, Expr, const, equal, floordiv, is_const, maximum
+from tc.ir.dtype import f32, i64, int_range
+from tc.ir.expr import Const, Expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum
 from tc.ir.graph import AttrValue
 from tc.ir.types import product
 from tc.ops.registry import require
+from tc.ops.resample import REACH
 
 
 @onnx_op("Upsample")
@@ -27,40 +29,38 @@ def import_upsample_by_attribute(n: NodeContext) -> NodeResult:
 
 @onnx_op("Upsample", since=9)
 def import_upsample(n: NodeContext) -> NodeResult:
-    scales = n.array(1, "scales")
-    assert scales is not None
-    return _upsample(n, scales.reshape(-1).tolist())
+    return _upsample_by_input(n)
 
 
 @onnx_op("Resize", since=10)
 def import_resize_10(n: NodeContext) -> NodeResult:
-    scales = n.array(1, "scales")
-    assert scales is not None
-    return _upsample(n, scales.reshape(-1).tolist())
+    return _upsample_by_input(n)
 
 
-def _upsample(n: NodeContext, scales: Sequence[float]) -> ModelValue:
+def _upsample_by_input(n: NodeContext) -> ModelValue:
+    scales = n.graph.array(n.value(1))
+    return _upsample(n, n.value(1) if scales is None else scales.reshape(-1).tolist())
+
+
+def _upsample(n: NodeContext, scales: Sequence[float] | ModelValue) -> ModelValue:
     """The first form of resizing: output index over scale; the nearest element is before that place where an axis grows, and after it
     where it shrinks. ONNX leaves this open; onnxruntime does it so."""
-    x = n.value(0)
-    if len(scales) != x.rank:
-        raise ShapeError(f"{n.op_type}: {len(scales)} scales for {x.type}")
+    x, mode = n.value(0), n.attr("mode", "nearest")
+    attrs = {"mode": "linear" if mode == "bilinear" else mode, "coordinate_mode": "asymmetric", "nearest_mode": "simple"}
+    count = count_of(n, 1, "scales") if isinstance(scales, ModelValue) else len(scales)
+    if count != x.rank:
+        raise ShapeError(f"{n.op_type}: {count} scales for {x.type}")
+    if isinstance(scales, ModelValue):
+        return n.call("resize", x, scales, sizes=_sizes_from_data(n, x, scales), scales=(None,) * x.rank, **attrs)
     if not all(scale > 0 for scale in scales):
         raise ModelError(f"{n.op_type}: scales must be positive, found {list(scales)}")
     sizes = tuple(_scaled(n, dim, scale) for dim, scale in zip(x.shape, scales, strict=True))
-    mode = n.attr("mode", "nearest")
-    if mode != "nearest":
-        return _resized(n, x, sizes, tuple(map(float, scales)), mode="linear" if mode == "bilinear" else mode)
-    for nearest_mode, chosen in (("floor", [s >= 1 for s in scales]), ("ceil", [s < 1 for s in scales])):
-        if any(chosen):
-            now = tuple(size if c else dim for size, dim, c in zip(sizes, x.shape, chosen, strict=True))
-            by = tuple(float(s) if c else 1.0 for s, c in zip(scales, chosen, strict=True))
-            x = _resized(n, x, now, by, mode=mode, nearest_mode=nearest_mode)
-    return x
+    return n.call("resize", x, sizes=sizes, scales=tuple(map(float, scales)), **attrs)
 
 
-def _resized(n: NodeContext, x: ModelValue, sizes: tuple[Expr, ...], scales: tuple[float, ...], **attrs: AttrValue) -> ModelValue:
-    return n.call("resize", x, sizes=sizes, scales=scales, coordinate_mode="asymmetric", **attrs)
+def _sizes_from_data(n: NodeContext, x: ModelValue, factors: ModelValue) -> tuple[Expr, ...]:
+    enlarged = n.call("floor", n.call("mul", n.call("cast", vector(x.shape), dtype=f32), factors))
+    return n.graph.dims(n.call("cast", enlarged, dtype=i64), f"{n.label}.size", n.span)
 
 
 def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
@@ -73,34 +73,85 @@ def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
     return simplify(floordiv(dim * numerator, denominator), n.facts)
 
 
+@dataclass(frozen=True)
+class _Targets:
+    """Sizes and scales of all axes. A scale None is that of the sizes, unless data say what all scales are (`factors`)."""
+
+    sizes: tuple[Expr, ...]
+    scales: tuple[float | None, ...]
+    factors: ModelValue | None = None
+
+
 @onnx_op("Resize", since=11)
 def import_resize(n: NodeContext) -> NodeResult:
     x = n.value(0)
     mode, coordinates = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
-    if n.attr("exclude_outside", 0) and mode == "cubic":
-        raise UnsupportedError("Resize that leaves out what lies outside of the image")
-    if coordinates == "tf_crop_and_resize" or n.attr("antialias", 0):
-        what = "with antialiasing" if n.attr("antialias", 0) else f"with coordinates {coordinates!r}"
-        raise UnsupportedError(f"Resize {what}")
     axes = [axis % x.rank for axis in n.attr("axes") or range(x.rank)]
     factors = _scales_from_data(n, x, axes)
-    if factors is None:
-        sizes, scales = _resize_targets(n, x, axes)
-    else:
-        enlarged = n.call("floor", n.call("mul", n.call("cast", vector(x.shape), dtype=f32), factors))
-        sizes = list(n.graph.dims(n.call("cast", enlarged, dtype=i64), f"{n.label}.size", n.span))
-        scales = [None] * x.rank
-    return n.call(
-        "resize",
-        x,
-        factors,
-        sizes=tuple(sizes),
-        scales=tuple(scales),
-        mode=mode,
-        coordinate_mode=coordinates,
-        nearest_mode=n.attr("nearest_mode", "round_prefer_floor"),
-        cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
-    )
+    found = _resize_targets(n, x, axes) if factors is None else _Targets(_sizes_from_data(n, x, factors), (None,) * x.rank, factors)
+    attrs: dict[str, AttrValue] = {
+        "mode": mode,
+        "coordinate_mode": coordinates,
+        "nearest_mode": n.attr("nearest_mode", "round_prefer_floor"),
+        "cubic_coeff_a": n.attr("cubic_coeff_a", -0.75),
+    }
+    antialias = bool(n.attr("antialias", 0)) and mode != "nearest"
+    # of two elements between which a place lies, one outside counts for nothing that the other does not
+    exclude = bool(n.attr("exclude_outside", 0)) and (mode == "cubic" or antialias)
+    if antialias or exclude or coordinates == "tf_crop_and_resize":
+        return _resized_by_tables(n, x, axes, found, {**attrs, "antialias": antialias, "exclude_outside": exclude})
+    return n.call("resize", x, found.factors, sizes=found.sizes, scales=found.scales, **attrs)
+
+
+def _resized_by_tables(n: NodeContext, x: ModelValue, axes: Sequence[int], found: _Targets, attrs: dict[str, AttrValue]) -> ModelValue:
+    """One axis after the other, by tables of what each element is made of."""
+    dtype, mode, cut = x.dtype, str(attrs["mode"]), attrs["coordinate_mode"] == "tf_crop_and_resize"
+    for k, axis in enumerate(axes):
+        before, size, scale = x.shape[axis], found.sizes[axis], found.scales[axis]
+        region = _region(n, k, len(axes)) if cut else None
+        if found.factors is None and size is before and scale in (None, 1.0) and (region is None or _is_whole(n, region)):
+            continue
+        factor = None if found.factors is None else n.call("slice", found.factors, starts=(axis,), sizes=(1,), steps=(1,))
+        half = _half_of_taps(n, mode, before, size, scale, factor) if attrs["antialias"] else const(REACH[mode])
+        sizes = {"before": before, "size": size, "half": half, "scale": scale}
+        start, weights = n.graph.call("resize_taps", factor, region, span=n.span, **sizes, **attrs)
+        outside = n.attr("extrapolation_value", 0.0)
+        x = n.call("resize_axis", x, start, weights, axis=axis, nearest=mode == "nearest", cut=cut, extrapolation_value=outside)
+    if x.dtype == dtype:
+        return x
+    if not dtype.is_float:
+        low, high = int_range(dtype)
+        x = n.call("clip", x, n.const(low, x.dtype), n.const(high, x.dtype))
+    return n.call("cast", x, dtype=dtype)
+
+
+def _region(n: NodeContext, k: int, count: int) -> ModelValue:
+    """Where along an axis the region begins and ends: of all begins, then all ends, numbers `k`."""
+    if n.optional(1) is None or count_of(n, 1, "roi") != 2 * count:
+        raise ModelError(f"Resize: {n.attr('coordinate_transformation_mode')} needs a roi of {2 * count} numbers")
+    array = n.graph.array(n.value(1))
+    if array is not None:
+        return n.const(array.reshape(-1)[[k, k + count]], n.value(1).dtype)
+    return n.call("slice", n.value(1), starts=(k,), sizes=(2,), steps=(count,))
+
+
+def _is_whole(n: NodeContext, region: ModelValue) -> bool:
+    array = n.graph.array(region)
+    return array is not None and array.tolist() == [0.0, 1.0]
+
+
+def _half_of_taps(n: NodeContext, mode: str, before: Expr, size: Expr, scale: float | None, factor: ModelValue | None) -> Expr:
+    """How many elements on one side of a place count, where an axis that shrinks passes none over."""
+    reach = REACH[mode]
+    if factor is not None:
+        at_most = n.call("cast", vector([before * reach]), dtype=f32)
+        wanted = n.call("div", n.const([reach], f32), n.call("minimum", n.call("cast", factor, dtype=f32), n.const([1], f32)))
+        held = n.call("maximum", n.call("minimum", n.call("ceil", wanted), at_most), n.const([reach], f32))
+        (taps,) = n.graph.dims(n.call("cast", held, dtype=i64), f"{n.label}.taps", n.span)
+        return taps
+    if scale is not None:
+        return const(int(np.ceil(reach / min(scale, 1.0))))
+    return simplify(maximum(ceildiv(before * reach, maximum(size, const(1))), reach), n.facts)
 
 
 def _scales_from_data(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> ModelValue | None:
@@ -116,8 +167,7 @@ def _scales_from_data(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> Mod
     return n.call("scatter_elements", n.const(np.ones(x.rank), f32), n.const(np.array(axes), i64), given)
 
 
-def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> tuple[list[Expr], list[float | None]]:
-    """Sizes and scales of all axes. A scale None is the size of the result over that of the input."""
+def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> _Targets:
     sizes: list[Expr] = list(x.shape)
     scales: list[float | None] = [1.0] * x.rank
     wanted = n.optional(3)
@@ -127,7 +177,7 @@ def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> tuple
             return _keep_aspect(n, x, axes, targets)
         for axis, size in zip(axes, targets, strict=True):
             sizes[axis], scales[axis] = size, None
-        return sizes, scales
+        return _Targets(tuple(sizes), tuple(scales))
     given = n.optional(2)
     if given is None:
         raise ModelError("Resize: neither sizes nor scales are given")
@@ -144,7 +194,7 @@ def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> tuple
             sizes[axis] = _ratio_of_dim(n, x.shape[axis], ratio)
         else:
             raise UnsupportedError("Resize: the scales depend on data")
-    return sizes, scales
+    return _Targets(tuple(sizes), tuple(scales))
 
 
 def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: SizeRatio) -> Expr:
@@ -154,23 +204,32 @@ def _ratio_of_dim(n: NodeContext, dim: Expr, ratio: SizeRatio) -> Expr:
     return simplify(floordiv(dim * ratio.num, ratio.den), n.facts)
 
 
-def _keep_aspect(
-    n: NodeContext, x: ModelValue, axes: Sequence[int], targets: Sequence[Expr]
-) -> tuple[list[Expr], list[float | None]]:
-    """One scale for all axes: the smallest or the largest that the wanted sizes ask for."""
-    if not all(is_const(t) for t in targets) or not all(is_const(x.shape[axis]) for axis in axes):
-        raise UnsupportedError("Resize that keeps the aspect ratio of sizes that are not known")
+def _keep_aspect(n: NodeContext, x: ModelValue, axes: Sequence[int], targets: Sequence[Expr]) -> _Targets:
+    """One scale for all axes: the smallest or the largest that the wanted sizes ask for; halves are rounded up."""
     policy = n.attr("keep_aspect_ratio_policy")
-    ratios = [int(t) / int(x.shape[axis]) for axis, t in zip(axes, targets, strict=True)]
-    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    if policy not in ("not_larger", "not_smaller"):
+        raise ModelError(f"Resize: there is no keep_aspect_ratio_policy {policy!r}")
     sizes: list[Expr] = list(x.shape)
     scales: list[float | None] = [1.0] * x.rank
+    if all(is_const(t) for t in targets) and all(is_const(x.shape[axis]) for axis in axes):
+        ratios = [int(t) / max(int(x.shape[axis]), 1) for axis, t in zip(axes, targets, strict=True)]
+        scale = min(ratios) if policy == "not_larger" else max(ratios)
+        for axis in axes:
+            sizes[axis] = const(int(np.floor(int(x.shape[axis]) * scale + 0.5)))
+            scales[axis] = scale
+        return _Targets(tuple(sizes), tuple(scales))
+    known = [maximum(x.shape[axis], const(1)) for axis in axes]
     for axis in axes:
-        sizes[axis] = const(int(np.floor(int(x.shape[axis]) * scale + 0.5)))
-        scales[axis] = scale
-    return sizes, scales
-
-
+        asked = [floordiv(2 * x.shape[axis] * t + dim, 2 * dim) for dim, t in zip(known, targets, strict=True)]
+        sizes[axis] = reduce(minimum if policy == "not_larger" else maximum, asked)
+    found = bound(n, [sizes[axis] for axis in axes], "size")
+    for axis, size in zip(axes, found, strict=True):
+        sizes[axis] = size
+    ratio = n.call("div", n.call("cast", vector(targets), dtype=f32), n.call("cast", vector(known), dtype=f32))
+    chosen = n.call("min" if policy == "not_larger" else "max", ratio, axes=(0,), keepdims=True)
+    spread = n.call("expand", chosen, shape=(const(len(axes)),))
+    factors = n.call("scatter_elements", n.const(np.ones(x.rank), f32), n.const(np.array(axes), i64), spread)
+    return _Targets(tuple(sizes), (None,) * x.rank, factors)
 
 
 @onnx_op("AffineGrid", since=20)

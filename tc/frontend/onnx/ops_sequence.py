@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tc.errors import ModelError, UnsupportedError
+from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.ops_shape import equal_parts
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import DeferredValue, ModelValue, OptionalValue, SequenceValue, constant_value
-from tc.ir.arith import simplify
+from tc.ir.arith import prove
 from tc.ir.expr import Const, Expr, const
 
 
@@ -24,13 +23,15 @@ def _sequence(n: NodeContext, index: int) -> SequenceValue:
     return found
 
 
-def _position(n: NodeContext, index: int, count: int) -> int | None:
-    """A constant position in a sequence of `count`; None when the input is absent."""
+def _position(n: NodeContext, index: int, count: int, last: int) -> int | None:
+    """A constant position in a sequence of `count`, at most `last` from its front; None when the input is absent."""
     found = n.ints(index, "the position")
     if found is None:
         return None
+    if len(found) != 1:
+        raise ModelError(f"{n.op_type}: the position (input {index}) has {len(found)} elements, must have one")
     place = found[0] + count if found[0] < 0 else found[0]
-    if not 0 <= place <= count:
+    if not 0 <= place <= last:
         raise ModelError(f"{n.op_type}: position {found[0]} in a sequence of {count}")
     return place
 
@@ -53,16 +54,16 @@ def import_sequence_length(n: NodeContext) -> NodeResult:
 @onnx_op("SequenceAt")
 def import_sequence_at(n: NodeContext) -> NodeResult:
     items = _sequence(n, 0).items
-    place = _position(n, 1, len(items))
-    if place is None or place == len(items):
-        raise ModelError(f"SequenceAt: no item there in a sequence of {len(items)}")
+    place = _position(n, 1, len(items), len(items) - 1)
+    if place is None:
+        raise ModelError("SequenceAt: input 1, the position, is missing")
     return items[place]
 
 
 @onnx_op("SequenceInsert")
 def import_sequence_insert(n: NodeContext) -> NodeResult:
     items = list(_sequence(n, 0).items)
-    place = _position(n, 2, len(items))
+    place = _position(n, 2, len(items), len(items))
     items.insert(len(items) if place is None else place, n.value(1))
     return SequenceValue(tuple(items))
 
@@ -70,7 +71,9 @@ def import_sequence_insert(n: NodeContext) -> NodeResult:
 @onnx_op("SequenceErase")
 def import_sequence_erase(n: NodeContext) -> NodeResult:
     items = list(_sequence(n, 0).items)
-    place = _position(n, 1, len(items))
+    place = _position(n, 1, len(items), len(items) - 1)
+    if not items:
+        raise ModelError("SequenceErase: the sequence is empty")
     del items[-1 if place is None else place]
     return SequenceValue(tuple(items))
 
@@ -87,7 +90,10 @@ def import_concat_from_sequence(n: NodeContext) -> NodeResult:
 
 @onnx_op("SplitToSequence")
 def import_split_to_sequence(n: NodeContext) -> NodeResult:
-    x, axis = n.value(0), n.attr("axis", 0) % max(n.value(0).rank, 1)
+    x, axis = n.value(0), n.attr("axis", 0)
+    if not -x.rank <= axis < x.rank:
+        raise ShapeError(f"SplitToSequence: axis {axis} of {x.type}")
+    axis %= x.rank
     sizes = _split_sizes(n, x, axis)
     parts = n.graph.call("split", x, span=n.span, names=[n.label] * len(sizes), axis=axis, sizes=tuple(sizes))
     if n.optional(1) is None and not n.attr("keepdims", 1):
@@ -99,15 +105,19 @@ def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:
     split = n.optional(1)
     dim = x.shape[axis]
     if split is not None and split.rank == 1:
-        return list(n.dims(1, "split"))
+        sizes = list(n.dims(1, "split"))
+        if any(prove(size >= 0, n.facts) is False for size in sizes):
+            raise ShapeError(f"SplitToSequence: the parts {', '.join(map(str, sizes))} must not be negative")
+        return sizes
     if not isinstance(dim, Const):
         raise UnsupportedError(f"SplitToSequence: the number of parts of the dim {dim} is not known")
     if split is None:
-        return equal_parts(dim, int(dim), n)
+        return [const(1)] * int(dim)
     part = n.ints(1, "split")
-    assert part is not None
-    count = -(-int(dim) // part[0])
-    return [const(part[0])] * (count - 1) + [simplify(dim - part[0] * (count - 1))]
+    if part is None or len(part) != 1 or part[0] <= 0:
+        raise ShapeError(f"SplitToSequence: parts of {', '.join(map(str, part or ()))} must be one positive size, or a list of sizes")
+    whole, left = divmod(int(dim), part[0])
+    return [*[const(part[0])] * whole, *([const(left)] if left else ())]
 
 
 @onnx_op("Optional")

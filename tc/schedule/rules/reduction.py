@@ -161,8 +161,11 @@ class _Version:
     # -- few results of many terms
 
     def _is_long(self) -> bool:
-        """Whether rows are too few and too long for one core to take a row at a time."""
+        """Whether rows are too few and too long for one core to take a row at a time; not where data say how long, and so how many parts
+        there would be room for."""
         infos = self.infos()
+        if self._is_uneven():
+            return False
         least = LEAST_IN_PARTS // (2 if any(map(_is_heavy, infos)) else 1)
         return not self.is_short and all(self._is_long_reduction(info, least) for info in infos if info.reduction_axes)
 

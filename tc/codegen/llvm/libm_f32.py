@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 
 from tc.codegen.llvm.builder import Value
-from tc.codegen.ptx.large_angles import payne_hanek
-from tc.codegen.ptx.number import Number, either, from_bits
+from tc.codegen.llvm.large_angles import payne_hanek
+from tc.codegen.llvm.number import Number, either, from_bits
 
 _INF, _NAN = math.inf, math.nan
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
@@ -161,11 +161,7 @@ def _sin_cos(x: Number) -> tuple[Number, Number]:
     near, far, done = b.label("near"), b.label("far"), b.label("reduced")
     b.branch_if(x.math("abs").test("olt", _LARGE_ANGLE), near, far)
     b.start_block(near)
-    n, turns = _whole(x, 2 / math.pi)
-    rest = (-n).fma(_QUARTER[1], (-n).fma(_QUARTER[0], x))  # exact
-    more = -n * _QUARTER[2]
-    angle, lost = _any_sum(rest, more)
-    lost = lost + (-n).fma(_QUARTER[3], (-n).fma(_QUARTER[2], -more))
+    turns, angle, lost = _reduced(x)
     b.branch(done)
     b.start_block(far)
     far_turns, wide = payne_hanek(Number(b, b.convert("fpext", x.v, "double")))
@@ -182,6 +178,20 @@ def _sin_cos(x: Number) -> tuple[Number, Number]:
     turns = either_way("i32", turns, far_turns)
     r, low = Number(b, either_way("float", angle.v, far_angle.v)), Number(b, either_way("float", lost.v, far_lost.v))
     return _turned(turns, r, low)
+
+
+def _reduced(x: Number) -> tuple[Value, Number, Number]:
+    """The whole quarter turns in an angle below _LARGE_ANGLE, and the rest in two numbers."""
+    n, turns = _whole(x, 2 / math.pi)
+    rest = (-n).fma(_QUARTER[1], (-n).fma(_QUARTER[0], x))  # exact
+    more = -n * _QUARTER[2]
+    angle, lost = _any_sum(rest, more)
+    return turns, angle, lost + (-n).fma(_QUARTER[3], (-n).fma(_QUARTER[2], -more))
+
+
+def near_sin_cos(x: Number) -> tuple[Number, Number]:
+    """Of an angle below 2^17; of others some number."""
+    return _turned(*_reduced(x))
 
 
 def _turned(turns: Value, r: Number, low: Number) -> tuple[Number, Number]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tc.codegen.llvm.builder import Value
-from tc.codegen.ptx.number import Number
+from tc.codegen.llvm.number import Number
 
 _WINDOW = 192
 

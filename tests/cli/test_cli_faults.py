@@ -1,0 +1,148 @@
+"""`tc compare` and `tc bisect`: the node, the pass and the kernel at fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tc
+from tc.check.bisect import pass_effects
+from tc.cli import compare, main
+from tc.errors import VerifyError
+from tc.frontend.registry import import_model
+from tc.ir.graph import Call
+from tc.ir.module import IRModule
+from tc.passes import manager
+from tc.passes.manager import graph_pass, map_graph_functions
+from tc.passes.pipeline import PassOptions
+from tc.target import Target
+from tests.frontend.models import make_model, node
+
+F32 = np.float32
+
+
+def model() -> onnx.ModelProto:
+    """y = relu(x @ w) + 1, and the largest places of its rows."""
+    nodes = [node("MatMul", "x w", "p"), node("Relu", "p", "r"), node("Add", "r one", "y"), node("ArgMax", "y", "k", axis=1)]
+    weights = {"w": np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4), "one": np.ones((), F32)}
+    return make_model(nodes, {"x": (F32, ["n", 3])}, ["y", "k"], weights)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx.save(model(), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.mark.parametrize("against", ["onnxruntime", "reference"])
+def test_nodes_that_agree_are_counted(path: Path, against: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(path), "--dims", "n=5", "--against", against, "--all"]) == 0
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"agrees with {against}: 4 values compared" in text and "outputs of the model as it is compiled" in text
+
+
+def test_the_first_node_that_differs_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        values = compare.run_reference(model, feeds)
+        for k, value in enumerate(model.graph.output):
+            if value.name in ("r", "y"):
+                values[k] = values[k].copy()
+                values[k].flat[2] += 8 * np.spacing(np.abs(values[k]).max()) * 1000
+        return values
+
+    monkeypatch.setitem(compare.RUNTIMES, "reference", wrong)
+    code = main(["compare", str(path), "--dims", "n=5", "--against", "reference", "--json"])
+    data = json.loads(capsys.readouterr().out)
+
+    assert code == 3 and data["first"]["node"] == "the_r" and data["first"]["index"] == [0, 2]
+    assert [each["error"] > 1e-4 for each in data["nodes"]] == [False, True, True, False]
+    assert main(["compare", str(path), "--against", "reference", "--tolerance", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ulps"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0),
+        ([1.0], [1.0 + 2**-23], 1),
+        ([0.0], [-0.0], 0),
+        ([1e-45], [-1e-45], 2),
+        ([np.inf, 1.0], [np.inf, 1.0], 0),
+    ],
+)
+def test_units_in_the_last_place_are_counted_through_zero(a: list[float], b: list[float], ulps: int) -> None:
+    assert compare.difference(None, "y", np.array(a, F32), np.array(b, F32)).ulps == ulps
+
+
+def test_integers_and_shapes_are_compared(path: Path) -> None:
+    assert compare.difference(None, "k", np.array([2**62, 5]), np.array([2**62, 9])).ulps == 4
+    assert compare.difference(None, "k", np.zeros((2, 1)), np.zeros((2, 2))).error == np.inf
+    assert compare.difference(None, "k", np.array([np.nan], F32), np.array([1.0], F32)).error == np.inf
+    assert compare.difference(None, "k", np.zeros(0, F32), np.zeros(0, F32)).error == 0
+
+
+def test_what_cannot_be_compared_is_said(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tc.compile(path).save(tmp_path / "m.tcm")
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+
+    for arguments, words in [
+        (["compare", str(tmp_path / "m.tcm")], "is a compiled module"),
+        (["compare", str(tmp_path / "bad.onnx")], "cannot be read"),
+        (["compare", str(tmp_path / "none.onnx")], "none.onnx"),
+        (["compare", str(path), "--tolerance", "nan"], "--tolerance is nan"),
+        (["bisect", str(tmp_path / "m.tcm")], "is a compiled module"),
+        (["bisect", str(path), "--precision", "bf16"], "bisect follows the passes of f32"),
+    ]:
+        assert main(arguments) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_passes_that_keep_the_model_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", str(path), "--dims", "n=5"]) == 0
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no pass changes what the model computes" in text and "fuse_ops" in text
+
+
+def test_a_pass_that_changes_the_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "PASSES", dict(manager.PASSES))
+
+    @graph_pass
+    def lose_relu(module: IRModule) -> IRModule:
+        def change(func: object) -> object:
+            bindings = [
+                dataclasses.replace(b, value=Call("abs", b.value.args, ())) if getattr(b.value, "op", "") == "relu" else b
+                for b in func.bindings  # type: ignore[attr-defined]
+            ]
+            return dataclasses.replace(func, bindings=tuple(bindings))  # type: ignore[type-var]
+
+        return map_graph_functions(module, change)  # type: ignore[arg-type]
+
+    imported = import_model(model())
+    inputs = {"x": np.random.default_rng(0).standard_normal((5, 3)).astype(F32)}
+    passes = PassOptions(text="canonicalize, lose_relu, fuse_ops")
+
+    found = list(pass_effects(imported, inputs, Target.parse("native"), passes=passes))
+
+    assert [(each.name, each.error > 1e-2) for each in found] == [("canonicalize", False), ("lose_relu", True), ("fuse_ops", True)]
+
+
+def test_a_kernel_that_does_not_compute_its_loops_is_found(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = tc.compile
+
+    def compile_(*args: object, **options: object) -> object:
+        if options.get("verify") == "always":
+            raise VerifyError("kernel matmul_relu_add: y differs from the reference interpreter: ...")
+        return real(*args, **options)
+
+    monkeypatch.setattr(tc, "compile", compile_)
+    code = main(["bisect", str(path), "--json"])
+
+    assert code == 3 and "matmul_relu_add" in json.loads(capsys.readouterr().out)["kernel"]
