@@ -31,7 +31,7 @@ class Prepared(BackendRep):
     def run(self, inputs: Any, **options: Any) -> tuple[Any, ...]:
         """The outputs in the order of the model; inputs are a sequence in the order of the model's, or arrays by name."""
         by_name = inputs if isinstance(inputs, Mapping) else dict(zip(self.names, inputs, strict=False))
-        own = {value.name for value in self.module.inputs}
+        own = {value.name for value in (self.module.signature or self.module).inputs}
         given = {name: value if isinstance(value, list) or value is None else np.asarray(value) for name, value in by_name.items()}
         return tuple(self.module.run({name: value for name, value in given.items() if name in own}).values())
 

@@ -31,6 +31,7 @@ from tc.compiler import check_words, compile_model
 from tc.errors import TcError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
+from tc.frontend.signature import require_numbers
 from tc.measure.harness import Plan, Ratio, time_interleaved
 from tc.passes.pipeline import PreparedModel, lay_out, lower_model, simplify_model
 from tc.precision.choose import prepare_in
@@ -144,7 +145,9 @@ def tune(
     path = Path(database) if database is not None else default_database()
     if runner is None:
         refuse_foreign(chosen)
-    prepared = prepare_in(simplify_model(import_model(model, dims), chosen), asked)
+    imported = import_model(model, dims)
+    require_numbers(imported.signature, "tune")
+    prepared = prepare_in(simplify_model(imported, chosen), asked)
     symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
     for name in sizes:
         if name not in symbolic:

@@ -20,6 +20,7 @@ import numpy as np
 
 from tc.codegen.device import Device
 from tc.errors import InputError, UnsupportedError, VerifyError
+from tc.frontend.signature import require_numbers
 from tc.interp.graph import Observation, run_function
 from tc.ir.arith import evaluate
 from tc.ir.dtype import FLOAT8, DType, from_numpy, pack, tensor_memory, unpack
@@ -247,6 +248,8 @@ def difference(expected: np.ndarray, actual: np.ndarray, dtype: DType, reads_flo
 
 def verify_stages(stages: Stages, always: bool, is_given: bool) -> None:
     """Check that the IR is well formed: that of every stage (`always`), or what a user wrote by hand (`is_given`)."""
+    if always:
+        require_numbers(stages.imported.signature, 'verify="always"')
     if always or is_given:
         verify_ir(stages.imported.module)
     for module in (stages.graph, stages.lowered, stages.module) if always else ():

@@ -89,6 +89,7 @@ def describe_compiled(path: Path) -> Outcome:
         "constant_bytes": report.constant_bytes,
         "inputs": [describe_value(value) for value in module.inputs],
         "outputs": [describe_value(value) for value in module.outputs],
+        "values": [] if module.signature is None else list(map(str, (*module.signature.inputs, *module.signature.outputs))),
         "dims": list(module.dims),
         "kernels": [{"name": k.name, "nodes": list(k.nodes), "calls": k.calls, "rule": k.rule} for k in report.kernels],
         "fallbacks": list(report.fallbacks),
@@ -107,6 +108,8 @@ def show_compiled(console: Console, data: dict[str, Any]) -> None:
         where = f"{target.kind} device {target.number} ({target.device.product}, {target.device.arch}) at {where}"
     console.print(f"  for {where}, at most {data['threads']} threads (--json has every feature)", highlight=False, markup=False)
     show_signature(console, data)
+    if data["values"]:
+        console.print("[bold]which are the tensors of[/bold]\n  " + "\n  ".join(data["values"]), highlight=False)
     rows = [(k["name"], k["calls"], k["rule"], ", ".join(k["nodes"])) for k in data["kernels"]]
     console.print(make_table("kernels", ("kernel", "calls ", "rule", "nodes"), rows))
     if "precision" in data:

@@ -36,6 +36,7 @@ from tc.cli.outcome import Outcome, check_output, format_array, format_seconds, 
 from tc.cli.reference import CHECKERS, OutputCheck, check_outputs, describe_check
 from tc.cli.values import Values, array_of
 from tc.errors import CheckError, InputError, ShapeError, UserError
+from tc.frontend.signature import require_numbers
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
 from tc.ir.node import walk
@@ -128,9 +129,12 @@ def load_module(args: argparse.Namespace) -> tc.CompiledModule:
     """The module that the command is about: read when the file is one, compiled when it is a model."""
     options = compile_options(args)
     if not is_compiled(args.model):
-        return tc.compile(args.model, **options)
+        module = tc.compile(args.model, **options)
+        require_numbers(module.signature, "tc makes up and prints inputs")
+        return module
     refuse_compile_options(args)
     module = tc.load(args.model, options["threads"])
+    require_numbers(module.signature, "tc makes up and prints inputs")
     for name in parse_dims(args.dims):
         if name not in module.dims:
             known = ", ".join(module.dims) or "none: all its shapes are fixed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tc.frontend.signature import Signature
 from tc.ir.dtype import DType
 from tc.ir.module import IRModule
 from tc.ops.registry import Requirement
@@ -61,7 +62,8 @@ class Inspection:
 class Imported:
     """A model as a module, the conditions over dims to check before it runs, how each node was imported, and the files of data
     that it was read from besides its own. `assumes`: among the conditions are some that the model does not need (`Requirement.assumed`).
-    `defaults`: names of inputs whose values the file has, and which are constants here."""
+    `defaults`: names of inputs whose values the file has, and which are constants here. `signature`: how inputs and outputs lie in the
+    tensors of the module, where they are not those."""
 
     module: IRModule
     requirements: tuple[Requirement, ...]
@@ -69,3 +71,4 @@ class Imported:
     data_files: tuple[str, ...] = ()
     assumes: bool = False
     defaults: tuple[str, ...] = ()
+    signature: Signature | None = None

@@ -16,6 +16,7 @@ import numpy as np
 
 from tc.cost.rates import kernel_rates
 from tc.cost.typical import typical
+from tc.frontend.signature import require_numbers
 from tc.ir.arith import Facts
 from tc.ir.dtype import bf16, f32
 from tc.ir.graph import Atom, Binding, Call, TensorConst, TensorVar
@@ -73,6 +74,8 @@ def prepare_in(model: PreparedModel, precision: PrecisionRequest, watch: Stopwat
     """A model in a precision; programs in f32 and in 16 bits are compiled and run where calibration inputs decide."""
 
     def search() -> Precision:
+        if precision.is_searched:
+            require_numbers(model.imported.signature, "calibration")
         return choose_precision(model, precision, build_prepared)
 
     chosen = search() if watch is None or not precision.is_searched else watch.apart("calibration", search)

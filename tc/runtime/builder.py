@@ -208,7 +208,9 @@ def build_module(
     with seeing(stages.operators):
         callback = callback_for(linked.entry.calls)
     facts = (callback, report, explanations, linked.objects, str(builder.target), partial(timed_entry, program, builder))
-    return module_class(linked.library)(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
+    module = module_class(linked.library)(stages.plan, linked.entry, linked.library, ENTRY, constants, threads, *facts)
+    module.signature = stages.imported.signature
+    return module
 
 
 def timed_entry(program: LinkUnit, builder: ModuleBuilder) -> tuple[EntrySource, Loaded]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tc.codegen.backends import backend_of
 from tc.errors import ModelError, UserError
+from tc.frontend.signature import signature_from_json
 from tc.passes.graph.narrowing import NodePrecision
 from tc.runtime.callbacks import callback_for
 from tc.runtime.interface import interface_from_json
@@ -104,6 +105,7 @@ def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | Non
         make_general=None if general is None else lambda: _load(general, sections[end:], threads),
     )
     module.set_overriding(tuple(header["overridable"]), None)
+    module.signature = signature_from_json(header.get("signature"))
     return module
 
 

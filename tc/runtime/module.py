@@ -11,6 +11,7 @@ import numpy as np
 
 from tc.codegen.backend import Loaded
 from tc.errors import InputError, UnsupportedError, UserError
+from tc.frontend.signature import Signature, strings_of_call
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Expr, Var
@@ -43,6 +44,9 @@ class CompiledModule(NativeProgram):
     Arrays are numpy arrays or anything with `__dlpack__` on the CPU; results are of the kind of the first input. An array that
     is C-contiguous is used in place, another is copied once. dtypes are never converted: a wrong one raises InputError.
 
+    A sequence is a list of arrays, an empty optional None, and a tensor of strings an array of Python strings: `signature` says which
+    inputs and outputs are such, and `inputs` and `outputs` then list the tensors that they lie in.
+
     `out` may lie upon inputs: such a result is computed apart and copied. Results without `out` are the caller's for as long as
     anything holds them; their memory then serves later results of this module, until `trim` gives it back.
     """
@@ -71,6 +75,8 @@ class CompiledModule(NativeProgram):
         self._general: CompiledModule | None = None
         self._make_overriding: Callable[[tuple[str, ...]], CompiledModule] | None = None
         self._write: Callable[[str | None], Mapping[str, str | bytes]] | None = None
+        self.signature: Signature | None = None
+        """How inputs and outputs lie in the tensors of the program, where they are more than tensors of numbers."""
         self._overriding_modules: dict[tuple[str, ...], CompiledModule] = {}
         self._profiled: tuple[EntrySource, Loaded] | None = None
         self._report = report or Report(())
@@ -83,23 +89,40 @@ class CompiledModule(NativeProgram):
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""
+        if self.signature is not None:
+            given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else self.signature.by_position(args)
+            if out is not None:
+                raise InputError("out: a module that takes or returns sequences, optionals or strings makes its results itself")
+            results = tuple(self.run(given).values())
+            return results[0] if len(results) == 1 else results
+        return self._call_flat(args, out)
+
+    def _call_flat(self, args: tuple[Any, ...], out: Any) -> Any:
         try:
             return self._call(args, out)
         except AssumptionFails:
-            return self.general(*args, out=out)
+            return self.general._call_flat(args, out)
         except DefaultsReplaced as given:
             return self._overriding(given.names)(*args, out=out)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run on inputs by name; returns outputs by name, in order."""
+        if self.signature is None:
+            return dict(zip(self._output_names, self._run_flat(inputs), strict=True))
+        replaced = tuple(sorted(name for name in inputs if name in self.overridable))
+        if replaced:
+            return self._overriding(replaced).run(inputs)
+        with strings_of_call(self.signature.table()) as strings:
+            return self.signature.restore(self._run_flat(self.signature.flatten(inputs, strings)), strings)
+
+    def _run_flat(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         try:
             args = self._by_name(inputs)
-            results = self._run_static(args) if self._is_static and fit(args, self._wanted) else self._execute(args, None)
+            return self._run_static(args) if self._is_static and fit(args, self._wanted) else self._execute(args, None)
         except AssumptionFails:
-            return self.general.run(inputs)
+            return self.general._run_flat(inputs)
         except DefaultsReplaced as given:
-            return self._overriding(given.names).run(inputs)
-        return dict(zip(self._output_names, results, strict=True))
+            return self._overriding(given.names)._run_flat(inputs)
 
     # -- facts
 
@@ -307,5 +330,6 @@ class CompiledModule(NativeProgram):
             "precisions": [[list(n.nodes), n.op, n.computed, n.stored, n.why] for n in self._report.precisions],
             "general": None,
             "overridable": self.overridable,
+            "signature": None if self.signature is None else self.signature.to_json(),
         }
         return header, [*self._objects, *self._constants]

@@ -87,22 +87,13 @@ def test_an_index_outside_of_a_sequence_names_the_node() -> None:
         compiled(np.array(2), X, Z)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("g (int64 n, float[2] x) => (seq(float[2]) q) {" + COLLECT + "}", "Loop_2: the output 'q' .* a loop carries a sequence"),
-        (
-            """g (bool c, float[2] x) => (y) { y = If(c) <
-                then_branch = a () => (o1) { o1 = Neg(x) },
-                else_branch = b () => (o2) { k = Constant<value_ints = [0]>() o2 = Unsqueeze(x, k) }> }""",
-            r"If_0: the output 'y' .* results of different rank or kind: f32\[2\] and f32\[1, 2\]",
-        ),
-    ],
-    ids=["sequence", "rank"],
-)
-def test_what_cannot_be_a_result_is_refused_with_node_and_cause(text: str, words: str) -> None:
-    model = parsed(text)
+def test_a_sequence_whose_length_data_decide_is_a_result() -> None:
+    # It was refused: tensors only were returned.
+    model = parsed("g (int64 n, float[2] x) => (seq(float[2]) q) {" + COLLECT + "}")
+    module = tc.compile(model)
 
-    with pytest.raises(UnsupportedError, match=words):
-        tc.compile(model)
-    assert [n.status for n in tc.inspect(model).nodes if n.op_type in ("If", "Loop")] == ["refused"]
+    for k in (0, 1, 4):
+        np.testing.assert_array_equal(module(np.array(k), X), [X + i for i in range(k)])
+    assert [n.status for n in tc.inspect(model).nodes if n.op_type == "Loop"] == ["fallback"]
+    with pytest.raises(UnsupportedError, match=r"Loop_2: .* a loop carries a sequence"):
+        tc.compile(model, on_unsupported="error")

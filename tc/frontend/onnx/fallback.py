@@ -8,20 +8,30 @@ result is there.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tc.errors import UnsupportedError
+from tc.errors import Span, UnsupportedError
 from tc.frontend.imported import FALLBACK
-from tc.frontend.onnx.node_context import NodeContext, NodeResult
+from tc.frontend.onnx.node_context import GraphImporter, NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
-from tc.frontend.onnx.tensors import CODES, dtype_of
-from tc.frontend.onnx.values import AnyValue, DeferredValue, ModelValue, SequenceValue
-from tc.ir.dtype import f32
+from tc.frontend.onnx.tensors import CODES, STRING_CODE, dtype_of
+from tc.frontend.onnx.values import (
+    AnyValue,
+    DeferredValue,
+    ModelValue,
+    OptionalValue,
+    PackedValue,
+    SequenceValue,
+    Source,
+    StringsValue,
+)
+from tc.frontend.signature import PACKED_NAMES, STRING
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Const, Expr, Var, const
-from tc.ir.graph import CallExtern
+from tc.ir.graph import AttrValue, CallExtern
 from tc.ir.types import DimFact, TensorType
 
 REFERENCE_FUNCTION = "onnx_reference"
@@ -79,30 +89,103 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
     tensors = sources.tensors
     nodes = [*sources.nodes.values(), node]
     constants = {name: array for name, value in tensors.items() if (array := _small_constant(n, value)) is not None}
-    args = [value for name, value in tensors.items() if name not in constants]
     dim_names = _DimNames()
     wanted = [name for name in n.outputs if name]
-    model = _model_of(n, nodes, wanted, opsets, tensors, {**constants, **defaults}, dim_names)
+    model = _model_of(n.graph, nodes, wanted, opsets, tensors, {**constants, **defaults}, dim_names)
     types, unknown = _infer(n, model, dim_names)
     del model.graph.output[:]
-    model.graph.output.extend(_output_info(name, type_) for name, type_ in types.items())
-    _check_runs(n, model)
+    model.graph.output.extend(_output_info(name, code) for name, (_, code) in types.items())
+    _check_runs(model)
     results: dict[str, AnyValue] = {
         name: DeferredValue(tuple(nodes), name, tensors, f"{n.label}, where {n.reason}; {why}", n.place, n.label)
         for name, why in unknown.items()
     }
     if types:
-        text = base64.b64encode(model.SerializeToString()).decode()
-        operation = CallExtern(
-            f"py:{REFERENCE_FUNCTION}",
-            tuple(n.graph.atom(value) for value in args),
-            (),
-            tuple(types.values()),
-            (("model", text),),
-            span=n.span,
-        )
-        results.update(zip(types, n.graph.bind(operation, list(types.values()), list(types), n.span), strict=True))
+        args = [value for name, value in tensors.items() if name not in constants]
+        made = _bind_call(n.graph, model, args, {name: type_ for name, (type_, _) in types.items()}, n.span)
+        results.update((name, StringsValue(value) if types[name][1] == STRING_CODE else value) for name, value in made.items())
     return [results.get(name) for name in n.outputs], FALLBACK
+
+
+def _bind_call(
+    graph: GraphImporter,
+    model: Any,
+    args: Sequence[Source],
+    types: Mapping[str, TensorType],
+    span: Span | None,
+    attrs: tuple[tuple[str, AttrValue], ...] = (),
+) -> dict[str, ModelValue]:
+    """Bind a call of the reference; its results by name."""
+    text = base64.b64encode(model.SerializeToString()).decode()
+    operands = tuple(graph.atom(tensor) for value in args for tensor in _tensors_of(value))
+    operation = CallExtern(f"py:{REFERENCE_FUNCTION}", operands, (), tuple(types.values()), (("model", text), *attrs), span=span)
+    return dict(zip(types, graph.bind(operation, list(types.values()), list(types), span), strict=True))
+
+
+def _tensors_of(value: Source) -> tuple[ModelValue, ...]:
+    match value:
+        case StringsValue(numbers=numbers):
+            return (numbers,)
+        case PackedValue(tensors=tensors):
+            return tensors
+    return (value,)
+
+
+def pack_deferred(graph: GraphImporter, value: DeferredValue, declared: Any) -> tuple[tuple[ModelValue, ...], str, str]:
+    """The tensors that a value lies in which the reference alone can hold, what kind it is of, and its element type.
+
+    declared: its ONNX type as the file states it, which counts for what inference does not say. UnsupportedError where neither says.
+    """
+    held = value.tensors.get(value.name)
+    if isinstance(held, PackedValue):
+        kind, code = kind_of(held.type)
+        return held.tensors, kind, dtype_name(code, value.name)
+    model = _model_of(graph, value.nodes, [value.name], dict(graph.opsets), value.tensors, {}, _DimNames())
+    found = _inferred(model).get(value.name)
+    kind, code = kind_of(found if found is not None and kind_of(found)[1] else declared)
+    if not code:
+        raise UnsupportedError(f"the type of the output {value.name!r} is not known; it comes from {value.reason}")
+    dtype = dtype_name(code, f"the output {value.name!r}")
+    model.graph.output[0].type.CopyFrom(_type_of(kind, code))
+    _check_runs(model)
+    counts = [Var(graph.shared.fresh_dim(f"{value.name}.{word}")) for word in ("size", "length", "axes")]
+    for dim in counts:
+        graph.builder.add_fact(DimFact(dim))
+    element = i64 if dtype == STRING else dtype_of(code, value.name)
+    types = {
+        f"{value.name}.{word}": TensorType((dim,), element if word == "elements" else i64)
+        for word, dim in zip(PACKED_NAMES, counts, strict=True)
+    }
+    made = _bind_call(graph, model, list(value.tensors.values()), types, Span(value.label), (("packed", (value.name,)),))
+    return tuple(made.values()), kind, dtype
+
+
+def dtype_name(code: int, what: str) -> str:
+    """An ONNX element type by the name that a signature has for it."""
+    return STRING if code == STRING_CODE else dtype_of(code, what).name
+
+
+def kind_of(type_: Any) -> tuple[str, int]:
+    """Of an ONNX type: the kind of a packed value, and the code of its elements, 0 where there is none."""
+    match type_.WhichOneof("value"):
+        case "optional_type":
+            kind, code = kind_of(type_.optional_type.elem_type)
+            return ("optional sequence" if kind == "sequence" else "optional" if kind == "tensor" else ""), code
+        case "sequence_type":
+            kind, code = kind_of(type_.sequence_type.elem_type)
+            return ("sequence" if kind == "tensor" else ""), code
+        case "tensor_type":
+            return "tensor", type_.tensor_type.elem_type
+    return "", 0
+
+
+def _type_of(kind: str, code: int) -> Any:
+    from onnx import helper
+
+    found = helper.make_tensor_type_proto(code, None)
+    if kind.endswith("sequence"):
+        found = helper.make_sequence_type_proto(found)
+    return helper.make_optional_type_proto(found) if kind.startswith("optional") else found
 
 
 class _Sources:
@@ -110,7 +193,7 @@ class _Sources:
 
     def __init__(self, n: NodeContext) -> None:
         self.n = n
-        self.tensors: dict[str, ModelValue] = {}
+        self.tensors: dict[str, Source] = {}
         self.nodes: dict[str, Any] = {}  # by the name of their first result, each after what it reads
 
     def add(self, name: str, value: AnyValue | None) -> None:
@@ -119,7 +202,7 @@ class _Sources:
         match value:
             case None:
                 return
-            case ModelValue():
+            case ModelValue() | StringsValue() | PackedValue():
                 if name in self.nodes or self.tensors.setdefault(name, value) is not value:
                     raise UnsupportedError(f"two values that it needs are called {name!r}")
             case SequenceValue(items=items, dtype=dtype):
@@ -135,6 +218,9 @@ class _Sources:
                     self._add_node(node)
                 if value.name != name:
                     self._add_node(helper.make_node("Identity", [value.name], [name]))
+            case OptionalValue(content=content) if content is not None:
+                self.add(f"{name}.content", content)
+                self._add_node(helper.make_node("Optional", [f"{name}.content"], [name]))
             case _:
                 raise UnsupportedError(f"its input {name!r} is an optional")
 
@@ -144,11 +230,11 @@ class _Sources:
             raise UnsupportedError(f"two values that it needs are called {name!r}")
 
 
-def _output_info(name: str, type_: TensorType) -> Any:
+def _output_info(name: str, code: int) -> Any:
     """The declaration of a result: numpy's promotion is not ONNX's, what is declared is returned."""
     from onnx import helper
 
-    return helper.make_tensor_value_info(name, CODES[type_.dtype], None)
+    return helper.make_tensor_value_info(name, code, None)
 
 
 class _DimNames:
@@ -167,49 +253,75 @@ class _DimNames:
         return self.by_dim[dim]
 
 
-def _small_constant(n: NodeContext, value: ModelValue) -> np.ndarray | None:
+def _small_constant(n: NodeContext, value: Source) -> np.ndarray | None:
+    if not isinstance(value, ModelValue):
+        return None
     array = n.graph.array(value)
     return array if array is not None and array.nbytes <= _EMBED_LIMIT_BYTES else None
 
 
 def _model_of(
-    n: NodeContext,
+    graph: GraphImporter,
     nodes: Sequence[Any],
     wanted: Sequence[str],
     opsets: dict[str, int],
-    tensors: dict[str, ModelValue],
+    tensors: Mapping[str, Source],
     constants: dict[str, np.ndarray],
     dims: _DimNames,
 ) -> Any:
     """A model of the nodes with the wanted outputs. Small constants are its initializers."""
     from onnx import helper, numpy_helper
 
-    inputs = [
-        helper.make_tensor_value_info(name, CODES[value.dtype], [dims.name(dim) for dim in value.shape])
-        for name, value in tensors.items()
-        if name not in constants
-    ]
+    inputs = [_input_info(name, value, dims) for name, value in tensors.items() if name not in constants]
     outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
-    graph = helper.make_graph(
-        nodes, "node", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    )
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=n.graph.shared.model.proto.ir_version or 8)
+    made = helper.make_graph(nodes, "node", inputs, outputs, initializers)
+    return helper.make_model(made, opset_imports=imports, ir_version=graph.shared.model.proto.ir_version or 8)
 
 
-def _infer(n: NodeContext, model: Any, dims: _DimNames) -> tuple[dict[str, TensorType], dict[str, str]]:
-    """The types of the node's results by name, and why others have none that a program can rely on.
+def _input_info(name: str, value: Source, dims: _DimNames) -> Any:
+    """The declaration of an input. Items of a sequence have no dims in common but those that are numbers."""
+    from onnx import helper
 
-    Dims that are not known get names of their own.
-    """
+    if not isinstance(value, PackedValue):
+        (tensor,) = _tensors_of(value)
+        code = STRING_CODE if isinstance(value, StringsValue) else CODES[tensor.dtype]
+        return helper.make_tensor_value_info(name, code, [dims.name(dim) for dim in tensor.shape])
+    return helper.make_value_info(name, _without_names(value.type))
+
+
+def _without_names(type_: Any) -> Any:
+    found = type(type_)()
+    found.CopyFrom(type_)
+    inner = found
+    while inner.WhichOneof("value") in ("optional_type", "sequence_type"):
+        inner = getattr(inner, inner.WhichOneof("value")).elem_type
+    for dim in inner.tensor_type.shape.dim if inner.tensor_type.HasField("shape") else ():
+        dim.ClearField("dim_param")
+    return found
+
+
+def _inferred(model: Any) -> dict[str, Any]:
+    """The types of values by name, as far as ONNX infers them."""
     import onnx
 
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
         raise UnsupportedError(f"ONNX cannot infer its types: {error}") from error
-    found = {value.name: value.type for value in (*inferred.graph.output, *inferred.graph.value_info)}
-    types: dict[str, TensorType] = {}
+    return {value.name: value.type for value in (*inferred.graph.output, *inferred.graph.value_info)}
+
+
+def _infer(n: NodeContext, model: Any, dims: _DimNames) -> tuple[dict[str, tuple[TensorType, int]], dict[str, str]]:
+    """The types of the node's results by name, with ONNX's code of the elements, and why others have none that a program can rely on.
+
+    Dims that are not known get names of their own.
+    """
+    import onnx
+
+    found = _inferred(model)
+    types: dict[str, tuple[TensorType, int]] = {}
     unknown: dict[str, str] = {}
     for name in filter(None, n.outputs):
         kind = found[name].WhichOneof("value") if name in found else None
@@ -223,11 +335,11 @@ def _infer(n: NodeContext, model: Any, dims: _DimNames) -> tuple[dict[str, Tenso
         if rank is None or not tensor.elem_type:
             unknown[name] = f"ONNX cannot say the rank of its output {name!r}"
             continue
-        dtype = dtype_of(tensor.elem_type, f"the output {name!r}")
+        dtype = i64 if tensor.elem_type == STRING_CODE else dtype_of(tensor.elem_type, f"the output {name!r}")
         is_known = has_shape and not _is_misjudged(n)
         known = tensor.shape.dim if is_known else [onnx.TensorShapeProto.Dimension()] * rank
         shape = [_dim(n, f"{name}.{axis}", dim, dims) for axis, dim in enumerate(known)]
-        types[name] = TensorType(tuple(shape), dtype)
+        types[name] = TensorType(tuple(shape), dtype), tensor.elem_type
     return types, unknown
 
 
@@ -252,7 +364,7 @@ def _dim(n: NodeContext, hint: str, dim: Any, dims: _DimNames) -> Expr:
     return fresh
 
 
-def _check_runs(n: NodeContext, model: Any) -> None:
+def _check_runs(model: Any) -> None:
     """UnsupportedError unless ONNX has a reference implementation of the node."""
     from onnx.reference import ReferenceEvaluator
 

@@ -10,8 +10,8 @@ from tc.frontend.imported import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import needed_nodes, order_nodes
-from tc.frontend.onnx.tensors import CODES
-from tc.frontend.onnx.values import DeferredValue, ModelValue
+from tc.frontend.onnx.tensors import CODES, STRING_CODE
+from tc.frontend.onnx.values import DeferredValue, ModelValue, StringsValue
 from tc.ir.expr import Const
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def _type_proto(value: Any) -> TypeProto:
     """The ONNX type of an input; an empty one when it is absent."""
     import onnx
 
+    if isinstance(value, StringsValue):
+        return onnx.helper.make_tensor_type_proto(STRING_CODE, [int(d) if isinstance(d, Const) else None for d in value.numbers.shape])
     if not isinstance(value, ModelValue):
         return onnx.TypeProto()
     shape = [int(dim) if isinstance(dim, Const) else None for dim in value.shape]

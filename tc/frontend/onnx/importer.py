@@ -32,13 +32,16 @@ from tc.frontend.onnx.reading import (
     order_nodes,
 )
 from tc.frontend.onnx.size_elements import Elements, SizeRatio, array_of_elements, elements_of_array, is_constant
-from tc.frontend.onnx.tensors import CODES, dtype_of
+from tc.frontend.onnx.strings import as_strings, take_numbers
+from tc.frontend.onnx.tensors import CODES, STRING_CODE, dtype_of, read_strings
 from tc.frontend.onnx.values import (
     AnyValue,
     ModelValue,
+    StringsValue,
     UnknownValue,
     constant_value,
 )
+from tc.frontend.signature import StringTable
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import bool_, i64, u64
 from tc.ir.expr import Const, Expr, Var, is_const, select
@@ -84,6 +87,7 @@ class ModelImporter:
         self.check = check
         self.random_key: Callable[[], ModelValue] = lambda: constant_value(np.array(0, np.uint64))
         self.attempts = 0  # branches being imported to see whether they can work at all
+        self.strings = StringTable()
         self.reports: dict[str, NodeReport] = {}
         self.definitions: dict[TensorVar, tuple[Call, tuple[TensorVar, ...]]] = {}
         self._folded: dict[TensorVar, np.ndarray | None] = {}
@@ -239,9 +243,15 @@ class GraphImporter:
                 continue
             if tensor.name in self.names:
                 raise ModelError(f"the initializer {tensor.name!r} is defined twice")
-            self.names[tensor.name] = constant_value(reader.read(tensor), tensor.name)
+            self.names[tensor.name] = self.constant(tensor)
         for sparse in graph.sparse_initializer:
             self.names[sparse.values.name] = constant_value(reader.read_sparse(sparse), sparse.values.name)
+
+    def constant(self, tensor: Any) -> ModelValue | StringsValue:
+        """The value of a constant tensor of the file."""
+        if tensor.data_type != STRING_CODE:
+            return constant_value(self.shared.model.reader.read(tensor), tensor.name)
+        return StringsValue(constant_value(self.shared.strings.numbers(read_strings(tensor), f"tensor {tensor.name!r}"), tensor.name))
 
     # -- values
 
@@ -432,6 +442,7 @@ class GraphImporter:
         is_function = n.is_function
         if n.schema is not None and not is_function:
             check_node(n.node, n.schema, n.opset)
+        strings = take_numbers(n)
         self.shared.check(n)
         mark = self.mark()
         reason = "it has no operator in tc"
@@ -440,11 +451,14 @@ class GraphImporter:
             try:
                 known = n.known_results()
                 results = adapter(n) if known is None else known
+                results = results if strings is None else as_strings(n, results)
                 in_python = self._python_kernels(mark)
                 return results, *((FALLBACK, f"numpy's kernel of {', '.join(in_python)}") if in_python else (NATIVE, ""))
             except UnsupportedError as error:
                 reason = error.message
                 self.roll_back(mark)
+        if strings is not None:
+            n.inputs = strings
         n.reason = reason
         for alternative in self.shared.alternatives:
             try:

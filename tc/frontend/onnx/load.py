@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Union
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tc.errors import ModelError, ShapeError, Span, UnsupportedError, UserError, located
-from tc.frontend.dims import Dim, checked_dims
+from tc.frontend.dims import checked_dims
 from tc.frontend.imported import NATIVE, RANDOM_KEY, REFUSED, Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
-from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype, check_size
+from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype
+from tc.frontend.onnx.model_signature import DimPromise, ModelInputs, check_names, output_part
 from tc.frontend.onnx.operand_checks import check_operands
 from tc.frontend.onnx.reading import ModelFile, ModelSource, needed_nodes, order_nodes, read_model
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import DeferredValue, ModelValue
-from tc.ir.dtype import DType, u64
-from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
+from tc.frontend.onnx.values import AnyValue, DeferredValue, ModelValue, StringsValue
+from tc.frontend.signature import STRING, ValueLayout, signature_of
+from tc.ir.dtype import DType
+from tc.ir.expr import Const
 from tc.ir.graph import Atom, AttrValue
 from tc.ir.module import IRModule
-from tc.ir.types import DimFact, TensorType
 from tc.ops.build import GraphBuilder, carried_requirements
 
 if TYPE_CHECKING:
     from onnx import ValueInfoProto
-
-DimPromise = Union[Dim, int]
 
 
 def load_model(
@@ -64,28 +62,28 @@ def load_model(
 
 
 def _load(shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Collection[str]) -> Imported:
-    importer, signature, outputs = _import(shared, dims, overridden)
-    names = [info.name for info in importer.shared.model.proto.graph.output]
+    importer, inputs, outputs = _import(shared, dims, overridden)
     results: list[Atom] = []
-    for name, value in zip(names, outputs, strict=True):
-        if isinstance(value, DeferredValue):
-            raise UnsupportedError(_no_result(name, value), Span(value.label))
-        if not isinstance(value, ModelValue):
-            raise UnsupportedError(f"the output {name!r} is a sequence or an optional; tc returns tensors only")
-        results.append(importer.atom(value))
+    parts: list[ValueLayout] = []
+    for info, value in zip(importer.shared.model.proto.graph.output, outputs, strict=True):
+        with located(Span(value.label) if isinstance(value, DeferredValue) else None):
+            part, tensors = output_part(importer, info, value)
+        parts.append(part)
+        results.extend(map(importer.atom, tensors))
+    taken, names = (tuple(name for part in each for name in part.flat_names()) for each in (inputs.parts, parts))
+    taken = taken if inputs.key is None else (*taken, RANDOM_KEY)
+    for each in (inputs.parts, parts):
+        check_names(each)
     # The function carries what is required of its dims: for passes, these are uses.
     requirements = tuple(importer.builder.requirements)
     carried = carried_requirements(requirements)
-    attrs: tuple[tuple[str, AttrValue], ...] = (("input_names", tuple(signature.inputs)), ("output_names", tuple(names)))
+    attrs: tuple[tuple[str, AttrValue], ...] = (("input_names", taken), ("output_names", names))
     if carried:
         attrs = (*attrs, ("requirements", carried))
     function = importer.builder.function("main", results, attrs)
     files, assumes = importer.shared.model.reader.files, importer.shared.assumes
-    return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes, signature.defaults)
-
-
-def _no_result(name: str, value: DeferredValue) -> str:
-    return f"the output {name!r} is what tc returns no tensor for: it comes from {value.reason}; tc returns tensors only, of known rank"
+    signature = signature_of(inputs.parts, parts, shared.strings)
+    return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes, inputs.defaults, signature)
 
 
 def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None = None) -> Inspection:
@@ -96,10 +94,15 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
     read = read_model(model)
     importer, signature, outputs = _import(_shared(read, "inspect", False), checked_dims(dims))
     for info, value in zip(read.proto.graph.output, outputs, strict=True):
-        if isinstance(value, DeferredValue):
-            old = importer.shared.reports[value.place]
-            importer.shared.report(value.place, dataclasses.replace(old, status=REFUSED, reason=_no_result(info.name, value)))
-    inputs = [_value_report(name, value) for name, value in signature.inputs.items()]
+        old = importer.shared.reports.get(value.place) if isinstance(value, DeferredValue) else None
+        if old is not None:
+            try:
+                output_part(importer, info, value)
+            except UnsupportedError as error:
+                importer.shared.report(value.place, dataclasses.replace(old, status=REFUSED, reason=error.message))
+    inputs = [_input_report(part, signature.inputs[part.name]) for part in signature.parts]
+    if signature.key is not None:
+        inputs.append(_value_report(RANDOM_KEY, signature.key))
     results = [
         _value_report(info.name, value) if isinstance(value, ModelValue) else _declared_report(info)
         for info, value in zip(read.proto.graph.output, outputs, strict=True)
@@ -110,6 +113,12 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
 def _reports(shared: ModelImporter) -> tuple[NodeReport, ...]:
     """The reports in the order of the file."""
     return tuple(report for _, report in sorted(shared.reports.items()))
+
+
+def _input_report(part: ValueLayout, value: AnyValue) -> ValueReport:
+    if isinstance(value, StringsValue):
+        return dataclasses.replace(_value_report(part.name, value.numbers), dtype=STRING)
+    return _value_report(part.name, value) if isinstance(value, ModelValue) else ValueReport(part.name, (), part.described)
 
 
 def _value_report(name: str, value: ModelValue) -> ValueReport:
@@ -136,13 +145,13 @@ def _shared(model: ModelFile, mode: str, assume_equal: bool) -> ModelImporter:
 
 def _import(
     shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Collection[str] = ()
-) -> tuple[GraphImporter, _Signature, list[Any]]:
+) -> tuple[GraphImporter, ModelInputs, list[Any]]:
     model = shared.model
     graph = model.proto.graph
     builder = GraphBuilder()
     importer = GraphImporter(shared, builder)
     importer.add_initializers(graph, overridden)
-    signature = _Signature(dims, builder)
+    signature = ModelInputs(dims, builder)
     inputs = [info for info in graph.input if info.name not in importer.names]
     shared.random_key = signature.random_key
     signature.declare(inputs)
@@ -190,112 +199,3 @@ def _check_declared(info: ValueInfoProto, value: Any, kind: str) -> None:
     if not fits:
         text = ", ".join("?" if size is None else str(size) for size in sizes)
         raise ModelError(f"{what} is declared with shape [{text}], but is {value.type}")
-
-
-class _Signature:
-    """The inputs and dims of a model, made from its declarations and the user's promises."""
-
-    def __init__(self, promises: Mapping[str, DimPromise], builder: GraphBuilder) -> None:
-        self.promises = checked_dims(promises)
-        self.builder = builder
-        self.dims: dict[str, Expr] = {}
-        self.inputs: dict[str, ModelValue] = {}
-        self.defaults: tuple[str, ...] = ()  # names of inputs that need not be given
-
-    def declare(self, inputs: Iterable[ValueInfoProto]) -> None:
-        """Make the dims that are plain names; UserError for a promise about a dim that is not there."""
-        found: dict[str, None] = {}
-        for info in inputs:
-            for axis, dim in enumerate(info.type.tensor_type.shape.dim):
-                name = _dim_name(info.name, axis, dim)
-                if name is not None:
-                    found[name] = None
-        for name in self.promises:
-            if name not in found:
-                known = ", ".join(found) or "none: all its shapes are fixed"
-                raise UserError(f"dims: the model has no symbolic dim {name!r}; it has {known}")
-        plain = [name for name in found if name in self.promises or _parse_dim(name, found) is None]
-        for name in plain:
-            self.dims[name] = self._make(name)
-        for name in found:
-            if name not in self.dims:
-                self.dims[name] = _evaluate_dim(_parse_dim(name, found), self.dims)
-
-    def _make(self, name: str) -> Expr:
-        promise = self.promises.get(name, Dim())
-        if promise.fixed is not None:
-            return const(promise.fixed)
-        var = Var(name)
-        self.builder.add_fact(DimFact(var, promise.lo, promise.hi, promise.multiple_of))
-        return var
-
-    def add_input(self, info: ValueInfoProto) -> ModelValue:
-        """A parameter of the function for an input of the model."""
-        what = f"the input {info.name!r}"
-        if not info.type.HasField("tensor_type"):
-            kind = info.type.WhichOneof("value") or "nothing"
-            raise UnsupportedError(f"{what} is of the kind {kind.removesuffix('_type')}; tc takes tensors only")
-        tensor = info.type.tensor_type
-        dtype = dtype_of(tensor.elem_type, what)
-        if not tensor.HasField("shape"):
-            raise UnsupportedError(f"{what} has no shape, not even a rank; give it one, of symbolic dims if need be")
-        shape = []
-        for axis, dim in enumerate(tensor.shape.dim):
-            name = _dim_name(info.name, axis, dim)
-            shape.append(const(dim.dim_value) if name is None else self.dims[name])
-        type_ = TensorType(tuple(shape), dtype)
-        with located(Span(info.name)):
-            check_size(type_, what, None)
-        self.inputs[info.name] = ModelValue(type_, self.builder.param(info.name, type_))
-        return self.inputs[info.name]
-
-    def random_key(self) -> ModelValue:
-        """The parameter that random operators take their numbers by, behind all inputs; made where one asks for it."""
-        if RANDOM_KEY not in self.inputs:
-            type_ = TensorType((), u64)
-            self.inputs[RANDOM_KEY] = ModelValue(type_, self.builder.param(RANDOM_KEY, type_))
-        return self.inputs[RANDOM_KEY]
-
-
-def _dim_name(input_name: str, axis: int, dim: Any) -> str | None:
-    """The name of a symbolic dim, made from the input and axis when the file gives none; None for a known size."""
-    if dim.HasField("dim_value") and dim.dim_value >= 0:
-        return None
-    # Some files call every dim that they do not know "?".
-    return dim.dim_param.strip("?") or f"{input_name}.{axis}"
-
-
-_OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv}
-
-
-def _parse_dim(text: str, names: Iterable[str]) -> ast.expr | None:
-    """A dim such as "past + seq" as a formula over other dims; None when it is just a name."""
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    known = set(names)
-    for node in ast.walk(tree):
-        match node:
-            case ast.BinOp(op=op) if type(op) in _OPERATORS:
-                pass
-            case ast.Name(id=name) if name in known and name != text:
-                pass
-            case ast.Constant(value=int()) | ast.operator() | ast.expr_context():
-                pass
-            case _:
-                return None
-    return tree if isinstance(tree, ast.BinOp) else None
-
-
-def _evaluate_dim(tree: ast.expr | None, dims: Mapping[str, Expr]) -> Expr:
-    match tree:
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_evaluate_dim(left, dims), _evaluate_dim(right, dims))
-        case ast.Name(id=name):
-            return dims[name]
-        case ast.Constant(value=int(value)):
-            return const(value)
-    raise AssertionError("formulas of dims hold names, integers and four operators")
-
-

@@ -29,6 +29,7 @@ from tc.frontend.onnx.values import (
     DeferredValue,
     ModelValue,
     OptionalValue,
+    StringsValue,
     UnknownValue,
     constant_value,
     elements_value,
@@ -222,6 +223,8 @@ class NodeContext(Calls):
             return found.content
         if isinstance(found, DeferredValue):
             raise UnsupportedError(f"input {index} comes from {found.reason}")
+        if isinstance(found, StringsValue):
+            raise UnsupportedError(f"input {index} is a tensor of strings")
         if not isinstance(found, ModelValue):
             what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
             raise ModelError(f"{self.op_type}: input {index} {what}")

@@ -11,7 +11,7 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import ModelValue, constant_value, elements_value
+from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value, elements_value
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64, u64
@@ -29,7 +29,7 @@ def import_constant(n: NodeContext) -> NodeResult:
     for attribute in n.node.attribute:
         match attribute.name:
             case "value":
-                return constant_value(n.attr("value"), name)
+                return n.graph.constant(attribute.t)
             case "sparse_value":
                 return constant_value(n.graph.shared.model.reader.read_sparse(attribute.sparse_tensor), name)
             case "value_float" | "value_floats":
@@ -37,7 +37,8 @@ def import_constant(n: NodeContext) -> NodeResult:
             case "value_int" | "value_ints":
                 return constant_value(np.array(n.attr(attribute.name), np.int64), name)
             case "value_string" | "value_strings":
-                raise UnsupportedError("a constant of strings; tc has no strings")
+                texts = np.array(n.attr(attribute.name), object)
+                return StringsValue(constant_value(n.graph.shared.strings.numbers(texts, name), name))
     raise ModelError("Constant has no value")
 
 

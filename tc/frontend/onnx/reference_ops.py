@@ -54,6 +54,14 @@ def corrected_ops() -> tuple[type, ...]:
             items.insert(place, tensor)
             return (items,)
 
+    class Optional(OpRun):  # type: ignore[misc]
+        """What it holds: ONNX's puts it into a list, from which its OptionalGetElement does not take it."""
+
+        op_domain = ""
+
+        def _run(self, content: Any = None, type: Any = None) -> tuple[Any, ...]:
+            return (content,)
+
     class GridSample(KnownGridSample):  # type: ignore[misc]
         """With cubic interpolation the border stands in for taps outside, as in PyTorch: ONNX's moves the sample to the border."""
 
@@ -71,4 +79,4 @@ def corrected_ops() -> tuple[type, ...]:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
         return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
 
-    return Loop, SequenceInsert, GridSample
+    return Loop, SequenceInsert, Optional, GridSample

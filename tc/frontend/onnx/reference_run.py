@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from tc.errors import TcError, UnsupportedError
-from tc.frontend.onnx.fallback import REFERENCE_FUNCTION
+from tc.frontend.onnx.fallback import REFERENCE_FUNCTION, dtype_name, kind_of
 from tc.frontend.onnx.load import load_model
 from tc.frontend.onnx.reference_ops import corrected_ops
 from tc.frontend.onnx.tensors import dtype_of
+from tc.frontend.signature import PACKED_NAMES, STRING, StringTable, current_strings, pack_value, unpack_value
 from tc.ir.arith import evaluate
 from tc.ir.expr import Expr, Var
 from tc.ir.graph import Attrs, AttrValue, Call, Function, Loop, TensorConst, TensorVar
@@ -46,7 +47,10 @@ def _evaluator(data: bytes) -> Any:
 
 def _run_node(node: Any, opsets: dict[str, int], known: Callable[..., Results], *inputs: Any, **context: Any) -> Results:
     """The results of a node on these inputs, by our operators where they can; else by `known`."""
-    if all(value is None or isinstance(value, np.ndarray) for value in inputs):
+    given = zip(node.input, inputs, strict=True)
+    if any(name and value is None for name, value in given):  # the content of an empty optional
+        return known(*inputs, **context)
+    if all(value is None or (isinstance(value, np.ndarray) and value.dtype.kind not in "OUS") for value in inputs):
         found = run_by_operators(node, opsets, inputs)
         if found is not None:
             return found
@@ -63,9 +67,12 @@ def run_by_operators(node: Any, opsets: dict[str, int], inputs: Sequence[np.ndar
     graph = helper.make_graph([node], "node", [], [helper.make_empty_tensor_value_info(name) for name in names], constants)
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
-        function = load_model(helper.make_model(graph, opset_imports=imports), on_unsupported="error").module["main"]
+        imported = load_model(helper.make_model(graph, opset_imports=imports), on_unsupported="error")
     except UnsupportedError:
         return None
+    if imported.signature is not None:
+        return None
+    function = imported.module["main"]
     assert isinstance(function, Function)
     try:
         made = dict(zip(names, _run(function, {}), strict=True))
@@ -138,7 +145,7 @@ def _literal(value: AttrValue) -> AttrValue:
 def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
     """Run the node in `attrs["model"]` on the arrays, in the order of the model's inputs. UnsupportedError when it fails."""
     evaluator = _evaluator(base64.b64decode(str(attrs["model"])))
-    inputs = dict(zip(evaluator.input_names, arrays, strict=True))
+    inputs = _given(evaluator.proto_.graph.input, arrays)
     try:
         results = evaluator.run(None, inputs)
     except TcError:
@@ -146,10 +153,39 @@ def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np
     except Exception as error:  # whatever ONNX's Python, or numpy below it, raises for these inputs
         shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in inputs.items())
         raise UnsupportedError(f"ONNX's reference implementation fails on {shapes}: {type(error).__name__}: {error}") from error
-    dtypes = [dtype_of(info.type.tensor_type.elem_type, info.name).numpy for info in evaluator.proto_.graph.output]
-    return tuple(
-        np.ascontiguousarray(result, dtype).reshape(np.shape(result)) for result, dtype in zip(results, dtypes, strict=True)
-    )
+    packed = attrs.get("packed", ())
+    assert isinstance(packed, tuple)
+    outputs = zip(evaluator.proto_.graph.output, results, strict=True)
+    return tuple(array for info, result in outputs for array in _tensors(info, result, info.name in packed))
+
+
+def _given(infos: Sequence[Any], arrays: Sequence[np.ndarray | None]) -> dict[str, Any]:
+    """The inputs of the reference, of the tensors that they lie in."""
+    inputs, rest = {}, iter(arrays)
+    for info in infos:
+        kind, code = kind_of(info.type)
+        dtype = dtype_name(code, info.name)
+        if kind != "tensor":
+            inputs[info.name] = unpack_value([next(rest) for _ in PACKED_NAMES], kind, dtype, _strings(dtype))  # type: ignore[misc]
+        else:
+            array = next(rest)
+            inputs[info.name] = array if dtype != STRING or array is None else current_strings().array(array)
+    return inputs
+
+
+def _tensors(info: Any, result: Any, is_packed: bool) -> Sequence[np.ndarray]:
+    """The tensors that a result of the reference lies in."""
+    kind, code = kind_of(info.type)
+    dtype = dtype_name(code, info.name)
+    if is_packed:
+        return pack_value(result, kind, dtype, _strings(dtype), f"the output {info.name!r}")
+    if dtype == STRING:
+        return [current_strings().numbers(np.asarray(result), f"the output {info.name!r}")]
+    return [np.ascontiguousarray(result, dtype_of(code, info.name).numpy).reshape(np.shape(result))]
+
+
+def _strings(dtype: str) -> StringTable | None:
+    return current_strings() if dtype == STRING else None
 
 
 register_python_function(REFERENCE_FUNCTION, run_reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ DTYPES: Mapping[int, DType] = {
     25: dtypes.u2,
     26: dtypes.i2,
 }
+STRING_CODE = 8
 CODES: Mapping[DType, int] = {dtype: code for code, dtype in DTYPES.items()}
 _OTHER_NAMES = {
     0: "undefined",
@@ -79,6 +81,20 @@ def dtype_of(code: int, what: str) -> DType:
         f"{what} has the element type {name}, which tc does not have; convert the model to one of "
         f"{', '.join(d.numpy.name for d in DTYPES.values())}"
     )
+
+
+def read_strings(tensor: TensorProto) -> np.ndarray:
+    """The strings of a tensor of them. ModelError when it is damaged."""
+    what, count = f"tensor {tensor.name!r}", math.prod(tensor.dims)
+    if any(dim < 0 for dim in tensor.dims) or len(tensor.string_data) != count or tensor.HasField("raw_data"):
+        raise ModelError(f"{what} of strings and shape {list(tensor.dims)} has {len(tensor.string_data)} of them")
+    try:
+        texts = [text.decode() for text in tensor.string_data]
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{what} has a string that is not UTF-8: {error}") from error
+    found = np.empty(count, object)
+    found[:] = texts
+    return found.reshape(tuple(tensor.dims))
 
 
 class TensorReader:

@@ -37,6 +37,21 @@ class ModelValue:
 
 
 @dataclass(frozen=True, eq=False)
+class StringsValue:
+    """A tensor of strings, as i64 numbers in the table of the call (`signature.StringTable`): the same where the strings are."""
+
+    numbers: ModelValue
+
+
+@dataclass(frozen=True, eq=False)
+class PackedValue:
+    """What a sequence, an optional or a tensor of unknown rank is made from: three tensors (`signature`, "packed"); `type` is ONNX's."""
+
+    type: Any
+    tensors: tuple[ModelValue, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class SequenceValue:
     """An ONNX sequence of known length; it exists at import only."""
 
@@ -48,19 +63,20 @@ class SequenceValue:
 class OptionalValue:
     """An ONNX optional: something or nothing, known at import."""
 
-    content: ModelValue | SequenceValue | None
+    content: ModelValue | StringsValue | SequenceValue | None
 
 
 @dataclass(frozen=True, eq=False)
 class DeferredValue:
     """What only ONNX's reference can hold: a sequence whose length data decide, a tensor of a rank that nobody can say.
 
-    `nodes` make it, as `name`, from `tensors`; they run together with the nodes that use it. `reason` says why, of which node.
+    `nodes` make it, as `name`, from `tensors`; they run together with the nodes that use it. `reason` says why, of which node. An input
+    of that kind has no nodes, and is among the `tensors` itself.
     """
 
     nodes: tuple[Any, ...]
     name: str
-    tensors: Mapping[str, ModelValue]
+    tensors: Mapping[str, Source]
     reason: str
     place: str
     label: str
@@ -71,7 +87,10 @@ class UnknownValue:
     """The result of a node that was refused; only met while a model is inspected."""
 
 
-AnyValue = Union[ModelValue, SequenceValue, OptionalValue, DeferredValue, UnknownValue]
+Source = Union[ModelValue, StringsValue, PackedValue]
+"""What the program has as tensors."""
+
+AnyValue = Union[ModelValue, StringsValue, SequenceValue, OptionalValue, DeferredValue, UnknownValue]
 
 
 def constant_value(array: np.ndarray, name: str = "") -> ModelValue:
