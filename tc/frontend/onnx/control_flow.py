@@ -16,7 +16,7 @@ import numpy as np
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
-from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op, onnx_op_before
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, elements_value
 from tc.ir.arith import prove, simplify
@@ -450,6 +450,52 @@ def import_scan(n: NodeContext) -> NodeResult:
     for value, axis in zip(sequences[1:], axes[1:], strict=True):
         if prove(equal(value.shape[axis], length), n.facts) is False:
             raise ShapeError(f"Scan: sequences of length {length} and {value.shape[axis]}")
+    results = _scan(n, body, init, sequences, axes, reverse, length, f"{n.place_here}/body")
+    out_axes = n.attr("scan_output_axes") or [0] * num_results
+    out_reverse = n.attr("scan_output_directions") or [0] * num_results
+    stacked = [
+        _place_axis(n, flip(n, value, 0) if backward else value, axis % value.rank)
+        for value, axis, backward in zip(results[len(init) :], out_axes, out_reverse, strict=True)
+    ]
+    return [*results[: len(init)], *stacked]
+
+
+@onnx_op_before(9, "Scan")
+def import_scan_of_batches(n: NodeContext) -> NodeResult:
+    """Opset 8: every value has a first axis of batches, each of which is scanned by itself."""
+    if n.optional(0) is not None:
+        raise UnsupportedError("Scan of opset 8 with sequence lengths")
+    values, num_scanned, body = [n.value(k) for k in range(1, len(n.inputs))], n.attr("num_scan_inputs"), n.attr("body")
+    states, scanned = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
+    if not scanned:
+        raise ModelError("Scan needs at least one input to scan")
+    short = next((v for v in (*states, *scanned) if v.rank < (1 if v in states else 2)), None)
+    if short is not None:
+        raise ShapeError(f"Scan: {short.type} has no axes of batches and of items to scan")
+    reverse = n.attr("directions") or [0] * num_scanned
+    (batches, length), axes = scanned[0].shape[:2], [0] * num_scanned
+    for value in values:
+        if prove(equal(value.shape[0], batches), n.facts) is False:
+            raise ShapeError(f"Scan: batches of {batches} and {value.shape[0]}")
+
+    def one(c: Calls, b: ModelValue, _: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        own = [[c.call("gather", value, b, axis=0, in_range=True) for value in group] for group in (states, scanned)]
+        return None, [], _scan(c, body, *own, axes, reverse, length, f"{n.place_here}/body")
+
+    return bind_loop(n, batches, None, [], one, f"{n.place_here}/batches")
+
+
+def _scan(
+    c: Calls,
+    body: Any,
+    init: Sequence[ModelValue],
+    sequences: Sequence[ModelValue],
+    axes: Sequence[int],
+    reverse: Sequence[int],
+    length: Expr,
+    path: str,
+) -> list[ModelValue]:
+    """The last states, and what is scanned, stacked along a first axis."""
     last = elements_value(make_elements([as_expr(length) - 1], ()), i64)
 
     def step(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
@@ -460,14 +506,7 @@ def import_scan(n: NodeContext) -> NodeResult:
         results = [_tensor(v) for v in c.graph.run_graph(body, [*carried, *items])]
         return None, results[: len(init)], results[len(init) :]
 
-    results = bind_loop(n, length, None, init, step, f"{n.place_here}/body")
-    out_axes = n.attr("scan_output_axes") or [0] * num_results
-    out_reverse = n.attr("scan_output_directions") or [0] * num_results
-    stacked = [
-        _place_axis(n, flip(n, value, 0) if backward else value, axis % value.rank)
-        for value, axis, backward in zip(results[len(init) :], out_axes, out_reverse, strict=True)
-    ]
-    return [*results[: len(init)], *stacked]
+    return bind_loop(c, length, None, init, step, path)
 
 
 def flip(c: Calls, value: ModelValue, axis: int) -> ModelValue:
