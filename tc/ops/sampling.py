@@ -37,6 +37,9 @@ _OUTSIDE = {i32: -(1 << 29), i64: -(1 << 60)}
 """The place of an element outside, so low that other axes do not make up for it, and that three of it are a number still."""
 
 
+OUTSIDE = _OUTSIDE[i64]
+
+
 def _place_dtype(sizes: Sequence[Expr]) -> DType:
     elements = product(tuple(sizes))
     return i32 if isinstance(elements, Const) and elements.value < -_OUTSIDE[i32] else i64

@@ -14,6 +14,7 @@ from tc.frontend.onnx import (
     ops_sequence,
     ops_shape,
     ops_slice,
+    ops_training,
     ops_vision,
     ops_weights,
     reference_run,
@@ -23,7 +24,8 @@ from tc.frontend.onnx.load import inspect_model, load_model
 
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (
-    *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_vision),
+    *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_training),
+    ops_vision,
     *(ops_early, ops_random, ops_slice, ops_weights, reference_run, rnn),
 )
 

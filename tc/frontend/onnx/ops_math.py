@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
+from tc.ir.arith import simplify
 from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bool_, f32, f64, i32, i64, largest_number, u8
 from tc.ir.expr import const, select
 from tc.ir.graph import AttrValue
@@ -233,6 +235,45 @@ def import_dropout(n: NodeContext) -> NodeResult:
         return x
     mask_dtype = bool_ if n.opset >= 10 else x.dtype
     return [x, n.call("full", shape=x.shape, value=True if mask_dtype.is_bool else 1, dtype=mask_dtype)]
+
+
+@onnx_op("MelWeightMatrix", since=17)
+def import_mel_weight_matrix(n: NodeContext) -> NodeResult:
+    """Triangles over the bins of a spectrum, whose corners are evenly spaced on the mel scale (2595 log10(1 + f / 700))."""
+    one = (const(1),)
+    count, length = (n.call("cast", n.call("reshape", n.value(k), shape=one), dtype=i64) for k in (0, 1))
+    (bins,), (points,) = (n.graph.dims(value, f"{n.label}.{what}", n.span) for value, what in ((count, "bins"), (length, "length")))
+    rate, low, high = (n.call("cast", n.call("reshape", n.value(k), shape=one), dtype=f64) for k in (2, 3, 4))
+
+    def number(value: float) -> ModelValue:
+        return n.const(value, f64)
+
+    def mel(hertz: ModelValue) -> ModelValue:
+        grown = n.call("log", n.call("add", number(1), n.call("div", hertz, number(700))))
+        return n.call("mul", grown, number(2595 / math.log(10)))
+
+    step = n.call("div", n.call("sub", mel(high), mel(low)), n.call("add", n.call("cast", count, dtype=f64), number(2)))
+    index = n.call("cast", n.call("range", start=0, size=bins + 2, step=1), dtype=f64)
+    mels = n.call("add", n.call("mul", index, step), mel(low))
+    hertz = n.call("mul", n.call("sub", n.call("exp", n.call("mul", mels, number(math.log(10) / 2595))), number(1)), number(700))
+    scaled = n.call("mul", n.call("add", n.call("cast", length, dtype=f64), number(1)), hertz)
+    corners = n.call("floor", n.call("div", scaled, rate))
+    left, middle, right = (n.call("slice", corners, starts=(k,), sizes=(bins,), steps=(1,)) for k in range(3))
+    rows = simplify(points // 2 + 1, n.facts)
+    row = n.call("cast", n.call("range", start=0, size=rows, step=1), dtype=f64)
+    row = n.call("reshape", row, shape=(rows, const(1)))
+
+    def ramp(begin: ModelValue, end: ModelValue, at: ModelValue) -> ModelValue:
+        return n.call("div", n.call("sub", at, begin), n.call("sub", end, begin))
+
+    zero = number(0)
+    is_rising = n.call("logical_and", n.call("greater_equal", row, left), n.call("less_equal", row, middle))
+    rising = n.call("where", is_rising, ramp(left, middle, row), zero)
+    peak = n.call("where", n.call("equal", row, middle), number(1), zero)
+    rising = n.call("where", n.call("equal", left, middle), peak, rising)
+    is_falling = n.call("logical_and", n.call("greater_equal", row, middle), n.call("less", row, right))
+    found = n.call("where", is_falling, ramp(right, middle, row), rising)
+    return n.call("cast", found, dtype=n.dtype_attr("output_datatype", 1))
 
 
 # -- products

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.ops_training import batch_norm_of_batch
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import DType, int_range
@@ -323,7 +324,7 @@ def _norm_of(n: NodeContext, x: ModelValue, p: int, axes: tuple[int, ...]) -> Mo
 @onnx_op("BatchNormalization")
 def import_batch_norm(n: NodeContext) -> NodeResult:
     if n.attr("training_mode", 0):
-        raise UnsupportedError("BatchNormalization in training mode")
+        return batch_norm_of_batch(n)
     if n.opset < 14 and any(n.has_output(k) for k in range(1, 5)):
         raise UnsupportedError("BatchNormalization in training mode: it has more than one output")
     if n.opset < 9 and not n.attr("spatial", 1):

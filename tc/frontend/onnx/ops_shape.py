@@ -376,3 +376,13 @@ def import_unique(n: NodeContext) -> NodeResult:
 @onnx_op("Compress")
 def import_compress(n: NodeContext) -> NodeResult:
     return n.call("compress", n.value(0), n.value(1), axis=n.attr("axis"))
+
+
+@onnx_op("TensorScatter", since=24)
+def import_tensor_scatter(n: NodeContext) -> NodeResult:
+    """Where updates begin, for each batch, has been checked (`operand_checks`)."""
+    past, update, begins = n.value(0), n.value(1), n.optional(2)
+    mode, axis = n.attr("mode", "linear"), n.attr("axis", -2)
+    if mode not in ("linear", "circular") or not -past.rank <= axis < past.rank or not axis % past.rank:
+        raise ModelError(f"TensorScatter along axis {axis} of {past.type}, {mode}")
+    return n.call("write_along", past, update, begins, axis=axis % past.rank, circular=mode == "circular")
