@@ -1,0 +1,163 @@
+"""Operators of the domain "ai.onnx.ml", natively, against onnxruntime on random and edge inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import tc
+from tc.errors import ModelError, ShapeError
+
+F, I64, S, D = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.DOUBLE
+RNG = np.random.default_rng(0)
+
+
+def ml(
+    op_type: str, inputs: list[tuple[int, int]], outputs: list[int], opset: int = 3, ranks: tuple[int, ...] = (), **attributes: Any
+) -> onnx.ModelProto:
+    """A model of one node; inputs are (element type, rank)."""
+    infos = [helper.make_tensor_value_info(f"x{k}", code, [f"d{k}{a}" for a in range(rank)]) for k, (code, rank) in enumerate(inputs)]
+    results = [helper.make_tensor_value_info(f"y{k}", code, None) for k, code in enumerate(outputs)]
+    node = helper.make_node(
+        op_type, [i.name for i in infos], [r.name for r in results], name="the_node", domain="ai.onnx.ml", **attributes
+    )
+    graph = helper.make_graph([node], "g", infos, results)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", opset)], ir_version=8)
+
+
+def check(model: onnx.ModelProto, *calls: list[np.ndarray], native: bool = True, rtol: float = 2e-5) -> None:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    module = tc.compile(model)
+    assert not (native and module.report().fallbacks)
+    for arrays in calls:
+        feeds = {f"x{k}": array for k, array in enumerate(arrays)}
+        for found, expected in zip(module.run(feeds).values(), session.run(None, feeds), strict=True):
+            assert found.shape == np.shape(expected)
+            assert found.dtype.kind == expected.dtype.kind
+            if expected.dtype.kind == "f":
+                np.testing.assert_allclose(found, expected, rtol=rtol, atol=2e-6)
+            else:
+                np.testing.assert_array_equal(found, expected)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.asarray(RNG.standard_normal(shape), np.float32)
+
+
+def words(*texts: str) -> np.ndarray:
+    return np.array(texts, object)
+
+
+@pytest.mark.parametrize("code", [F, D, I64])
+@pytest.mark.parametrize("count", [1, 4])
+def test_scaler(code: int, count: int) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(code)
+    model = ml("Scaler", [(code, 2)], [F], offset=floats(count).tolist(), scale=floats(count).tolist())
+
+    check(model, [(floats(3, 4) * 9).astype(dtype)], [np.zeros((0, 4), dtype)])
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer(norm: str) -> None:
+    zeros = np.zeros((2, 3), np.float32)
+
+    check(ml("Normalizer", [(F, 2)], [F], norm=norm), [np.abs(floats(5, 3))], [zeros], [floats(4, 1)])
+    if norm != "MAX":
+        check(ml("Normalizer", [(F, 2)], [F], norm=norm), [floats(5, 3)])
+
+
+def test_binarizer_array_feature_extractor_and_feature_vectorizer() -> None:
+    check(ml("Binarizer", [(F, 2)], [F], threshold=0.25), [np.append(floats(3, 3), np.array([[0.25, np.inf, -np.inf]], np.float32), 0)])
+    check(ml("ArrayFeatureExtractor", [(F, 2), (I64, 1)], [F]), [floats(3, 5), np.array([4, 0, 0])])
+    check(ml("ArrayFeatureExtractor", [(F, 1), (I64, 1)], [F]), [floats(5), np.array([4, 0])])
+    check(ml("ArrayFeatureExtractor", [(S, 2), (I64, 1)], [S]), [words("a", "ü", "", "d").reshape(2, 2), np.array([1])])
+    model = ml("FeatureVectorizer", [(F, 2), (F, 2)], [F], inputdimensions=[3, 2])
+    for k, width in enumerate((3, 2)):
+        model.graph.input[k].type.tensor_type.shape.dim[1].dim_value = width
+    check(model, [floats(4, 3), floats(4, 2)])
+
+
+def test_imputer() -> None:
+    x = floats(6, 3)
+    x[::2, 1], x[1, 0] = np.nan, np.nan
+
+    check(ml("Imputer", [(F, 2)], [F], imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan")), [x])
+    check(ml("Imputer", [(F, 2)], [F], imputed_value_floats=[7.0], replaced_value_float=0.0), [np.round(floats(5, 3))])
+    check(ml("Imputer", [(I64, 2)], [I64], imputed_value_int64s=[7], replaced_value_int64=2), [RNG.integers(0, 4, (5, 3))])
+
+
+def test_one_hot_encoder() -> None:
+    check(ml("OneHotEncoder", [(I64, 1)], [F], cats_int64s=[3, 1, 7]), [np.array([1, 3, 7, 4])])
+    check(ml("OneHotEncoder", [(F, 2)], [F], cats_int64s=[3, 1]), [np.array([[1, 3.5], [0, 1]], np.float32)])
+    check(ml("OneHotEncoder", [(S, 1)], [F], cats_strings=["a", "é"]), [words("é", "a", "b", "")])
+
+
+ENCODERS: dict[str, tuple[list[tuple[int, int]], list[int], dict[str, Any], np.ndarray]] = {
+    "strings to integers": ([(S, 1)], [I64], {"keys_strings": ["a", "é", ""], "values_int64s": [5, 7, 9]}, words("é", "b", "a", "", "zz")),
+    "strings to floats": ([(S, 2)], [F], {"keys_strings": ["a", "b"], "values_floats": [0.5, 1.5], "default_float": -3.0},
+                          words("b", "a", "q", "b").reshape(2, 2)),
+    "strings to strings": ([(S, 1)], [S], {"keys_strings": ["a", "b"], "values_strings": ["ü", "a"], "default_string": "?"},
+                           words("b", "a", "x")),
+    "integers to strings": ([(I64, 1)], [S], {"keys_int64s": [5, -3, 1 << 40], "values_strings": ["p", "q", "r"]},
+                            np.array([-3, 5, 1 << 40, 6, -4, 1 << 41])),
+    "integers to floats": ([(I64, 1)], [F], {"keys_int64s": [2], "values_floats": [4.0]}, np.array([1, 2, 3])),
+    "floats to integers": ([(F, 1)], [I64], {"keys_floats": [0.5, -1.0, 2.0, 9.0, 3.0], "values_int64s": [1, 2, 3, 4, 5]},
+                           np.array([0.5, -1, 9, 9.5, np.inf, -9, 3, 2], np.float32)),
+    "floats with NaN": ([(F, 1)], [F], {"keys_floats": [0.5, float("nan")], "values_floats": [1.0, 2.0]},
+                        np.array([np.nan, 0.5, 1], np.float32)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_label_encoder(name: str) -> None:
+    inputs, outputs, attributes, x = ENCODERS[name]
+
+    check(ml("LabelEncoder", inputs, outputs, 4 if "NaN" in name else 2, **attributes), [x], [x[:0]])
+
+
+def test_label_encoder_of_many_keys_and_of_opset_1() -> None:
+    keys = RNG.permutation(1000)[:301].tolist()
+
+    check(ml("LabelEncoder", [(I64, 1)], [I64], 2, keys_int64s=keys, values_int64s=list(range(301))), [np.arange(-5, 1005)])
+    check(ml("LabelEncoder", [(S, 1)], [I64], 1, classes_strings=["x", "y"]), [words("y", "z", "x")])
+    check(ml("LabelEncoder", [(I64, 1)], [S], 1, classes_strings=["x", "y"]), [np.array([1, 0, 5])])
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+@pytest.mark.parametrize("labels", [[4, 2, 9], ["a", "b", "ü"], [0, 1]])
+def test_linear_classifier(transform: str, labels: list[Any]) -> None:
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_ints"
+    attributes = {"coefficients": floats(len(labels) * 5).tolist(), "intercepts": floats(len(labels)).tolist(), kind: labels}
+
+    outputs = [S if kind.endswith("strings") else I64, F]
+    check(ml("LinearClassifier", [(F, 2)], outputs, post_transform=transform, **attributes), [floats(40, 5)])
+
+
+def test_linear_regressor() -> None:
+    check(ml("LinearRegressor", [(F, 2)], [F], coefficients=floats(10).tolist(), intercepts=[0.5, -1.0], targets=2), [floats(6, 5)])
+    check(ml("LinearRegressor", [(F, 2)], [F], coefficients=floats(5).tolist()), [floats(6, 5)], [floats(0, 5)])
+
+
+@pytest.mark.parametrize("kind", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+@pytest.mark.parametrize("one_class", [0, 1])
+def test_svm_regressor(kind: str, one_class: int) -> None:
+    attributes = {"kernel_type": kind, "kernel_params": [0.3, 0.5, 3.0], "support_vectors": floats(20).tolist(), "rho": [0.25]}
+    model = ml("SVMRegressor", [(F, 2)], [F], n_supports=5, coefficients=floats(5).tolist(), one_class=one_class, **attributes)
+
+    check(model, [floats(30, 4)])
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ModelError, match="LabelEncoder: 2 keys and 1 values"):
+        tc.compile(ml("LabelEncoder", [(I64, 1)], [I64], 2, keys_int64s=[1, 2], values_int64s=[1]))
+    with pytest.raises(ModelError, match=r"LabelEncoder: keys of int64 for f32\[d00\]"):
+        tc.compile(ml("LabelEncoder", [(F, 1)], [I64], 2, keys_int64s=[1], values_int64s=[1]))
+    model = ml("Scaler", [(F, 2)], [F], offset=[1.0, 2.0], scale=[1.0, 2.0])
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+    with pytest.raises(ShapeError, match="Scaler: offset has 2 numbers"):
+        tc.compile(model)
