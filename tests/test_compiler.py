@@ -323,5 +323,5 @@ def main(x: f32[9]):
     assert m(x) == x.sum()
 
     (frame,) = m._idle
-    blocks = [frame.words[word] for word in m._dynamic_words(frame)]
+    blocks = [frame.words[word] for word in m._dynamic_words]
     assert blocks and not any(blocks)

@@ -278,7 +278,7 @@ def first_of_row(size: Expr, k: Expr, key: Callable[[Expr], Expr], use: Callable
     pairs = Pairs.of(kind, bounds(size, facts).hi, room)
     start = seq(put(pairs.side, 0), put(pairs.count, 0))
     if takes_all:
-        fill = _in_vectors(size, lambda i: pairs.store(i, pairs.made_of(key(i), i)))
+        fill = in_vectors(size, lambda i: pairs.store(i, pairs.made_of(key(i), i)))
         return scratch(pairs.buffers, seq(start, fill, put(pairs.count, size), sort(pairs), use(pairs)))
     limit, near, least = cell("limit", kind), Buffer("near", (const(block),), kind), Buffer("least", (const(block // 2),), kind)
     first = size % block
@@ -315,7 +315,7 @@ def first_of_row(size: Expr, k: Expr, key: Callable[[Expr], Expr], use: Callable
 
 
 
-def _in_vectors(size: Expr, body: Callable[[Expr], Stmt]) -> Stmt:
+def in_vectors(size: Expr, body: Callable[[Expr], Stmt]) -> Stmt:
     """`body(i)` for i < `size`, of which LANES at once where there are as many."""
     whole = size // LANES
     return seq(

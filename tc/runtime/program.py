@@ -33,7 +33,7 @@ from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
 from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, SIZE, THREADS
-from tc.runtime.frames import Frame, free_block, run_reference
+from tc.runtime.frames import HOST_MEMORY, Frame, free_block, run_reference
 from tc.runtime.memory import Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import tensor_info
@@ -122,6 +122,14 @@ class NativeProgram:
                 self._static_out, layout.outputs, self._out_types, self._dynamic_out, strict=True
             )
             if not dynamic
+        ]
+        self._dynamic_words = [layout.dynamic + 2 * k for k in range(plan.num_dynamic)]
+        self._found_out = [
+            (k, word, from_numpy(dtype), dtype, rank)
+            for k, (word, (dtype, rank), dynamic) in enumerate(
+                zip(layout.outputs, self._out_types, self._dynamic_out, strict=True)
+            )
+            if dynamic
         ]
         # What the calls of a static module need, looked up here once.
         out_dtypes = [dtype for dtype, _ in self._out_types]
@@ -459,13 +467,10 @@ class NativeProgram:
 
     # -- results of data-dependent size
 
-    def _dynamic_words(self, frame: Frame) -> list[int]:
-        start = self._entry.layout.dynamic
-        return [start + 2 * k for k in range(self.plan.num_dynamic)]
-
     def _free_dynamic(self, frame: Frame) -> None:
-        for word in self._dynamic_words(frame):
-            free_block(frame, word)
+        for word in self._dynamic_words:
+            if frame.words[word]:
+                free_block(frame, word)
 
     def _run_dynamic(self, frame: Frame, results: list[Any]) -> None:
         """Run, and give what results of unknown size there are; blocks are freed whatever happens."""
@@ -477,14 +482,15 @@ class NativeProgram:
 
     def _take_dynamic(self, frame: Frame, results: list[Any]) -> None:
         """Copy outputs out of dynamic blocks."""
-        words = frame.words
-        found = [(k, word) for k, word in enumerate(self._entry.layout.outputs) if self._dynamic_out[k]]
-        types = [self._out_types[k] for k, _ in found]
-        wanted = [(tuple(words[word + 1 : word + 1 + rank]), dtype) for (_, word), (dtype, rank) in zip(found, types, strict=True)]
-        for (k, word), array in zip(found, self._results.arrays(wanted, len(self._frames)), strict=True):
+        words, found = frame.words, self._found_out
+        wanted = [(tuple(words[word + 1 : word + 1 + rank]), dtype) for _, word, _, dtype, rank in found]
+        for (k, word, dtype, _, _), array in zip(found, self._results.arrays(wanted, len(self._frames))):
             results[k] = array
-            if array.nbytes:
-                dtype = from_numpy(array.dtype)
+            if not array.nbytes:
+                continue
+            if dtype.per_byte == 1 and frame.memory is HOST_MEMORY:
+                ctypes.memmove(data_address(array), words[word], array.nbytes)
+            else:
                 array[...] = unpack(frame.memory.view(words[word], dtype.bytes_of(array.size)), dtype, array.shape)
 
     # -- reference kernels

@@ -17,7 +17,7 @@ from tc.te import create_prim_func, placeholder
 from tests.ops.kernels import make_prim_func
 
 OPAQUE = {
-    *("cumsum", "cumprod", "scatter_elements", "scatter_nd", "topk"),
+    *("cumsum", "cumprod", "scatter_elements", "scatter_nd", "topk", "count_nonzero", "nonzero_at"),
     *("cumsum_parallel", "topk_parallel", "scatter_elements_parallel", "scatter_nd_parallel"),
     *("roi_align", "roi_max"),
 }

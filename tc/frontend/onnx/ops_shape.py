@@ -15,8 +15,9 @@ from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value, el
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64, u64
-from tc.ir.expr import Const, Expr, Mul, ceildiv, const, equal, floordiv, is_const, maximum
+from tc.ir.expr import Const, Expr, Mul, ceildiv, const, equal, floordiv, is_const, maximum, minimum
 from tc.ir.types import product
+from tc.ops.common import normalize_axis
 from tc.ops.registry import Requirement
 
 # -- constants
@@ -365,7 +366,17 @@ def import_scatter_nd(n: NodeContext) -> NodeResult:
 
 @onnx_op("NonZero")
 def import_nonzero(n: NodeContext) -> NodeResult:
-    return n.call("nonzero", n.value(0))
+    x = n.value(0)
+    if not x.rank:
+        return n.call("nonzero", x)
+    return _places(n, n.call("reshape", x, shape=(product(x.shape),)), x.shape)
+
+
+def _places(n: NodeContext, flat: ModelValue, shape: Sequence[Expr]) -> ModelValue:
+    """Where a tensor is not zero, of which `flat` has the elements in one row: i64[rank, count], the count being a dim of its own."""
+    starts, total = n.graph.call("count_nonzero", flat, span=n.span)
+    (count,) = n.graph.dims(total, f"{n.label}.count", n.span)
+    return n.call("nonzero_at", flat, starts, shape=tuple(shape), count=count)
 
 
 @onnx_op("Unique")
@@ -375,7 +386,16 @@ def import_unique(n: NodeContext) -> NodeResult:
 
 @onnx_op("Compress")
 def import_compress(n: NodeContext) -> NodeResult:
-    return n.call("compress", n.value(0), n.value(1), axis=n.attr("axis"))
+    x, condition, axis = n.value(0), n.value(1), n.attr("axis")
+    if axis is None or not x.rank:
+        x, axis = n.call("reshape", x, shape=(product(x.shape),)), 0
+    axis, size, given = normalize_axis(axis, x.rank, "Compress"), x.shape[axis], condition.shape[0]
+    if prove(given <= size, n.facts) is not True:
+        given = minimum(given, size)
+        condition = n.call("slice", condition, starts=(const(0),), sizes=(given,), steps=(1,))
+    places = _places(n, condition, (given,))
+    places = n.call("reshape", places, shape=places.shape[1:])
+    return n.call("gather", x, places, axis=axis, in_range=True)
 
 
 @onnx_op("TensorScatter", since=24)

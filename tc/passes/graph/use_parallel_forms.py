@@ -16,7 +16,8 @@ from tc.passes.manager import graph_pass, map_graph_functions
 def use_parallel_forms(module: IRModule) -> IRModule:
     """Replace running sums, `topk` and scatters by the operators that mean the same and have no order; see `tc.ops.parallel`.
 
-    A `topk` along an axis of which nothing says how long it is at most runs on the host.
+    A `topk` along an axis of which nothing says how long it is at most runs on the host, and so does what looks for elements that are
+    not zero.
     """
     return map_graph_functions(module, _function)
 
@@ -30,8 +31,8 @@ def _function(func: Function) -> Function:
 
 def _binding(binding: Binding) -> Binding:
     value = map_bodies(binding.value, _function)
-    if isinstance(value, Call) and value.op in PARALLEL_FORMS:
-        if has_parallel_form(value.op, operand_types(value), full_attrs(value)):
+    if isinstance(value, Call):
+        if value.op in PARALLEL_FORMS and has_parallel_form(value.op, operand_types(value), full_attrs(value)):
             value = replace(value, op=PARALLEL_FORMS[value.op])
         elif value.op in ON_HOST:
             value = replace(value, op=ON_HOST[value.op])
