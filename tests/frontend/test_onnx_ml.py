@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 import tc
 from tc.errors import ModelError, ShapeError
 
-F, I64, S, D = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.DOUBLE
+F, I64, S, DOUBLE = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.DOUBLE
 RNG = np.random.default_rng(0)
 
 
@@ -53,7 +53,7 @@ def words(*texts: str) -> np.ndarray:
     return np.array(texts, object)
 
 
-@pytest.mark.parametrize("code", [F, D, I64])
+@pytest.mark.parametrize("code", [F, DOUBLE, I64])
 @pytest.mark.parametrize("count", [1, 4])
 def test_scaler(code: int, count: int) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(code)

@@ -23,7 +23,8 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, "ModelProto"]
 
 _SPLIT_FROM_BYTES = 1 << 16
 # Deprecated operators are gone in that opset, but for this one: opset 21 changed what it means, and files of 18 to 20 have it.
-_DEPRECATED_WITH_MEANING = (("GroupNormalization", 18),)
+# Ensembles of trees of two kinds have been one since ai.onnx.ml 5, but tools go on to write the two.
+_DEPRECATED_WITH_MEANING = (("GroupNormalization", 18), ("TreeEnsembleRegressor", 5), ("TreeEnsembleClassifier", 5))
 
 _INT = 2
 _WRITTEN_EARLY = {(op, 10): {"axis": (_INT, False)} for op in ("QuantizeLinear", "DequantizeLinear")}

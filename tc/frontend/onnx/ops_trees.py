@@ -1,0 +1,277 @@
+"""Ensembles of trees of the domain "ai.onnx.ml".
+
+All trees of all rows walk at once, without branches: the nodes are in constant tables, a leaf follows itself, and every step looks up what
+the node of each (row, tree) compares and where it goes from there, as often as the deepest tree has levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.frontend.onnx.control_flow import bind_loop
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.ops_ml import DOMAIN, as_floats, labelled, rows
+from tc.frontend.onnx.values import ModelValue, constant_value
+from tc.ir.dtype import f32, f64, i64
+from tc.ir.expr import Const, const
+
+_COMPARISONS = {
+    "BRANCH_LEQ": "less_equal",
+    "BRANCH_LT": "less",
+    "BRANCH_GTE": "greater_equal",
+    "BRANCH_GT": "greater",
+    "BRANCH_EQ": "equal",
+    "BRANCH_NEQ": "not_equal",
+}
+_LEAF = "LEAF"
+_MODES = (*_COMPARISONS, "MEMBER")  # by number in TreeEnsemble
+_MAX_WEIGHTS = 1 << 27
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees by their nodes: `yes` and `no` are the nodes that follow, a leaf itself; `missing`: where NaN goes the way of `yes`."""
+
+    feature: np.ndarray
+    value: np.ndarray
+    mode: np.ndarray
+    yes: np.ndarray
+    no: np.ndarray
+    missing: np.ndarray
+    roots: np.ndarray
+
+    @property
+    def leaves(self) -> np.ndarray:
+        """bool[nodes]"""
+        return self.mode == _LEAF
+
+    def depth(self) -> int:
+        """The most steps from a root to a leaf. ModelError when some never end."""
+        level = np.unique(self.roots)
+        for steps in range(len(self.mode) + 1):
+            level = level[~self.leaves[level]]
+            if not level.size:
+                return steps
+            level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
+        raise ModelError("a tree has a cycle")
+
+
+def _walk(n: NodeContext, forest: Forest, x: ModelValue) -> ModelValue:
+    """i64[rows, trees]: the leaf at which each row ends in each tree."""
+    features, used = x.shape[1], forest.feature[~forest.leaves]
+    if used.size and (used.min() < 0 or (isinstance(features, Const) and used.max() >= int(features))):
+        raise ShapeError(f"{n.op_type}: feature {used.max() if used.min() >= 0 else used.min()} of {x.type}")
+    names = [name for name in _COMPARISONS if (forest.mode == name).any()]
+    tables = {name: constant_value(getattr(forest, name)) for name in ("feature", "yes", "no", "missing")}
+    values = n.const(forest.value, x.dtype)
+    kinds = constant_value(np.array([names.index(m) if m in names else 0 for m in forest.mode], np.int64))
+
+    def step(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        node = carried[0]
+
+        def at(table: ModelValue) -> ModelValue:
+            return c.call("gather", table, node, axis=0, in_range=True)
+
+        found = c.call("gather_elements", x, at(tables["feature"]), axis=1)
+        goes = c.call(_COMPARISONS[names[0]], found, at(values))
+        for k, name in enumerate(names[1:], 1):
+            is_it = c.call("equal", at(kinds), c.const(k, i64))
+            goes = c.call("where", is_it, c.call(_COMPARISONS[name], found, at(values)), goes)
+        if forest.missing.any():
+            lost = c.call("logical_and", c.call("is_nan", found), at(tables["missing"]))
+            goes = c.call("logical_or", goes, lost)
+        return None, [c.call("where", goes, at(tables["yes"]), at(tables["no"]))], []
+
+    start = n.call("expand", constant_value(forest.roots[None]), shape=(x.shape[0], const(len(forest.roots))))
+    depth = forest.depth()
+    if not depth or not names:
+        return start
+    return bind_loop(n, const(depth), None, [start], step, f"{n.place_here}/walk")[0]
+
+
+def _scores(
+    n: NodeContext, forest: Forest, x: ModelValue, weights: np.ndarray, has: np.ndarray, aggregate: str, base: np.ndarray | None
+) -> ModelValue:
+    """[rows, targets] of the weights [nodes, targets] of the leaves; `has` says which weights there are."""
+    if aggregate not in ("SUM", "AVERAGE", "MIN", "MAX"):
+        raise ModelError(f"{n.op_type}: aggregate_function {aggregate!r}")
+    if aggregate in ("MIN", "MAX") and not has[forest.leaves].all():
+        raise UnsupportedError(f"{n.op_type}: {aggregate} over leaves without a weight for each target")
+    taken = n.call("gather", n.const(weights, x.dtype), _walk(n, forest, x), axis=0, in_range=True)
+    scores = n.call({"MIN": "min", "MAX": "max"}.get(aggregate, "sum"), taken, axes=(1,), keepdims=False)
+    if aggregate == "AVERAGE":
+        scores = n.call("div", scores, n.const(len(forest.roots), x.dtype))
+    return scores if base is None else n.call("add", scores, n.const(base, x.dtype))
+
+
+# -- the operators up to version 3
+
+
+def _numbers(n: NodeContext, name: str) -> np.ndarray | None:
+    """Floats from the attribute, or from the tensor that may stand for it."""
+    tensor = n.attr(f"{name}_as_tensor")
+    if tensor is not None and tensor.size:
+        return np.asarray(tensor).reshape(-1)
+    given = n.attr(name)
+    return np.array(given, np.float32) if given else None
+
+
+def _forest(n: NodeContext) -> tuple[Forest, dict[tuple[int, int], int]]:
+    """The trees, and the number of each node by (tree, node)."""
+    trees, ids = n.attr("nodes_treeids") or [], n.attr("nodes_nodeids") or []
+    modes, count = n.attr("nodes_modes") or [], len(ids)
+    place = {key: k for k, key in enumerate(zip(trees, ids, strict=False))}
+    lists = {name: n.attr(f"nodes_{name}") or [] for name in ("featureids", "truenodeids", "falsenodeids")}
+    values = _numbers(n, "nodes_values")
+    lengths = {len(trees), len(modes), 0 if values is None else len(values), *map(len, lists.values())}
+    if not count or len(place) < count or lengths != {count}:
+        raise ModelError(f"{n.op_type}: {count} nodes, with lists of {', '.join(map(str, sorted(lengths)))}, must be as many and differ")
+    unknown = sorted({*modes} - {*_COMPARISONS, _LEAF})
+    if unknown:
+        raise ModelError(f"{n.op_type}: the mode {unknown[0]!r} of a node")
+
+    def following(name: str) -> np.ndarray:
+        found = [k if modes[k] == _LEAF else place.get((trees[k], lists[name][k]), -1) for k in range(count)]
+        if -1 in found:
+            at = found.index(-1)
+            raise ModelError(f"{n.op_type}: node {ids[at]} of tree {trees[at]} goes to node {lists[name][at]}, which is not there")
+        return np.array(found, np.int64)
+
+    missing = np.array(n.attr("nodes_missing_value_tracks_true") or [0] * count, bool)
+    yes, no = following("truenodeids"), following("falsenodeids")
+    inner = np.array([mode != _LEAF for mode in modes])
+    led_to = {*yes[inner].tolist(), *no[inner].tolist()}
+    roots = np.array([k for k in range(count) if k not in led_to], np.int64)
+    if len(missing) != count or len(roots) != len(set(trees)):
+        raise ModelError(f"{n.op_type}: {len(roots)} nodes that none leads to, for {len(set(trees))} trees")
+    features = np.where(inner, np.array(lists["featureids"], np.int64), 0)
+    assert values is not None
+    return Forest(features, values, np.array(modes, object), yes, no, missing, roots), place
+
+
+def _weights(n: NodeContext, kind: str, place: dict[tuple[int, int], int], targets: int) -> tuple[np.ndarray, np.ndarray]:
+    """The weights [nodes, targets] of leaves, and which there are. Those of one leaf and target add up."""
+    keys = zip(n.attr(f"{kind}_treeids") or [], n.attr(f"{kind}_nodeids") or [], strict=False)
+    ids, given = np.array(n.attr(f"{kind}_ids") or [], np.int64), _numbers(n, f"{kind}_weights")
+    nodes = np.array([place.get(key, -1) for key in keys], np.int64)
+    if given is None or len(nodes) != len(ids) or len(given) != len(ids):
+        raise ModelError(f"{n.op_type}: {len(nodes)} leaves, {len(ids)} targets and {0 if given is None else len(given)} weights")
+    if (nodes < 0).any() or (ids < 0).any() or (ids >= targets).any():
+        raise ModelError(f"{n.op_type}: a weight of a node or of a target that is not there")
+    if len(place) * targets > _MAX_WEIGHTS:
+        raise UnsupportedError(f"{n.op_type}: {len(place)} nodes with weights of {targets} targets")
+    weights, has = np.zeros((len(place), targets), given.dtype), np.zeros((len(place), targets), bool)
+    np.add.at(weights, (nodes, ids), given)
+    has[nodes, ids] = True
+    return weights, has
+
+
+def _features(n: NodeContext) -> ModelValue:
+    x = rows(n, n.value(0))
+    return x if x.dtype == f64 else as_floats(n, x)
+
+
+@onnx_op("TreeEnsembleRegressor", domain=DOMAIN)
+def import_tree_ensemble_regressor(n: NodeContext) -> NodeResult:
+    targets = n.attr("n_targets", 1)
+    if n.attr("post_transform", "NONE") != "NONE":
+        raise UnsupportedError("TreeEnsembleRegressor: a post_transform")
+    forest, place = _forest(n)
+    weights, has = _weights(n, "target", place, targets)
+    base = _numbers(n, "base_values")
+    if base is not None and len(base) != targets:
+        raise ModelError(f"TreeEnsembleRegressor: {len(base)} base values for {targets} targets")
+    return as_floats(n, _scores(n, forest, _features(n), weights, has, n.attr("aggregate_function", "SUM"), base))
+
+
+@onnx_op("TreeEnsembleClassifier", domain=DOMAIN)
+def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
+    """The class of the largest score, and the scores. With two classes and weights of one alone, the score says yes or no."""
+    labels: Sequence[Any] = n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []
+    if len(labels) < 2:
+        raise UnsupportedError(f"TreeEnsembleClassifier: {len(labels)} classes")
+    ids, transform = set(n.attr("class_ids") or []), n.attr("post_transform", "NONE")
+    if transform not in ("NONE", "LOGISTIC", "SOFTMAX"):
+        raise UnsupportedError(f"TreeEnsembleClassifier: post_transform {transform!r}")
+    forest, place = _forest(n)
+    weights, has = _weights(n, "class", place, len(labels))
+    base = _numbers(n, "base_values")
+    is_binary = len(labels) == 2 and len(ids) == 1
+    if base is not None and len(base) != (1 if is_binary else len(labels)):
+        raise UnsupportedError(f"TreeEnsembleClassifier: {len(base)} base values for {len(labels)} classes")
+    if is_binary and (ids != {0} or transform == "SOFTMAX"):
+        raise UnsupportedError("TreeEnsembleClassifier: runtimes differ about a softmax of one weight, and one of the second class")
+    if is_binary:
+        weights, has = weights[:, :1], has[:, :1]
+    elif not has[forest.leaves].all():
+        raise UnsupportedError("TreeEnsembleClassifier: leaves without a weight for each class")
+    scores = as_floats(n, _scores(n, forest, _features(n), weights, has, "SUM", base))
+    if not is_binary:
+        return [labelled(n, n.call("argmax", scores, axis=1, keepdims=False), labels), _transformed(n, scores, transform)]
+    positive = bool((weights >= 0).all())
+    is_yes = n.call("greater", scores, n.const(0.5 if positive else 0.0, f32))
+    number = n.call("squeeze", n.call("cast", is_yes, dtype=i64), axes=(1,))
+    if positive and transform == "NONE":
+        other = n.call("sub", n.const(1, f32), scores)
+    else:
+        other = n.call("neg", scores)
+    return [labelled(n, number, labels), _transformed(n, n.call("concat", other, scores, axis=1), transform)]
+
+
+def _transformed(n: NodeContext, scores: ModelValue, transform: str) -> ModelValue:
+    if transform == "NONE":
+        return scores
+    return n.call("sigmoid", scores) if transform == "LOGISTIC" else n.call("softmax", scores, axis=1)
+
+
+# -- the operator of version 5
+
+
+@onnx_op("TreeEnsemble", since=5, domain=DOMAIN)
+def import_tree_ensemble(n: NodeContext) -> NodeResult:
+    """Inner nodes and leaves are numbered apart: leaves come behind all nodes here."""
+    if n.attr("post_transform", 0) != 0:
+        raise UnsupportedError("TreeEnsemble: a post_transform")
+    splits, modes = np.asarray(n.attr("nodes_splits")).reshape(-1), np.asarray(n.attr("nodes_modes")).reshape(-1)
+    weights, targets = np.asarray(n.attr("leaf_weights")).reshape(-1), n.attr("n_targets", 1)
+    ids, roots = np.array(n.attr("leaf_targetids") or [], np.int64), np.array(n.attr("tree_roots") or [], np.int64)
+    nodes, leaves = len(splits), len(weights)
+    names = ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")
+    lists = [np.array(n.attr(f"nodes_{name}") or [], np.int64) for name in names]
+    missing = np.array(n.attr("nodes_missing_value_tracks_true") or [0] * nodes, bool)
+    if {len(modes), len(missing), *map(len, lists)} != {nodes} or len(ids) != leaves or not nodes or not len(roots):
+        raise ModelError("TreeEnsemble: the lists of nodes, or of leaves, are not all as long")
+    if (modes >= len(_COMPARISONS)).any():
+        raise UnsupportedError("TreeEnsemble: a node that asks for members of a set")
+    features, *ways = lists
+    following = [np.where(leaf != 0, way + nodes, way) for way, leaf in zip(ways[:2], ways[2:], strict=True)]
+    for way, leaf in zip(ways[:2], ways[2:], strict=True):
+        if (way < 0).any() or (way >= np.where(leaf != 0, leaves, nodes)).any():
+            raise ModelError("TreeEnsemble: a node goes to one that is not there")
+    if (roots < 0).any() or (roots >= nodes).any() or (ids < 0).any() or (ids >= targets).any():
+        raise ModelError("TreeEnsemble: a root or a target that is not there")
+    own = np.arange(nodes, nodes + leaves)
+    x = rows(n, n.value(0))
+    zeros = np.zeros(leaves)
+    words = np.array([_MODES[mode] for mode in modes] + [_LEAF] * leaves, object)
+    yes, no = (np.concatenate([way, own]) for way in following)
+    forest = Forest(
+        np.concatenate([features, zeros.astype(np.int64)]),
+        np.concatenate([splits, zeros.astype(splits.dtype)]),
+        words,
+        yes,
+        no,
+        np.concatenate([missing, zeros.astype(bool)]),
+        roots,
+    )
+    table, has = np.zeros((nodes + leaves, targets), weights.dtype), np.zeros((nodes + leaves, targets), bool)
+    table[own, ids], has[own, ids] = weights, True
+    aggregate = n.attr("aggregate_function", 1)
+    if not 0 <= aggregate < 4:
+        raise ModelError(f"TreeEnsemble: aggregate_function {aggregate}")
+    return _scores(n, forest, x, table, has, ("AVERAGE", "SUM", "MIN", "MAX")[aggregate], None)

@@ -1,0 +1,170 @@
+"""Ensembles of trees, natively, against onnxruntime on random forests and inputs, NaN among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+import tc
+from tc.errors import ModelError, ShapeError
+from tests.frontend.test_onnx_ml import DOUBLE, I64, F, S, check, floats, ml
+
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+
+
+def forest(rng: np.random.Generator, trees: int, depth: int, features: int, modes: tuple[str, ...], missing: bool) -> dict[str, list[Any]]:
+    """Random trees, some of a leaf alone; the attributes that two operators share, and the leaves under "leaves"."""
+    found: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids"),
+            "missing_value_tracks_true",
+        )
+    }
+    leaves: list[tuple[int, int]] = []
+
+    def grow(tree: int, level: int) -> int:
+        node = sum(t == tree for t in found["treeids"])
+        is_leaf = level == depth or rng.random() < 0.2
+        row = (tree, node, int(rng.integers(features)), float(np.float32(rng.integers(-8, 9) / 4)), "LEAF", 0, 0, 0)
+        for name, value in zip(found, row, strict=True):
+            found[name].append(value)
+        if is_leaf:
+            leaves.append((tree, node))
+            return node
+        place = len(found["modes"]) - 1
+        found["modes"][place] = str(rng.choice(modes))
+        found["missing_value_tracks_true"][place] = int(missing and rng.integers(2))
+        found["truenodeids"][place] = grow(tree, level + 1)
+        found["falsenodeids"][place] = grow(tree, level + 1)
+        return node
+
+    for tree in range(trees):
+        grow(tree, 0)
+    if not missing:
+        del found["missing_value_tracks_true"]
+    return {**{f"nodes_{name}": values for name, values in found.items()}, "leaves": leaves}
+
+
+def weights(kind: str, leaves: list[Any], ids: list[int], rng: np.random.Generator, positive: bool) -> dict[str, list[Any]]:
+    """A weight of every leaf for each of `ids`."""
+    given = rng.standard_normal(len(leaves) * len(ids)).astype(np.float32)
+    return {
+        f"{kind}_treeids": [tree for tree, _ in leaves for _ in ids],
+        f"{kind}_nodeids": [node for _, node in leaves for _ in ids],
+        f"{kind}_ids": ids * len(leaves),
+        f"{kind}_weights": (np.abs(given) / 4 if positive else given).tolist(),
+    }
+
+
+def inputs(missing: bool) -> list[np.ndarray]:
+    x = np.round(floats(60, 5) * 4) / 4
+    if missing:
+        x[::3, 1], x[5] = np.nan, np.nan
+    return [x.astype(np.float32)]
+
+
+@pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
+@pytest.mark.parametrize(("modes", "missing"), [(MODES[:1], False), (MODES[1:2], True), (MODES, True)], ids=["leq", "lt", "all"])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_regressor(aggregate: str, modes: tuple[str, ...], missing: bool, targets: int) -> None:
+    rng = np.random.default_rng(targets)
+    trees = forest(rng, 7, 5, 5, modes, missing)
+    leaves = trees.pop("leaves")
+    base = {"base_values": [0.5, -1.0, 2.0][:targets]} if aggregate == "SUM" else {}
+    given = {**trees, **weights("target", leaves, list(range(targets)), rng, False), **base}
+
+    model = ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=targets, aggregate_function=aggregate, **given)
+    check(model, inputs(missing), [floats(0, 5)])
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+@pytest.mark.parametrize("labels", [[4, 2, 9], ["a", "b", "ü"]], ids=["integers", "strings"])
+@pytest.mark.parametrize("positive", [True, False])
+def test_classifier_of_many(transform: str, labels: list[Any], positive: bool) -> None:
+    rng = np.random.default_rng(5)
+    trees = forest(rng, 6, 4, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_int64s"
+    given = {**trees, **weights("class", leaves, [0, 1, 2], rng, positive), kind: labels, "post_transform": transform}
+
+    check(ml("TreeEnsembleClassifier", [(F, 2)], [S if kind.endswith("strings") else I64, F], **given), inputs(False))
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("base", [[], [0.375]])
+def test_classifier_of_yes_and_no(transform: str, positive: bool, base: list[float]) -> None:
+    rng = np.random.default_rng(6)
+    trees = forest(rng, 4, 4, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    given = {**trees, **weights("class", leaves, [0], rng, positive), "classlabels_int64s": [3, 8], "post_transform": transform}
+
+    check(ml("TreeEnsembleClassifier", [(F, 2)], [I64, F], **given, **({"base_values": base} if base else {})), inputs(False))
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_of_two_classes_with_weights_the_one_of_the_larger_score_is_taken(transform: str) -> None:
+    # So ONNX says; onnxruntime compares the second score with 0 or with 0.5, and gives no label of the model's.
+    rng = np.random.default_rng(7)
+    trees = forest(rng, 4, 4, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    given = {**trees, **weights("class", leaves, [0, 1], rng, True), "classlabels_int64s": [3, 8], "post_transform": transform}
+    model, (x,) = ml("TreeEnsembleClassifier", [(F, 2)], [I64, F], **given), inputs(False)
+    module = tc.compile(model)
+
+    labels, scores = module(x)
+
+    assert not module.report().fallbacks
+    np.testing.assert_array_equal(labels, np.where(scores[:, 0] >= scores[:, 1], 3, 8))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(scores, session.run(["y1"], {"x0": x})[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("aggregate", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_trees_of_version_5(aggregate: int, dtype: Any) -> None:
+    # Two trees; the second is a node both of whose ways lead to one leaf.
+    attributes = {
+        "tree_roots": [0, 3],
+        "n_targets": 1,
+        "aggregate_function": aggregate,
+        "nodes_featureids": [0, 1, 2, 0],
+        "nodes_modes": numpy_helper.from_array(np.array([0, 1, 3, 0], np.uint8)),
+        "nodes_splits": numpy_helper.from_array(np.array([0.0, 0.5, -0.25, 1.0], dtype)),
+        "nodes_truenodeids": [1, 0, 2, 4],
+        "nodes_trueleafs": [0, 1, 1, 1],
+        "nodes_falsenodeids": [2, 1, 3, 4],
+        "nodes_falseleafs": [0, 1, 1, 1],
+        "nodes_missing_value_tracks_true": [1, 0, 1, 0],
+        "leaf_targetids": [0] * 5,
+        "leaf_weights": numpy_helper.from_array(np.array([1.0, -2.0, 3.5, 0.25, 0.75], dtype)),
+    }
+    code = F if dtype is np.float32 else DOUBLE
+    # ONNX's reference takes the leaf with the number of the node for that.
+    check(ml("TreeEnsemble", [(code, 2)], [code], 5, **attributes), [inputs(True)[0].astype(dtype)])
+
+
+def test_trees_that_are_damaged_are_refused() -> None:
+    rng = np.random.default_rng(1)
+    trees = forest(rng, 1, 3, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    given = {**trees, **weights("target", leaves, [0], rng, False), "n_targets": 1}
+
+    def refused(error: type[Exception], words: str, **changes: Any) -> None:
+        model = ml("TreeEnsembleRegressor", [(F, 2)], [F], **{**given, **changes})
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+        with pytest.raises(error, match=words):
+            tc.compile(model)
+
+    count = len(trees["nodes_modes"])
+    refused(ModelError, "goes to node 99, which is not there", nodes_truenodeids=[99] * count)
+    refused(ModelError, "nodes that none leads to, for 1 trees", nodes_truenodeids=[0] * count)
+    refused(ModelError, "the mode 'BRANCH' of a node", nodes_modes=["BRANCH"] * count)
+    refused(ModelError, r"nodes, with lists of", nodes_values=[0.0])
+    refused(ShapeError, r"feature 7 of f32\[d00, 5\]", nodes_featureids=[7] * count)
+    refused(ModelError, "a weight of a node or of a target", target_ids=[3] * len(leaves))
