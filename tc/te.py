@@ -51,7 +51,8 @@ class Stage(Node):
 
     Without reduction axes, `values[k]` is the element of `buffers[k]`. With them, `init[k]` is the start and `values[k]` the
     next state, in terms of loads of the buffers at the axes; all states advance together. `in_order`: the reduction axes are gone through
-    in order, as is needed where no monoid says how parts combine. A stage with `raw` set is opaque: `raw` writes the buffers by itself.
+    in order, as is needed where no monoid says how parts combine. `scanned`: the axis that is gone through in order, and whose earlier
+    elements values may load, `backwards` the later ones; -1 for none. A stage with `raw` set is opaque: `raw` writes the buffers by itself.
     """
 
     name: str
@@ -62,8 +63,15 @@ class Stage(Node):
     init: tuple[Expr, ...] = ()
     values: tuple[Expr, ...] = ()
     in_order: bool = False
+    scanned: int = -1
+    backwards: bool = False
     raw: Stmt | None = None
     annotations: tuple[tuple[str, int | float | str | bool], ...] = ()
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether every element is computed by itself, so that others may compute it where they read it."""
+        return self.raw is None and self.scanned < 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -297,6 +305,14 @@ def fold(
     return Tensor(buffer, stage)
 
 
+def scan(shape: Sequence[ExprLike], dtype: DType, axis: int, body: Callable[..., Expr], name: str, *, backwards: bool = False) -> Tensor:
+    """Elements `body(own, *axes)`, computed in the order of `axis`, or from its end: they may load what the result, `own`, has so far."""
+    dims = _shape(shape)
+    axes = _axes(len(dims), "")
+    buffer = Buffer(name, dims, dtype)
+    return Tensor(buffer, Stage(name, (buffer,), axes, values=(body(buffer, *axes),), scanned=axis, backwards=backwards))
+
+
 def raw(
     outputs: Sequence[tuple[str, Sequence[ExprLike], DType]], body: Callable[..., Stmt], name: str
 ) -> tuple[Tensor, ...]:
@@ -398,7 +414,10 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
     if stage.raw is not None:
         return Block(label, (), _to_load(stage.raw), annotations=stage.annotations)  # type: ignore[arg-type]
     dims = stage.buffers[0].shape
-    loops = [(axis, extent, AxisKind.SPATIAL) for axis, extent in zip(stage.axes, dims, strict=True)]
+    loops = [
+        (axis, extent, AxisKind.ORDERED if k == stage.scanned else AxisKind.SPATIAL)
+        for k, (axis, extent) in enumerate(zip(stage.axes, dims, strict=True))
+    ]
     kind = AxisKind.ORDERED if stage.in_order else AxisKind.REDUCTION
     loops += [(axis, n, kind) for axis, n in zip(stage.reduce_axes, stage.reduce_extents, strict=True)]
     loop_vars = [Var(f"{axis.name}", i64) for axis, _, _ in loops]
@@ -409,11 +428,13 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
     values = [_to_load(substitute(value, renamed)) for value in stage.values]
     starts = [_to_load(substitute(value, renamed)) for value in stage.init]
     target = tuple(axes[: len(dims)])
+    places: list[Expr] = list(loop_vars)
+    if stage.backwards:
+        places[stage.scanned] = loops[stage.scanned][1] - 1 - loop_vars[stage.scanned]
     block = Block(
         label,
         tuple(
-            BlockAxis(axis, extent, kind, loop_var)
-            for axis, (_, extent, kind), loop_var in zip(axes, loops, loop_vars, strict=True)
+            BlockAxis(axis, extent, kind, place) for axis, (_, extent, kind), place in zip(axes, loops, places, strict=True)
         ),
         _store_all(stage.buffers, target, values),
         init=seq(*(Store(b, target, v) for b, v in zip(stage.buffers, starts, strict=True))) if starts else None,  # type: ignore[arg-type]

@@ -262,8 +262,8 @@ class _Definition:
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(result, Tensor) for result in results):
             raise ShapeError(f"{self.name}: the tensor expression gives {made!r}, must give a tensor of tc.te, or a tuple of them")
-        if any(stage.raw is not None for stage in stages_of(results)):
-            raise ShapeError(f"{self.name}: te.raw is not for operators: nothing could check what it reads and writes")
+        if any(not stage.is_independent for stage in stages_of(results)):
+            raise ShapeError(f"{self.name}: te.raw and te.scan are not for operators: nothing could check what they read and write")
         return with_checked_reads(self.name, results, current_facts())
 
     def blocked(self, types: Sequence[TensorType | None], attrs: Attrs, block: int) -> BlockedForm | None:

@@ -12,10 +12,8 @@ from tc.ir.arith import simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Load, Var, add, const, equal, mul, select
 from tc.ir.graph import Attrs
-from tc.ir.loop import Stmt, Store
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, normalize_axis, operand
-from tc.ops.index import loops_over
 from tc.ops.registry import REQUIRED, Compute, OpDef, Reference, register
 from tc.te import Tensor
 
@@ -35,26 +33,18 @@ def _compute_running(combine: Callable[[Expr, Expr], Expr], none: int, name: str
         axis = normalize_axis(attrs.axis, len(x.shape), name)
         n = x.shape[axis]
 
-        def body(out: Any) -> Stmt:
-            def step(*axes: Expr) -> Stmt:
-                *outer, t = axes
-                place = n - 1 - t if attrs.reverse else t
-                before = place + 1 if attrs.reverse else place - 1
+        def body(out: Any, *axes: Expr) -> Expr:
+            def at(place: Expr) -> tuple[Expr, ...]:
+                return (*axes[:axis], place, *axes[axis + 1 :])
 
-                def at(where: Expr) -> tuple[Expr, ...]:
-                    return (*outer[:axis], where, *outer[axis:])
+            t = axes[axis]  # at the first step the neighbour is outside
+            neighbour = te.minimum(t + 1, n - 1) if attrs.reverse else te.maximum(t - 1, const(0))
+            is_first = equal(t, n - 1 if attrs.reverse else const(0))
+            own = x[at(neighbour)] if attrs.exclusive else x[at(t)]
+            first = const(none, x.dtype) if attrs.exclusive else own
+            return select(is_first, first, combine(Load(out, at(neighbour)), own))
 
-                # at the first step the neighbour is outside; reading the own place instead keeps the load in range
-                neighbour = select(equal(t, 0), place, before)
-                own = x[at(neighbour)] if attrs.exclusive else x[at(place)]
-                total = combine(Load(out, at(neighbour)), own)
-                first = const(none, x.dtype) if attrs.exclusive else own
-                return Store(out, at(place), select(equal(t, 0), first, total))
-
-            extents = (*(dim for d, dim in enumerate(x.shape) if d != axis), n)
-            return loops_over(extents, step, "s")
-
-        return te.raw([(name, x.shape, x.dtype)], body, name)[0]
+        return te.scan(x.shape, x.dtype, axis, body, name, backwards=attrs.reverse)
 
     return compute
 

@@ -132,7 +132,7 @@ def _reuse(read: Read, stage: Stage) -> Reuse | None:
 
 
 def _stage_kind(stage: Stage) -> FusionKind:
-    if stage.raw is not None:
+    if not stage.is_independent:
         return FusionKind.OPAQUE
     if not stage.reduce_axes:
         return FusionKind.ELEMENTWISE

@@ -279,7 +279,7 @@ def _computes_no_float(name: str, types: tuple, attrs: tuple, results: tuple) ->
     operands = [None if t is None else placeholder(t[0], t[1], f"x{k}") for k, t in enumerate(types)]
     made = op.compute_tensors(operands, op.attrs(attrs), [TensorType(shape, dtype) for shape, dtype in results])
     for stage in stages_of(made):
-        if stage.raw is not None:
+        if not stage.is_independent:
             return False
         if stage.reduce_axes and ("monoid", "max") not in stage.annotations:
             return False

@@ -13,6 +13,7 @@ from tc.schedule.rules.common import inline_elementwise
 from tc.schedule.rules.contraction import schedule_contraction, schedule_convolution
 from tc.schedule.rules.gpu import DEVICE_BEFORE_INLINING, DEVICE_RULES
 from tc.schedule.rules.reduction import schedule_reduction, schedule_stages
+from tc.schedule.rules.scan import schedule_scan
 from tc.schedule.rules.spatial import schedule_spatial
 from tc.schedule.rules.window import schedule_window
 from tc.schedule.rules.winograd import schedule_winograd
@@ -24,7 +25,7 @@ ScheduleRule = Callable[[Schedule, Target], "str | None"]
 BEFORE_INLINING = (schedule_attention, schedule_winograd)
 """Tried before anything is inlined into the stages that these rules look for."""
 
-RULES = (schedule_convolution, schedule_contraction, schedule_window, schedule_reduction, schedule_spatial, schedule_stages)
+RULES = (schedule_scan, schedule_convolution, schedule_contraction, schedule_window, schedule_reduction, schedule_spatial, schedule_stages)
 """Tried in this order. A rule returns its name when it applies, else None, and then has not changed the schedule. One that finds
 on its way that a step is not legal has not applied either."""
 

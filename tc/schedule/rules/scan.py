@@ -1,0 +1,81 @@
+"""Elements that need the ones before them along an axis: many of them at once beside that axis, in vectors or as chains of their own."""
+
+from __future__ import annotations
+
+from tc.ir.loop import AxisKind
+from tc.ir.uses import variables
+from tc.schedule.analysis import BlockInfo, block_infos
+from tc.schedule.rules.common import extent_value, known_product, set_parallel, stream_lanes
+from tc.schedule.rules.tile import peel
+from tc.schedule.step import Schedule
+from tc.target import Target
+
+CHAINS = 8
+"""Rows that are gone through side by side: an addition is done some cycles after it began."""
+
+VECTORS = 4
+"""Vectors that are gone through without a loop."""
+
+STRIP = 1024
+"""Elements of a row that are read and written one after the other, before those behind them: few are left in the first cache."""
+
+
+def schedule_scan(schedule: Schedule, target: Target) -> str | None:
+    """The axis that has an order inside of all others but vectors of the last one, or, if it is the last one itself, but some rows.
+
+    for o: for t: for i: ...      =>      parallel o, strips: for t: for io: for iu in unrolled(4): for ii in vectorized: ...
+    for o: for t: ...             =>      parallel oo: for t: for oi in unrolled(8): ...
+    """
+    infos = block_infos(schedule.func)
+    if len(infos) != 1 or infos[0].block.init is not None:
+        return None
+    info = infos[0]
+    ordered = [axis for axis in info.block.axes if axis.kind is AxisKind.ORDERED]
+    loops = list(schedule.loops_of(info.name))
+    if len(ordered) != 1 or len(loops) != len(info.block.axes) or any(a.kind is AxisKind.REDUCTION for a in info.block.axes):
+        return None
+    (own,) = [loop for loop, stmt in zip(loops, info.loops, strict=True) if stmt.var in variables(ordered[0].value)]
+    others = [loop for loop in loops if loop != own]
+    if loops[-1] != own:
+        _beside_vectors(schedule, info, own, others, target)
+    elif others:
+        _beside_rows(schedule, info, own, others)
+    return "scan"
+
+
+def _beside_vectors(schedule: Schedule, info: BlockInfo, own: str, others: list[str], target: Target) -> None:
+    *outer, last = others
+    extent = extent_value(schedule, last)
+    lanes = stream_lanes(info, target, extent)
+    steps = known_product(schedule, [own])
+    if extent is not None and extent < lanes:
+        schedule.reorder(*outer, own, last)
+        if extent >= 4:
+            schedule.vectorize(last)
+        set_parallel(schedule, info.name, outer, steps * extent)
+        return
+    counts = [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent]
+    vectors = schedule.choose(info.name, "vectors", counts, max(count for count in counts if count <= VECTORS))
+    step = vectors * lanes
+    strips = [size for size in (256, STRIP, 4 * STRIP) if extent is None or size < 2 * extent]
+    strip = schedule.choose(info.name, "strip", strips or [256], STRIP if STRIP in strips else (strips or [256])[-1])
+    around, along, few, inside = schedule.split(last, (None, max(strip // step, 1), vectors, lanes))
+    schedule.reorder(*outer, around, own, along, few, inside)
+    schedule.unroll(few)
+    schedule.vectorize(inside)
+    if extent is None or extent % strip:
+        peel(schedule, around, along)
+    set_parallel(schedule, info.name, [*outer, around], steps * strip)
+
+
+def _beside_rows(schedule: Schedule, info: BlockInfo, own: str, others: list[str]) -> None:
+    *outer, rows = others
+    extent = extent_value(schedule, rows)
+    counts = [count for count in (1, 2, 4, 8, 16) if extent is None or count <= extent]
+    chains = schedule.choose(info.name, "chains", counts, max(count for count in counts if count <= CHAINS))
+    around, few = schedule.split(rows, chains)
+    schedule.reorder(*outer, around, own, few)
+    schedule.unroll(few)
+    if extent is None or extent % chains:
+        peel(schedule, around)
+    set_parallel(schedule, info.name, [*outer, around], known_product(schedule, [own]) * chains)

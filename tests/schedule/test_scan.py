@@ -1,0 +1,66 @@
+"""Running sums and products, scheduled: what numpy accumulates, whatever shapes and axes are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tc
+from tc.ir.printer import print_ir
+from tc.ops.registry import OPS
+from tc.schedule.rules import apply_rules
+from tc.target import Target
+from tests.frontend.models import make_model, node
+from tests.ops.kernels import make_prim_func
+
+SHAPES = [(7,), (1,), (0,), (3, 0), (0, 3), (5, 1), (1, 37), (9, 40), (17, 129), (2, 3, 5), (3, 50, 33), (2, 9, 2100), (2, 2, 3, 17)]
+
+
+def expected(x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:
+    x = np.flip(x, axis) if reverse else x
+    total = np.cumsum(x, axis, dtype=x.dtype)
+    total = total - x if exclusive else total
+    return np.flip(total, axis) if reverse else total
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_sums_along_each_axis_are_those_of_numpy(shape: tuple[int, ...], symbolic: bool, rng: np.random.Generator) -> None:
+    x = rng.integers(-50, 50, shape).astype(np.float32)  # all sums are exact
+    dims: list[Any] = [f"d{k}" for k in range(len(shape))] if symbolic else list(shape)
+    for axis in range(len(shape)):
+        for exclusive, reverse in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            nodes = [node("CumSum", "x a", "y", exclusive=exclusive, reverse=reverse)]
+            module = tc.compile(make_model(nodes, {"x": (np.float32, dims)}, ["y"], {"a": np.array(axis)}, opset=17), threads=2)
+
+            np.testing.assert_array_equal(module(x), expected(x, axis, bool(exclusive), bool(reverse)))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64, np.float64])
+def test_sums_of_other_types_wrap_as_in_numpy(dtype: type, rng: np.random.Generator) -> None:
+    top = np.iinfo(dtype).max // 3 if np.issubdtype(dtype, np.integer) else 1000
+    x = rng.integers(0, top, (11, 19)).astype(dtype)
+    for axis in (0, 1):
+        module = tc.compile(make_model([node("CumSum", "x a", "y")], {"x": (dtype, [11, 19])}, ["y"], {"a": np.array(axis)}, opset=17))
+
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(module(x), np.cumsum(x, axis, dtype=dtype))
+
+
+def test_what_is_beside_the_axis_runs_in_vectors_and_at_once() -> None:
+    target = Target.parse("x86-64-v3:cores=2")
+    for shape, axis, words in (((4, 100, 4096), 1, "vectorized(8)"), ((4096, 100), 1, "unrolled(8)")):
+        made = apply_rules(make_prim_func(OPS["cumsum"], [np.zeros(shape, np.float32)], {"axis": axis}), target)
+
+        text = print_ir(made.func)
+        assert made.rule == "scan" and words in text and "parallel(" in text
+
+
+def test_not_a_number_stays_in_its_own_row() -> None:
+    x = np.ones((20, 30), np.float32)
+    x[3, 5], x[7, 0] = np.nan, np.inf
+    module = tc.compile(make_model([node("CumSum", "x a", "y")], {"x": (np.float32, [20, 30])}, ["y"], {"a": np.array(1)}, opset=17))
+
+    np.testing.assert_array_equal(module(x), np.cumsum(x, 1, dtype=np.float32))
