@@ -21,7 +21,7 @@ from tc.ir.graph import Attrs
 from tc.ir.hints import LoopHints
 from tc.ir.loop import For, If, LoopKind, Stmt, Store, seq
 from tc.ir.node import replace
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, require_equal, unravel
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register
 from tc.ops.topk import LANES, cell, get, grow, held, in_vectors, let, loop, put, scratch, vector_loops
@@ -132,6 +132,7 @@ def _infer_at(types: Types, attrs: Attrs) -> TensorType:
     if x.rank != 1 or starts.rank != 1:
         raise ShapeError(f"nonzero_at: the operands are {x} and {starts}, must have 1 dim each")
     require_equal(starts.shape[0], _blocks(x.shape[0]) + 1, "nonzero_at: the number of starts")
+    require_equal(product(exprs(attrs.shape)), x.shape[0], "nonzero_at: the number of elements")
     (count,) = exprs((attrs.count,))
     return TensorType((const(len(attrs.shape)), count), i64)
 

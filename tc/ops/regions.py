@@ -19,7 +19,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
 from tc.ir.dtype import DType, f32, f64, i64
-from tc.ir.expr import Expr, add, call, cast, const, equal, logical_and, maximum, minimum, select
+from tc.ir.expr import Expr, add, call, cast, const, equal, logical_and, logical_or, maximum, minimum, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, require_equal
@@ -49,10 +49,11 @@ def _require_regions(rois: TensorType, columns: int, op: str) -> None:
     require_equal(rois.shape[1], const(columns), f"{op}: dim 1 of the regions {rois}")
 
 
-def _require_batch(batch: TensorType, regions: Expr, op: str) -> None:
+def _require_batch(x: TensorType, batch: TensorType, regions: Expr, op: str) -> None:
     if batch.rank != 1 or batch.dtype.is_float:
         raise ShapeError(f"{op}: the numbers of images must be a vector of integers, found {batch}")
     require_equal(batch.shape[0], regions, f"{op}: the number of images {batch}")
+    require(logical_or(x.shape[0] >= 1, regions <= 0), f"{op}: there are regions, but {x} has no image")
 
 
 def _wide(dtype: DType) -> DType:
@@ -66,6 +67,10 @@ def _held(index: Expr, size: Expr) -> Expr:
 def _image(batch: Tensor, r: Expr, count: Expr) -> Expr:
     """The number of the image that a region is of. It is there as others have made sure: held there, nothing changes."""
     return _held(cast(batch[r], i64), count)
+
+
+def _reference_image(x: np.ndarray, number: np.generic) -> np.ndarray:
+    return np.asarray(x[min(max(int(number), 0), len(x) - 1)])
 
 
 # -- where the points of RoiAlign lie
@@ -195,10 +200,11 @@ def _infer_roi_align(types: Types, attrs: Attrs) -> TensorType:
     if [b.rank for b in bins] != [3, 3, 2, 2]:
         raise ShapeError(f"roi_align: tables of bins {bins}")
     regions = bins[0].shape[0]
-    _require_batch(batch, regions, "roi_align")
+    _require_batch(x, batch, regions, "roi_align")
     for b in bins[1:]:
         require_equal(b.shape[0], regions, f"roi_align: dim 0 of the bins {b}")
     for b, visited in zip(bins[:2], bins[2:], strict=True):
+        require_equal(b.shape[2], const(4), f"roi_align: dim 2 of the bins {b}")
         require_equal(visited.shape[1], b.shape[1], f"roi_align: dim 1 of the bins {visited}")
     return TensorType((regions, bins[0].shape[1], bins[1].shape[1], x.shape[3]), x.dtype)
 
@@ -268,7 +274,7 @@ def _run_roi_align(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     wide = np.float64 if np.float64 in (x.dtype, rows.dtype) else np.float32
     result = np.zeros((len(rows), rows.shape[1], columns.shape[1], x.shape[3]), wide)
     for r, p, q in np.ndindex(result.shape[:3]):
-        image, points = x[int(batch[r])].astype(wide), float(rows[r, p, POINTS]) * float(columns[r, q, POINTS])
+        image, points = _reference_image(x, batch[r]).astype(wide), float(rows[r, p, POINTS]) * float(columns[r, q, POINTS])
         with np.errstate(all="ignore"):
             i, of_row = _reference_taps(rows[r, p], int(visited_rows[r, p]), x.shape[1])
             j, of_column = _reference_taps(columns[r, q], int(visited_columns[r, q]), x.shape[2])
@@ -391,7 +397,7 @@ def _infer_roi_max(types: Types, attrs: Attrs) -> TensorType:
     if any(edge.rank != 2 for edge in edges):
         raise ShapeError(f"roi_max: tables of edges {edges}")
     regions = edges[0].shape[0]
-    _require_batch(batch, regions, "roi_max")
+    _require_batch(x, batch, regions, "roi_max")
     for k, edge in enumerate(edges):
         require_equal(edge.shape[0], regions, f"roi_max: dim 0 of the edges {edge}")
         require_equal(edge.shape[1], edges[k - k % 2].shape[1], f"roi_max: dim 1 of the edges {edge}")
@@ -427,7 +433,7 @@ def _run_roi_max(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     top, bottom, left, right = (np.asarray(edge) for edge in edges)
     result = np.zeros((*top.shape, left.shape[1], x.shape[3]), x.dtype)
     for r, p, q in np.ndindex(result.shape[:3]):
-        part = x[int(batch[r]), top[r, p] : bottom[r, p], left[r, q] : right[r, q]]
+        part = _reference_image(x, batch[r])[top[r, p] : bottom[r, p], left[r, q] : right[r, q]]
         if part.size:
             result[r, p, q] = part.max((0, 1))
     return result

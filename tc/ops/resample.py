@@ -199,6 +199,7 @@ def _infer_axis(types: Types, attrs: Attrs) -> TensorType:
     if not 0 <= attrs.axis < x.rank or start.rank != 1 or weights.rank != 2:
         raise ShapeError(f"resize_axis: axis {attrs.axis} of {x} by tables {start} and {weights}")
     require_equal(weights.shape[0], start.shape[0], f"resize_axis: dim 0 of the weights {weights}")
+    require(weights.shape[1] >= 1, f"resize_axis: the weights {weights} are of no elements")
     require(logical_or(x.shape[attrs.axis] >= 1, start.shape[0] <= 0), f"resize: a dim of {x} is 0, of which nothing can be made")
     shape = (*x.shape[: attrs.axis], start.shape[0], *x.shape[attrs.axis + 1 :])
     return TensorType(shape, x.dtype if attrs.nearest or x.dtype is f64 else f32)
