@@ -5,6 +5,7 @@
     nothing   an optional that is known to be empty: no tensor
     packed    what is of unknown length or rank: `elements` of all items one after the other, `ranks` i64[items], `dims` i64 of all items.
               `ranks` is [-1] for an optional without content
+    maps      of an output: a tensor [rows, labels], a dict of each row
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tc.errors import InputError, UnsupportedError
 from tc.ir.dtype import parse_dtype
 
 STRING = "string"
-TENSOR, LIST, NOTHING, PACKED = "tensor", "list", "nothing", "packed"
+TENSOR, LIST, NOTHING, PACKED, MAPS = "tensor", "list", "nothing", "packed", "maps"
 PACKED_NAMES = ("elements", "ranks", "dims")
 _NO_CONTENT = np.array([-1], np.int64)
 
@@ -167,13 +168,15 @@ def unpack_value(arrays: Sequence[np.ndarray], kind: str, dtype: str, strings: S
 
 @dataclass(frozen=True)
 class ValueLayout:
-    """An input or output: how it lies in `count` tensors. `kind` is what a packed one is; `dtype` that of elements, or "string"."""
+    """An input or output: how it lies in `count` tensors. `kind` is what a packed one is; `dtype` that of elements, or "string";
+    `labels` are the keys of maps."""
 
     name: str
     form: str
     count: int
     dtype: str
     kind: str = TENSOR
+    labels: tuple[int | str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -188,6 +191,8 @@ class ValueLayout:
         """What it is, in words."""
         if self.form == LIST:
             return f"sequence of {self.count} x {self.dtype}"
+        if self.form == MAPS:
+            return f"sequence of maps of {len(self.labels)} x {self.dtype}"
         return "nothing" if self.form == NOTHING else f"{self.kind} of {self.dtype}"
 
     def flat_names(self) -> tuple[str, ...]:
@@ -214,6 +219,8 @@ class ValueLayout:
         """The value of its tensors."""
         if self.form == PACKED:
             return unpack_value(tensors, self.kind, self.dtype, strings)
+        if self.form == MAPS:
+            return [dict(zip(self.labels, row, strict=True)) for row in tensors[0].tolist()]
         items = [strings.array(item) for item in tensors] if self.dtype == STRING else list(tensors)
         if self.form == LIST:
             return items
@@ -260,7 +267,7 @@ class Signature:
 
     def to_json(self) -> list[Any]:
         """For the header of a module file."""
-        parts = [[[p.name, p.form, p.count, p.dtype, p.kind] for p in part] for part in (self.inputs, self.outputs)]
+        parts = [[[p.name, p.form, p.count, p.dtype, p.kind, list(p.labels)] for p in part] for part in (self.inputs, self.outputs)]
         return [*parts, list(self.strings.texts[1:])]
 
 
@@ -269,7 +276,7 @@ def signature_from_json(data: Any) -> Signature | None:
     if data is None:
         return None
     *parts, texts = data
-    inputs, outputs = (tuple(ValueLayout(*item) for item in part) for part in parts)
+    inputs, outputs = (tuple(ValueLayout(*item, labels=tuple(labels)) for *item, labels in part) for part in parts)
     return Signature(inputs, outputs, StringTable(map(str, texts)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tc
-from tc.errors import ModelError, ShapeError
+from tc.errors import InputError, ModelError, ShapeError
 
 F, I64, S, DOUBLE = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.DOUBLE
 RNG = np.random.default_rng(0)
@@ -136,6 +137,32 @@ def test_linear_classifier(transform: str, labels: list[Any]) -> None:
 
     outputs = [S if kind.endswith("strings") else I64, F]
     check(ml("LinearClassifier", [(F, 2)], outputs, post_transform=transform, **attributes), [floats(40, 5)])
+
+
+@pytest.mark.parametrize("labels", [[4, 2, 9], ["a", "b", "ü"]])
+def test_maps_of_scores(labels: list[Any], tmp_path: Path) -> None:
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_int64s"
+    model = ml("ZipMap", [(F, 2)], [F], 1, **{kind: labels})
+    key = TensorProto.STRING if isinstance(labels[0], str) else I64
+    value = helper.make_map_type_proto(key, helper.make_tensor_type_proto(F, []))
+    model.graph.output[0].CopyFrom(helper.make_value_info("y0", helper.make_sequence_type_proto(value)))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    module = tc.compile(model)
+    module.save(tmp_path / "maps.tcm")
+
+    for x in (floats(4, 3), floats(0, 3)):
+        assert module(x) == session.run(None, {"x0": x})[0]
+        assert tc.load(tmp_path / "maps.tcm")(x) == module(x)
+    with pytest.raises(InputError):
+        module(floats(2, 4))
+    assert [str(value.dtype) for value in tc.inspect(model).outputs] == ["sequence of maps of 3 x f32"]
+
+
+def test_category_mapper() -> None:
+    categories = {"cats_strings": ["a", "é"], "cats_int64s": [7, -2]}
+
+    check(ml("CategoryMapper", [(S, 1)], [I64], 1, **categories), [words("é", "a", "b")])
+    check(ml("CategoryMapper", [(I64, 1)], [S], 1, default_string="?", **categories), [np.array([7, -2, 3])])
 
 
 def test_linear_regressor() -> None:

@@ -104,7 +104,7 @@ def inspect_model(model: ModelSource, *, dims: Mapping[str, DimPromise] | None =
     if signature.key is not None:
         inputs.append(_value_report(RANDOM_KEY, signature.key))
     results = [
-        _value_report(info.name, value) if isinstance(value, ModelValue) else _declared_report(info)
+        _value_report(info.name, value) if isinstance(value, ModelValue) else _output_report(importer, info, value)
         for info, value in zip(read.proto.graph.output, outputs, strict=True)
     ]
     return Inspection(tuple(inputs), tuple(results), tuple(signature.dims), _reports(importer.shared))
@@ -124,6 +124,17 @@ def _input_report(part: ValueLayout, value: AnyValue) -> ValueReport:
 def _value_report(name: str, value: ModelValue) -> ValueReport:
     shape = tuple(int(dim) if isinstance(dim, Const) else str(dim) for dim in value.shape)
     return ValueReport(name, shape, value.dtype)
+
+
+def _output_report(importer: GraphImporter, info: ValueInfoProto, value: AnyValue) -> ValueReport:
+    """An output that is more than a tensor of numbers, or as the file declares it."""
+    if isinstance(value, StringsValue):
+        return dataclasses.replace(_value_report(info.name, value.numbers), dtype=STRING)
+    try:
+        layout, _ = output_part(importer, info, value)
+    except UnsupportedError:
+        return _declared_report(info)
+    return ValueReport(info.name, (), layout.described)
 
 
 def _declared_report(info: ValueInfoProto) -> ValueReport:

@@ -15,13 +15,14 @@ from tc.frontend.onnx.tensors import STRING_CODE, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
     DeferredValue,
+    MapsValue,
     ModelValue,
     OptionalValue,
     PackedValue,
     SequenceValue,
     StringsValue,
 )
-from tc.frontend.signature import LIST, NOTHING, PACKED, PACKED_NAMES, STRING, TENSOR, ValueLayout
+from tc.frontend.signature import LIST, MAPS, NOTHING, PACKED, PACKED_NAMES, STRING, TENSOR, ValueLayout
 from tc.ir.dtype import i64, u64
 from tc.ir.expr import Const, Expr, Var, add, const, floordiv, mul, sub
 from tc.ir.types import DimFact, TensorType
@@ -51,6 +52,8 @@ def output_part(importer: GraphImporter, info: ValueInfoProto, value: AnyValue) 
             if any(item.dtype.name != dtype for item in items):
                 raise ModelError(f"the output {name!r} is a sequence of several element types: {', '.join(str(i.type) for i in items)}")
             return ValueLayout(name, LIST, len(items), dtype), items
+        case MapsValue(scores=scores, labels=labels):
+            return ValueLayout(name, MAPS, 1, scores.dtype.name, labels=labels), (scores,)
         case DeferredValue():
             tensors, kind, dtype = pack_deferred(importer, content, info.type)
             return ValueLayout(name, PACKED, len(tensors), dtype, kind), tensors

@@ -13,10 +13,10 @@ import numpy as np
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import STRING_CODE, read_strings
-from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value
+from tc.frontend.onnx.values import MapsValue, ModelValue, StringsValue, constant_value
 from tc.ir.arith import prove
 from tc.ir.dtype import f32, f64, i64
-from tc.ir.expr import equal
+from tc.ir.expr import const, equal
 
 DOMAIN = "ai.onnx.ml"
 
@@ -225,6 +225,27 @@ def _search(n: NodeContext, x: ModelValue, keys: np.ndarray, found: np.ndarray) 
         value = constant_value(found[np.flatnonzero(keys != keys)[0]])
         result = n.call("where", n.call("is_nan", x), value, result)
     return result
+
+
+@onnx_op("CategoryMapper", domain=DOMAIN)
+def import_category_mapper(n: NodeContext) -> NodeResult:
+    """Strings to the numbers of the same places, or back."""
+    texts, numbers = np.array(n.attr("cats_strings") or [], object), np.array(n.attr("cats_int64s") or [], np.int64)
+    if texts.size != numbers.size or not texts.size:
+        raise ModelError(f"CategoryMapper: {texts.size} strings and {numbers.size} numbers")
+    if isinstance(n.inputs[0], StringsValue):
+        return _encode(n, texts, numbers, n.attr("default_int64", -1))
+    return _encode(n, numbers, texts, n.attr("default_string", "_Unused"))
+
+
+@onnx_op("ZipMap", domain=DOMAIN)
+def import_zip_map(n: NodeContext) -> NodeResult:
+    x, labels = rows(n, n.value(0)), tuple(n.attr("classlabels_strings") or n.attr("classlabels_int64s") or ())
+    if not labels or len(set(labels)) < len(labels) or prove(equal(x.shape[1], len(labels)), n.facts) is False:
+        raise ShapeError(f"ZipMap: {len(labels)} labels, all of which must differ, for {x.type}")
+    if prove(equal(x.shape[1], len(labels)), n.facts) is not True:
+        x = n.call("match_shape", x, shape=(x.shape[0], const(len(labels))))
+    return MapsValue(x, labels)
 
 
 # -- scores

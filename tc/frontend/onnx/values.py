@@ -44,6 +44,14 @@ class StringsValue:
 
 
 @dataclass(frozen=True, eq=False)
+class MapsValue:
+    """A sequence of maps, one of each row of scores [rows, labels], from the labels to the numbers. Only an output can be one."""
+
+    scores: ModelValue
+    labels: tuple[int, ...] | tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class PackedValue:
     """What a sequence, an optional or a tensor of unknown rank is made from: three tensors (`signature`, "packed"); `type` is ONNX's."""
 
@@ -90,7 +98,7 @@ class UnknownValue:
 Source = Union[ModelValue, StringsValue, PackedValue]
 """What the program has as tensors."""
 
-AnyValue = Union[ModelValue, StringsValue, SequenceValue, OptionalValue, DeferredValue, UnknownValue]
+AnyValue = Union[ModelValue, StringsValue, SequenceValue, OptionalValue, DeferredValue, MapsValue, UnknownValue]
 
 
 def constant_value(array: np.ndarray, name: str = "") -> ModelValue:
