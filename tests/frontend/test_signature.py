@@ -312,6 +312,43 @@ def test_operators_that_look_into_strings(name: str) -> None:
         np.testing.assert_array_equal(value, expected)
 
 
+MOVED = {
+    "Tile": "k = Constant<value_ints = [2, 1]>() y = Tile(s, k)",
+    "Expand": "k = Constant<value_ints = [2, 2, 3]>() y = Expand(s, k)",
+    "GatherND": "k = Constant<value = int64[2, 1] {1, 0}>() y = GatherND(s, k)",
+    "GatherElements": "k = Constant<value = int64[2, 1] {1, 0}>() y = GatherElements<axis = 1>(s, k)",
+    "ScatterND": "k = Constant<value = int64[1, 1] {1}>() y = ScatterND(s, k, t)",
+    "ScatterElements": "k = Constant<value = int64[1, 3] {1, 0, 1}>() y = ScatterElements<axis = 0>(s, k, t)",
+    "Compress": "k = Constant<value = bool[2] {0, 1}>() y = Compress<axis = 0>(s, k)",
+    "Loop": """n = Constant<value = int64 {2}>() k = Constant<value = bool {1}>() y = Loop(n, k, s) <
+        body = b (int64 i, bool d, string[m, 3] z) => (bool e, string[l, 3] w) { e = Identity(d) w = Concat<axis = 0>(z, t) }>""",
+    "If": """y = If(c) <then_branch = p () => (string[2, 3] u) { u = Identity(s) },
+                        else_branch = q () => (string[1, 3] v) { v = Identity(t) }>""",
+    "Unique": "y = Unique(s)",
+    "SequenceAt": "q = SequenceConstruct(s, t) k = Constant<value = int64 {1}>() y = SequenceAt(q, k)",
+    "Optional": "o = Optional(s) y = OptionalGetElement(o)",
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_strings_go_where_numbers_go(name: str) -> None:
+    given = {"s": strings("a", "", "ü", "b", "a", "x y").reshape(2, 3), "t": strings("p", "q", "é").reshape(1, 3)}
+    model = parsed("g (string[2, 3] s, string[1, 3] t, bool c) => (y) {" + MOVED[name] + "}")
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+    for c in (True, False):
+        feeds = {**given, "c": np.array(c)}
+        found = tc.compile(model).run(feeds)["y"]
+        np.testing.assert_array_equal(found, by_reference(model, feeds)[0])
+
+
+def test_padding_of_strings_is_empty() -> None:
+    # ONNX's reference pads with the number 0.
+    module = tc.compile(parsed("g (string[2] s) => (string[4] y) { k = Constant<value_ints = [1, 1]>() y = Pad(s, k) }"))
+
+    same(module(strings("a", "b")), strings("", "a", "b", ""))
+
+
 def test_arrays_of_numpys_strings_and_bytes_are_strings() -> None:
     module = tc.compile(parsed("g (string[n] s) => (string[n] y) { y = Identity(s) }"))
 

@@ -7,7 +7,14 @@ import numpy as np
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import DeferredValue, ModelValue, OptionalValue, SequenceValue, constant_value
+from tc.frontend.onnx.values import (
+    DeferredValue,
+    ModelValue,
+    OptionalValue,
+    SequenceValue,
+    StringsValue,
+    constant_value,
+)
 from tc.ir.arith import prove
 from tc.ir.expr import Const, Expr, const
 
@@ -125,7 +132,9 @@ def import_optional(n: NodeContext) -> NodeResult:
     content = n.inputs[0] if n.inputs else None
     if isinstance(content, DeferredValue):
         raise UnsupportedError(f"input 0 comes from {content.reason}")
-    return OptionalValue(content if isinstance(content, (ModelValue, SequenceValue)) else None)
+    if content is not None and not isinstance(content, (ModelValue, StringsValue, SequenceValue)):
+        raise UnsupportedError("Optional of what is no tensor and no sequence")
+    return OptionalValue(content)
 
 
 @onnx_op("OptionalHasElement")
