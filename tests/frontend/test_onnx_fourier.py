@@ -1,0 +1,87 @@
+"""Transforms of all kinds of lengths: short, long, prime, odd, of one element, padded, cut, and of lengths that are data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import tc
+from tests.frontend.models import make_model, node
+
+SIZES = [1, 2, 3, 8, 17, 250, 300, 400, 511, 512, 521, 600, 1021, 1024, 4096]
+
+
+def compiled(model: onnx.ModelProto) -> Any:
+    assert not any(report.status != "native" for report in tc.inspect(model).nodes)
+    return tc.compile(model)
+
+
+def pairs(z: np.ndarray) -> np.ndarray:
+    return np.stack([z.real, z.imag], -1).astype(np.float32)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6 * max(1.0, float(np.abs(expected).max(initial=0))))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("onesided", [0, 1])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_signals_of_any_length_are_transformed(size: int, onesided: int, is_complex: bool) -> None:
+    rng = np.random.default_rng(size)
+    x = rng.standard_normal((2, size, 2 if is_complex else 1)).astype(np.float32)
+    model = make_model([node("DFT", "x", "y", axis=1, onesided=onesided)], {"x": (np.float32, ["n", *x.shape[1:]])}, ["y"], opset=17)
+    expected = np.fft.fft((x[..., 0] + 1j * (x[..., 1] if is_complex else 0)).astype(complex), axis=1)
+
+    assert_close(compiled(model)(x), pairs(expected[:, : size // 2 + 1] if onesided else expected))
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_half_spectra_become_real_signals(size: int) -> None:
+    x = np.random.default_rng(size).standard_normal((3, size // 2 + 1, 2)).astype(np.float32)
+    inputs = {"x": (np.float32, list(x.shape))}
+    model = make_model(
+        [node("DFT", "x n", "y", axis=1, onesided=1, inverse=1)], inputs, ["y"], {"n": np.array(size)}, opset=17
+    )
+
+    assert_close(compiled(model)(x)[..., 0], np.fft.irfft(x[..., 0] + 1j * x[..., 1], size, axis=1).astype(np.float32))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -2, -3])
+@pytest.mark.parametrize("length", [None, 4, 9])
+@pytest.mark.parametrize("known", [True, False])
+def test_axes_are_cut_or_padded_to_the_length(axis: int, length: int | None, known: bool) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 6, 7, 2)).astype(np.float32)
+    values = {"a": np.array(axis), **({} if length is None else {"n": np.array(length)})}
+    inputs: dict[str, Any] = {"x": (np.float32, [5, 6, 7, 2] if known else ["a", "b", "c", 2])}
+    if not known:
+        inputs |= {name: (np.int64, []) for name in values}
+    transform = node("DFT", f"x {'-' if length is None else 'n'} a", "y")
+    module = compiled(make_model([transform], inputs, ["y"], values if known else {}, opset=20))
+    expected = np.fft.fft(x[..., 0] + 1j * x[..., 1], length, axis % 4)
+
+    assert_close(*module.run({"x": x, **({} if known else values)}).values(), pairs(expected))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size, step", [(16, 5), (400, 160), (600, 100)])
+@pytest.mark.parametrize("onesided", [0, 1])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("is_complex", [True, False])
+def test_frames_are_weighted_and_transformed(size: int, step: int, onesided: int, known: bool, is_complex: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, window = rng.standard_normal((2, 2000, 2 if is_complex else 1)).astype(np.float32), np.hanning(size).astype(np.float32)
+    values = {"s": np.array(step), "w": window}
+    inputs: dict[str, Any] = {"x": (np.float32, ["n", "l", x.shape[2]])}
+    if not known:
+        inputs |= {"s": (np.int64, []), "w": (np.float32, ["k"])}
+    module = compiled(make_model([node("STFT", "x s w", "y", onesided=onesided)], inputs, ["y"], values if known else {}))
+    count = (2000 - size) // step + 1
+    signal = x[..., 0] + 1j * (x[..., 1] if is_complex else 0)
+    frames = np.stack([signal[:, f * step : f * step + size] * window for f in range(count)], 1)
+    expected = np.fft.fft(frames, axis=2)[:, :, : size // 2 + 1 if onesided else size]
+
+    assert_close(*module.run({"x": x, **({} if known else values)}).values(), pairs(expected))  # type: ignore[misc]
