@@ -193,7 +193,7 @@ register(
 # -- einsum
 
 
-def _parse_einsum(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+def parse_einsum(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
     """Letters of each operand and of the result; an ellipsis becomes the letters "...0", "...1" counted from the right."""
     text = equation.replace(" ", "")
     left, _, right = text.partition("->")
@@ -212,13 +212,17 @@ def _parse_einsum(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]],
     ellipsis = [f"...{k}" for k in reversed(range(most))]
     if "->" in text:
         head, dots, tail = right.partition("...")
-        return parsed, [*head, *(ellipsis if dots else []), *tail]
+        result = [*head, *(ellipsis if dots else []), *tail]
+        known = {letter for term in parsed for letter in term}
+        if len(set(result)) < len(result) or not known.issuperset(result):
+            raise ShapeError(f"einsum: the result {right!r} of {equation!r} repeats a letter, or has one that no operand has")
+        return parsed, result
     letters = [letter for term in parsed for letter in term if not letter.startswith("...")]
     return parsed, [*ellipsis, *sorted(letter for letter in set(letters) if letters.count(letter) == 1)]
 
 
 def _einsum_dims(equation: str, shapes: Sequence[Sequence[Expr]]) -> tuple[dict[str, Expr], list[list[str]], list[str]]:
-    terms, result = _parse_einsum(equation, [len(shape) for shape in shapes])
+    terms, result = parse_einsum(equation, [len(shape) for shape in shapes])
     dims: dict[str, Expr] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for letter, dim in zip(term, shape, strict=True):
@@ -269,7 +273,7 @@ register(
         _compute_einsum,
         {"equation": REQUIRED},
         factors=-1,
-        aligned=lambda types, attrs: _parse_einsum(attrs.equation, [operand(types, k, "einsum").rank for k in range(len(types))])[0],
+        aligned=lambda types, attrs: parse_einsum(attrs.equation, [operand(types, k, "einsum").rank for k in range(len(types))])[0],
         samples=lambda rng: iter(
             [
                 ([_f32(rng, 3, 4), _f32(rng, 4, 5)], {"equation": "ij,jk->ik"}),

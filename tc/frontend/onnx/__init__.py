@@ -5,6 +5,7 @@ from tc.frontend.onnx import (
     control_flow,
     ops_attention,
     ops_early,
+    ops_einsum,
     ops_fourier,
     ops_math,
     ops_microsoft,
@@ -29,7 +30,7 @@ from tc.frontend.onnx.load import inspect_model, load_model
 OPERATOR_TABLES = (
     *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_training),
     ops_vision,
-    *(ops_early, ops_fourier, ops_ml, ops_random, ops_slice, ops_trees, ops_weights, reference_run, rnn),
+    *(ops_early, ops_einsum, ops_fourier, ops_ml, ops_random, ops_slice, ops_trees, ops_weights, reference_run, rnn),
 )
 
 __all__ = ["OPERATOR_TABLES", "Imported", "Inspection", "NodeReport", "ValueReport", "inspect_model", "load_model"]

@@ -306,11 +306,6 @@ def import_gemm(n: NodeContext) -> NodeResult:
     return n.call("add", result, c)
 
 
-@onnx_op("Einsum")
-def import_einsum(n: NodeContext) -> NodeResult:
-    return n.call("einsum", *n.values(), equation=n.attr("equation"))
-
-
 # -- reductions
 
 _REDUCTIONS = {

@@ -1,0 +1,65 @@
+"""Sums of products by letters: what numpy makes of them, whichever of them are products of matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tc
+from tc.errors import TcError
+from tests.frontend.models import make_model, node, run_onnxruntime
+
+EQUATIONS = [
+    *("bij,bjk->bik", "bij,bkj->bik", "bji,bkj->kib", "ij,jk", "ij,kj->ki", "bchw,bkhw->bck", "bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk"),
+    *("abc,cd->abd", "abc,dcb->ad", "ij,jk->", "ij,kl->ijkl", "i,i->", "bi,bi->b", "ij,j->i", "j,ji->i", "ijx,jky->ik", "ii,ij->ij"),
+    *("...ij,...jk->...ik", "...ij,jk->...ik", "b...i,i...j->b...j", "ij,ij->ij", "ij,ij->ji", "ab,bc->ca", " i j , j k -> k i "),
+]
+
+
+def operands(equation: str, rng: np.random.Generator, sizes: dict[str, int] | None = None) -> list[np.ndarray]:
+    sizes = dict(sizes or {})
+    terms = equation.replace(" ", "").split("->")[0].split(",")
+    shapes = []
+    for term in terms:
+        letters = term.replace("...", "YZ")
+        shapes.append([sizes.setdefault(letter, int(rng.integers(1, 9))) for letter in letters])
+    return [rng.integers(-4, 5, shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_results_are_those_of_numpy(equation: str, symbolic: bool) -> None:
+    for seed, sizes in enumerate(({}, {}, {"j": 0}, {"i": 1, "b": 1}, {"j": 300})):
+        x, y = operands(equation, np.random.default_rng(seed), sizes)
+        shapes = [[f"{name}{k}" for k in range(array.ndim)] if symbolic else list(array.shape) for name, array in (("x", x), ("y", y))]
+        inputs = {name: (np.float32, shape) for name, shape in zip("xy", shapes, strict=True)}
+        model = make_model([node("Einsum", "x y", "z", equation=equation)], inputs, ["z"], opset=17)
+
+        np.testing.assert_array_equal(tc.compile(model)(x, y), np.einsum(equation.replace(" ", ""), x, y))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_other_types(dtype: type) -> None:
+    for equation in ("bij,bkj->bik", "ijx,jky->ik"):
+        x, y = (array.astype(dtype) for array in operands(equation, np.random.default_rng(1)))
+        inputs = {name: (dtype, list(array.shape)) for name, array in (("x", x), ("y", y))}
+        model = make_model([node("Einsum", "x y", "z", equation=equation)], inputs, ["z"], opset=17)
+
+        expected = np.einsum(equation, x.astype(np.float64), y.astype(np.float64)).astype(dtype)
+        np.testing.assert_array_equal(tc.compile(model)(x, y), expected)
+
+
+def test_batches_that_are_broadcast() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((1, 4, 5)).astype(np.float32), rng.standard_normal((3, 5, 2)).astype(np.float32)
+    inputs = {"x": (np.float32, [1, 4, 5]), "y": (np.float32, [3, 5, 2])}
+    model = make_model([node("Einsum", "x y", "z", equation="...ij,...jk->...ik")], inputs, ["z"], opset=17)
+
+    np.testing.assert_allclose(tc.compile(model)(x, y), run_onnxruntime(model, {"x": x, "y": y})[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->iz", "ij->i", "ijk,jk->i", "ij,jk->ii"])
+def test_equations_that_do_not_fit_are_refused(equation: str) -> None:
+    inputs = {"x": (np.float32, [2, 3]), "y": (np.float32, [3, 4])}
+    with pytest.raises(TcError, match="einsum"):
+        tc.compile(make_model([node("Einsum", "x y", "z", equation=equation)], inputs, ["z"], opset=17))
