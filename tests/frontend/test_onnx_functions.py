@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from tc.errors import ModelError, UnsupportedError
 from tc.frontend.onnx import inspect_model, load_model
+from tc.frontend.onnx.node_context import ADAPTERS, NodeContext, NodeResult
 from tests.frontend.models import check_against_onnxruntime, make_model, node, operators, run
 
 F32 = np.float32
@@ -233,8 +234,14 @@ def test_half_precision_weights_are_read() -> None:
     check_against_onnxruntime(make_model(nodes, X, ["y"], {"w": weights}), {"x": np.ones((1, 4), F32)})
 
 
-def test_what_a_refused_attempt_bound_is_forgotten() -> None:
-    # Resize reads the sizes as dims before it gives up; the tensor made for that must not be used again.
+def test_what_a_refused_attempt_bound_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that reads sizes as dims and then gives up runs in Python; the tensor made for the sizes must not be used again."""
+
+    def give_up(n: NodeContext) -> NodeResult:
+        n.dims(3, "sizes")
+        raise UnsupportedError("not here")
+
+    monkeypatch.setitem(ADAPTERS, ("", "Resize"), [(1, give_up)])
     nodes = [
         node("Shape", "x", "s"),
         node("Cast", "s", "f", to=TensorProto.FLOAT),
@@ -242,7 +249,7 @@ def test_what_a_refused_attempt_bound_is_forgotten() -> None:
         node("Log", "e", "l"),
         node("Round", "l", "r"),
         node("Cast", "r", "sizes", to=TensorProto.INT64),
-        node("Resize", "x - - sizes", "y0", keep_aspect_ratio_policy="not_larger"),
+        node("Resize", "x - - sizes", "y0"),
         node("Identity", "sizes", "y"),
     ]
     model = make_model(nodes, {"x": (F32, [1, "n"])}, ["y0", "y"], opset=18)
