@@ -12,6 +12,7 @@ from tc.ir.node import walk
 from tc.ir.parser import parse_prim_func
 from tc.ir.uses import buffers_read
 from tc.ir.verify import verify
+from tc.passes.loop.drop_unread import drop_unread
 from tc.passes.loop.simplify_loops import simplify_loops
 
 TEXT = """
@@ -57,3 +58,22 @@ def f(x: f32[4], y: f32[4]):
     (found,) = run_prim_func(simplify_loops(func), [np.ones(4, np.float32)])
 
     assert found.tolist() == [7.0] * 4
+
+
+def test_what_a_block_stores_for_nobody_has_a_place() -> None:
+    """The memory of its own that nothing reads was taken away, and its stores were left."""
+    func = parse_prim_func("""
+@loops
+def f(x: f32[8], y: f32[8]):
+    outputs(1)
+    with block('y'):
+        with alloc(f32[8], scope='local') as own:
+            for i in range(8):
+                own[i] = x[i]
+                y[i] = x[i]
+""")
+
+    after = drop_unread(func)
+
+    verify(after)
+    np.testing.assert_array_equal(run_prim_func(after, [np.arange(8, dtype=np.float32)])[0], np.arange(8))

@@ -58,14 +58,6 @@ def _as_reference_knows_it(n: NodeContext) -> tuple[Any, dict[str, int], dict[st
             if attribute.name == "axes":
                 rank = n.value(0).rank
                 attribute.ints[:] = [axis % rank for axis in attribute.ints]
-    if n.op_type == "NonMaxSuppression":
-        opsets[""] = max(n.opset, 11)
-        for position, default in ((2, np.int64(0)), (3, np.float32(0))):
-            while len(node.input) <= position:
-                node.input.append("")
-            if not node.input[position]:
-                node.input[position] = f"{n.label}.default{position}"
-                constants[node.input[position]] = np.array([default])
     return node, opsets, constants
 
 

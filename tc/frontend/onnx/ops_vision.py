@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from tc.errors import ModelError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.arith import simplify
 from tc.ir.dtype import DType, f32, f64, i64
-from tc.ir.expr import Expr, const, floordiv
+from tc.ir.expr import Expr, const, floordiv, minimum
 from tc.ir.types import product
 from tc.ops.common import require_equal
 from tc.ops.sampling import OFFSETS, OUTSIDE
@@ -140,3 +142,20 @@ def _linear_taps(n: NodeContext, at: ModelValue, size: Expr, stride: Expr) -> It
         held = n.call("cast", n.call("clip", index, n.const(0, at.dtype), last), dtype=i64)
         step = elements_value(make_elements([stride], ()), i64)
         yield n.call("where", inside, n.call("mul", held, step), n.const(OUTSIDE, i64)), weight
+
+
+@onnx_op("NonMaxSuppression")
+def import_non_max_suppression(n: NodeContext) -> NodeResult:
+    boxes, scores, most = n.value(0), n.value(1), n.optional(2)
+    if most is None or boxes.rank != 3 or scores.rank != 3:
+        return n.const(np.zeros((0, 3)), i64)
+    wanted = n.call("reshape", n.call("maximum", most, n.const(0, i64)), shape=(const(1),))
+    (limit,) = n.graph.dims(wanted, f"{n.label}.limit", n.span)
+    limit = simplify(minimum(limit, boxes.shape[1]), n.facts)
+    overlap, least = (None if value is None else n.call("reshape", value, shape=(const(1),)) for value in (n.optional(3), n.optional(4)))
+    if overlap is None:
+        overlap = n.const([0], f32)
+    is_center = bool(n.attr("center_point_box", 0))
+    kept, starts, total = n.graph.call("kept_boxes", boxes, scores, overlap, least, span=n.span, limit=limit, is_center=is_center)
+    (count,) = n.graph.dims(total, f"{n.label}.count", n.span)
+    return n.call("box_rows", kept, starts, count=count)

@@ -26,7 +26,7 @@ def drop_unread(func: PrimFunc) -> PrimFunc:
             live.add(node.buffer)
     waiting = blocks
     while read := [block for block in waiting if buffers_written(block) & live]:
-        live.update(*map(buffers_read, read))
+        live.update(*map(buffers_read, read), *map(buffers_written, read))  # what they store for nobody, too, has a place
         waiting = [block for block in waiting if block not in read]
     if not waiting:
         return func
