@@ -40,7 +40,7 @@ def mixed(tmp_path: Path) -> Path:
     nodes = [
         helper.make_node("Softmax", ["x"], ["s"], name="soft"),
         helper.make_node("If", ["c"], ["i"], name="choose", **branches),
-        helper.make_node("NonZero", ["i"], ["nz"], name="where_not_zero"),
+        helper.make_node("Unique", ["i"], ["each"], name="each_once"),
         helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0),
         helper.make_node("Cast", ["m"], ["most"], to=TensorProto.INT64),
         helper.make_node("Unsqueeze", ["most", "first"], ["size"]),
@@ -48,7 +48,7 @@ def mixed(tmp_path: Path) -> Path:
         helper.make_node("Reshape", ["i", "shape"], ["r"], name="reshape_to_data"),
     ]
     inputs = [value("x", ["n", 4]), value("c", [], TensorProto.BOOL), value("shape", [2], TensorProto.INT64)]
-    outputs = [value("r", ["a", "b"]), value("nz", [2, "k"], TensorProto.INT64), value("f", ["e"])]
+    outputs = [value("r", ["a", "b"]), value("each", ["k"]), value("f", ["e"])]
     first = helper.make_tensor("first", TensorProto.INT64, [1], [0])
     model = helper.make_model(
         helper.make_graph(nodes, "mixed", inputs, outputs, [first]), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
@@ -65,7 +65,7 @@ def test_what_stays_on_the_host_is_listed_with_its_reason(mixed: Path, capsys: p
     assert {each["node"] for each in small} <= {"reshape_to_data", ""} and all(each["what"].endswith("_on_host") for each in small)
     assert [(each["node"], each["why"]) for each in work if each not in small] == [
         ("choose", "which kernels run comes from data, which the host has"),
-        ("where_not_zero", "the size of its result depends on data"),
+        ("each_once", "the size of its result depends on data"),
         ("sized", "a shape comes from data: sizes and launches wait for it"),
         ("reshape_to_data", "a shape comes from data, which the host has"),
     ]
