@@ -12,7 +12,7 @@ from tc import te
 from tc.errors import InputError, ShapeError
 from tc.ir.arith import bounds
 from tc.ir.dtype import f32, i32, i64, u32
-from tc.ir.expr import Buffer, Expr, Load, Select, cast, ceildiv, const, equal, logical_and
+from tc.ir.expr import Buffer, Expr, Load, Select, cast, ceildiv, const, equal, floordiv, floormod, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.loop import If, LoopKind, Stmt, Store, seq
 from tc.ir.types import TensorType, product
@@ -117,7 +117,8 @@ def _compute_kept(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
             return seq(grow(so_far, Load(starts, (p + 1,))), Store(starts, (p + 1,), get(so_far)))
 
         so_far = cell("so_far")
-        rows = loop(batches, lambda batch: loop(classes, lambda c: row(batch, c), "class", LoopKind.PARALLEL), "batch", LoopKind.PARALLEL)
+        some = te.maximum(classes, const(1))
+        rows = loop(batches * classes, lambda p: row(floordiv(p, some), floormod(p, some)), "row", LoopKind.PARALLEL)
         summed = seq(put(so_far, 0), Store(starts, (const(0),), const(0)), loop(batches * classes, add_up, "p"))
         return seq(rows, scratch([so_far], seq(summed, Store(total, (const(0),), get(so_far)))))
 
