@@ -23,7 +23,6 @@ from tests.schedule.gpu.launches import DEVICE, check_launches, check_schedule, 
 from tests.schedule.programs import chain, matmul, row_sum
 from tests.schedule.random_problems import CLASSES
 
-
 ON_DEVICES = [name for name in WITH_LOOPS if name not in {"kept_boxes"}]
 """All but what is for a device's host alone and has loops of its own that run at once."""
 
