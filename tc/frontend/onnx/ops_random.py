@@ -103,7 +103,9 @@ def import_multinomial(n: NodeContext) -> NodeResult:
     if x.rank != 2 or dtype not in (i32, i64):
         raise ModelError(f"Multinomial of {x.type} as {dtype}; it takes a matrix and makes i32 or i64")
     batch, classes = x.shape
-    fractions = n.call("add", _fractions(n, (batch, count, classes)), n.const(2.0**-25, f32))
+    bits = _bits(n, (batch, count, classes))
+    whole = n.call("cast", n.call("shift_right", bits, n.const(9, bits.dtype)), dtype=f32)
+    fractions = n.call("mul", n.call("add", whole, n.const(0.5, f32)), n.const(2.0**-23, f32))  # exact, and neither 0 nor 1
     noise = n.call("neg", n.call("log", n.call("neg", n.call("log", fractions))))
     logits = n.call("reshape", n.call("cast", x, dtype=f32), shape=(batch, 1, classes))
     return n.call("cast", n.call("argmax", n.call("add", logits, noise), axis=2, keepdims=False, select_last_index=False), dtype=dtype)
