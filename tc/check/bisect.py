@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tc.check.relative_error import relative_error
 from tc.errors import TcError
 from tc.frontend.imported import Imported
 from tc.interp.graph import run_function
@@ -38,21 +39,9 @@ def pass_effects(
             after = model.run((call,))
             if after is not model.graph:
                 found = run_function(after, "main", operands, requirements=imported.requirements)
-                error = max((_error(f, w) for f, w in zip(found, wanted, strict=True)), default=0.0)
+                error = max((relative_error(np.asarray(f), np.asarray(w)) for f, w in zip(found, wanted, strict=True)), default=0.0)
         except TcError as failure:
             yield PassEffect(str(call), True, np.inf, str(failure).splitlines()[0])
             return
         yield PassEffect(str(call), after is not model.graph, error)
         model = replace(model, graph=after)
-
-
-def _error(found: np.ndarray, wanted: np.ndarray) -> float:
-    f, w = np.asarray(found), np.asarray(wanted)
-    if f.shape != w.shape or f.dtype != w.dtype:
-        return np.inf
-    f, w = f.astype(np.float64), w.astype(np.float64)
-    numbers = np.isfinite(w)
-    if not np.array_equal(f[~numbers], w[~numbers], equal_nan=True) or not np.isfinite(f[numbers]).all():
-        return np.inf
-    largest = float(np.abs(w[numbers]).max(initial=0))
-    return float(np.abs(f - w)[numbers].max(initial=0)) / (largest or 1.0)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import tc
 from tc.check.bisect import PassEffect, pass_effects
-from tc.cli.options import add_compile_arguments, compile_options, need_model
+from tc.cli.options import add_compile_arguments, check_tolerance, compile_options, need_model
 from tc.cli.outcome import Outcome, make_table
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
 from tc.errors import UserError, VerifyError
@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Interpret after every pass, then compile and compare the kernels; exit code 3 when one of them is at fault."""
     need_model(args.model, "bisect", "whose passes have run")
-    if not args.tolerance >= 0:
-        raise UserError(f"--tolerance is {args.tolerance}, must be a number that is not negative")
+    check_tolerance(args.tolerance)
     options = compile_options(args)
     if options.get("precision", "f32") != "f32":
         raise UserError("--precision: bisect follows the passes of f32")

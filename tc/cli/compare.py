@@ -18,9 +18,10 @@ from onnx import shape_inference
 from rich.console import Console
 
 import tc
-from tc.cli.options import add_compile_arguments, compile_options, need_model
+from tc.check.relative_error import relative_error
+from tc.cli.options import add_compile_arguments, check_tolerance, compile_options, need_model
 from tc.cli.outcome import Outcome, format_array, make_table
-from tc.cli.reference import relative_error
+from tc.cli.reference import distance
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
 from tc.errors import ModelError, UserError
 from tc.fuzz.evaluate import Failed, run_onnxruntime, run_reference
@@ -70,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile twice, run both, compare; exit code 3 when something differs."""
     need_model(args.model, "compare", "which no other runtime can read")
-    if not args.tolerance >= 0:
-        raise UserError(f"--tolerance is {args.tolerance}, must be a number that is not negative")
+    check_tolerance(args.tolerance)
     try:
         model = onnx.load(args.model)
     except Exception as error:  # protobuf has errors of its own
@@ -81,8 +81,9 @@ def execute(args: argparse.Namespace) -> Outcome:
     inputs = make_inputs(module, args)
     with hint_at_dims(module, args):
         whole = module.run(inputs)
-    names, makers = values_of(model)
-    found, expected = _run_both(model, names, inputs, args.against, options)
+    makers, types = values_of(model)
+    names = list(makers)
+    found, expected = _run_both(model, [types[name] for name in names], inputs, args.against, options)
     nodes = [difference(makers[name], name, found[name], expected[name]) for name in names if isinstance(expected[name], np.ndarray)]
     outputs = [
         difference(None, name, whole[name], expected[name]) for name in whole if isinstance(expected.get(name), np.ndarray)
@@ -101,24 +102,24 @@ def execute(args: argparse.Namespace) -> Outcome:
     return Outcome(data, lambda console: show(console, data, shown, outputs, wrong), 0 if first is None and not wrong else 3)
 
 
-def values_of(model: onnx.ModelProto) -> tuple[list[str], dict[str, onnx.NodeProto]]:
-    """The names of all tensors that the nodes of the main graph make, in order, and their nodes."""
-    with_types = shape_inference.infer_shapes(model)
-    kinds = {info.name: info.type.WhichOneof("value") for info in (*with_types.graph.value_info, *with_types.graph.output)}
-    makers = {name: node for node in model.graph.node for name in node.output if name and kinds.get(name, "tensor_type") == "tensor_type"}
-    return list(makers), makers
+def values_of(model: onnx.ModelProto) -> tuple[dict[str, onnx.NodeProto], dict[str, onnx.ValueInfoProto]]:
+    """The nodes of the main graph by the tensors that they make, in order, and what is known of these."""
+    inferred = shape_inference.infer_shapes(model).graph
+    known = {info.name: info for info in (*inferred.value_info, *model.graph.output)}
+    made = {name: node for node in model.graph.node for name in node.output if name}
+    types = {name: known.get(name) or onnx.helper.make_empty_tensor_value_info(name) for name in made}
+    return {name: node for name, node in made.items() if types[name].type.WhichOneof("value") in (None, "tensor_type")}, types
 
 
 def _run_both(
-    model: onnx.ModelProto, names: Sequence[str], inputs: dict[str, np.ndarray], against: str, options: dict[str, Any]
+    model: onnx.ModelProto, values: Sequence[onnx.ValueInfoProto], inputs: dict[str, np.ndarray], against: str, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All values, by tc and by the other runtime."""
+    names = [value.name for value in values]
     open_model = onnx.ModelProto()
     open_model.CopyFrom(model)
-    known = {info.name: info for info in shape_inference.infer_shapes(model).graph.value_info} | {o.name: o for o in model.graph.output}
     del open_model.graph.output[:]
-    for name in names:
-        open_model.graph.output.append(known.get(name) or onnx.helper.make_empty_tensor_value_info(name))
+    open_model.graph.output.extend(values)
     found = tc.compile(open_model, **options).run(inputs)
     try:
         expected = dict(zip(names, RUNTIMES[against](open_model, inputs), strict=True))
@@ -134,12 +135,10 @@ def difference(node: onnx.NodeProto | None, name: str, found: np.ndarray, expect
     made = ValueDifference(label, op_type, name, format_array(found), error, None)
     if found.shape != expected.shape or found.dtype != expected.dtype or not found.size:
         return made
-    f, e = found.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        apart = np.where((f == e) | (np.isnan(f) & np.isnan(e)), 0.0, np.nan_to_num(np.abs(f - e), nan=np.inf))
+    apart = distance(found, expected)
     index = tuple(int(k) for k in np.unravel_index(int(apart.argmax()), found.shape))
     ulps = _ulps(found, expected)
-    return ValueDifference(label, op_type, name, format_array(found), error, ulps, index, float(f[index]), float(e[index]))
+    return ValueDifference(label, op_type, name, format_array(found), error, ulps, index, float(found[index]), float(expected[index]))
 
 
 def _ulps(found: np.ndarray, expected: np.ndarray) -> int | None:

@@ -16,9 +16,10 @@ from rich.style import Style
 from rich.text import Text
 
 import tc
+from tc.check.relative_error import relative_error
 from tc.cli.options import THREADS_HELP
 from tc.cli.outcome import Outcome, format_seconds
-from tc.cli.reference import relative_error, run_interpreter
+from tc.cli.reference import run_interpreter
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import CheckError
 

@@ -173,6 +173,12 @@ def need_model(path: Path, command: str, why: str) -> None:
         raise UserError(f"{path} is a compiled module, {why}; {command} wants the ONNX file that it was made from")
 
 
+def check_tolerance(tolerance: float) -> None:
+    """UserError for what no difference can be compared with."""
+    if not tolerance >= 0:
+        raise UserError(f"--tolerance is {tolerance}, must be a number that is not negative")
+
+
 THREADS_HELP = "how many threads to use (default: TC_NUM_THREADS, else OMP_NUM_THREADS, else one for each core)"
 TARGET_HELP = (
     "native (default), x86-64-v2, -v3, -v4, cpu:fact=value,...; c; opencl, opencl:1, opencl:generic; cuda, cuda:sm_80, ...; "

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import tc
+from tc.check.relative_error import relative_error
 from tc.cli.outcome import format_array
 from tc.errors import UserError
 
@@ -101,10 +102,10 @@ def _compare(name: str, found: np.ndarray, expected: np.ndarray, tolerance: floa
     check = OutputCheck(name, format_array(found), format_array(expected), error, scale, error <= tolerance)
     if found.shape != expected.shape or found.dtype != expected.dtype or not found.size:
         return check
-    distance = _distance(found, expected)
-    index = tuple(int(k) for k in np.unravel_index(int(distance.argmax()), found.shape))
+    apart = distance(found, expected)
+    index = tuple(int(k) for k in np.unravel_index(int(apart.argmax()), found.shape))
     f, e = float(found[index]), float(expected[index])
-    return replace(check, difference=float(distance[index]), index=index, found=f, expected=e)
+    return replace(check, difference=float(apart[index]), index=index, found=f, expected=e)
 
 
 def _judge(check: OutputCheck, found: np.ndarray, expected: np.ndarray, truth: np.ndarray, tolerance: float) -> OutputCheck:
@@ -112,20 +113,20 @@ def _judge(check: OutputCheck, found: np.ndarray, expected: np.ndarray, truth: n
     if truth.shape != found.shape:
         return check
     scale = _largest(truth)
-    apart = ~(_distance(found, expected) <= tolerance * _largest(expected))
-    own = float(_distance(found, truth)[apart].max(initial=0.0))
-    other = float(_distance(expected, truth)[apart].max(initial=0.0))
+    apart = ~(distance(found, expected) <= tolerance * _largest(expected))
+    own = float(distance(found, truth)[apart].max(initial=0.0))
+    other = float(distance(expected, truth)[apart].max(initial=0.0))
     is_near = own <= tolerance * scale or (math.isfinite(other) and own <= AS_NEAR * other)
     return replace(check, is_right=is_near and tolerance >= 0, own_error=own, reference_error=other)
 
 
-def _distance(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def distance(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """float64, of each element: |found - expected|; 0 for two equal infinities or two NaNs, infinity where only one is finite."""
     f, e = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        distance = np.abs(f - e)
+        apart = np.abs(f - e)
     same = (f == e) | (np.isnan(f) & np.isnan(e))
-    return np.where(same, 0.0, np.where(np.isfinite(f) & np.isfinite(e), distance, np.inf))
+    return np.where(same, 0.0, np.where(np.isfinite(f) & np.isfinite(e), apart, np.inf))
 
 
 def _largest(array: np.ndarray) -> float:
@@ -145,16 +146,3 @@ def describe_check(check: OutputCheck, against: str, tolerance: float) -> str:
     if check.own_error is not None and check.reference_error is not None:
         text += f"; where they differ, tc is off by {check.own_error:.3g} from float64, {against} by {check.reference_error:.3g}"
     return text
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found - expected| / max |expected|. Infinity for other shapes, dtypes, or NaNs and infinities elsewhere."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return float("inf")
-    f, e = found.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(e)
-    if not np.array_equal(f[~finite], e[~finite], equal_nan=True) or not np.isfinite(f[finite]).all():
-        return float("inf")
-    error = np.abs(f[finite] - e[finite]).max(initial=0.0)
-    scale = np.abs(e[finite]).max(initial=0.0)
-    return float(error / scale) if scale else float(error)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tc.check.relative_error import relative_error
 from tc.cli import demo, main
 from tc.cli.main import report_error, to_json
 from tc.cli.options import DimSpec, InputSpec, ShapeSpec, parse_array_spec, parse_dims, parse_input, random_array
 from tc.cli.outcome import format_bytes, format_seconds, make_table, write_file
-from tc.cli.reference import relative_error
 from tc.cli.values import Values, array_of, parse_values
 from tc.errors import CheckError, LimitError, ModelError, UnsupportedError, UserError, VerifyError
 from tc.ir import dtype
