@@ -230,6 +230,7 @@ class CompiledModule(NativeProgram):
             return self
         if self._general is None:
             self._general = self._make_general()
+            self._general._keys = self._keys  # no run has the random numbers of another
         return self._general
 
     def set_general(self, make_general: Callable[[], CompiledModule]) -> None:
@@ -246,7 +247,8 @@ class CompiledModule(NativeProgram):
                 f'input "{names[0]}" has a default, which is part of this file\'s program; compile the model with overridden={list(names)}'
             )
         if names not in self._overriding_modules:
-            self._overriding_modules[names] = self._make_overriding(names)
+            made = self._overriding_modules[names] = self._make_overriding(names)
+            made._keys = self._keys
         return self._overriding_modules[names]
 
     def set_origin(

@@ -103,6 +103,18 @@ def test_numbers_depend_on_the_run_and_not_on_threads(tmp_path: Path) -> None:
         one(np.array(1))
 
 
+def test_modules_for_other_shapes_and_defaults_go_on_with_the_keys() -> None:
+    """Each counted its own runs, and repeated the numbers of the first."""
+    shapes = {"x": (F32, ["n"]), "z": (F32, ["m"]), "w": (F32, [1])}
+    nodes = [node("Add", "x z", "s"), node("RandomNormalLike", "s", "r"), node("Mul", "r w", "y")]
+    module = tc.compile(make_model(nodes, shapes, ["y"], {"w": np.ones(1, F32)}, opset=22))
+    long, short = np.zeros(50, F32), np.zeros(1, F32)
+
+    runs = [module(long, long), module(long, short), module({"x": long, "z": long, "w": np.ones(1, F32)}), module(long, short)]
+
+    assert all(array.shape == (50,) for array in runs) and len({array.tobytes() for array in runs}) == 4
+
+
 def test_a_seed_says_which_numbers_whatever_the_place() -> None:
     nodes = [
         node("RandomNormal", "", "a", shape=[100], seed=3.0),
