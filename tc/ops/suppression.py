@@ -12,13 +12,28 @@ from tc import te
 from tc.errors import InputError, ShapeError
 from tc.ir.arith import bounds
 from tc.ir.dtype import f32, i32, i64, u32
-from tc.ir.expr import Buffer, Expr, Load, Select, cast, ceildiv, const, equal, floordiv, floormod, logical_and
+from tc.ir.expr import Buffer, Expr, Load, Select, cast, ceildiv, const, equal, logical_and
 from tc.ir.graph import Attrs
-from tc.ir.loop import If, LoopKind, Stmt, Store, seq
+from tc.ir.loop import If, Stmt, Store, seq
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, operand, require_equal
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
-from tc.ops.topk import LANES, Pairs, cell, get, grow, held, let, loop, order_key, put, scratch, sort, vector_loops
+from tc.ops.topk import (
+    LANES,
+    Pairs,
+    cell,
+    get,
+    grow,
+    held,
+    let,
+    loop,
+    loops_over_rows,
+    order_key,
+    put,
+    scratch,
+    sort,
+    vector_loops,
+)
 from tc.te import Tensor
 
 # -- which boxes are kept
@@ -117,8 +132,7 @@ def _compute_kept(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
             return seq(grow(so_far, Load(starts, (p + 1,))), Store(starts, (p + 1,), get(so_far)))
 
         so_far = cell("so_far")
-        some = te.maximum(classes, const(1))
-        rows = loop(batches * classes, lambda p: row(floordiv(p, some), floormod(p, some)), "row", LoopKind.PARALLEL)
+        rows = loops_over_rows((batches, classes), size, row)
         summed = seq(put(so_far, 0), Store(starts, (const(0),), const(0)), loop(batches * classes, add_up, "p"))
         return seq(rows, scratch([so_far], seq(summed, Store(total, (const(0),), get(so_far)))))
 

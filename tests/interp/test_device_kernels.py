@@ -15,8 +15,7 @@ from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tests.ops.kernels import make_prim_func
 
-NAMES = sorted(name for name in OPS if OPS[name].compute is not None and name not in {"kept_boxes"})
-"""All but what is for a device's host alone (`tc.ops.parallel.ON_HOST`) and has loops of its own that run at once."""
+NAMES = sorted(name for name in OPS if OPS[name].compute is not None)
 TARGET = Target.parse("cuda:sm_80")
 
 

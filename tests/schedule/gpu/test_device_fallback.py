@@ -23,9 +23,6 @@ from tests.schedule.gpu.launches import DEVICE, check_launches, check_schedule, 
 from tests.schedule.programs import chain, matmul, row_sum
 from tests.schedule.random_problems import CLASSES
 
-ON_DEVICES = [name for name in WITH_LOOPS if name not in {"kept_boxes"}]
-"""All but what is for a device's host alone and has loops of its own that run at once."""
-
 
 def check_operator(name: str, most: int | None) -> None:
     op = OPS[name]
@@ -41,14 +38,14 @@ def check_operator(name: str, most: int | None) -> None:
             assert_same(a, e)
 
 
-@pytest.mark.parametrize("name", ON_DEVICES)
+@pytest.mark.parametrize("name", WITH_LOOPS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_operators_become_launches_that_compute_the_reference(name: str) -> None:
     check_operator(name, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ON_DEVICES)
+@pytest.mark.parametrize("name", WITH_LOOPS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_all_samples_of_operators_become_launches_that_compute_the_reference(name: str) -> None:
     check_operator(name, None)
