@@ -238,8 +238,8 @@ def _log_pair(size: Number) -> tuple[Number, Number]:
 
 
 def _pow(x: Number, y: Number) -> Number:
-    """exp(y log |x|), the logarithm in two numbers; then what C says of the ends."""
-    b, size = x.b, x.math("abs")
+    """exp(y log |x|), the logarithm in two numbers."""
+    size = x.math("abs")
     log, log_low = _log_pair(size)
     log = _log_ends(size, log)
     product = log * y
@@ -252,6 +252,12 @@ def _pow(x: Number, y: Number) -> Number:
     one, lost = _sum(1.0, rest)
     value = one + (lost + (rest * rest).fma(rest.series(_EXP), low.fma(rest, low)))
     value = _scaled(value, n)
+    return ends_of_power(x, y, value)
+
+
+def ends_of_power(x: Number, y: Number, value: Number) -> Number:
+    """x^y, `value` being |x|^y, where C says something else: signs, infinities, and what is no number."""
+    b, size = x.b, x.math("abs")
     integral = y.math("trunc").test("oeq", y)
     half = y * 0.5
     is_odd = b.binary("and", integral, half.math("trunc").test("une", half))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value
 from tc.codegen.llvm.large_angles import payne_hanek
-from tc.codegen.llvm.libm_f32 import F32_FUNCTIONS
+from tc.codegen.llvm.libm_f32 import F32_FUNCTIONS, ends_of_power
 from tc.codegen.llvm.number import Number, either, from_bits
 
 PREFIX = "tc_libm_"
@@ -267,8 +267,8 @@ def _erfc(x: Number) -> Number:
 
 
 def _pow(x: Number, y: Number) -> Number:
-    """exp(y log |x|), the logarithm in two numbers; then what C says of the ends."""
-    b, size = x.b, x.math("abs")
+    """exp(y log |x|), the logarithm in two numbers."""
+    size = x.math("abs")
     k, part = _log_parts(size)
     s = (part - 1.0) / (part + 1.0)
     s_low = (-s).fma(part + 1.0, part - 1.0) / (part + 1.0)
@@ -285,17 +285,7 @@ def _pow(x: Number, y: Number) -> Number:
     lost = lost.where(lost.math("abs").test("uge", 1.0), 0.0)
     value = product.math("exp")
     value = value.where(value.test("olt", _INF), value.fma(lost, value))
-    whole = y.math("trunc").test("oeq", y)
-    half = y * 0.5
-    is_odd = b.binary("and", whole, half.math("trunc").test("une", half))
-    is_negative = b.compare("icmp slt", x.bits, b.int(0, x.bits))
-    value = value.where(b.binary("and", is_negative, is_odd), -value)
-    fractional = b.binary("and", x.test("olt", 0.0), b.binary("xor", whole, b.int(1, whole)))
-    fractional = b.binary("and", fractional, size.test("olt", _INF))
-    value = value.where(fractional, _NAN)
-    value = value.where(b.binary("and", size.test("oeq", 1.0), y.math("abs").test("oeq", _INF)), 1.0)
-    value = value.where(b.binary("or", x.test("uno", x), y.test("uno", y)), _NAN)
-    return value.where(b.binary("or", y.test("oeq", 0.0), x.test("oeq", 1.0)), 1.0)
+    return ends_of_power(x, y, value)
 
 
 def _fmod(x: Number, y: Number) -> Number:
