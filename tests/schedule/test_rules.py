@@ -11,7 +11,7 @@ import pytest
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
-from tc.ir.expr import Const, Expr, Load, Var, maximum
+from tc.ir.expr import Const, Expr, Load, Var, call, maximum
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.types import DimFact, tensor_type
@@ -120,6 +120,25 @@ def test_rows_and_columns_of_one_symbolic_size() -> None:
     for size in (0, 1, 2, 3, 4, 5, 6, 15, 16, 17, 31, 40):
         x, y = normal(rng, size, 15), normal(rng, 15, size)
         check(func, [x, y], x.astype(float) @ y, 15, (size,))
+
+
+@pytest.mark.parametrize("depth", [7, Var("k")])
+def test_operands_made_of_several_tensors_serve_few_rows(depth: int | Var) -> None:
+    """Computed where it is read, such an operand was none of a contraction any more, and an assertion of the rule failed."""
+    m, n = Var("m"), Var("n")
+    columns = (n // 2 + 1) * 2
+    a, u, v = placeholder((m, depth), f32, "A"), placeholder((depth,), f32, "u"), placeholder((columns,), f32, "v")
+    b = compute((a.shape[1], columns), lambda r, j: call("sin", u[r] * v[j]), "b")
+    result = reduce("sum", (m, columns), (a.shape[1],), lambda i, j, r: a[i, r] * b[r, j], "mm")
+    dims = (m, n) if isinstance(depth, int) else (m, n, depth)
+    made = create_prim_func("mm", [a, u, v], [result], dims, facts=tuple(DimFact(dim, 0) for dim in dims))
+    func, rng = scheduled(made, "contraction"), np.random.default_rng(0)
+
+    for rows, size in ((0, 5), (1, 0), (1, 70), (2, 1), (3, 5), (4, 40), (5, 33), (6, 3), (17, 31), (64, 8)):
+        terms = depth if isinstance(depth, int) else (0, 1, 9, 20)[rows % 4]
+        x, y, z = normal(rng, rows, terms), normal(rng, terms), normal(rng, (size // 2 + 1) * 2)
+        expected = x.astype(float) @ np.sin(np.multiply.outer(y, z).astype(float))
+        check(func, [x, y, z], expected, terms, (rows, size, *([] if isinstance(depth, int) else [terms])))
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "native"])

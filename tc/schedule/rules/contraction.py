@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, Mul, is_const
 from tc.ir.loop import annotation
 from tc.ir.node import walk
@@ -184,7 +185,7 @@ def _schedule_versions(
     for names, each in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None):
         is_low = each.rows <= FEW_ROWS and not (dot is not None and is_in_place)
         if is_low:  # a copy of the rhs would be read about as often as it is made
-            inline_chain(schedule, [*making_blocks(schedule, names[name], "rhs"), names[name]])
+            _inline_rhs(schedule, names[name])
         copy = contraction_of(schedule, names[name])
         roles = roles_of(schedule, copy, names[final], lanes)
         own = None if is_low else dot
@@ -192,6 +193,21 @@ def _schedule_versions(
             own = choose_dot(copy, target, tiles=False)
         product = TiledProduct(copy, roles, each, target, dot=own)
         schedule_product_tiles(schedule, product, operands_of(schedule, copy))
+
+
+def _inline_rhs(schedule: Schedule, name: str) -> None:
+    """Compute the rhs where the sum reads it. What is made of several tensors, none of which has all of its axes, is no operand of a
+    contraction then, and stays one block."""
+    made = making_blocks(schedule, name, "rhs")
+
+    def inline() -> str | None:
+        inline_chain(schedule, [*made, name])
+        if as_contraction(block_info(schedule, name)) is None:
+            raise ScheduleError(f"{name}: its rhs has no read that goes along all of its axes")
+        return name
+
+    if schedule.attempt(inline) is None:
+        inline_chain(schedule, made)
 
 
 Version = tuple[dict[str, str], Tile]
