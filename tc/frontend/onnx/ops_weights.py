@@ -11,9 +11,11 @@ import numpy as np
 
 from tc.errors import ModelError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.values import ModelValue
-from tc.ir.dtype import DType, bool_, f32, i8, i32, u2, u4, u8, unpack
-from tc.ir.expr import is_const
+from tc.frontend.onnx.size_elements import make_elements
+from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.ir.arith import prove
+from tc.ir.dtype import DType, bool_, f32, i8, i32, i64, u2, u4, u8, unpack
+from tc.ir.expr import Const, Expr, ceildiv, equal, is_const
 
 _DOMAIN = "com.microsoft"
 _UNSIGNED = {2: u2, 4: u4, 8: u8}
@@ -103,24 +105,24 @@ def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DTy
         raise ModelError(f"MatMulNBits: {scale.size} scales, but {count} columns have {groups} blocks each")
     values = unpack(packed.reshape(-1), dtype, (count, groups * block))[:, :depth]
     scale = scale.reshape(count, groups)
-    zero = _read_zeros(zero, count, groups, dtype)
+    zero = _read_zeros(n, zero, count, groups, dtype)
     index = n.array(4, "g_idx")
     if index is None or np.array_equal(index.reshape(-1), np.arange(depth) // block):
         return _Weights(values, scale, zero)
     return _regrouped(_Weights(values, scale, zero), index.reshape(-1), block)
 
 
-def _read_zeros(zero: np.ndarray | None, count: int, groups: int, dtype: DType) -> np.ndarray:
+def _read_zeros(n: NodeContext, zero: np.ndarray | None, count: int, groups: int, dtype: DType) -> np.ndarray:
     """Zero points [n, g]: of whole bytes, several to a byte, or floats; the middle of the range where there are none."""
     if zero is None:
         return np.full((count, groups), 2 ** (dtype.bits - 1), np.uint8)
     if zero.dtype != np.uint8:
         if zero.size != count * groups:
-            raise ModelError(f"MatMulNBits: {zero.size} zero points, but {count} columns have {groups} blocks each")
+            raise ModelError(f"{n.op_type}: {zero.size} zero points, but {count} columns have {groups} blocks each")
         return zero.reshape(count, groups).astype(np.float32)
     row = dtype.bytes_of(groups)
     if zero.size != count * row:
-        raise ModelError(f"MatMulNBits: zero points of {zero.size} bytes, but {count} columns of {groups} blocks take {count * row}")
+        raise ModelError(f"{n.op_type}: zero points of {zero.size} bytes, but {count} columns of {groups} blocks take {count * row}")
     return np.stack([unpack(each, dtype, (groups,)) for each in zero.reshape(count, row)]).astype(np.uint8)
 
 
@@ -145,24 +147,67 @@ def _regrouped(weights: _Weights, index: np.ndarray, block: int) -> _Weights:
 
 @onnx_op("GatherBlockQuantized", domain=_DOMAIN)
 def import_gather_block_quantized(n: NodeContext) -> NodeResult:
-    """Rows of quantized weights, dequantized when they are chosen."""
+    """Elements of quantized weights, dequantized when they are chosen; along the axis of the blocks, each by the parameters of its own."""
     data, indices, scale, zero = n.value(0), n.value(1), n.value(2), n.optional(3)
-    block, bits = int(n.attr("block_size", 128)), int(n.attr("bits", 4))
-    axis = int(n.attr("gather_axis", 0)) % data.rank
-    along = int(n.attr("quantize_axis", 1)) % data.rank
+    axis, along = (_axis_of(n, name, default, data.rank) for name, default in (("gather_axis", 0), ("quantize_axis", 1)))
     if data.dtype is u8:
-        packed, zeros = n.array(0, "data"), n.array(3, "zero_points")
-        assert packed is not None
-        if bits not in _UNSIGNED or along != data.rank - 1:
-            raise UnsupportedError(f"GatherBlockQuantized of {bits} bits along axis {along} of {data.type}")
-        dtype, per_byte = _UNSIGNED[bits], 8 // bits
-        shape = (*packed.shape[:-1], packed.shape[-1] * per_byte)
-        data = n.const(unpack(packed.reshape(-1), dtype, shape), dtype)
-        groups = -(-shape[-1] // block)
-        flat = _read_zeros(zeros, int(np.prod(shape[:-1])), groups, dtype)
-        zero = n.const(flat.reshape(*shape[:-1], groups).astype(dtype.numpy), dtype)
-    if axis == along:
-        raise UnsupportedError("GatherBlockQuantized along the axis of the blocks")
-    chosen = [None if each is None else n.call("gather", each, indices, axis=axis) for each in (data, scale, zero)]
-    place = along if along < axis else along + indices.rank - 1
-    return n.call("dequantize_linear", *chosen, axis=place, block_size=block)
+        data, zero = _unpacked(n, along)
+    block, size = int(n.attr("block_size", 128)), data.shape[along]
+    if data.dtype.is_float and block == 0 and isinstance(size, Const):  # one of all
+        block = max(int(size.value), 1)
+    if block < 1:
+        raise ModelError(f"GatherBlockQuantized: blocks of {block} elements of {data.type}")
+    parameters = [None if each is None else _of_blocks(n, each, data, along, block) for each in (scale, zero)]
+    chosen = n.call("gather", data, indices, axis=axis)
+    if axis != along:
+        place = along if along < axis else along + indices.rank - 1
+        own = [None if each is None else n.call("gather", each, indices, axis=axis) for each in parameters]
+        return n.call("dequantize_linear", chosen, *own, axis=place, block_size=block)
+    blocks = _blocks_of(n, indices, data.shape[axis], block)
+    own = [None if each is None else n.call("gather", each, blocks, axis=axis) for each in parameters]
+    return n.call("dequantize_linear", chosen, *own, axis=0, block_size=int(chosen.rank > 0))
+
+
+def _axis_of(n: NodeContext, name: str, default: int, rank: int) -> int:
+    axis = int(n.attr(name, default))
+    if not -rank <= axis < rank:
+        raise ModelError(f"GatherBlockQuantized: {name} is {axis}, but the data have rank {rank}")
+    return axis % rank
+
+
+def _unpacked(n: NodeContext, along: int) -> tuple[ModelValue, ModelValue]:
+    """Data of bytes that hold several numbers of the last axis, and zero points of bytes that hold several of the last blocks, apart."""
+    packed, zeros, bits = n.array(0, "data"), n.array(3, "zero_points"), int(n.attr("bits", 4))
+    if packed is None:
+        raise ModelError("GatherBlockQuantized: data are missing")
+    if bits not in _UNSIGNED or (bits < 8 and along != packed.ndim - 1):
+        raise UnsupportedError(f"GatherBlockQuantized of {bits} bits along axis {along} of {n.value(0).type}")
+    dtype, block = _UNSIGNED[bits], int(n.attr("block_size", 128))
+    shape = (*packed.shape[:-1], packed.shape[-1] * dtype.per_byte)
+    counts = tuple(-(-size // max(block, 1)) if d == along else size for d, size in enumerate(shape))
+    flat = _read_zeros(n, zeros, int(np.prod(counts[:-1])), counts[-1], dtype)
+    values = unpack(packed.reshape(-1), dtype, shape)
+    return n.const(values, dtype), n.const(flat.reshape(counts).astype(dtype.numpy), dtype)
+
+
+def _of_blocks(n: NodeContext, value: ModelValue, data: ModelValue, along: int, block: int) -> ModelValue:
+    """Scales or zero points: one for each block of the axis and place elsewhere, or of floats one for all places of another axis.
+    ModelError where there are not so many."""
+    wanted = tuple(ceildiv(dim, block) if d == along else dim for d, dim in enumerate(data.shape))
+    may_widen = [data.dtype.is_float and d != along for d in range(data.rank)]
+    fits = value.rank == data.rank and all(
+        prove(equal(own, dim), n.facts) is not False or (widens and is_const(own, 1))
+        for own, dim, widens in zip(value.shape, wanted, may_widen, strict=True)
+    )
+    if not fits:
+        needed = f"blocks of {block} along axis {along} of {data.type} need {list(map(str, wanted))}"
+        raise ModelError(f"GatherBlockQuantized: scales or zero points are {value.type}, but {needed}")
+    return n.call("expand", value, shape=wanted) if any(may_widen) and value.shape != wanted else value
+
+
+def _blocks_of(n: NodeContext, indices: ModelValue, size: Expr, block: int) -> ModelValue:
+    """Which blocks of an axis of this size its elements are in; those below 0 count from the end."""
+    wide = n.call("cast", indices, dtype=i64)
+    from_end = n.call("add", wide, elements_value(make_elements([size], ()), i64))
+    places = n.call("where", n.call("less", wide, n.const(0, i64)), from_end, wide)
+    return n.call("div", places, n.const(block, i64))
