@@ -5,6 +5,8 @@ A tap that a phase has not is its channel's zero point. Sums are then those of i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tc.ir.dtype import u8
@@ -13,7 +15,7 @@ from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.quantized import BYTES, Quantized, dequantized_from
 from tc.passes.graph.rewrite import GraphRule, Match, any_, op
-from tc.passes.graph.split_phases import interleave, phase_axes, phase_pads, phase_weights
+from tc.passes.graph.split_phases import for_all_phases, interleave, phase_attrs, phase_axes, phase_weights
 
 
 def _phases(b: GraphBuilder, m: Match) -> Atom | None:
@@ -27,20 +29,21 @@ def _phases(b: GraphBuilder, m: Match) -> Atom | None:
     result = m.type_of("conv")
     strides, axes = phase_axes(attrs, shape, x.type, result)
     bias = call.args[2] if len(call.args) > 2 else None
-    count = int(np.prod(strides))
-    term = None if bias is None else _repeated(b, m, bias, count)
+    term = None if bias is None else _repeated(b, m, bias, lambda values: for_all_phases(values, strides, attrs.groups))
     if axes is None or (bias is not None and term is None):
         return None
-    numbers = phase_weights(w.value.value, axes, strides, shape[1], w.zero.reshape(-1))
+    numbers = phase_weights(w.value.value, axes, strides, shape[1], w.zero.reshape(-1), attrs.groups)
+    count = attrs.groups * int(np.prod(strides))  # channels of all groups have the parameters of the first
     own = w if w.axis is None else Quantized(w.value, np.tile(w.scale, count), np.tile(w.zero, count), 0)
-    phases = b.call("conv", m.x, own.dequantized(b, b.const(numbers), own.axis), term, pads=phase_pads(axes), span=call.span)
-    return interleave(b, phases, strides, shape[1], result, call.span)
+    kernels = own.dequantized(b, b.const(numbers), own.axis)
+    phases = b.call("conv", m.x, kernels, term, **phase_attrs(axes, attrs.groups), span=call.span)
+    return interleave(b, phases, strides, shape[1], result, call.span, attrs.groups)
 
 
-def _repeated(b: GraphBuilder, m: Match, bias: Atom, count: int) -> Atom | None:
+def _repeated(b: GraphBuilder, m: Match, bias: Atom, repeat: Callable[[np.ndarray], np.ndarray]) -> Atom | None:
     """A literal term of each channel, dequantized or not, for the channels of each phase."""
     if isinstance(bias, TensorConst):
-        return b.const(np.tile(bias.value, count))
+        return b.const(repeat(bias.value))
     call = m.call_of(bias)
     if call is None or call.op != "dequantize_linear" or full_attrs(call).block_size:
         return None
@@ -49,15 +52,10 @@ def _repeated(b: GraphBuilder, m: Match, bias: Atom, count: int) -> Atom | None:
         if each is None or (place and isinstance(each, TensorConst) and each.value.size == 1):
             repeated.append(each)
         elif isinstance(each, TensorConst):
-            repeated.append(b.const(np.tile(each.value, count)))
+            repeated.append(b.const(repeat(each.value)))
         else:
             return None
     return b.call_with("dequantize_linear", tuple(repeated), call.attrs, call.span)
-
-
-def _has_one_group(m: Match) -> bool:
-    attrs = m.attrs("conv")
-    return attrs.groups == 1 and set(attrs.dilations or (1,)) == {1} and m.type_of("x").rank > 2
 
 
 def _example(b: GraphBuilder) -> Atom:
@@ -76,7 +74,7 @@ PHASE_RULES = (
         "a transposed convolution of dequantized operands is an ordinary one",
         op("conv_transpose", any_("x"), any_("w"), name="conv", rest=True),
         _phases,
-        when=_has_one_group,
+        when=lambda m: m.type_of("x").rank > 2,
         example=_example,
         inexact=True,
     ),

@@ -1,7 +1,8 @@
 """Transposed convolutions as ordinary ones: one for all phases of the stride at once, and a rearrangement.
 
 Result element i * s + a takes only the taps t with t = a + begin (mod s). So the elements of one phase a are an ordinary convolution of
-the input with every s-th tap, and all phases together are one with s times as many output channels per axis.
+the input with every s-th tap, and all phases together are one with s times as many output channels per axis, in each group. Taps that are
+further apart are so there, too, as far as all phases have them at the same distances.
 Source: the sub-pixel convolution of Shi et al. (2016), read backwards.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
+from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +39,11 @@ def split_phases(module: IRModule, *, block: int = 16, strict: bool = False) -> 
 
 @dataclass(frozen=True)
 class PhaseAxis:
-    """One spatial axis of a transposed convolution: which tap phase a applies at offset `low` + k of the input (-1: none), and the padding
-    that this takes."""
+    """One spatial axis of a transposed convolution: which tap phase a applies at offset k * `step` - `pad_begin` of the input (-1: none),
+    and the padding that this takes."""
 
     taps: tuple[tuple[int, ...], ...]
+    step: int
     pad_begin: int
     pad_end: int
 
@@ -49,18 +53,21 @@ class PhaseAxis:
 
 
 def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
-    """The phases of spatial axis d; None when the result is so much cropped that they do not fit."""
-    stride, begin, kernel = window.strides[d], window.begin[d], int(window.kernel[d])
-    offsets = {(a, (a + begin - t) // stride): t for a in range(stride) for t in range((a + begin) % stride, kernel, stride)}
+    """The phases of spatial axis d; None when the padding would depend on the size."""
+    stride, begin, kernel, apart = window.strides[d], window.begin[d], int(window.kernel[d]), window.dilations[d]
+    places = [(a, a + begin - t * apart, t) for a in range(stride) for t in range(kernel)]
+    offsets = {(a, place // stride): t for a, place, t in places if place % stride == 0}
     if not offsets:
         return None
     low, high = min(o for _, o in offsets), max(o for _, o in offsets)
-    taps = tuple(tuple(offsets.get((a, o), -1) for o in range(low, high + 1)) for a in range(stride))
+    step = gcd(*(o - low for _, o in offsets)) or 1
+    low -= step * max(-(-low // step), 0)
+    taps = tuple(tuple(offsets.get((a, o), -1) for o in range(low, high + 1, step)) for a in range(stride))
     positions = (result + (stride - 1)) // stride
     pad_end = simplify(positions - 1 + high + 1 - size)
-    if not isinstance(pad_end, Const) or pad_end.value < 0 or low > 0:
+    if not isinstance(pad_end, Const):
         return None
-    return PhaseAxis(taps, -low, int(pad_end.value))
+    return PhaseAxis(taps, step, -low, max(int(pad_end.value), 0))  # what is made beyond a cropped end is sliced off
 
 
 def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
@@ -87,78 +94,86 @@ def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
 
 
 def _can_split(m: Match) -> bool:
-    attrs = m.attrs("conv")
     w = m.type_of("w")
-    return attrs.groups == 1 and w.dtype.is_float and set(attrs.dilations or (1,)) == {1} and m.type_of("x").rank > 2
+    return w.dtype.is_float and m.value("w").size > 0 and m.type_of("x").rank > 2
 
 
 def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom | None:
-    w, result = m.value("w"), m.type_of("conv")
+    w, result, groups = m.value("w"), m.type_of("conv"), m.attrs("conv").groups
     strides, found = phase_axes(m.attrs("conv"), w.shape, m.type_of("x"), result)
     if found is None or (strict and any(tap < 0 for axis in found for taps in axis.taps for tap in taps)):
         return None
     channels = w.shape[1]
-    padded = -(-channels // block) * block if channels >= block // 2 else channels
-    weights = phase_weights(w, found, strides, padded)
+    padded = -(-channels // block) * block if channels >= block // 2 and groups == 1 else channels
+    weights = phase_weights(w, found, strides, padded, groups=groups)
     bias = m.atoms.get("bias")
     shift = None
     if bias is not None:
-        own = np.pad(m.value("bias"), (0, padded - channels))
-        shift = b.const(np.tile(own, int(np.prod(strides))))
+        own = m.value("bias") if groups > 1 else np.pad(m.value("bias"), (0, padded - channels))
+        shift = b.const(for_all_phases(own, strides, groups))
     span = m.call("conv").span
-    phases = b.call("conv", m.x, b.const(weights), shift, pads=phase_pads(found), span=span)
-    return interleave(b, phases, strides, padded, result, span)
+    phases = b.call("conv", m.x, b.const(weights), shift, **phase_attrs(found, groups), span=span)
+    return interleave(b, phases, strides, padded, result, span, groups)
 
 
 def phase_axes(
     attrs: Attrs, weights: Sequence[int], x: TensorType, result: TensorType
 ) -> tuple[Sequence[int], list[PhaseAxis] | None]:
-    """The strides, and what each spatial axis of a transposed convolution is; None where the result is cropped too much."""
+    """The strides, and what each spatial axis of a transposed convolution is; None where the padding depends on sizes."""
     window = window_of(attrs, weights[2:], x.rank - 2, "conv_transpose")
     axes = [_axis(window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(x.rank - 2)]
     found = [axis for axis in axes if axis is not None]
     return window.strides, found if len(found) == len(axes) else None
 
 
-def phase_pads(axes: Sequence[PhaseAxis]) -> tuple[int, ...]:
-    """The padding of the convolution for all phases."""
-    return (*(axis.pad_begin for axis in axes), *(axis.pad_end for axis in axes))
+def phase_attrs(axes: Sequence[PhaseAxis], groups: int) -> dict[str, Any]:
+    """What the convolution for all phases is told."""
+    pads = (*(axis.pad_begin for axis in axes), *(axis.pad_end for axis in axes))
+    apart = {"dilations": tuple(axis.step for axis in axes)} if any(axis.step > 1 for axis in axes) else {}
+    return {"pads": pads, **apart, **({"groups": groups} if groups > 1 else {})}
 
 
 def phase_weights(
-    w: np.ndarray, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int, fill: np.ndarray | int = 0
+    w: np.ndarray, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int, fill: np.ndarray | int = 0, groups: int = 1
 ) -> np.ndarray:
-    """[phases * channels, inputs, *kernel] from [inputs, outputs, *taps]; the phase is the slower part of axis 0.
+    """[groups * phases * channels, inputs / groups, *kernel] from [inputs, outputs / groups, *taps], the slowest part of axis 0 first.
 
-    fill: what a tap is that a phase has not, one number or one for each of the channels.
+    fill: what a tap is that a phase has not, one number or one for each of the channels of a group.
     """
-    inputs, outputs = w.shape[:2]
-    weights = np.zeros((*strides, channels, inputs, *(axis.kernel for axis in axes)), w.dtype)
-    weights[...] = np.reshape(fill, (-1, *(1 for _ in weights.shape[len(strides) + 1 :])))
+    own, outputs, rank = w.shape[0] // groups, w.shape[1], len(strides)
+    parts = w.reshape(groups, own, *w.shape[1:])
+    weights = np.zeros((groups, *strides, channels, own, *(axis.kernel for axis in axes)), w.dtype)
+    weights[...] = np.reshape(fill, (-1, *(1 for _ in weights.shape[rank + 2 :])))
     for phase in np.ndindex(*strides):
         choices = [axis.taps[a] for axis, a in zip(axes, phase, strict=True)]
         for place in cartesian(*(range(len(c)) for c in choices)):
             tap = tuple(c[k] for c, k in zip(choices, place, strict=True))
             if min(tap) >= 0:
-                into, out_of = (*phase, slice(0, outputs), slice(None), *place), (slice(None), slice(None), *tap)
-                weights[into] = w[out_of].T
-    return weights.reshape(-1, *weights.shape[len(strides) + 1 :])
+                into, out_of = (slice(None), *phase, slice(0, outputs), slice(None), *place), (..., *tap)
+                weights[into] = parts[out_of].transpose(0, 2, 1)
+    return weights.reshape(-1, *weights.shape[rank + 2 :])
+
+
+def for_all_phases(values: np.ndarray, strides: Sequence[int], groups: int) -> np.ndarray:
+    """A number for each output, as one for each channel of the convolution for all phases."""
+    return np.tile(values.reshape(groups, 1, -1), (1, int(np.prod(strides)), 1)).reshape(-1)
 
 
 def interleave(
-    b: GraphBuilder, phases: Atom, strides: Sequence[int], channels: int, result: TensorType, span: object
+    b: GraphBuilder, phases: Atom, strides: Sequence[int], channels: int, result: TensorType, span: object, groups: int = 1
 ) -> Atom:
-    """[n, *phases * channels, *positions] -> [n, outputs, *space]."""
+    """[n, groups * phases * channels, *positions] -> [n, outputs, *space]."""
     assert isinstance(phases.type, TensorType)
     n, _, *positions = phases.type.shape
-    rank = len(positions)
-    split = b.call("reshape", phases, shape=(n, *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
-    order = [0, 1 + rank]
+    rank, lead = len(positions), [const(groups)] if groups > 1 else []
+    first = 1 + len(lead)
+    split = b.call("reshape", phases, shape=(n, *lead, *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
+    order = [*range(first), first + rank]
     for d in range(rank):
-        order += [2 + rank + d, 1 + d]
+        order += [first + 1 + rank + d, first + d]
     moved = b.call("transpose", split, perm=tuple(order), span=span)  # type: ignore[arg-type]
     space = [simplify(product((p, const(s)))) for p, s in zip(positions, strides, strict=True)]
-    merged = b.call("reshape", moved, shape=(n, const(channels), *space), span=span)  # type: ignore[arg-type]
+    merged = b.call("reshape", moved, shape=(n, const(groups * channels), *space), span=span)  # type: ignore[arg-type]
     if all(a is b for a, b in zip(merged.type.shape, result.shape, strict=True)):  # type: ignore[union-attr]
         return merged
     zeros, ones = (0,) * (rank + 2), (1,) * (rank + 2)
