@@ -396,7 +396,7 @@ def _conv_samples(rng: np.random.Generator) -> Any:
 
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
-    """lhs [..., m, k], rhs [ceil(n / b), k, b] or [ceil(n / b), ceil(k / g), b, g] -> [..., m, n]; products of bytes in i32."""
+    """lhs [..., m, k], rhs [ceil(n / b), k, b] or [ceil(n / b), ceil(k / g), b, g] -> [..., m, n]; products of bytes and i16 in i32."""
     lhs, rhs = types[0], types[1]
     assert lhs is not None and rhs is not None
     depth, group = lhs.shape[-1], rhs.shape[3] if rhs.rank == 4 else const(1)
@@ -407,7 +407,7 @@ def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> Ten
         require_equal(rhs.shape[1], depth, f"matmul_packed: dim 1 of {rhs}")
     room = rhs.shape[0] * rhs.shape[2]
     require(attrs.columns <= room, f"matmul_packed: {rhs} holds {simplify(room)} of {attrs.columns} columns")
-    return TensorType((*lhs.shape[:-1], const(attrs.columns)), i32 if lhs.dtype in (i8, u8) else lhs.dtype)
+    return TensorType((*lhs.shape[:-1], const(attrs.columns)), i32 if lhs.dtype in (i8, u8, i16) else lhs.dtype)
 
 
 def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
@@ -416,7 +416,7 @@ def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -
     if rhs.ndim == 4:
         rhs = np.moveaxis(rhs, 3, 2).reshape(len(rhs), -1, rhs.shape[2])[:, : lhs.shape[-1]]
     plain = np.moveaxis(rhs, 2, 1).reshape(-1, rhs.shape[1])[: attrs.columns]
-    if lhs.dtype.itemsize == 1:
+    if lhs.dtype.kind in "iu":
         return np.matmul(lhs.astype(np.int32), plain.T.astype(np.int32))
     return np.matmul(wide(lhs), wide(plain.T)).astype(lhs.dtype)
 
@@ -470,6 +470,8 @@ def _packed_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray]
     for depth in (5, 8):
         values = rng.integers(-128, 128, (3, 2, 4, 4)).astype(np.int8)
         yield [rng.integers(0, 256, (3, depth)).astype(np.uint8), values], {"columns": 11}
+    words = rng.integers(-(2**15), 2**15, (3, 4, 4, 2)).astype(np.int16)
+    yield [rng.integers(-(2**15), 2**15, (3, 7)).astype(np.int16), words], {"columns": 11}
 
 
 register(

@@ -1,14 +1,15 @@
-"""Convolutions of bytes, summed in i32."""
+"""Convolutions of bytes, and of words, summed in i32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tc.errors import ShapeError
-from tc.ir.dtype import i8, i32, int_range, u8
+from tc.ir.dtype import i8, i16, i32, int_range, u8
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, operand
@@ -18,10 +19,10 @@ from tc.te import Tensor
 
 
 def _infer(types: Types, attrs: Attrs) -> TensorType:
-    """x u8|i8 [n, c, *space], w u8|i8 [o, c / groups, *kernel] -> i32 [n, o, *space']; `fill`, in x's type, is what pads hold."""
+    """x u8|i8|i16 [n, c, *space], w u8|i8|i16 [o, c / groups, *kernel] -> i32 [n, o, *space']; `fill`, in x's type, is what pads hold."""
     x, w = operand(types, 0, "conv_integer"), operand(types, 1, "conv_integer")
-    if not {x.dtype, w.dtype} <= {i8, u8}:
-        raise ShapeError(f"conv_integer: operands must be i8 or u8, found {x} and {w}")
+    if not {x.dtype, w.dtype} <= {i8, u8, i16}:
+        raise ShapeError(f"conv_integer: operands must be i8, u8 or i16, found {x} and {w}")
     low, high = int_range(x.dtype)
     if not low <= attrs.fill <= high:
         raise ShapeError(f"conv_integer: a fill of {attrs.fill} is no number of {x}")
@@ -41,9 +42,12 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
 
 
 def _blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
-    """Of unsigned and signed bytes, of whose products instructions add four."""
+    """Of unsigned and signed bytes, of whose products instructions add four, or of words, of which they add two."""
     x, w = operand(types, 0, "conv_integer"), operand(types, 1, "conv_integer")
-    return blocked_conv(types, attrs, block, "conv_integer") if (x.dtype, w.dtype) == (u8, i8) else None
+    if x.dtype is not i16 and (x.dtype, w.dtype) != (u8, i8):
+        return None
+    form = blocked_conv(types, attrs, block, "conv_integer")
+    return None if form is None else replace(form, as_words=x.dtype is i16)
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -61,6 +65,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [draw(s, 1, 5, 9), draw(x, 3, 5, 4)], {"strides": (3,), "pads": (1, 0)}
     yield [draw(x, 1, 2, 3, 4, 3), draw(w, 2, 2, 2, 2, 2)], {"pads": (1,) * 6, "fill": 128}
     yield [draw(x, 0, 2, 4, 4), draw(w, 2, 2, 1, 1)], {}
+    long = np.int16
+    yield [draw(long, 1, 3, 7, 6), draw(w, 4, 3, 3, 3)], {"pads": (1, 1, 1, 1), "fill": -(2**15)}
+    yield [draw(long, 2, 20, 5, 7), draw(long, 17, 20, 1, 1)], {}
+    yield [draw(long, 1, 6, 6, 5), draw(long, 6, 1, 3, 3)], {"groups": 6, "strides": (2, 1)}
 
 
 register(OpDef("conv_integer", _infer, _run, _compute, {**CONV_DEFAULTS, "fill": 0}, blocked=_blocked, samples=_samples))

@@ -30,7 +30,7 @@ from tc.passes.graph.split_phases import phase_rules
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES, *MERGED_SCALE_RULES),
     *(*MOVEMENT_RULES, *SIGN_RULES, *PHASE_RULES, *PRODUCT_RULES, *SCALE_RULES, *TABLE_RULES),
-    *matmul_rules(8, features=("avxvnni",)),
+    *matmul_rules(8, features=("avx2", "avxvnni")),
     *phase_rules(4),
 )
 

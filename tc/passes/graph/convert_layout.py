@@ -281,7 +281,9 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
     if form is None or not is_const(result.shape[1]):
         return None
     if Form.GROUPED in form.operands:
-        return dataclasses.replace(form, as_words=rates.as_words) if _takes_groups(call, rates) else None
+        is_of_words = form.as_words  # which tile registers have no products of
+        takes = _takes_groups(call, rates) and not (is_of_words and rates.tiles is not None)
+        return dataclasses.replace(form, as_words=is_of_words or rates.as_words) if takes else None
     if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
         if rates.tiles is not None and not pays_on_tiles(call, result, block, rates.tiles, facts):
             return form
@@ -533,6 +535,9 @@ class _Rewriter:
 
     def _as_words(self, atom: TensorVar) -> TensorVar:
         """A blocked value in i16."""
+        assert isinstance(atom.type, TensorType)
+        if atom.type.dtype is i16:
+            return atom
         if atom not in self.words:
             self.words[atom] = self.builder.call("cast", atom, dtype=i16)
         return self.words[atom]

@@ -123,6 +123,8 @@ def _conv_of_unsigned(b: GraphBuilder, m: Match) -> Atom:
 
 def _has_wrong_signs(m: Match) -> bool:
     x, w = m.type_of("x").dtype, m.type_of("w").dtype
+    if x not in (i8, u8):
+        return False
     found = _literal_bytes(m.value("w"))
     return found is not None and found.dtype is i8 and (x, w) != (u8, i8)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tc.ir.dtype import bf16, f16, f32, i8, u8
+from tc.ir.dtype import DType, bf16, f16, f32, i8, i16, u8
 from tc.ir.expr import Const, is_const
 from tc.ir.graph import Atom
 from tc.ir.intrinsic import INTRINSICS
@@ -43,7 +43,7 @@ GROUP = 4
 """Products of bytes that an instruction adds at once in each lane of 32 bits."""
 
 HALVES = 2
-"""Products of bf16 that an instruction adds at once in each lane."""
+"""Products of bf16, or of i16, that an instruction adds at once in each lane."""
 
 LEAST_COLUMNS = 8
 """With fewer columns most of a panel would be empty."""
@@ -104,6 +104,10 @@ def matmul_rules(
         panels = in_groups(m.value("w"), width(m, columns), GROUP, _terms_together(features))
         return _packed(b, m, b.const(panels), columns)
 
+    def pack_words(b: GraphBuilder, m: Match) -> Atom:
+        w = m.value("w").astype(np.int16)
+        return _packed(b, m, b.const(in_groups(w, width(m, w.shape[1]), HALVES, HALVES)), w.shape[1])
+
     return (
         GraphRule(
             "a product with a literal, packed",
@@ -121,7 +125,8 @@ def matmul_rules(
             example=lambda b: b.call("matmul", _x(b, 3, 20), b.call("transpose", b.const(_w(10, 20)), perm=(1, 0))),
             inexact=True,
         ),
-        *((bytes_rule(pack_bytes),) if _has_dots(lanes, features) else ()),
+        *((bytes_rule(pack_bytes),) if _has_dots(lanes, features, u8, i8) else ()),
+        *((words_rule(pack_words),) if _has_dots(lanes, features, i16, i16) else ()),
     )
 
 
@@ -143,9 +148,27 @@ def bytes_rule(pack: Callable[[GraphBuilder, Match], Atom]) -> GraphRule:
     )
 
 
-def _has_dots(lanes: int, features: Sequence[str]) -> bool:
-    """Whether there is an instruction that adds the products of bytes in vectors of so many sums."""
-    known = INTRINSICS.get(dot_name(32 * lanes, u8, i8))
+def words_rule(pack: Callable[[GraphBuilder, Match], Atom]) -> GraphRule:
+    """The rule for i16 times a literal of numbers that i16 has."""
+
+    def can_pack(m: Match) -> bool:
+        x, w = m.type_of("x"), m.type_of("w")
+        is_plain = all(arg is None for arg in m.call("matmul").args[2:])
+        is_matrix = x.rank > 0 and w.rank == 2 and m.value("w").size > 0
+        return is_plain and is_matrix and x.dtype is i16 and w.dtype in (i8, u8, i16) and m.value("w").shape[1] >= LEAST_COLUMNS
+
+    return GraphRule(
+        "a product of words with a literal, packed",
+        op("matmul_integer", any_("x"), const_("w"), name="matmul", rest=True),
+        pack,
+        when=can_pack,
+        example=lambda b: b.call("matmul_integer", b.param("x", tensor_type((3, 7), i16)), b.const((3e4 * _w(7, 10)).astype(np.int16))),
+    )
+
+
+def _has_dots(lanes: int, features: Sequence[str], lhs: DType, rhs: DType) -> bool:
+    """Whether there is an instruction that adds products of these types in vectors of so many sums."""
+    known = INTRINSICS.get(dot_name(32 * lanes, lhs, rhs))
     return known is not None and known.is_there(features)
 
 
