@@ -492,8 +492,19 @@ def dynamic(d: Draw) -> Quantized:
     if not np.isfinite(x.exact).all() or np.abs(x.exact).max() > 1e30:
         raise Unfit
     results = d.values("DynamicQuantizeLinear", d.moved(x, np.ones(x.shape, bool)), outputs=3)
-    narrow, scale, zero = d.add("DynamicQuantizeLinear", [x], results)
+    plain = quantized_in_f32(x.exact.astype(np.float32))
+    runs = [(each.runs[0], own, *each.runs[2:]) for each, own in zip(results, plain, strict=True)]
+    narrow, scale, zero = d.add("DynamicQuantizeLinear", [x], [Value("", each[: d.count]) for each in runs])
     return Quantized(narrow, scale, zero)
+
+
+def quantized_in_f32(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What DynamicQuantizeLinear is, each step rounded to f32. Ties are ties together then: chance alone would not make them all so."""
+    low, high = np.minimum(x.min(), np.float32(0)), np.maximum(x.max(), np.float32(0))
+    scale = (high - low) / np.float32(255) if high > low else np.float32(1)
+    zero = np.clip(np.round(-low / scale), 0, 255)
+    numbers = np.clip(np.round(x / scale) + zero, 0, 255).astype(np.uint8)
+    return numbers, np.asarray(scale, np.float64), np.asarray(zero, np.uint8)
 
 
 def dequantized_dynamically(d: Draw) -> Value:
